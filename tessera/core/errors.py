@@ -201,6 +201,47 @@ def hides_internal_frames(function: Call) -> Call:
     return call  # type: ignore[return-value]
 
 
+# The source of the main program, where no file has it.
+
+
+def is_main_text(code: CodeType) -> bool:
+    """Whether a code object, or one inside it, is compiled from the text that linecache has for its file."""
+    whole = _compile_text(code.co_filename)
+    return whole is not None and _holds(whole, code)
+
+
+def _compile_text(file: str) -> CodeType | None:
+    try:
+        return compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _holds(outer: CodeType, code: CodeType) -> bool:
+    return outer == code or any(_holds(each, code) for each in outer.co_consts if isinstance(each, CodeType))
+
+
+def _read_main_text() -> tuple[str, str]:
+    """The pseudo file and the text of `python -c TEXT` and of `python < FILE`; no text where it came by a pipe."""
+    options = getattr(sys, "orig_argv", [])
+    if sys.argv[:1] == ["-c"] and "-c" in options[:-1]:
+        return "<string>", options[options.index("-c") + 1]
+    try:
+        if sys.argv[:1] in (["-"], [""]) and stat.S_ISREG(os.fstat(0).st_mode):
+            return "<stdin>", os.pread(0, os.fstat(0).st_size, 0).decode()
+    except (OSError, ValueError):
+        pass  # there is no standard input
+    return "", ""
+
+
+def keep_main_text() -> None:
+    """Let linecache have the text of a main program that no file has: errors and the debugger show its lines."""
+    file, text = _read_main_text()
+    if text and file not in linecache.cache:
+        lines = [line + "\n" for line in text.splitlines()]
+        linecache.cache[file] = (len(text), None, lines, file)
+
+
 def show_uncaught_errors() -> None:
     """Show typed errors that nothing catches without internal frames, in scripts and in IPython."""
     before = sys.excepthook
@@ -248,6 +289,7 @@ class TesseraError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.instance: tuple[int, ...] | None = None  # the program (and tile) that failed in an interpreter, if known
         self.location = None if location == UNKNOWN else location
         self.expected = expected
         self.received = received
@@ -385,3 +427,4 @@ class NonFiniteError(NumericalError):
 for _class in [c for c in globals().values() if isinstance(c, type) and issubclass(c, TesseraError)]:
     _class.__module__ = "tessera.errors"
 show_uncaught_errors()
+keep_main_text()

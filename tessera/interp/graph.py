@@ -13,7 +13,8 @@ from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType, Type
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import is_observed, observe_graph
-from tessera.ir.builder import evaluate_block
+from tessera.interp.sanitizer.report import ACTIVE_CHECKS
+from tessera.ir.builder import NodeSemantics, evaluate_block
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
@@ -79,9 +80,15 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
         results = tuple(resolve_type(t, sizes) for t in node.result_types)
         return node.op.execute(types, results, resolve_attributes(node, sizes), args)
 
+    checked: NodeSemantics = meaning
+    checks = ACTIVE_CHECKS.get()
+    if checks is not None and checks.nan:
+        from tessera.interp.sanitizer.value_checks import check_graph_values  # in debug mode alone
+
+        checked = check_graph_values(meaning, checks)
     if not is_observed(function.body):
-        return [np.asarray(a) for a in evaluate_block(function.body, arrays, meaning)]
-    with observe_graph(meaning, function, arrays) as seen:
+        return [np.asarray(a) for a in evaluate_block(function.body, arrays, checked)]
+    with observe_graph(checked, function, arrays) as seen:
         return [np.asarray(a) for a in evaluate_block(function.body, arrays, seen)]
 
 

@@ -131,13 +131,13 @@ def _report_out_of_bounds(
     lane, memory = access.lane(place), access.memory
     index, size = int(np.broadcast_to(access.indices[axis], access.shape)[lane]), memory.array.shape[axis]
     assert monitor.chunk is not None
-    who = monitor.name(int(monitor.chunk.view(monitor.chunk.who, machine)[lane[: machine.rank]]))
+    who = int(monitor.chunk.view(monitor.chunk.who, machine)[lane[: machine.rank]])
     message = (
         f"index {index} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}: "
-        f"{who}, element {lane[machine.rank :]} of its block"
+        f"{monitor.name(who)}, element {lane[machine.rank :]} of its block"
     )
     suggestion = 'guard it with a mask, or give edge="clip" (or other=...) to read past the edge'
-    monitor.found(Finding("bounds", message, access.node.loc, suggestion=suggestion), last=True)
+    monitor.found(Finding("bounds", message, access.node.loc, None, suggestion, monitor.instance(who)), last=True)
 
 
 def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAccess) -> None:
@@ -154,12 +154,13 @@ def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAcce
     wrong = (first % width != 0) & keep
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        who = monitor.who(machine, place)
         message = (
             f"a vector of {width} elements begins at element {int(first[place])} of {access.memory.name}, which is no "
-            f"multiple of {width}: {monitor.name(monitor.who(machine, place))}"
+            f"multiple of {width}: {monitor.name(who)}"
         )
         suggestion = "begin each row at a multiple of the width (pad it), or load without load_vector"
-        monitor.found(Finding("alignment", message, access.node.loc, suggestion=suggestion))
+        monitor.found(Finding("alignment", message, access.node.loc, None, suggestion, monitor.instance(who)))
 
 
 def check_access(
@@ -241,7 +242,7 @@ def _report_race(
         f"a data race on {access.element(place)}: {monitor.name(me)} {ACCESS_VERBS[kind]} it, "
         f"{monitor.name(other)} {ACCESS_VERBS[opposed]} it, {lacks}"
     )
-    monitor.found(Finding(domain.kind, message, access.node.loc, node.loc, suggestion))
+    monitor.found(Finding(domain.kind, message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
 
 
 def _report_early_access(
@@ -253,25 +254,25 @@ def _report_early_access(
     suggestion = "wait first for the end of the phase, of the mbarrier, that counts the copy: its stage and its parity"
     if me == other:
         message = f"{who} {verb} {element} while an asynchronous copy that {does} it is under way"
-        monitor.found(Finding("async", message, access.node.loc, node.loc, suggestion))
+        monitor.found(Finding("async", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
         return
     message = (
         f"a data race on {element}: {who} {verb} it, a copy that {monitor.name(other)} began {does} it, and no wait at "
         "the mbarrier that counts the copy orders them"
     )
-    monitor.found(Finding("unordered", message, access.node.loc, node.loc, suggestion))
+    monitor.found(Finding("unordered", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
 
 
 def _check_initialised(monitor: Monitor, access: InstanceAccess, region: ShadowRegion, lanes: AccessLanes) -> None:
     assert region.ready is not None
     bad = np.flatnonzero(~region.ready[lanes.cells])
     if bad.size:
+        who = int(lanes.who[bad[0]])
         message = (
-            f"{access.element(int(lanes.place[bad[0]]))} is read before anything is written there: "
-            f"{monitor.name(int(lanes.who[bad[0]]))}"
+            f"{access.element(int(lanes.place[bad[0]]))} is read before anything is written there: {monitor.name(who)}"
         )
         suggestion = "write it first, or mask what is not written"
-        monitor.found(Finding("uninitialized", message, access.node.loc, suggestion=suggestion))
+        monitor.found(Finding("uninitialized", message, access.node.loc, None, suggestion, monitor.instance(who)))
 
 
 def _check_copies(
@@ -285,10 +286,11 @@ def _check_copies(
     bad = np.flatnonzero(under_way)
     if bad.size:
         what = "to" if region.copy_writes[lanes.cells[bad[0]]] > 0 else "from"
+        who = int(lanes.who[bad[0]])
         message = (
-            f"{monitor.name(int(lanes.who[bad[0]]))} {ACCESS_VERBS[kind]} {access.element(int(lanes.place[bad[0]]))} "
+            f"{monitor.name(who)} {ACCESS_VERBS[kind]} {access.element(int(lanes.place[bad[0]]))} "
             f"while an asynchronous copy {what} it is under way"
         )
         began = monitor.nodes[region.copy[lanes.cells[bad[0]]]].loc
         suggestion = "wait for the copy first: tile.cp_wait_group(...)"
-        monitor.found(Finding("async", message, access.node.loc, began, suggestion))
+        monitor.found(Finding("async", message, access.node.loc, began, suggestion, monitor.instance(who)))

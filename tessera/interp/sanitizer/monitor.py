@@ -131,7 +131,7 @@ class Monitor:
         for node, who in async_copies.find_unwaited(self, self.chunk) if self.chunk is not None else ():
             message = f"an asynchronous copy is never waited for: {self.name(who)} began it"
             suggestion = "wait before the kernel ends: tile.cp_wait_group(0)"
-            self.found(Finding("async", message, node.loc, suggestion=suggestion))
+            self.found(Finding("async", message, node.loc, None, suggestion, self.instance(who)))
         self.chunk = None
 
     def made(self, memory: InstanceMemory, shared: bool, swizzle: str = "") -> None:
@@ -169,8 +169,13 @@ class Monitor:
 
     def name(self, who: int) -> str:
         """Format an instance: its program and, in a group, its tile."""
-        program = tuple(int(i) for i in np.unravel_index(who // self.group, self.grid))
+        program = self.instance(who)[: len(self.grid)]
         return f"program {program}" + (f", tile {who % self.group}" if self.group > 1 else "")
+
+    def instance(self, who: int) -> tuple[int, ...]:
+        """The index of an instance: that of its program and, in a group, that of its tile."""
+        program = tuple(int(i) for i in np.unravel_index(who // self.group, self.grid))
+        return (*program, who % self.group) if self.group > 1 else program
 
     def found(self, finding: Finding, last: bool = False) -> None:
         """Record a finding once for each pair of lines; `last` ends a collecting run."""

@@ -47,13 +47,17 @@ FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of debug mode: its kind, what happened, the location, and the other access of a race."""
+    """A finding of debug mode: its kind, what happened, the location, the other access of a race, and who it is about.
+
+    `instance` is the index of the program in the grid, then that of the tile in a group of several.
+    """
 
     kind: str
     message: str
     location: Location
     other: Location | None = None
     suggestion: str | None = None
+    instance: tuple[int, ...] | None = None
 
     @property
     def is_advice(self) -> bool:
@@ -71,7 +75,10 @@ class Finding:
         if self.other is not None:
             place = f"the other access at {self.other}\n{self.other.excerpt()}"
         message = f"{self.message} (rule {self.rule})" if self.rule else self.message
-        return FINDING_KINDS[self.kind][1](message, location=self.location, received=place, suggestion=self.suggestion)
+        kind = FINDING_KINDS[self.kind][1]
+        error = kind(message, location=self.location, received=place, suggestion=self.suggestion)
+        error.instance = self.instance
+        return error
 
     def __str__(self) -> str:
         return str(self.error())

@@ -100,10 +100,11 @@ def check_convergence(monitor: Monitor, machine: TileMachine, node: Node, width:
     first = int(parted.argmax())
     tiles = chunk.who.reshape(-1, width)[first][here[first]]
     named = ", ".join(str(t % machine.group) for t in tiles[:8]) + (", …" if len(tiles) > 8 else "")
-    program = monitor.name(int(tiles[0])).partition(", tile")[0]
+    who = int(tiles[0])
+    program = monitor.name(who).partition(", tile")[0]
     message = f"{what} is reached by tiles {named} of {program}, {len(tiles)} of {width}"
     suggestion = "move it out of the `if` or loop whose condition differs between tiles"
-    monitor.found(Finding("barrier", message, node.loc, suggestion=suggestion), last=True)
+    monitor.found(Finding("barrier", message, node.loc, None, suggestion, monitor.instance(who)), last=True)
 
 
 @sync_rules(mbarrier.mbarrier_init)

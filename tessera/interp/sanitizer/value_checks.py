@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from tessera.core.types import TensorType
 from tessera.interp.sanitizer.monitor import Monitor
-from tessera.interp.sanitizer.report import Finding
+from tessera.interp.sanitizer.report import Checks, Finding
 from tessera.interp.tile.affine import AffineScalar
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import expand_block_axes
+from tessera.ir.builder import NodeSemantics
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, shape
@@ -23,20 +24,50 @@ def check_non_finite(
     monitor: Monitor, machine: TileMachine, node: Node, args: list[Any], results: Sequence[Any]
 ) -> None:
     """Report results that are not finite where all operands are; a constant is intended."""
+    for lane, held in _find_non_finite(machine, node, args, results):
+        assert monitor.chunk is not None
+        who = int(monitor.chunk.view(monitor.chunk.who, machine)[lane[: machine.rank]])
+        message = (
+            f"{node.op.name} makes {held} of finite operands: "
+            f"{monitor.name(who)}, element {lane[machine.rank :]} of its result"
+        )
+        monitor.found(Finding("non-finite", message, node.loc, instance=monitor.instance(who)))
+
+
+def check_graph_values(meaning: NodeSemantics, checks: Checks) -> NodeSemantics:
+    """Wrap the semantics of a Graph function's nodes: results that are not finite of finite operands are reported."""
+    machine = TileMachine((), 1, (), ())
+
+    def mean(node: Node, args: list[Any], walk: Any) -> Sequence[Any]:
+        results = meaning(node, args, walk)
+        for lane, held in _find_non_finite(machine, node, [np.asarray(a) for a in args], results):
+            message = f"{node.op.name} makes {held} of finite operands: element {lane} of its result"
+            checks.found(Finding("non-finite", message, node.loc))
+        return results
+
+    return mean
+
+
+def _find_non_finite(
+    machine: TileMachine, node: Node, args: Sequence[Any], results: Sequence[Any]
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """For each result with elements that are not finite where all operands are: the first one's index, and itself."""
     if node.regions or node.op is basic.full:
         return
     for value, array in zip(node.results, results, strict=True):
         if isinstance(value.type, TensorType) and value.type.dtype.is_float:
             bad = ~_is_finite(array)
-            if bad.any():
-                _report_non_finite(monitor, machine, node, array, bad & _find_finite_operands(machine, node, args, bad))
+            wrong = bad & _find_finite_operands(machine, node, args, bad) if bad.any() else bad
+            if wrong.any():
+                lane = tuple(int(i) for i in np.argwhere(wrong)[0])
+                yield lane, float(np.broadcast_to(array, wrong.shape)[lane])
 
 
 def _is_finite(array: np.ndarray) -> np.ndarray:
     return np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array)
 
 
-def _find_finite_operands(machine: TileMachine, node: Node, args: list[Any], bad: np.ndarray) -> Any:
+def _find_finite_operands(machine: TileMachine, node: Node, args: Sequence[Any], bad: np.ndarray) -> Any:
     """Where all float operands are finite: by element for a pointwise op, else by instance."""
     found: Any = True
     floats = [
@@ -48,21 +79,6 @@ def _find_finite_operands(machine: TileMachine, node: Node, args: list[Any], bad
             good = expand_block_axes(good.all(axis=tuple(range(machine.rank, good.ndim))), bad.ndim - machine.rank)
         found = found & good
     return found if machine.active is None else found & expand_block_axes(machine.active, bad.ndim - machine.rank)
-
-
-def _report_non_finite(monitor: Monitor, machine: TileMachine, node: Node, array: np.ndarray, wrong: Any) -> None:
-    wrong = np.asarray(wrong)
-    if not wrong.any():
-        return
-    lane = tuple(int(i) for i in np.argwhere(wrong)[0])
-    assert monitor.chunk is not None
-    who = monitor.chunk.view(monitor.chunk.who, machine)[lane[: machine.rank]]
-    held = np.broadcast_to(array, wrong.shape)[lane]
-    message = (
-        f"{node.op.name} makes {float(held)} of finite operands: "
-        f"{monitor.name(int(who))}, element {lane[machine.rank :]} of its result"
-    )
-    monitor.found(Finding("non-finite", message, node.loc))
 
 
 _MIN_INT64, _MAX_INT64 = -(1 << 63), (1 << 63) - 1
@@ -209,4 +225,4 @@ def _report_overflow(
     element = f", element {lane[machine.rank :]}" if len(lane) > machine.rank else ""
     message = f"an index does not fit {node.out.type}: {held} in {monitor.name(who)}{element}"  # type: ignore[str-bytes-safe]
     suggestion = "compute indices in int64: tile.cast(n, ts.int64) before the product"
-    monitor.found(Finding("overflow", message, node.loc, suggestion=suggestion))
+    monitor.found(Finding("overflow", message, node.loc, None, suggestion, monitor.instance(who)))

@@ -89,11 +89,16 @@ class Stepper:
         if self.error is not None or self.detached:
             return
         self.error, self.step = error.at(step.node.loc), step
-        self.instance = self._failing(step, error)
+        if error.instance is not None and step.place(error.instance) is None:  # found after the access that it is about
+            earlier = (s for s in self.history.before(step) if s.place(error.instance) is not None)
+            self.step = next((s for s in earlier if s.node.loc == error.location), step)
+        self.instance = self._failing(self.step, error)
         self._stop(str(error))
 
     def _failing(self, step: HistoryStep, error: TesseraError) -> InstanceIndex:
-        """The instance that an error is about, where it says so by its place among those that run."""
+        """The instance that an error is about, where it says so: by its index, or its place among those that run."""
+        if error.instance is not None and step.place(error.instance) is not None:
+            return error.instance
         lane = getattr(error, "lane", None)
         if lane is not None:
             return tuple(f + i for f, i in zip(step.first, lane, strict=False))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from tessera.core.errors import Location, UnsupportedSyntaxError
+from tessera.core.errors import Location, UnsupportedSyntaxError, is_main_text
 
 # Liveness analysis of names: what a loop must carry and a branch must yield (backward data flow).
 
@@ -185,16 +185,26 @@ def read_source(function: Callable[..., Any]) -> FunctionSource:
     return _parse_source(function.__code__, function.__name__)
 
 
+# Why there is no source for code of these pseudo files.
+SOURCE_PROBLEMS = {
+    "<stdin>": ": the program came through a pipe (python - <<EOF) or from Python's prompt, which keep no text",
+    "<string>": ": it was made by exec or eval",
+}
+
+
 @functools.cache
 def _parse_source(code: CodeType, name: str) -> FunctionSource:
     place = Location(code.co_filename, code.co_firstlineno)
     if code.co_name == "<lambda>":
         return make_inner_source(_find_lambda(code, place), code.co_filename, 0)
     try:
+        if code.co_filename in SOURCE_PROBLEMS and not is_main_text(code):
+            raise OSError
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
         raise UnsupportedSyntaxError(
-            f"the source of {name} cannot be read", location=place,
+            f"the source of {name} cannot be read{SOURCE_PROBLEMS.get(code.co_filename, '')}", location=place,
+            expected="a function in a file, in a notebook's cell, or in the text of python -c",
             suggestion="put the function in a file and import it",
         ) from None  # fmt: skip
     text = "".join(lines)
