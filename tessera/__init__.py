@@ -56,7 +56,7 @@ from tessera.ops.tensor.matrices import (
 )
 from tessera.ops.tensor.nn import (
     batch_norm, dropout, elu, gelu, layer_norm, leaky_relu, log_softmax, mish, relu, rms_norm, running_statistics,
-    scaled_dot_product_attention, sigmoid, silu, softmax, softplus,
+    scaled_dot_product_attention, silu, softmax, softplus,
 )
 from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.tensor.rearrange import (
@@ -68,7 +68,8 @@ from tessera.ops.tensor.reduce import (
 )
 from tessera.ops.tensor.scalar_functions import (
     acos, acosh, asin, asinh, atan, atan2, atanh, clip, copysign, cosh, expm1, fma, hypot, isfinite, isinf, isnan, lerp,
-    log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sign, signbit, sinh, square, tan, trunc,
+    log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sigmoid, sign, signbit, sinh, square, tan,
+    trunc,
 )
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import (

@@ -74,7 +74,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         nn.relu,
         nn.gelu,
         nn.silu,
-        nn.sigmoid,
+        scalar_functions.sigmoid,
         shape.transpose,
         shape.flatten,
         shape.squeeze,

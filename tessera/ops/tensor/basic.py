@@ -137,13 +137,34 @@ PartialDerivative = Callable[..., Any]
 
 
 def sum_of_partials(*partials: PartialDerivative | None) -> Callable[..., Tensor | None]:
-    """The JVP of an op as the sum of one partial derivative for each operand with a tangent."""
+    """The JVP of a function as the sum of one partial derivative for each operand with a tangent, rounded once."""
+    return round_once(sum_of_exact_partials(*partials))
+
+
+def sum_of_exact_partials(*partials: PartialDerivative | None) -> Callable[..., Tensor | None]:
+    """As `sum_of_partials`, in the storage type: for partial derivatives of one operation each."""
 
     def rule(out: Any, primals: Sequence[Any], tangents: Tangents, **attrs: Any) -> Tensor | None:
         moved = [(p, t) for p, t in zip(partials, tangents, strict=True) if p is not None and t is not None]
         return sum_tangents([p(t, out, *primals, **attrs) for p, t in moved])
 
     return rule
+
+
+def round_once(rule: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """A JVP rule that computes in the compute type of the result and rounds the tangent once, as the op does."""
+
+    def rounded(out: Any, primals: Sequence[Any], tangents: Tangents, **attrs: Any) -> Tensor | None:
+        wide = out.type.compute
+        if out.dtype == wide:
+            return rule(out, primals, tangents, **attrs)
+        moved = rule(widen(out), [widen(x) for x in primals], [t if t is None else widen(t) for t in tangents], **attrs)
+        return None if moved is None else cast(moved, dtype=out.type.policy or out.dtype)
+
+    def widen(x: Tensor) -> Tensor:
+        return cast(x, dtype=x.type.compute) if x.dtype.is_float and x.dtype != x.type.compute else x
+
+    return rounded
 
 
 def linear_jvp(op: Op, **fixed: Any) -> Callable[..., Tensor]:

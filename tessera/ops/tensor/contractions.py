@@ -17,7 +17,7 @@ from tessera.ir.numerics import error_rules
 from tessera.ir.rules import ACCUMULATE, Op, batch, error, jvp, op, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, is_undefined_primal, sum_of_partials
+from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, is_undefined_primal, sum_of_exact_partials
 from tessera.ops.tensor.coercion import promote_types, unify_dtypes
 from tessera.ops.tensor.elementwise import equal, where
 from tessera.ops.tensor.reduce import sum
@@ -307,7 +307,7 @@ def _align_labels(x: Tensor, labels: Labels, wanted: Labels) -> Tensor:
 
 
 jvp(dot)(
-    sum_of_partials(
+    sum_of_exact_partials(
         lambda t, out, a, b, dtype: dot(t, b, dtype=dtype),
         lambda t, out, a, b, dtype: dot(a, t, dtype=dtype),
     )

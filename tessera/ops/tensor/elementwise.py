@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
@@ -33,6 +34,7 @@ from tessera.ops.tensor.basic import (
     is_undefined_primal,
     linear_jvp,
     splat,
+    sum_of_exact_partials,
     sum_of_partials,
     zero_jvp,
 )
@@ -345,17 +347,19 @@ def where(condition, x, y):
 
 TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)  # DLMF 7.2.1
 LOG_2 = math.log(2)
+GAUSSIAN_LIMIT = 30.0  # exp(-x²) is 0 beyond it in every type
 
-jvp(add)(sum_of_partials(lambda t, out, x, y: t, lambda t, out, x, y: t))
-jvp(sub)(sum_of_partials(lambda t, out, x, y: t, lambda t, out, x, y: -t))
-jvp(mul)(sum_of_partials(lambda t, out, x, y: t * y, lambda t, out, x, y: t * x))
+jvp(add)(sum_of_exact_partials(lambda t, out, x, y: t, lambda t, out, x, y: t))
+jvp(sub)(sum_of_exact_partials(lambda t, out, x, y: t, lambda t, out, x, y: -t))
+jvp(mul)(sum_of_exact_partials(lambda t, out, x, y: t * y, lambda t, out, x, y: t * x))
 jvp(div)(sum_of_partials(lambda t, out, x, y: t / y, lambda t, out, x, y: t * (-out / y)))
-jvp(remainder)(sum_of_partials(lambda t, out, x, y: t, lambda t, out, x, y: t * -floor_divide(x, y)))
+jvp(remainder)(sum_of_exact_partials(lambda t, out, x, y: t, lambda t, out, x, y: t * -floor_divide(x, y)))
 
 
 def _power_base_partial(t, out, x, y):
-    # At y = 0 the power is 1 whatever x is, and x to the power -1 may be infinite.
-    return t * where(y == 0, 0.0, y * pow(x, where(y == 0, 1.0, y - 1.0)))
+    # At y = 0 the power is 1 whatever x is, and 1 / x may be infinite.
+    flat = (y == 0) & (abs(x) < 4 * float(ml_dtypes.finfo(x.dtype.numpy).smallest_normal))
+    return t * where(flat, 0.0, y * pow(x, where(flat, 1.0, y - 1.0)))
 
 
 def _power_exponent_partial(t, out, x, y):
@@ -372,26 +376,32 @@ def _extremum_weight(wins, x, y):
     return cast(wins, dtype=x.dtype) + 0.5 * cast(x == y, dtype=x.dtype)
 
 
+def _square_within(x, limit):
+    """The square of `x`, constant beyond ±limit, where it may overflow."""
+    near = minimum(maximum(x, -limit), limit)
+    return near * near
+
+
 jvp(maximum)(
-    sum_of_partials(
+    sum_of_exact_partials(
         lambda t, out, x, y: t * _extremum_weight(x > y, x, y), lambda t, out, x, y: t * _extremum_weight(y > x, x, y)
     )
 )
 jvp(minimum)(
-    sum_of_partials(
+    sum_of_exact_partials(
         lambda t, out, x, y: t * _extremum_weight(x < y, x, y), lambda t, out, x, y: t * _extremum_weight(y < x, x, y)
     )
 )
-jvp(abs)(sum_of_partials(lambda t, out, x: t * (cast(x > 0, dtype=x.dtype) - cast(x < 0, dtype=x.dtype))))
+jvp(abs)(sum_of_exact_partials(lambda t, out, x: t * (cast(x > 0, dtype=x.dtype) - cast(x < 0, dtype=x.dtype))))
 jvp(neg)(linear_jvp(neg))
-jvp(exp)(sum_of_partials(lambda t, out, x: t * out))
+jvp(exp)(sum_of_exact_partials(lambda t, out, x: t * out))
 jvp(exp2)(sum_of_partials(lambda t, out, x: t * (out * LOG_2)))
-jvp(log)(sum_of_partials(lambda t, out, x: t / x))
+jvp(log)(sum_of_exact_partials(lambda t, out, x: t / x))
 jvp(log2)(sum_of_partials(lambda t, out, x: t / (x * LOG_2)))
 jvp(sqrt)(sum_of_partials(lambda t, out, x: t * (0.5 / out)))
 jvp(rsqrt)(sum_of_partials(lambda t, out, x: t * (-0.5 * out / x)))
 jvp(tanh)(sum_of_partials(lambda t, out, x: t * (1.0 - out * out)))
-jvp(erf)(sum_of_partials(lambda t, out, x: t * (TWO_OVER_ROOT_PI * exp(-(x * x)))))
+jvp(erf)(sum_of_partials(lambda t, out, x: t * (TWO_OVER_ROOT_PI * exp(-_square_within(x, GAUSSIAN_LIMIT)))))
 jvp(sin)(sum_of_partials(lambda t, out, x: t * cos(x)))
 jvp(cos)(sum_of_partials(lambda t, out, x: t * -sin(x)))
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
-from tessera.ops.tensor.elementwise import abs, equal, exp, greater, less, log, maximum, not_equal, where
+from tessera.ops.tensor.elementwise import abs, equal, greater, greater_equal, less, log, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
-from tessera.ops.tensor.nn import log_softmax
+from tessera.ops.tensor.nn import log_softmax, softplus
 from tessera.ops.tensor.reduce import mean, sum
-from tessera.ops.tensor.scalar_functions import log1p
 from tessera.ops.tensor.shape import count_elements, expand_dims, iota
 
 LOSS_REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x}
@@ -138,16 +138,25 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     >>> huber_loss([0.0, 3.0], [0.5, 0.0], "none")
     Tensor([0.125, 2.5  ], f32)
     """
-    size = abs(as_tensor(input) - as_tensor(target))
-    return _apply_reduction(where(less(size, delta), size * size * 0.5, (size - 0.5 * delta) * delta), reduction)
+    distance = as_tensor(input) - as_tensor(target)
+    size = abs(distance)
+    near = less(size, delta)
+    inner = where(near, distance, 0.0)  # its square does not overflow, and is smooth at 0
+    return _apply_reduction(where(near, inner * inner * 0.5, (size - 0.5 * delta) * delta), reduction)
 
 
 @check_arguments
 def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """Minus the log probability of `target` (0 to 1) under probabilities `input`; logarithms stop at -100."""
     x, y = as_tensor(input), as_tensor(target)
-    losses = -(y * maximum(log(x), -100.0) + (1.0 - y) * maximum(log(1.0 - x), -100.0))
+    losses = -(y * _bounded_log(x) + (1.0 - y) * _bounded_log(1.0 - x))
     return _apply_reduction(losses if weight is None else losses * weight, reduction)
+
+
+def _bounded_log(x: Tensor) -> Tensor:
+    """The logarithm, at least -100, where it is constant: no infinite derivative is multiplied by 0."""
+    least = greater_equal(x, 0.0) & less(x, math.exp(-100.0))
+    return where(least, -100.0, log(where(least, 1.0, x)))
 
 
 @check_arguments
@@ -158,7 +167,7 @@ def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None
     Tensor([0.       , 0.6931472], f32)
     """
     x, y = as_tensor(input), as_tensor(target)
-    losses = maximum(x, 0.0) - x * y + log1p(exp(-abs(x)))
+    losses = softplus(x) - x * y
     return _apply_reduction(losses if weight is None else losses * weight, reduction)
 
 

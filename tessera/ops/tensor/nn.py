@@ -16,13 +16,25 @@ from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
-from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, sum_of_partials
+from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once, sum_of_partials
 from tessera.ops.tensor.coercion import coerce_floating, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
-from tessera.ops.tensor.elementwise import abs, erf, exp, greater_equal, less, log, maximum, minimum, rsqrt, tanh, where
+from tessera.ops.tensor.elementwise import (
+    abs,
+    erf,
+    exp,
+    greater_equal,
+    less,
+    log,
+    maximum,
+    minimum,
+    rsqrt,
+    tanh,
+    where,
+)
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.reduce import max, mean, sum, var
-from tessera.ops.tensor.scalar_functions import expm1, log1p
+from tessera.ops.tensor.scalar_functions import expm1, log1p, sigmoid
 from tessera.ops.tensor.shape import iota, permute, reshape, transpose
 
 
@@ -42,6 +54,9 @@ def _(x):
     return maximum(x, 0.0) + log1p(exp(-abs(x)))
 
 
+jvp(softplus)(sum_of_partials(lambda t, out, x: t * sigmoid(x)))
+
+
 @op(coerce=coerce_floating)
 def mish(x):
     """`x` times tanh(softplus(x)) (Misra 2019)."""
@@ -51,6 +66,15 @@ def mish(x):
 @lower(mish)
 def _(x):
     return x * tanh(softplus(x))
+
+
+@jvp(mish)
+@round_once
+def _(out, primals, tangents):
+    (x,), (t,) = primals, tangents
+    near = minimum(maximum(x, -MISH_LIMIT), MISH_LIMIT)  # twice its value does not overflow
+    share = tanh(softplus(near))
+    return t * (share + near * (1.0 - share * share) * sigmoid(near))
 
 
 @op(coerce=coerce_floating)
@@ -64,6 +88,13 @@ def _(x, *, alpha):
     return where(x > 0.0, x, alpha * expm1(minimum(x, 0.0)))
 
 
+@jvp(elu)
+@round_once
+def _(out, primals, tangents, *, alpha):
+    (x,), (t,) = primals, tangents
+    return t * where(x > 0.0, 1.0, alpha * exp(where(x > 0.0, 0.0, x)))
+
+
 @op(coerce=coerce_floating)
 def leaky_relu(x, *, slope: float = 0.01):
     """`x` where it is positive, else slope · x."""
@@ -75,8 +106,11 @@ def _(x, *, slope):
     return where(x > 0.0, x, slope * x)
 
 
+MISH_LIMIT = 800.0  # the derivative is 0 or 1 beyond it in every type
 SQRT_HALF = math.sqrt(0.5)
 GELU_SCALE = math.sqrt(2 / math.pi)
+GELU_LIMIT = 40.0  # the derivative is 0 or 1 beyond it in every type
+NORMAL_DENSITY = 1 / math.sqrt(2 * math.pi)  # the density of the normal distribution at 0
 
 
 def _canonicalise_softmax_axis(x: TensorType, *, axis: int) -> dict[str, Any]:
@@ -95,17 +129,6 @@ def _(x):
 
 
 @op(coerce=coerce_floating)
-def sigmoid(x):
-    """1 / (1 + exp(-x))."""
-    return 1 / (1 + np.exp(-x))
-
-
-@lower(sigmoid)
-def _(x):
-    return 1.0 / (1.0 + exp(-x))
-
-
-@op(coerce=coerce_floating)
 def silu(x):
     """`x` times its sigmoid (swish)."""
     return x / (1 + np.exp(-x))
@@ -114,6 +137,14 @@ def silu(x):
 @lower(silu)
 def _(x):
     return x / (1.0 + exp(-x))
+
+
+@jvp(silu)
+@round_once
+def _(out, primals, tangents):
+    (x,), (t,) = primals, tangents
+    share = sigmoid(x)
+    return t * (share * (1.0 + x * (1.0 - share)))
 
 
 @op(coerce=coerce_floating)
@@ -129,6 +160,19 @@ def _(x, *, approximate):
     if approximate == "tanh":
         return 0.5 * x * (1.0 + tanh(GELU_SCALE * (x + 0.044715 * (x * x * x))))
     return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+
+
+@jvp(gelu)
+@round_once
+def _(out, primals, tangents, *, approximate):
+    (x,), (t,) = primals, tangents
+    near = minimum(maximum(x, -GELU_LIMIT), GELU_LIMIT)  # its powers do not overflow
+    square = near * near
+    if approximate == "tanh":
+        turned = tanh(GELU_SCALE * near * (1.0 + 0.044715 * square))
+        slope = near * (1.0 - turned * turned) * (1.0 + 3 * 0.044715 * square)
+        return t * (0.5 * (1.0 + turned + GELU_SCALE * slope))
+    return t * (0.5 * (1.0 + erf(near * SQRT_HALF)) + near * (NORMAL_DENSITY * exp(-0.5 * square)))
 
 
 @op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
@@ -315,11 +359,8 @@ def _(q, k, v, mask=None, *, causal, scale, weights):
 # Derivatives and batching of the composites of neural networks.
 
 
-# In terms of the result, which saturates to 0 or 1 where the terms of the formula overflow.
-jvp(sigmoid)(sum_of_partials(lambda t, out, x: t * (out * (1.0 - out))))
-
-
 @jvp(softmax)
+@round_once
 def _(out, primals, tangents, *, axis):
     # The maximum only keeps exp in range: it is constant for the derivative.
     moved = tangents[0] * out
@@ -327,6 +368,7 @@ def _(out, primals, tangents, *, axis):
 
 
 @jvp(log_softmax)
+@round_once
 def _(out, primals, tangents, *, axis):
     return tangents[0] - sum(exp(out) * tangents[0], axis=axis, keepdims=True)
 

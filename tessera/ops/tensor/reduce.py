@@ -19,7 +19,16 @@ from tessera.ir.rules import ACCUMULATE, REGISTRY, STORAGE, Op, batch, error, jv
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor import shape
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, coerce_plain, linear_jvp, zero_jvp
+from tessera.ops.tensor.basic import (
+    broadcast_to,
+    cast,
+    check_operand_count,
+    coerce_plain,
+    linear_jvp,
+    round_once,
+    stop_gradient,
+    zero_jvp,
+)
 from tessera.ops.tensor.coercion import coerce_floating
 from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, mul, not_equal, pow, sqrt, where
 from tessera.ops.tensor.rearrange import narrow
@@ -389,6 +398,17 @@ def _(x, *, axis, keepdims, correction):
     return sqrt(var(x, axis=axis, keepdims=keepdims, correction=correction))
 
 
+@jvp(std)
+@round_once
+def _(out, primals, tangents, *, axis, keepdims, correction):
+    # Equal elements have no derivative; 0 is the subgradient of least norm.
+    (x,), (t,) = primals, tangents
+    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    distance = x - mean(x, axis=axis, keepdims=True)
+    moved = sum(distance * t, axis=axis, keepdims=keepdims) * reciprocal_count(count - correction)
+    return moved / where(equal(out, 0.0), 1.0, out)
+
+
 @op(coerce=coerce_floating, canonical=canonicalise_axes)
 def logsumexp(x, *, axis: Any = None, keepdims: bool = False):
     """log of the sum of exp(x) along `axis`, without overflow.
@@ -411,6 +431,15 @@ def _(x, *, axis, keepdims):
     return total if keepdims else reshape(total, shape=reduce_shape(x.type, axis, False))
 
 
+@jvp(logsumexp)
+@round_once
+def _(out, primals, tangents, *, axis, keepdims):
+    # The derivative is the softmax; it is 0 where every element is -inf.
+    (x,), (t,) = primals, tangents
+    whole = _broadcast_back(where(equal(out, -math.inf), 0.0, out), x.type, axis)
+    return sum(exp(x - whole) * t, axis=axis, keepdims=keepdims)
+
+
 @check_arguments
 def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The `ord`-norm of the elements along `axis` (all of them when None) taken as vectors.
@@ -425,23 +454,32 @@ def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tens
     x = as_tensor(x)
     if not isinstance(ord, (int, float)):
         raise ArgumentError(f"unknown norm {ord!r}", location=user_location(), expected="a number, inf or -inf")
-    size = abs(x if x.dtype.is_float else cast(x, dtype=f32))
+    x = x if x.dtype.is_float else cast(x, dtype=f32)
+    if ord == 2:
+        return _euclidean_norm(x, axis, keepdims)
+    size = abs(x)
     if ord in (math.inf, -math.inf):
         return (max if ord > 0 else min)(size, axis=axis, keepdims=keepdims)
     if ord == 0:
         return cast(sum(not_equal(size, 0), axis=axis, keepdims=keepdims), dtype=size.dtype)
     if ord == 1:
         return sum(size, axis=axis, keepdims=keepdims)
-    return _euclidean_norm(size, axis, keepdims) if ord == 2 else pow(
-        sum(pow(size, float(ord)), axis=axis, keepdims=keepdims), 1.0 / ord
-    )  # fmt: skip
+    total = sum(pow(size, float(ord)), axis=axis, keepdims=keepdims)
+    return _apply_root(lambda t: pow(t, 1.0 / ord), total) if ord > 0 else pow(total, 1.0 / ord)
 
 
-def _euclidean_norm(size: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    if 0 in size.shape:
-        return sqrt(sum(size * size, axis=axis, keepdims=keepdims))
-    top = max(size, axis=axis, keepdims=True)
-    scale = where(equal(top, 0.0) | equal(top, math.inf), 1.0, top)
-    unit = size / scale
-    total = sqrt(sum(unit * unit, axis=axis, keepdims=True)) * scale
-    return total if keepdims else reshape(total, shape=sum(size, axis=axis).shape)
+def _apply_root(root: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A root of `x`. At 0 a norm has no derivative; it is 0 there, the subgradient of least norm."""
+    none = equal(x, 0.0)
+    return where(none, 0.0, root(where(none, 1.0, x)))
+
+
+def _euclidean_norm(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
+    if 0 in x.shape:
+        return sqrt(sum(x * x, axis=axis, keepdims=keepdims))
+    top = max(abs(x), axis=axis, keepdims=True)
+    # The norm does not depend on the scale.
+    scale = stop_gradient(where(equal(top, 0.0) | equal(top, math.inf), 1.0, top))
+    unit = x / scale
+    total = _apply_root(sqrt, sum(unit * unit, axis=axis, keepdims=True)) * scale
+    return total if keepdims else reshape(total, shape=sum(x, axis=axis).shape)

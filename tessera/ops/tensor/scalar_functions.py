@@ -17,7 +17,7 @@ from tessera.ir.rules import FLOATS, STORAGE, Op, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.dtype_info import FloatInfo, finfo
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast, full, sum_of_partials, zero_jvp
+from tessera.ops.tensor.basic import cast, full, sum_of_exact_partials, sum_of_partials, zero_jvp
 from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, coerce_rounding
 from tessera.ops.tensor.elementwise import (
     abs,
@@ -35,6 +35,7 @@ from tessera.ops.tensor.elementwise import (
     maximum,
     minimum,
     not_equal,
+    rsqrt,
     sin,
     sqrt,
     where,
@@ -108,6 +109,9 @@ def _(x):
     return sin(x) / cos(x)
 
 
+jvp(tan)(sum_of_partials(lambda t, out, x: t * (out * out + 1.0)))
+
+
 @op(coerce=coerce_floating, domain=(-5.0, 5.0), method=True)
 def sinh(x):
     """The hyperbolic sine of `x`."""
@@ -135,6 +139,25 @@ def _(x):
     return 0.5 * root * root + 0.5 / root / root
 
 
+jvp(sinh)(sum_of_partials(lambda t, out, x: t * cosh(x)))
+jvp(cosh)(sum_of_partials(lambda t, out, x: t * sinh(x)))
+
+
+@op(coerce=coerce_floating)
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+@lower(sigmoid)
+def _(x):
+    return 1.0 / (1.0 + exp(-x))
+
+
+# In terms of the result, which saturates to 0 or 1 where the terms of the formula overflow.
+jvp(sigmoid)(sum_of_partials(lambda t, out, x: t * (out * (1.0 - out))))
+
+
 @op(coerce=coerce_floating)
 def atan2(y, x):
     """The angle of the point (x, y), from -pi to pi; the sign of a zero selects the side of an axis."""
@@ -154,6 +177,15 @@ def _(y, x):
 def _has_negative_sign(x):
     """Whether a number is negative or a negative zero."""
     return where(equal(x, 0.0), 1.0 / x < 0.0, x < 0.0)
+
+
+def _angle_partial(t, x, y):
+    # x / (x² + y²); the squares may overflow.
+    size = hypot(x, y)
+    return t * (x / size / size)
+
+
+jvp(atan2)(sum_of_partials(lambda t, out, y, x: _angle_partial(t, x, y), lambda t, out, y, x: -_angle_partial(t, y, x)))
 
 
 @op(coerce=coerce_floating, domain=(-1.0, 1.0))
@@ -176,6 +208,10 @@ def acos(x):
 @lower(acos)
 def _(x):
     return atan2(sqrt((1.0 - x) * (1.0 + x)), x)
+
+
+jvp(asin)(sum_of_partials(lambda t, out, x: t * rsqrt((1.0 - x) * (1.0 + x))))
+jvp(acos)(sum_of_partials(lambda t, out, x: t * -rsqrt((1.0 - x) * (1.0 + x))))
 
 
 @op(infer=infer_numeric, coerce=coerce_pointwise, method=True)
@@ -352,6 +388,16 @@ def _(x, y):
     return where(isinf(x) | isinf(y), math.inf, high * sqrt(ratio * ratio + 1.0))
 
 
+def _hypot_partial(t, out, x):
+    # The point (0, 0) has no derivative; 0 is the subgradient of least norm.
+    return t * (x / where(equal(out, 0.0), 1.0, out))
+
+
+jvp(hypot)(
+    sum_of_partials(lambda t, out, x, y: _hypot_partial(t, out, x), lambda t, out, x, y: _hypot_partial(t, out, y))
+)
+
+
 @op(coerce=coerce_floating)
 def logaddexp(x, y):
     """log(exp(x) + exp(y)), without overflow.
@@ -369,6 +415,18 @@ def _(x, y):
     return maximum(x, y) + log1p(exp(-apart))
 
 
+def _subtract_exponents(x, y):
+    return where(equal(x, y) & isinf(x), 0.0, x - y)
+
+
+jvp(logaddexp)(
+    sum_of_partials(
+        lambda t, out, x, y: t * sigmoid(_subtract_exponents(x, y)),
+        lambda t, out, x, y: t * sigmoid(_subtract_exponents(y, x)),
+    )
+)
+
+
 @op(coerce=coerce_floating)
 def asinh(x):
     """The number whose hyperbolic sine is `x`."""
@@ -384,6 +442,9 @@ def _(x):
     return where(x < 0.0, -found, where(not_equal(x, 0.0), found, x))
 
 
+jvp(asinh)(sum_of_partials(lambda t, out, x: t / hypot(x, 1.0)))
+
+
 @op(coerce=coerce_floating)
 def acosh(x):
     """The number ≥ 0 whose hyperbolic cosine is `x`; NaN below 1."""
@@ -394,6 +455,10 @@ def acosh(x):
 def _(x):
     over = minimum(x, LARGE_ARGUMENT) - 1.0
     return where(x > LARGE_ARGUMENT, log(x) + LOG_2, log1p(over + sqrt(over * (over + 2.0))))
+
+
+# The product of both roots does not overflow where that of their arguments does.
+jvp(acosh)(sum_of_partials(lambda t, out, x: t * (rsqrt(x - 1.0) * rsqrt(x + 1.0))))
 
 
 @op(coerce=coerce_floating)
@@ -407,6 +472,9 @@ def _(x):
     size = abs(x)
     found = 0.5 * log1p(2.0 * size / (1.0 - size))
     return where(x < 0.0, -found, where(not_equal(x, 0.0), found, x))
+
+
+jvp(atanh)(sum_of_partials(lambda t, out, x: t / ((1.0 - x) * (1.0 + x))))
 
 
 @check_arguments
@@ -478,6 +546,9 @@ def _(x, y):
     found = where(equal(wide, target), target, moved)
     found = where(not_equal(wide, wide) | not_equal(target, target), math.nan, found)
     return cast(found, dtype=x.dtype)
+
+
+jvp(nextafter)(sum_of_exact_partials(lambda t, out, x, y: t, None))  # the derivative of the identity
 
 
 def _step_to_neighbour(x: Tensor, size: Tensor, out: Tensor, info: FloatInfo) -> Tensor:

@@ -1,0 +1,104 @@
+"""First and second derivatives against mpmath: at ordinary points, ties, zeros, edges of the domain and extremes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from derivatives import KINKS, SMOOTH, UNCHECKED, differentiate, find_call, find_point
+from mpmath import mp, mpf
+
+import tessera as ts
+from tessera.ir.rules import REGISTRY, jvp, lower
+from tessera.ops.tensor import elementwise, losses, nn, reduce, scalar_functions
+
+MODULES = {m.__name__ for m in (elementwise, losses, nn, reduce, scalar_functions)}
+# The error of a derivative, in units of eps: some ten roundings, and those of the functions in its rule. Of 16 bits:
+# the rounding of the result that it is computed from, and its own.
+ULPS = {64: 32, 32: 32, 16: 3}
+DTYPES = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+def list_functions():
+    """Every op with a derivative, and every public function in the modules of such ops."""
+    ops = {o.__name__ for o in REGISTRY.values() if o.name.startswith("ts.") and (o in jvp or o in lower)}
+    return ops | {n for n in dir(ts) if getattr(getattr(ts, n), "__module__", None) in MODULES}
+
+
+def test_every_function_is_checked():
+    """A new function has a case in derivatives.py, or a reason."""
+    checked = set(SMOOTH) | set(KINKS)
+    assert list_functions() - checked - set(UNCHECKED) == set(), "give these a case in derivatives.py"
+    assert not checked & set(UNCHECKED) and set(UNCHECKED) <= list_functions()
+
+
+def test_a_function_without_a_case_is_reported(monkeypatch):
+    monkeypatch.delitem(SMOOTH, "sinh")
+    with pytest.raises(AssertionError, match="sinh"):
+        test_every_function_is_checked()
+
+
+def partials_of(name):
+    """A function that returns every first and second partial derivative, one after the other."""
+    call = find_call(name)
+
+    def partial(function, place):
+        return ts.grad(lambda *xs: ts.sum(function(*xs)), argnums=place)
+
+    def everything(*xs):
+        first = [partial(call, i) for i in range(len(xs))]
+        second = [partial(f, j)(*xs) for f in first for j in range(len(xs))]
+        return tuple([f(*xs) for f in first] + second)
+
+    return everything
+
+
+def places_of(count):
+    return [(i,) for i in range(count)] + [(i, j) for i in range(count) for j in range(count)]
+
+
+def close(found, exact, dtype, lost):
+    """Whether a number is right: to ULPS units, or overflowed or flushed as the exact one would be."""
+    limits = ml_dtypes.finfo(dtype)
+    room = ULPS[limits.bits] * float(limits.eps) * (abs(exact) + lost) + 4 * float(limits.smallest_normal)
+    if not np.isfinite(found):
+        return not np.isnan(found) and abs(exact) + room >= float(limits.max) and mp.sign(exact) == np.sign(found)
+    return abs(mpf(found) - exact) <= room
+
+
+def check(name, dtype, run):
+    case = SMOOTH[name]
+    points = [p for p in (find_point(at, np.dtype(dtype)) for at in case.at) if p is not None]
+    found = run(partials_of(name), [np.array(column, dtype) for column in zip(*points, strict=True)])
+    wrong = []
+    for where, column in zip(places_of(len(points[0])), found, strict=True):
+        for point, value in zip(points, np.asarray(column).astype(np.float64), strict=True):
+            exact = differentiate(name, point, where)
+            if not close(value, exact, np.dtype(dtype), case.find_loss(point)):
+                wrong.append(f"d{where} at {point}: {value}, expected {float(exact)}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_eager(name, dtype):
+    check(name, DTYPES[dtype], lambda f, arrays: f(*map(ts.Tensor, arrays)))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_compiled(name):
+    check(name, np.float32, lambda f, arrays: ts.jit(f, target="llvm")(*arrays))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_batched(name):
+    check(name, np.float64, lambda f, arrays: ts.vmap(f)(*arrays))
+
+
+@pytest.mark.parametrize("target", ("interp", "llvm"))
+@pytest.mark.parametrize("name", KINKS)
+def test_conventions_and_limits(name, target):
+    call = find_call(name)
+    points, wanted = zip(*KINKS[name], strict=True)
+    columns = [np.array(column, np.float32) for column in zip(*points, strict=True)]
+    slope = ts.grad(lambda *xs: ts.sum(call(*xs)), argnums=tuple(range(len(columns))))
+    found = ts.jit(slope, target=target)(*columns)
+    np.testing.assert_allclose(np.stack(found, axis=-1), np.array(wanted, np.float32), rtol=1e-6)
