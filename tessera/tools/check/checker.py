@@ -285,8 +285,15 @@ class AbstractInterpreter:
         return POISON
 
 
-def _unpack(value: Any, count: int) -> Any:
-    return (POISON,) * count if isinstance(value, Poison) else value
+def _unpack(value: Any, form: tuple | None) -> Any:
+    """A value that a target of this form unpacks: unknown parts where it is unknown."""
+    if form is None:
+        return value
+    if isinstance(value, Poison):
+        return tuple(_unpack(value, part) for part in form)
+    if any(form) and isinstance(value, (tuple, list)) and len(value) == len(form):
+        return tuple(_unpack(each, part) for each, part in zip(value, form, strict=True))
+    return value
 
 
 def _bound_receiver(function: Any) -> tuple:

@@ -15,6 +15,7 @@ from tessera.core.errors import Location
 # The names that guarded code calls, in the order in which a checker gives their functions.
 GUARDS = tuple(f"__ts_{n}__" for n in ("call", "operate", "return", "unpack", "slice", "truth"))
 CALL, OPERATE, RETURN, UNPACK, SLICE, TRUTH = GUARDS
+LOOP_ITEM = "__ts_item__"
 INNER_NAME = "__ts_guarded__"  # not the function's own: a recursive call must find the global function
 # What reads the frame it is called from cannot be called for someone else.
 FRAME_READERS = frozenset({"super", "locals", "globals", "vars", "dir", "eval", "exec"})
@@ -203,11 +204,21 @@ class _GuardInserter(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        target = node.targets[0]
-        if isinstance(target, (ast.Tuple, ast.List)) and len(node.targets) == 1:
-            count = sum(not isinstance(e, ast.Starred) for e in target.elts)
-            node.value = self._guard(node.value, UNPACK, [node.value, ast.Constant(count)])
+        form = _target_form(node.targets[0]) if len(node.targets) == 1 else None
+        if form is not None:
+            node.value = self._guard(node.value, UNPACK, [node.value, _literal(form)])
         return node
+
+    def _loop(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        form = _target_form(node.target)
+        if form is not None:  # (unpack(item, form) for item in items)
+            item = self._guard(node.iter, UNPACK, [ast.Name(LOOP_ITEM, ast.Load()), _literal(form)])
+            each = ast.comprehension(ast.Name(LOOP_ITEM, ast.Store()), node.iter, [], 0)
+            node.iter = ast.copy_location(ast.GeneratorExp(item, [each]), node.iter)
+        return node
+
+    visit_For = visit_comprehension = _loop
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         if node.value is None or self.depth:
@@ -238,6 +249,17 @@ class _GuardInserter(ast.NodeTransformer):
         node.guard = self.visit(node.guard) if node.guard else None
         node.body = [self.visit(s) for s in node.body]
         return node
+
+
+def _target_form(target: ast.expr) -> tuple | None:
+    """The form of a target that unpacks: a tuple of the forms of its parts, None for a name."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return None
+    return tuple(_target_form(e) for e in target.elts if not isinstance(e, ast.Starred))
+
+
+def _literal(value: Any) -> ast.expr:
+    return ast.parse(repr(value), mode="eval").body
 
 
 def _has_starred(node: ast.expr) -> bool:

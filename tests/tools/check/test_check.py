@@ -244,3 +244,17 @@ def test_functions_with_declared_effects_are_checked():
 
     for function in (wrong, drawn, ts.jit(drawn)):
         assert "does not return what it says" in str(ts.check(function))
+
+
+def test_unknown_containers_are_unpacked():
+    def body(params, pairs, x: T["B", "D"]) -> T["B"]:
+        (a, b), c = params["three"]
+        c = c + [p - b for name, p in params.items()][0]
+        for number, (left, right) in enumerate(pairs):
+            a = a + left * right * number
+        for first, *_rest in pairs:
+            c = c + first
+        return x * 2.0
+
+    (finding,) = ts.check(body).findings  # the result alone is wrong
+    assert "does not return what it says" in finding.message
