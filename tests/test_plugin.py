@@ -19,6 +19,7 @@ from tessera.core.errors import ArgumentError, DeviceUnavailable
 from tessera.core.types import f32, int64
 from tessera.ir.rules import REGISTRY
 from tessera.tools.cli.entry_points import find_entry_point, make_inputs, prepare_program
+from tessera.tools.cli.main import main
 
 PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
 PAGE = (Path(__file__).parents[1] / "docs" / "adding-a-backend.md").read_text()
@@ -45,6 +46,14 @@ def test_what_it_has_not_is_said(numpy_backend, tmp_path):
     assert program.run("device", "numpy")
     with pytest.raises(ArgumentError, match="the target numpy has no interpreter for its text"):
         program.run("target", "numpy")
+
+
+def test_its_artifacts_are_loaded(numpy_backend, tmp_path, capsys):
+    """The manifest of a generator has what the generator wants, and what `build` adds."""
+    model = Path(__file__).parents[1] / "examples" / "mlp.py"
+    assert main(["build", str(model), "--target", "numpy", "-o", str(tmp_path / "out")]) == 0
+    assert main(["run", str(tmp_path / "out")]) == 0
+    assert "mlp for numpy" in capsys.readouterr().out
 
 
 def test_part_of_the_suite_passes(numpy_backend):

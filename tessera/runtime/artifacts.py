@@ -224,9 +224,10 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
     """
     try:
         artifact = read_artifact(folder)
-        check_fields(artifact.manifest, _PROGRAM_FIELDS, f"the manifest of {folder}")
+        own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
+        check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {folder}")
         _check_interface(artifact.manifest)
-        if "launches" in artifact.manifest["plan"]:
+        if "launches" in artifact.manifest.get("plan", ()):
             check_plan(artifact.manifest["plan"], max_bytes or _count_memory(), max_programs)
         target = artifact.manifest["target"]
         generator = get_capable_backend(target, "runtime")
@@ -237,10 +238,9 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
         raise error.at(user_location()) from None
 
 
+_GENERATOR_FIELDS = {"options": has_fields(), "plan": has_fields()}  # a generator need not write them
 _PROGRAM_FIELDS = {
     "target": is_text,
-    "options": has_fields(),
-    "plan": has_fields(),
     "interface": has_fields(
         entry=is_text,
         written=is_list(is_count),

@@ -60,7 +60,8 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 def _check(options: argparse.Namespace) -> int:
     """Compile a layout and print the result."""
-    words = [_path(options, "a layout file"), "--arch", options.arch or "wse2"]
+    given = Path(_path(options, "a layout file"))
+    words = [str(given / "layout.csl" if given.is_dir() else given), "--arch", options.arch or "wse2"]
     words += ["--sdk", options.sdk] if options.sdk else []
     words += [word for pair in options.param for word in ("--params", pair)]
     words += [word for folder in options.import_path for word in ("--import-path", folder)]

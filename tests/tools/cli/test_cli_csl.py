@@ -25,6 +25,11 @@ def test_check(capsys):
     assert "PE memory exceeded: 560" in capsys.readouterr().err
 
 
+def test_check_takes_a_folder(capsys):
+    assert main(["csl", "check", str(AXPY), "--param", "width:4", "--param", "n:16"]) == 0
+    assert f"{AXPY}: 4 x 1 PEs" in capsys.readouterr().out
+
+
 def test_check_refuses_a_search_path_that_is_not_there(capsys, tmp_path):
     words = ["csl", "check", str(AXPY / "layout.csl"), "--param", "width:4", "--param", "n:16", "--import-path"]
     assert main([*words, str(tmp_path)]) == 0
