@@ -31,6 +31,7 @@ class Capabilities:
 
     `shared_bytes` limits the shared memory of a group, `block_bytes` the blocks of one tile; None: no limit.
     `meeting` is the number of groups that run at once, so that a grid barrier works; 0: none.
+    `lockstep` is the number of tiles of a group that run in lockstep (a warp); a group should be a multiple of it.
     `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
     """
 
@@ -41,6 +42,7 @@ class Capabilities:
     shared_bytes: int | None = None
     block_bytes: int | None = None
     meeting: int = 0
+    lockstep: int = 1
     plan: Any = None
 
 

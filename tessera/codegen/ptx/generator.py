@@ -26,6 +26,7 @@ from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.scalars.scalar_context import emit
 from tessera.codegen.ptx.text.builder import PTX_TYPES, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry
+from tessera.codegen.ptx.text.thread_team import WARP_THREADS
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError, ResourceError
 from tessera.ir.core import Module
@@ -106,7 +107,14 @@ class PtxGenerator:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What a GPU of compute capability 8.0 or more can do."""
-        return Capabilities(16, tuple(PTX_TYPES), block_bytes=BLOCK_BYTES, meeting=MAX_COOPERATIVE_GROUPS, plan=PLAN)
+        return Capabilities(
+            16,
+            tuple(PTX_TYPES),
+            block_bytes=BLOCK_BYTES,
+            meeting=MAX_COOPERATIVE_GROUPS,
+            lockstep=WARP_THREADS,
+            plan=PLAN,
+        )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The PTX text of a Tile module, or of one that has been through `passes`.

@@ -152,7 +152,27 @@ class TransactionLint:
             finding = make(node, self.names[node, space], traffic)
             if finding is not None:
                 monitor.found(replace(finding, location=node.loc))
+        if advice := describe_partial_warp(monitor.group):
+            monitor.found(Finding("partial warp", advice[0], monitor.place, suggestion=advice[1]))
         self.__init__()  # type: ignore[misc]
+
+
+def describe_partial_warp(group: int) -> tuple[str, str] | None:
+    """What a group that fills no whole number of warps wastes on a GPU, and what to do; None where nothing is.
+
+    >>> describe_partial_warp(4)[0]
+    'a group of 4 tiles is a thread block of 4 threads on ptx: 28 of the 32 threads of its warp are idle'
+    >>> describe_partial_warp(64) or describe_partial_warp(1)
+    """
+    idle = -group % WARP_LANES
+    if group == 1 or not idle:
+        return None
+    warps = "its warp" if group < WARP_LANES else "its last warp"
+    what = f"a group of {group} tiles is a thread block of {group} threads on ptx"
+    return f"{what}: {idle} of the {WARP_LANES} threads of {warps} are idle", (
+        f"launch groups of a multiple of {WARP_LANES} tiles, or one tile for each program (kernel[grid]) with larger blocks: "
+        "it gets a thread block of its own"
+    )
 
 
 def _report_bank_conflicts(node: Node, name: str, traffic: WarpTransactions) -> Finding | None:

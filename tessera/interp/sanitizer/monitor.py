@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device import array_address, array_span
+from tessera.core.errors import UNKNOWN
 from tessera.interp.observers import ObservedLaunch, Observer
 from tessera.interp.sanitizer import async_copies
 from tessera.interp.sanitizer.access import InstanceAccess, clip_access, find_lanes
@@ -48,6 +49,7 @@ class Monitor:
         self.regions: list[ShadowRegion] = []
         self.grid: tuple[int, ...] = (1,)
         self.group = 1
+        self.place = UNKNOWN
         self.clocked: str | None = None  # the kind of races that clocks find, where more than meetings orders accesses
         self.widths: tuple[int, ...] = ()  # of the stretches within a group that meet
         self.chunk: GridChunk | None = None
@@ -56,7 +58,7 @@ class Monitor:
     def enter(self, started: ObservedLaunch, written: set[int]) -> None:
         """Begin a launch: make a region for each range of memory that its arguments share."""
         self.grid, self.group, args = started.grid, started.group, started.args
-        self.body = started.function.body
+        self.body, self.place = started.function.body, started.function.loc
         self.clocked, self.widths = find_race_kind(self.body, self.group), find_barrier_widths(self.body, self.group)
         for observer in self.observers:
             observer.enter(started)

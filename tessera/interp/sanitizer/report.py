@@ -42,6 +42,7 @@ FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "bank conflict": ("", Advice),
     "uncoalesced": ("", Advice),
     "outside mask": ("", Advice),
+    "partial warp": ("", Advice),
 }
 
 
@@ -111,7 +112,7 @@ class Checks:
 
     `collect` records findings in `report` and goes on as far as values are defined; without it the first is raised.
     `nan` also looks for the first op that makes a NaN or an infinity of finite operands; `lint` gives advice:
-    bank conflicts, accesses that do not coalesce, elements used that a mask had left out.
+    bank conflicts, accesses that do not coalesce, elements used that a mask had left out, groups that fill no warps.
     """
 
     collect: bool = False

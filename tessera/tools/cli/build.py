@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from tessera.codegen.contract import get_backend
 from tessera.core.device import find_generator_name
 from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_control_flow
 from tessera.runtime.artifacts import build_program
@@ -35,6 +36,13 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"  {size:,} bytes; run it with: {escape(command)}", soft_wrap=True)
     if chosen := describe_configuration(entry, program):
         console.print(f"  configuration: {chosen}", highlight=False, soft_wrap=True)
+    for function in program.levels["tile"].functions[1:]:
+        lockstep, group = get_backend(target).capabilities.lockstep, int(function.attrs.get("group", 1))
+        if group > 1 and group % lockstep:
+            line = (
+                f"  advice: groups of {function.name} have {group} tiles, one thread each; {lockstep} run in lockstep"
+            )
+            console.print(f"{line}: launch a multiple of {lockstep}", highlight=False, soft_wrap=True)
     for node in find_host_calls(program.levels["tile"]):
         line = f"  runs on the host, by NumPy: {node.attrs['op']} at {node.loc}"
         console.print(line, highlight=False, soft_wrap=True)

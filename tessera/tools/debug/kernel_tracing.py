@@ -16,6 +16,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DeviceUnavailable
 from tessera.core.types import GLOBAL, REGISTER, SHARED
 from tessera.interp.observers import OBSERVERS
+from tessera.interp.sanitizer.memory_transactions import describe_partial_warp
 from tessera.interp.sanitizer.shadow_memory import READ
 from tessera.ops.dialects.tile import uses_grid_barrier
 from tessera.tools.debug.profiler import (
@@ -203,7 +204,10 @@ class KernelReport:
             advice.append("pad or swizzle shared memory: ts.debug.check(..., lint=True) names the lines")
         if self.coalescing < 0.5:
             advice.append("let neighbouring lanes touch neighbouring elements of global memory")
-        if self.occupancy.share < 0.5:
+        group = describe_partial_warp(self.counts.started.group)
+        if group is not None:
+            advice.append(f"{group[0]}; {group[1]}")
+        elif self.occupancy.share < 0.5:
             fewer = "less" if self.occupancy.limit == "shared memory" else "fewer"
             advice.append(f"use {fewer} {self.occupancy.limit}: {self.occupancy.groups} groups fit a multiprocessor")
         started, room = self.counts.started, self.occupancy.groups * GPUS[self.gpu].processors
