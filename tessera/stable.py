@@ -14,6 +14,7 @@ from tessera.core.types import f32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor import reduce
 from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.elementwise import abs, equal, exp, less, rsqrt, where
 from tessera.ops.tensor.rearrange import narrow
@@ -144,6 +145,7 @@ def _drop_axes(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     return x if keepdims else sum(x, axis=axis)  # the axes have size 1
 
 
+@composite
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, axis: Any = -1) -> Tensor:
     """Layer normalisation along `axis` with Welford's mean and variance, then `weight` and `bias`."""
     middle, spread, count = welford(x, axis)
@@ -152,6 +154,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, 
     return out if bias is None else out + bias
 
 
+@composite
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
     """Root mean square normalisation over the last axis, scaled first so that no square overflows."""
     wide = _widen(x)

@@ -13,7 +13,7 @@ from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import LoweringPlan, find_library_launch, find_library_ops
 from tessera.lower.mesh import Mesh, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
-from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.schedule_to_tile.lowering import to_tile
@@ -64,6 +64,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("simplify", rewrite_main(canonicalise)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
+    ("sink casts", rewrite_main(sink_widening)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),
     ("tile", rewrite_module(to_tile)),
@@ -71,6 +72,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
 # For a mesh of processing elements (CSL): no loop nests, so none of the rewrites that prepare them.
 MESH_PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_for_mesh),
+    ("narrow products", rewrite_main(narrow_dots)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("mesh", distribute_on_mesh),

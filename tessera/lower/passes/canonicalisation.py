@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tessera.core.types import TensorType
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
 from tessera.ops.tensor import basic, contractions, elementwise, nn, reduce, shape
+from tessera.ops.tensor.coercion import is_narrow
 
 canonicalisation = RewritePatterns("canonicalisation", same_types=True)
 
@@ -158,6 +160,64 @@ _IDENTITIES: dict[Op, float] = {elementwise.mul: 1.0, elementwise.div: 1.0, elem
 @canonicalisation(contractions.dot)
 def _(rewriter, node, args):
     return make_splat(rewriter, node.out, 0) if args[0].type.shape[-1] == 0 else None
+
+
+narrow_products = RewritePatterns("narrow products", same_types=True)
+MOVEMENTS = (shape.permute, shape.reshape, shape.slice_, shape.pad, shape.concatenate, basic.broadcast_to)
+
+
+def narrow_dots(function: Function) -> Function:
+    """Multiply the operands of products as memory holds them, where the function widens them first."""
+    return rewrite_function(function, narrow_products, remove_dead=True)
+
+
+@canonicalisation(contractions.dot)
+@narrow_products(contractions.dot)
+def _(rewriter, node, args):
+    """A product of widened operands is the product of the narrow ones, accumulated in the wide type."""
+    if node.attrs["dtype"] != args[0].type.accumulate:
+        return None
+    narrow = [_find_narrow_source(rewriter, a) for a in args]
+    if any(x is None for x in narrow) or narrow[0].type.dtype != narrow[1].type.dtype:
+        return None
+    return rewriter.add(contractions.dot, *narrow, dtype=node.attrs["dtype"])
+
+
+def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
+    """The elements of a value before they were widened to the type in which products of them accumulate."""
+    cast = rewriter.find_producer(value, basic.cast)
+    if cast is not None:
+        source, wide = _get_element_type(cast.args[0]), _get_element_type(value)
+        exact = is_narrow(source) and source.compute == source.accumulate == wide.dtype
+        return cast.args[0] if exact and source.policy is None is wide.policy else None
+    node = rewriter.find_producer(value, *MOVEMENTS)
+    if node is None or node.attrs.get("value", 0) != 0:  # zero is a number of every type
+        return None
+    parts = [_find_narrow_source(rewriter, a) for a in node.args]
+    if any(x is None or x.type.dtype != parts[0].type.dtype for x in parts):
+        return None
+    return rewriter.add(node.op, *parts, **node.attrs)
+
+
+def sink_widening(function: Function) -> Function:
+    """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
+    waiting: dict[Value, Node] = {}
+    nodes: list[Node] = []
+
+    def place(node: Node) -> None:
+        for value in list(waiting) if node.regions else node.args:
+            if value in waiting:
+                place(waiting.pop(value))
+        nodes.append(node)
+
+    for node in function.body.nodes:
+        if node.op is basic.cast and is_narrow(_get_element_type(node.args[0])):
+            waiting[node.out] = node
+        else:
+            place(node)
+    while waiting:
+        place(waiting.pop(next(iter(waiting))))
+    return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
 
 
 @canonicalisation(reduce.argmax, reduce.argmin)

@@ -1,8 +1,10 @@
-"""Operand coercion: type promotion and broadcasting of what users pass, before an op is bound."""
+"""Operand coercion: type promotion and broadcasting of what users pass, before an op is bound; functions of several ops
+that round once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,10 +12,12 @@ import numpy as np
 from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, size_to_number
 from tessera.core.symbolic_dim import Dim
-from tessera.core.types import DType, TensorType, as_dtype, f32
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32
 from tessera.ir.array_interchange import find_number_dtype
+from tessera.ir.builder import CURRENT_NUMERICS
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ops.tensor.argument_checks import F, check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, splat
 
 PYTHON_NUMBERS = (bool, int, float)
@@ -147,3 +151,64 @@ def broadcast_operands(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors broadcast to one shape, so that no rule sees a hidden broadcast."""
     shape = broadcast(*(t.shape for t in tensors))
     return [t if t.shape == shape else broadcast_to(t, shape=shape) for t in tensors]
+
+
+# Composite functions: functions of several ops that count as one op.
+
+
+def composite(function: F) -> F:
+    """Decorate a function of several ops: it computes in the compute type of its operands and rounds once.
+
+    Float operands of a narrower type are widened, and each float result is rounded to that type and its policy. In a
+    numeric context the ops have its types instead. Arguments are checked as by `check_arguments`.
+    """
+
+    @functools.wraps(function)
+    def rounded_once(*args: Any, **named: Any) -> Any:
+        given = [_convert_array(x) for x in (*args, *named.values())]
+        type = find_narrow_type(given) if CURRENT_NUMERICS.get() is None else None
+        if type is None:
+            return function(*args, **named)
+        wide = [widen_operand(x) for x in given]
+        out = function(*wide[: len(args)], **dict(zip(named, wide[len(args) :], strict=True)))
+        return tuple(round_result(x, type) for x in out) if isinstance(out, tuple) else round_result(out, type)
+
+    return check_arguments(rounded_once)  # type: ignore[return-value]
+
+
+def _convert_array(x: Any) -> Any:
+    """An array as a tensor, and a list of numbers with a decimal point; everything else as it is."""
+    return as_tensor(x) if isinstance(x, np.ndarray) or (x.__class__ is list and _holds_float(x)) else x
+
+
+def _holds_float(x: Any) -> bool:
+    return any(_holds_float(each) for each in x) if x.__class__ is list else x.__class__ is float
+
+
+def is_narrow(type: TensorType) -> bool:
+    """Whether ops on such floats compute in a wider type."""
+    return type.dtype.is_float and type.dtype != type.compute and type.dtype.bits <= type.compute.bits
+
+
+def find_narrow_type(operands: Iterable[Any]) -> TensorType | None:
+    """The scalar type of float operands that are narrower than their compute type; None for others and mixtures."""
+    types = [x.type for x in operands if x.__class__ is Tensor and x.type.dtype.is_float]
+    if not types or not is_narrow(types[0]) or any(t.dtype != types[0].dtype for t in types):
+        return None
+    return next((t for t in types if t.policy), types[0]).with_shape(())
+
+
+def widen_operand(x: Any) -> Any:
+    """A float tensor in its compute type; of its policy, the types and the compensation of sums stay."""
+    if x.__class__ is not Tensor or not is_narrow(x.type):
+        return x
+    wide, policy = x.type.compute, x.type.policy
+    if policy is None:
+        return cast(x, dtype=wide)
+    accumulate = None if policy.accumulate == wide else policy.accumulate
+    return cast(x, dtype=Policy(wide, accumulate=accumulate, compensated=policy.compensated))
+
+
+def round_result(x: Any, type: TensorType) -> Any:
+    """A result in the compute type rounded to the storage of the operands' type."""
+    return cast(x, dtype=type.policy or type.dtype) if x.__class__ is Tensor and x.dtype == type.compute else x

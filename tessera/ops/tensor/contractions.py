@@ -18,7 +18,7 @@ from tessera.ir.rules import ACCUMULATE, Op, batch, error, jvp, op, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, is_undefined_primal, sum_of_exact_partials
-from tessera.ops.tensor.coercion import promote_types, unify_dtypes
+from tessera.ops.tensor.coercion import composite, promote_types, unify_dtypes
 from tessera.ops.tensor.elementwise import equal, where
 from tessera.ops.tensor.reduce import sum
 from tessera.ops.tensor.shape import count_elements, expand_dims, iota, permute, reshape, squeeze
@@ -129,7 +129,7 @@ def _matmul(a: Tensor, b: Tensor, dtype: Any) -> Tensor:
     return dot(*sides, dtype=dtype)
 
 
-@check_arguments
+@composite
 def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     """`x` [..., D] times `weight` [D, N], plus `bias` [N] if given."""
     out = matmul(x, weight)
@@ -143,7 +143,7 @@ HIDDEN_LABEL = "⟨{}⟩"  # the label of an axis of "...", counted from the end
 Labels = tuple[str, ...]
 
 
-@check_arguments
+@composite
 def einsum(equation: str, *tensors: Any) -> Tensor:
     """The Einstein sum of `equation`, in NumPy's notation: "bij,bjk->bik", "ii", "...i->...".
 
@@ -336,7 +336,7 @@ def _(lanes, *, dtype):
 # Composite products: gemm, outer, vecdot, kron.
 
 
-@check_arguments
+@composite
 def gemm(
     a: Any,
     b: Any,
@@ -361,7 +361,7 @@ def gemm(
     return out if c is None or beta == 0 else out + as_tensor(c) * beta
 
 
-@check_arguments
+@composite
 def outer(a: Any, b: Any) -> Tensor:
     """Every product of an element of vector `a` [M] with one of vector `b` [N], as [M, N].
 
@@ -375,7 +375,7 @@ def outer(a: Any, b: Any) -> Tensor:
     return expand_dims(a, 1) * expand_dims(b, 0)
 
 
-@check_arguments
+@composite
 def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     """The dot product of two tensors along `axis`; the other axes broadcast.
 
@@ -394,7 +394,7 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     return sum(a * b, axis=axis)
 
 
-@check_arguments
+@composite
 def kron(a: Any, b: Any) -> Tensor:
     """The Kronecker product: each element of `a` replaced by itself times `b`.
 

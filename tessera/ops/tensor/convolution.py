@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.coercion import unify_dtypes
+from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.reduce import max, mean
 from tessera.ops.tensor.shape import count_elements, expand_dims, pad, reshape, slice_, stack
@@ -20,7 +20,7 @@ from tessera.ops.tensor.shape import count_elements, expand_dims, pad, reshape, 
 IntPair = int | Sequence[int]
 
 
-@check_arguments
+@composite
 def conv1d(
     input: Any,
     weight: Any,
@@ -40,7 +40,7 @@ def conv1d(
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups)
 
 
-@check_arguments
+@composite
 def conv2d(
     input: Any,
     weight: Any,

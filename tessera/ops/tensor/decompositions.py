@@ -25,7 +25,7 @@ from tessera.ops.api.creation import eye
 from tessera.ops.api.dtype_info import finfo
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, instantiate_zero
-from tessera.ops.tensor.coercion import coerce_floating, unify_dtypes
+from tessera.ops.tensor.coercion import coerce_floating, composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.elementwise import abs, equal, exp, greater, where
 from tessera.ops.tensor.matrices import diagonal, trace
@@ -137,7 +137,7 @@ def slogdet(x):
     return tuple(np.linalg.slogdet(x))
 
 
-@check_arguments
+@composite
 def det(x: Any) -> Tensor:
     """The determinant of `x` [..., N, N].
 
@@ -368,7 +368,7 @@ MATRIX_NORMS: dict[Any, Callable[[Tensor], Tensor]] = {
 }
 
 
-@check_arguments
+@composite
 def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
     """A norm of each matrix of `x` [..., M, N].
 
@@ -393,9 +393,9 @@ def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
     return reshape(out, shape=(*out.shape, 1, 1)) if keepdims else out
 
 
-def _exceeds_tolerance(values: Tensor, rows: int, columns: int, rtol: Any) -> Tensor:
+def _exceeds_tolerance(values: Tensor, rows: int, columns: int, rtol: Any, eps: float) -> Tensor:
     """The mask of the singular values above `rtol` times the largest."""
-    share = finfo(values.dtype).eps * (rows if rows > columns else columns) if rtol is None else rtol
+    share = eps * (rows if rows > columns else columns) if rtol is None else rtol
     return greater(values, max(values, axis=-1, keepdims=True) * share)
 
 
@@ -409,8 +409,18 @@ def pinv(x: Any, rtol: float | None = None) -> Tensor:
     Tensor([[0.5, 0. ],
             [0. , 0. ]], f32)
     """
+    x = as_tensor(x)
+    return _pseudo_inverse(x, rtol, _find_eps(x))
+
+
+def _find_eps(x: Tensor) -> float:
+    return finfo(x.dtype if x.dtype.is_float else f32).eps
+
+
+@composite
+def _pseudo_inverse(x: Any, rtol: Any, eps: float) -> Tensor:
     u, s, v = svd(x)
-    kept = _exceeds_tolerance(s, u.shape[-2], v.shape[-1], rtol)
+    kept = _exceeds_tolerance(s, u.shape[-2], v.shape[-1], rtol, eps)
     inverse = where(kept, 1.0 / where(kept, s, 1.0), 0.0)
     return matmul(transpose_(v) * expand_dims(inverse, -2), transpose_(u))
 
@@ -424,4 +434,4 @@ def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
     """
     x = as_tensor(x)
     s = svdvals(x)
-    return sum(_exceeds_tolerance(s, x.shape[-2], x.shape[-1], rtol), axis=-1)
+    return sum(_exceeds_tolerance(s, x.shape[-2], x.shape[-1], rtol, _find_eps(x)), axis=-1)

@@ -8,6 +8,7 @@ from typing import Any
 from tessera.core.types import bool_
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.elementwise import (
     abs,
     bitwise_and,
@@ -60,7 +61,7 @@ def logical_not(x: Any) -> Tensor:
     return bitwise_not(to_truth(x))
 
 
-@check_arguments
+@composite
 def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Whether |x - y| ≤ atol + rtol · |y|; equal infinities are close, and NaNs if `equal_nan`.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.elementwise import abs, equal, greater, greater_equal, less, log, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.nn import log_softmax, softplus
@@ -26,13 +26,13 @@ def _apply_reduction(x: Tensor, reduction: str) -> Tensor:
     return LOSS_REDUCTIONS[reduction](x)
 
 
-@check_arguments
+@composite
 def mse(input: Any, target: Any) -> Tensor:
     """The mean of the squares of `input` - `target`: an alias of `mse_loss`."""
     return mse_loss(input, target)
 
 
-@check_arguments
+@composite
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The square of `input` - `target`, reduced by "mean", "sum" or "none".
 
@@ -43,13 +43,13 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     return _apply_reduction(distance * distance, reduction)
 
 
-@check_arguments
+@composite
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The magnitude of `input` - `target`, reduced by "mean", "sum" or "none"."""
     return _apply_reduction(abs(as_tensor(input) - as_tensor(target)), reduction)
 
 
-@check_arguments
+@composite
 def cross_entropy(
     input: Any,
     target: Any,
@@ -115,7 +115,7 @@ def _match_rank(target: Tensor, x: Tensor) -> Tensor:
     return target
 
 
-@check_arguments
+@composite
 def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Minus the element of `input` [N, C], log probabilities, at each class of `target` [N]."""
     logs, target = as_tensor(input), as_tensor(target)
@@ -131,7 +131,7 @@ def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     return _apply_reduction(-sum(where(hot, logs, 0.0), axis=-1), reduction)
 
 
-@check_arguments
+@composite
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """Half the square of `input` - `target` up to `delta`, beyond it linear (Huber 1964); then its reduction.
 
@@ -145,7 +145,7 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     return _apply_reduction(where(near, inner * inner * 0.5, (size - 0.5 * delta) * delta), reduction)
 
 
-@check_arguments
+@composite
 def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """Minus the log probability of `target` (0 to 1) under probabilities `input`; logarithms stop at -100."""
     x, y = as_tensor(input), as_tensor(target)
@@ -159,7 +159,7 @@ def _bounded_log(x: Tensor) -> Tensor:
     return where(least, -100.0, log(where(least, 1.0, x)))
 
 
-@check_arguments
+@composite
 def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """`binary_cross_entropy` of the sigmoid of `input`, computed from the logits: it loses no digits.
 
@@ -171,7 +171,7 @@ def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None
     return _apply_reduction(losses if weight is None else losses * weight, reduction)
 
 
-@check_arguments
+@composite
 def kl_div(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """target · (log target - input) for log probabilities `input`; where `target` is 0 that is 0."""
     logs, share = as_tensor(input), as_tensor(target)

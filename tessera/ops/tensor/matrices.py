@@ -11,6 +11,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import eye
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.elementwise import equal, where
 from tessera.ops.tensor.rearrange import narrow
@@ -109,7 +110,7 @@ def trace(x: Any, offset: int = 0) -> Tensor:
     return sum(diagonal(x, offset), axis=-1)
 
 
-@check_arguments
+@composite
 def tensordot(a: Any, b: Any, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """The sum of products over some axes of `a` and as many of `b`: the last of `a` and first of `b`, or pairs.
 
@@ -132,7 +133,7 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Sequence[int], Sequence[int]] = 
     return reshape(matmul(rows, columns), shape=(*outer, *last))
 
 
-@check_arguments
+@composite
 def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
     """The cross product of vectors of three elements along `axis`.
 
@@ -150,7 +151,7 @@ def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
     return concatenate(parts, axis=axis)
 
 
-@check_arguments
+@composite
 def matrix_power(x: Any, n: int) -> Tensor:
     """The product of `n` ≥ 0 copies of square matrices `x` [..., N, N], by squaring.
 

@@ -15,9 +15,9 @@ from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
-from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
+from tessera.ops.tensor.argument_checks import parse_shape
 from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once, sum_of_partials
-from tessera.ops.tensor.coercion import coerce_floating, promote_types, unify_dtypes
+from tessera.ops.tensor.coercion import coerce_floating, composite, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import (
     abs,
@@ -218,7 +218,7 @@ def _(x, *, axis, eps, center):
     return d * rsqrt(mean(d * d, axis=axis, keepdims=True) + eps)
 
 
-@check_arguments
+@composite
 def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last axes (Ba, Kiros and Hinton 2016), then `weight` and `bias`.
 
@@ -233,7 +233,7 @@ def layer_norm(x: Any, normalized_shape: Any = None, weight: Any = None, bias: A
     return _apply_affine(normalize(x, axis=_find_trailing_axes(x, normalized_shape), eps=eps), weight, bias)
 
 
-@check_arguments
+@composite
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
     """Root mean square normalisation over the last axis (Zhang and Sennrich 2019), then `weight`."""
     return _apply_affine(normalize(x, axis=-1, eps=eps, center=False), weight, None)
@@ -387,7 +387,7 @@ def _(lanes, **attrs):
 # Ops that depend on `training`: dropout and batch normalisation.
 
 
-@check_arguments
+@composite
 def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator | None = None) -> Tensor:
     """`x` with each element set to 0 with probability `p` and the others scaled by 1 / (1 - p).
 
@@ -413,7 +413,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator 
     return where(kept, x * (1.0 / (1.0 - p) if p < 1 else 1.0), 0.0)
 
 
-@check_arguments
+@composite
 def batch_norm(
     x: Any,
     running_mean: Any,
@@ -460,7 +460,7 @@ def _check_channels(x: Tensor, **each: Any) -> None:
             )  # fmt: skip
 
 
-@check_arguments
+@composite
 def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: float = 0.1) -> tuple[Tensor, Tensor]:
     """The running mean and variance of `batch_norm` after this batch: old · (1 - momentum) + new · momentum.
 

@@ -14,6 +14,7 @@ from tessera.core.types import DType, f32, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, full
+from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.elementwise import equal, greater_equal, less, less_equal, where
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, gather, iota, reshape, slice_
 from tessera.ops.tensor.shape import pad as padded
@@ -181,7 +182,7 @@ def chunk(x: Any, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     return split(x, [min(each, size - at) for at in range(0, size, each)] or [0], axis)
 
 
-@check_arguments
+@composite
 def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """The differences of neighbours along `axis`, taken `n` times; `prepend` and `append` extend `x` first.
 

@@ -18,7 +18,6 @@ from tessera.ir.numerics.reference_kernels import sum_compensated
 from tessera.ir.rules import ACCUMULATE, REGISTRY, STORAGE, Op, batch, error, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor import shape
-from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import (
     broadcast_to,
     cast,
@@ -29,7 +28,7 @@ from tessera.ops.tensor.basic import (
     stop_gradient,
     zero_jvp,
 )
-from tessera.ops.tensor.coercion import coerce_floating
+from tessera.ops.tensor.coercion import coerce_floating, composite
 from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, mul, not_equal, pow, sqrt, where
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import count_elements, pad, permute, reshape, slice_
@@ -440,7 +439,7 @@ def _(out, primals, tangents, *, axis, keepdims):
     return sum(exp(x - whole) * t, axis=axis, keepdims=keepdims)
 
 
-@check_arguments
+@composite
 def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The `ord`-norm of the elements along `axis` (all of them when None) taken as vectors.
 

@@ -18,7 +18,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.dtype_info import FloatInfo, finfo
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast, full, sum_of_exact_partials, sum_of_partials, zero_jvp
-from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, coerce_rounding
+from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, coerce_rounding, composite
 from tessera.ops.tensor.elementwise import (
     abs,
     ceil,
@@ -483,7 +483,7 @@ def positive(x: Any) -> Tensor:
     return as_tensor(x)
 
 
-@check_arguments
+@composite
 def lerp(x: Any, y: Any, weight: Any) -> Tensor:
     """x + weight · (y - x): `x` at weight 0, towards `y` at 1.
 
