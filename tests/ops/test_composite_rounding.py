@@ -57,6 +57,8 @@ CASES = {
     "nll_loss": (lambda x: ts.nll_loss(x, CLASSES, "mean"), (16, 8)),
     "softmax": (ts.softmax, (16, 16)),
     "normalize": (ts.layer_norm, (16, 16)),
+    "logsumexp": (lambda x: ts.logsumexp(x, axis=-1), (16, 16)),
+    "std": (lambda x: ts.std(x, axis=-1), (16, 16)),
 }  # fmt: skip
 SEEDS = st.integers(0, 2**32 - 1)
 HALVES = st.sampled_from([ts.f16, ts.bf16])

@@ -151,14 +151,19 @@ def sum_of_exact_partials(*partials: PartialDerivative | None) -> Callable[..., 
     return rule
 
 
-def round_once(rule: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """A JVP rule that computes in the compute type of the result and rounds the tangent once, as the op does."""
+def round_once(rule: Callable[..., Tensor | None], result: Op | None = None) -> Callable[..., Tensor | None]:
+    """A JVP rule that computes in the compute type of the result and rounds the tangent once, as the op does.
+
+    A rule that reads the result gets it rounded, as memory holds it; with `result`, its op, it gets it before that.
+    """
 
     def rounded(out: Any, primals: Sequence[Any], tangents: Tangents, **attrs: Any) -> Tensor | None:
         wide = out.type.compute
         if out.dtype == wide:
             return rule(out, primals, tangents, **attrs)
-        moved = rule(widen(out), [widen(x) for x in primals], [t if t is None else widen(t) for t in tangents], **attrs)
+        wide_primals = [widen(x) for x in primals]
+        whole = widen(out) if result is None else result(*wide_primals, **attrs)
+        moved = rule(whole, wide_primals, [t if t is None else widen(t) for t in tangents], **attrs)
         return None if moved is None else cast(moved, dtype=out.type.policy or out.dtype)
 
     def widen(x: Tensor) -> Tensor:

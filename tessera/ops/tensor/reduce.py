@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -398,7 +399,7 @@ def _(x, *, axis, keepdims, correction):
 
 
 @jvp(std)
-@round_once
+@partial(round_once, result=std)
 def _(out, primals, tangents, *, axis, keepdims, correction):
     # Equal elements have no derivative; 0 is the subgradient of least norm.
     (x,), (t,) = primals, tangents
@@ -431,7 +432,7 @@ def _(x, *, axis, keepdims):
 
 
 @jvp(logsumexp)
-@round_once
+@partial(round_once, result=logsumexp)
 def _(out, primals, tangents, *, axis, keepdims):
     # The derivative is the softmax; it is 0 where every element is -inf.
     (x,), (t,) = primals, tangents
