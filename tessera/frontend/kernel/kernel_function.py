@@ -21,7 +21,7 @@ from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.frontend.kernel import autotuning as tuning
 from tessera.frontend.kernel.autotuning import Evolutionary, Tuned, TuningSettings, split_configuration
-from tessera.frontend.kernel.signature import KernelArguments, read_parameters
+from tessera.frontend.kernel.signature import KernelArguments, make_array, read_parameters
 from tessera.ir.core import Module
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.argument_checks import check_function
@@ -81,6 +81,7 @@ class Kernel:
         self.parameters = read_parameters(function)
         self.hooks = LaunchHooks()
         self._cache: dict[Any, SpecialisedKernel] = {}
+        self._recorded: dict[Any, _RecordedCall] = {}
         self._configured: dict[Any, Kernel] = {}
 
     def __getitem__(self, item: Any) -> KernelLaunch:
@@ -160,6 +161,11 @@ class Kernel:
         self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
     ) -> Module:
         """The Tile module for these argument types and this launch, compiled once."""
+        return self._specialise(arg_types, constants, grid, group).module
+
+    def _specialise(
+        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...], group: int
+    ) -> SpecialisedKernel:
         named = tuple((k, _make_hashable(v)) for k, v in constants.items())
         key = (tuple(arg_types.items()), named, grid, group, LINE_MARKS_ENABLED.get())
         found = self._cache.get(key)
@@ -175,10 +181,68 @@ class Kernel:
                 arg_types, constants, grid, group, options.tile_shape, options.shared_memory, *hints
             )
             found = self._cache[key] = specialise(self.kernel_function, self.parameters, request)
-        return found.module
+        return found
+
+    def bind_launch(self, launch: KernelLaunch, args: Any, named: Mapping[str, Any]) -> tuple[Module, KernelArguments]:
+        """The module of a call and its arguments; a call as one before it skips the signature and the annotations."""
+        key = self._make_call_key(launch, args, named)
+        known = None if key is None else self._recorded.get(key)
+        if known is not None and known.specialised.unchanged():
+            return known.specialised.module, known.bind((*args, *named.values()))
+        found = self.bind(args, named)
+        specialised = self._specialise(found.types, found.constants, *self.plan(found, launch.grid, launch.group))
+        names = [*self.parameters.signature.parameters][: len(args)] + [*named]
+        if key is not None and all(name in names for name in found.types):
+            places = tuple((names.index(name), type) for name, type in found.types.items())
+            self._recorded[key] = _RecordedCall(specialised, found, places)
+        return specialised.module, found
+
+    def _make_call_key(self, launch: KernelLaunch, args: Any, named: Mapping[str, Any]) -> Any:
+        """What `bind` and `plan` depend on, with other values left out; None: the call is not recorded.
+
+        Arrays count by shape and element type, numbers that are no constants by type, constants by value.
+        """
+        constants, names, grid = self.parameters.constants, self.parameters.signature.parameters, launch.grid
+        if len(args) > len(names) or not (
+            grid is None or _INT.issuperset(map(type, grid if grid.__class__ is tuple else (grid,)))
+        ):
+            return None
+        key: list[Any] = [launch.grid, launch.group, LINE_MARKS_ENABLED.get(), *named]
+        for name, x in (*zip(names, args, strict=False), *named.items()):
+            kind = x.__class__
+            if kind is np.ndarray:
+                key.append((x.shape, x.dtype))
+            elif kind is Tensor and x.data.__class__ is np.ndarray:
+                key.append(x.type)
+            elif kind in _NUMBER_TYPES and name not in constants:
+                key.append(kind)
+            elif kind in _CONSTANT_TYPES:
+                key.append((kind, x))
+            else:
+                return None
+        return tuple(key)
 
     def __repr__(self) -> str:
         return f"<kernel {self.kernel_function.__name__}>"
+
+
+_INT = frozenset((int,))
+_NUMBER_TYPES = frozenset((bool, int, float))
+_CONSTANT_TYPES = frozenset((bool, int, float, str, type(None)))
+
+
+@dataclass(frozen=True)
+class _RecordedCall:
+    """A call that was bound: its kernel, its arguments, and where those of run time stand among the call's values."""
+
+    specialised: SpecialisedKernel
+    found: KernelArguments
+    places: tuple[tuple[int, Type], ...]
+
+    def bind(self, values: Sequence[Any]) -> KernelArguments:
+        """The arguments of a call of the same kind."""
+        arrays = tuple(make_array(values[place], type) for place, type in self.places)
+        return KernelArguments(self.found.types, arrays, self.found.constants, self.found.tensors)
 
 
 @dataclass(frozen=True)
@@ -193,8 +257,7 @@ class KernelLaunch:
     def __call__(self, *args: Any, **named: Any) -> Any:
         if self.kernel.options.tuning is not None:
             return apply_configuration(self, self.tune(*args, **named).config)(*args, **named)
-        found = self.kernel.bind(args, named)
-        module = self._module(found)
+        module, found = self.kernel.bind_launch(self, args, named)
         stream = order_launch(module, lambda: dict(zip(found.types, found.arrays, strict=True)))
         if stream is not None:
             return stream.queue(lambda: self._run(module, found))

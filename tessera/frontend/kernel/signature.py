@@ -92,7 +92,7 @@ class KernelParameters:
                 constants[name] = argument.item() if isinstance(argument, np.generic) else argument
                 continue
             types[name] = type
-            arrays.append(_make_array(argument, type))
+            arrays.append(make_array(argument, type))
         self.sizes(types)
         return KernelArguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in given.values()))
 
@@ -201,7 +201,10 @@ def _is_array(argument: Any) -> bool:
     return isinstance(argument, (Tensor, np.ndarray))
 
 
-def _make_array(argument: Any, type: Type) -> np.ndarray:
+def make_array(argument: Any, type: Type) -> np.ndarray:
+    """The array of an argument that exists at run time."""
+    if argument.__class__ is np.ndarray:
+        return argument
     if isinstance(argument, Tensor):
         return make_writable(argument)
     return argument if isinstance(argument, np.ndarray) else np.asarray(argument, type.dtype.numpy)

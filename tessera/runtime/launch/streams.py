@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.device import array_span
+from tessera.core.device import INTERP, array_span, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, ExecutionError, Location, user_location
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
@@ -35,8 +35,16 @@ _LOCK = Lock()
 
 def run_module(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
     """Run a Tile module: return its results; the arrays that it writes are updated in place."""
-    if not all(a.flags.writeable for a in arrays):
-        _check_writeable(module, arrays)
+    for array in arrays:
+        flags = array.flags
+        if not (flags.c_contiguous and flags.writeable):
+            return _run_packed(module, arrays, target)
+    return execute_module(module, arrays, target)
+
+
+def _run_packed(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
+    """Run a Tile module on contiguous copies of the arrays that are not contiguous."""
+    _check_writeable(module, arrays)
     packed = [np.ascontiguousarray(a) if a.ndim else a for a in arrays]  # kernels index contiguous rows
     outputs = execute_module(module, packed, target)
     for array, held in zip(arrays, packed, strict=True):
@@ -67,8 +75,6 @@ def find_written_params(module: Module) -> tuple[int, ...]:
 
 def execute_module(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
     """Run a Tile module on a target, or on the default device."""
-    from tessera.core.device import INTERP, default_device, find_generator_name
-
     generator = find_generator_name(target or default_device())
     if generator == INTERP:
         from tessera.interp.tile import (
@@ -81,13 +87,13 @@ def execute_module(module: Module, arrays: Sequence[np.ndarray], target: str | N
 
 def compile_module(module: Module, generator: str) -> RunFunction:
     """Compile a Tile module for a target; the last `MAX_CACHED_PROGRAMS` compiled programs are cached."""
-    from tessera.runtime.driver import compile_tile
-
     place = (id(module), generator)
     with _LOCK:
         if place in _PROGRAMS:
             _PROGRAMS.move_to_end(place)
             return _PROGRAMS[place][1]
+    from tessera.runtime.driver import compile_tile  # loads the levels above: the interpreter needs none of them
+
     run = compile_tile(module, generator)
     with _LOCK:
         _PROGRAMS[place] = (module, run)
