@@ -45,6 +45,7 @@ class PlanParameter:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.name = data["name"]
         self.shape, self.dtype = tuple(data["shape"]), as_dtype(data["dtype"])
+        self._numpy = self.dtype.numpy
         self.output, self.scalar = data["role"] == "output", data["role"] == "scalar"
 
     def allocate(self, zeroed: bool) -> np.ndarray:
@@ -57,6 +58,8 @@ class PlanParameter:
         Raises:
             ShapeError, DTypeError: the shape or the dtype is not the parameter's.
         """
+        if value.__class__ is np.ndarray and value.shape == self.shape and value.dtype == self._numpy:
+            return value
         is_number = self.scalar and not hasattr(value, "dtype")
         array = np.asarray(value, self.dtype.numpy) if is_number else np.asarray(value)
         if array.shape != self.shape:

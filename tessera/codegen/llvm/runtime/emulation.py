@@ -33,7 +33,11 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
     module = LlvmModule(
         "\n".join([text, *wrappers]),
         TEXT_FILE,
-        {REPORT_FUNCTION: _make_report_function(reports), program_ops.BARRIER_FUNCTION: _pass_grid_barrier},
+        {
+            REPORT_FUNCTION: _make_report_function(reports),
+            program_ops.BARRIER_FUNCTION: _pass_grid_barrier,
+            program_ops.POLL_FUNCTION: _pass_poll,
+        },
     )
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -49,6 +53,10 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
 
 def _pass_grid_barrier(memory: SegmentedMemory, context: int) -> None:
     """The grid barrier does nothing: the programs of a cooperative launch are lanes in lockstep."""
+
+
+def _pass_poll(memory: SegmentedMemory, word: int) -> None:
+    """Nothing stops a program from outside: the emulator is Python code, in which Ctrl-C takes effect at once."""
 
 
 def _make_report_function(reports: ReportCollector) -> HostFunction:

@@ -21,7 +21,7 @@ from tessera.codegen.host_plan import (
     view_as_array,
     view_memory,
 )
-from tessera.codegen.llvm.runtime import thread_pool
+from tessera.codegen.llvm.runtime import interrupts, thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
@@ -30,7 +30,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.table.program_ops import REPORT_CONTEXT
+from tessera.codegen.llvm.table.program_ops import NO_FAILURE, REPORT_CONTEXT
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
 
@@ -135,16 +135,17 @@ class LlvmProgram:
         register_report_symbol()
         if "meeting" in plan:
             thread_pool.register_barrier_symbol()
+        interrupts.register_poll_symbol()
         self._code = MachineCode(text)
-        self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0))
+        self._stop = thread_pool.StopWord(self._code)
+        self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0), self._stop)
         self._workspace = allocate_aligned(plan["workspace"])
         self._lock = Lock()
-        self._barrier_error: BarrierError | None = None
         self._reports = ReportCollector(plan.get("reports", ()))
         self._connect_reports()
         host_args = [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])]
         self._build_tasks(plan["launches"], host_args)
-        self._cooperative = thread_pool.CooperativeLaunches(plan, self._code)
+        self._cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
         self._engine = self._make_engine(plan) if "steps" in plan else None
 
     def _build_tasks(self, launches: Sequence[Mapping[str, Any]], host_args: Sequence[Mapping[str, Any]]) -> None:
@@ -186,26 +187,32 @@ class LlvmProgram:
             ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
             ExecutionError: an assertion of the program failed.
             BarrierError: programs wait at a grid barrier for others that have ended.
+            KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
         users, bound = self._arguments.bind(arrays)
         with self._lock:
             for slots, param, array in zip(self._param_slots, self._arguments.params, bound, strict=True):
                 self._slots[slots] = encode_slot(param, array)
-            if self._engine is None:
-                self._launch(0, len(self._tasks), self._serial)
-            else:
-                self._engine.run()
-            barrier_error, self._barrier_error = self._barrier_error, None
+            self._stop.value = NO_FAILURE
+            try:
+                if self._engine is None:
+                    self._launch(0, len(self._tasks), self._serial)
+                else:
+                    self._engine.run()
+            except BarrierError:
+                self._reports.finish()  # a program that failed an assertion reaches no barrier
+                raise
+            except BaseException:
+                self._reports.discard()
+                raise
         outputs = self._arguments.finish(users, bound)
         self._reports.finish()
-        if barrier_error is not None:
-            raise barrier_error
         return outputs
 
     def _launch(self, first: int, last: int, serial: bool) -> None:
         for start, stop, cooperative in self._cooperative.split(first, last):
             if cooperative:
-                self._barrier_error = self._cooperative.run(start, self._tasks[start]) or self._barrier_error
+                self._cooperative.run(start, self._tasks[start])
             else:
                 self._pool.run(self._tasks[start:stop], serial)
 

@@ -55,6 +55,11 @@ class ReportCollector:
         with self._lock:
             self._records.append((program, len(self._records), site, blocks))
 
+    def discard(self) -> None:
+        """Forget the records of a run that was interrupted."""
+        with self._lock:
+            self._records, self.callback_error = [], None
+
     def finish(self) -> None:
         """Show the prints in the order of programs, then raise the first failure.
 

@@ -2,18 +2,19 @@
 
 Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left,
 then waits until all are done, and goes on. A thread that starts late finds no chunk left and passes through; no Python
-runs between two launches.
+runs between two launches. When the stop word of the text says so, every thread leaves.
 
 A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round, the
-number of the round, the programs that have ended, the address of the context word of the text, and the number of
-programs.
+number of the round, the programs that have ended, the address of the stop word of the text, the number of programs, and
+whether the launch is abandoned, so that a program that has not begun does nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Thread
@@ -22,8 +23,17 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from tessera.codegen.llvm.runtime import interrupts
 from tessera.codegen.llvm.runtime.jit import MachineCode
-from tessera.codegen.llvm.table.program_ops import BARRIER_CONTEXT, BARRIER_FUNCTION
+from tessera.codegen.llvm.table.program_ops import (
+    BARRIER_BROKEN,
+    BARRIER_CONTEXT,
+    BARRIER_FUNCTION,
+    FAILURE_WORD,
+    FIRST_KEY,
+    INTERRUPTED,
+    POLL_FUNCTION,
+)
 from tessera.core.device import array_address
 from tessera.core.errors import ArgumentError, BarrierError
 
@@ -31,15 +41,21 @@ from tessera.core.errors import ArgumentError, BarrierError
 
 
 TASK_FIELDS = 4  # function, slots, number of programs, chunk
+STATE_WORDS = 8  # a cache line: the next program, programs done, and in the first state the threads in machine code
+USERS = 2
+NOTHING_LEFT = 1 << 62  # of both counts
 SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
 
 WORKER_TEXT = f"""
 %task = type {{ ptr, ptr, i64, i64 }}
 %state = type {{ i64, i64, [48 x i8] }}
 declare i32 @sched_yield()
+declare void @{POLL_FUNCTION}(ptr)
 
-define void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch) {{
+define void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p) {{
 entry:
+  %users = getelementptr i64, ptr %states, i64 {USERS}
+  %entered = atomicrmw add ptr %users, i64 1 seq_cst
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %task, label %leave
 task:
@@ -56,6 +72,10 @@ task:
   %done.p = getelementptr %state, ptr %states, i64 %i, i32 1
   br label %take
 take:
+  %word = load atomic i64, ptr %word.p monotonic, align 8
+  %stopped = icmp ult i64 %word, {FIRST_KEY}
+  br i1 %stopped, label %leave, label %next
+next:
   %begin = atomicrmw add ptr %next.p, i64 %chunk monotonic
   %some = icmp slt i64 %begin, %total
   br i1 %some, label %work, label %wait
@@ -68,7 +88,7 @@ work:
   %before = atomicrmw add ptr %done.p, i64 %ran acq_rel
   br label %take
 wait:
-  %spin = phi i64 [ 0, %take ], [ %spin.next, %again ], [ 0, %yield ]
+  %spin = phi i64 [ 0, %next ], [ %spin.next, %again ], [ 0, %rest ]
   %done = load atomic i64, ptr %done.p acquire, align 8
   %all = icmp sge i64 %done, %total
   br i1 %all, label %finished, label %again
@@ -78,12 +98,18 @@ again:
   br i1 %tired, label %yield, label %wait
 yield:
   %ignored = call i32 @sched_yield()
+  call void @{POLL_FUNCTION}(ptr %word.p)
+  %now = load atomic i64, ptr %word.p monotonic, align 8
+  %ended = icmp ult i64 %now, {FIRST_KEY}
+  br i1 %ended, label %leave, label %rest
+rest:
   br label %wait
 finished:
   %i.next = add i64 %i, 1
   %more = icmp slt i64 %i.next, %count
   br i1 %more, label %task, label %leave
 leave:
+  %left = atomicrmw sub ptr %users, i64 1 seq_cst
   ret void
 }}
 """
@@ -91,14 +117,15 @@ leave:
 
 @cache
 def _compile_worker() -> MachineCode:
+    interrupts.register_poll_symbol()
     return MachineCode(WORKER_TEXT)
 
 
 @cache
-def get_worker_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
-    """The machine code that a thread runs; the interpreter lock is released meanwhile."""
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    return function(_compile_worker().address("execute"))
+def get_worker_entry() -> tuple[ctypes._FuncPointer, int]:  # type: ignore[name-defined]
+    """The machine code that a thread runs, and its address; the interpreter lock is released meanwhile."""
+    pointer, place = ctypes.c_void_p, _compile_worker().address("execute")
+    return ctypes.CFUNCTYPE(None, pointer, ctypes.c_int64, pointer, pointer, pointer)(place), place
 
 
 @cache
@@ -121,27 +148,76 @@ def choose_thread_count(given: int | None = None) -> int:
     return int(text)
 
 
-class WorkerPool:
-    """A number of threads, each with its own scratch memory."""
+class StopWord:
+    """The stop word of a text. A thread that starts late reads it, so it keeps the machine code in memory."""
 
-    def __init__(self, threads: int, scratch: int) -> None:
-        self.threads = threads
+    def __init__(self, code: MachineCode) -> None:
+        self._code = code
+        place = code.variable(FAILURE_WORD)  # 0 in the text of an artifact that an earlier version built
+        self._word = ctypes.c_int64.from_address(place) if place else ctypes.c_int64()
+        self.address = ctypes.addressof(self._word)
+
+    @property
+    def value(self) -> int:
+        """What the word holds: NO_FAILURE, INTERRUPTED, BARRIER_BROKEN, or the key of a failure."""
+        return self._word.value
+
+    @value.setter
+    def value(self, number: int) -> None:
+        self._word.value = number
+
+
+class WorkerPool:
+    """A number of threads, each with its own scratch memory; `stop` is the stop word of the text that they run."""
+
+    def __init__(self, threads: int, scratch: int, stop: StopWord) -> None:
+        self.threads, self._stop = threads, stop
         self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
         self._addresses = [array_address(a) for a in self._arenas]
 
     def run(self, tasks: np.ndarray, serial: bool) -> None:
-        """Run every task; `serial`: on the calling thread, for work too small to share."""
+        """Run every task; `serial`: on the calling thread, for work too small to share.
+
+        Raises:
+            KeyboardInterrupt: the handler of a signal raised it (or another exception); no thread uses the tasks.
+        """
         # a new array for each run: a late thread may still read the old one
-        states = np.zeros((len(tasks), 8), np.int64)
-        run, place, count = get_worker_entry(), array_address(tasks), len(tasks)
-        if not serial:
-            for arena in self._addresses[1:]:
-                get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena)
-        run(place, count, array_address(states), self._addresses[0])
+        states = np.zeros((max(1, len(tasks)), STATE_WORDS), np.int64)
+        run, entry = get_worker_entry()
+        arguments = (array_address(tasks), len(tasks), array_address(states), self._addresses[0], self._stop.address)
+        try:
+            if not serial:
+                for arena in self._addresses[1:]:
+                    get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena, self._stop)
+            if interrupts.is_main_thread():
+                interrupts.get_interruptible_entry()(entry, *arguments)
+            else:
+                run(*arguments)
+        except BaseException:  # a signal while Python started the threads
+            self._expel_helpers(states)
+            raise
+        if self._stop.value == INTERRUPTED:
+            self._expel_helpers(states)
+            interrupts.raise_interrupt()
+
+    def _expel_helpers(self, states: np.ndarray) -> None:
+        """Wait until no thread is in machine code of this run; one that starts later finds nothing to do."""
+        self._stop.value = INTERRUPTED
+        states[:, :USERS] = NOTHING_LEFT
+        wait_for(lambda: not states[0, USERS])
 
 
-def _run_helper(run: ctypes._FuncPointer, tasks: np.ndarray, states: np.ndarray, arena: int) -> None:  # type: ignore[name-defined]
-    run(array_address(tasks), len(tasks), array_address(states), arena)
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for threads that are about to leave; a signal does not end the wait."""
+    while not condition():
+        try:
+            time.sleep(1e-3)
+        except KeyboardInterrupt:  # one was raised before, which the caller passes on
+            continue
+
+
+def _run_helper(run: Callable[..., None], tasks: np.ndarray, states: np.ndarray, arena: int, stop: StopWord) -> None:
+    run(array_address(tasks), len(tasks), array_address(states), arena, stop.address)
 
 
 def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
@@ -154,8 +230,8 @@ def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
 # Cooperative launches: a thread for each program, and the machine code of the grid barrier.
 
 
-BARRIER_STATE_WORDS = 5
-ARRIVED, ROUND, ENDED, CONTEXT_ADDRESS, PROGRAMS = range(BARRIER_STATE_WORDS)
+BARRIER_STATE_WORDS = 6
+ARRIVED, ROUND, ENDED, STOP_ADDRESS, PROGRAMS, ABANDONED = range(BARRIER_STATE_WORDS)
 BARRIER_TEXT = f"""
 declare i32 @sched_yield()
 
@@ -164,7 +240,7 @@ entry:
   %state = inttoptr i64 %context to ptr
   %round.p = getelementptr i64, ptr %state, i64 {ROUND}
   %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
-  %own.p = getelementptr i64, ptr %state, i64 {CONTEXT_ADDRESS}
+  %own.p = getelementptr i64, ptr %state, i64 {STOP_ADDRESS}
   %programs.p = getelementptr i64, ptr %state, i64 {PROGRAMS}
   %programs = load i64, ptr %programs.p
   %round = load atomic i64, ptr %round.p acquire, align 8
@@ -184,23 +260,35 @@ wait:
   br i1 %met, label %leave, label %look
 look:
   %lost = icmp sgt i64 %ended, 0
-  br i1 %lost, label %parted, label %rest
+  br i1 %lost, label %parted, label %ask
+ask:
+  %own = load ptr, ptr %own.p
+  %word = load atomic i64, ptr %own monotonic, align 8
+  %stopped = icmp ult i64 %word, {FIRST_KEY}
+  br i1 %stopped, label %leave, label %rest
 rest:
   %more = call i32 @sched_yield()
   br label %wait
 parted:
-  %own = load ptr, ptr %own.p
-  store atomic i64 -1, ptr %own release, align 8
+  %broken = load ptr, ptr %own.p
+  %least = atomicrmw umin ptr %broken, i64 {BARRIER_BROKEN} acq_rel
   ret void
 leave:
   ret void
 }}
 
 define void @tessera_program(ptr %run, ptr %slots, i64 %program, ptr %scratch, ptr %state) {{
+  %abandoned.p = getelementptr i64, ptr %state, i64 {ABANDONED}
+  %abandoned = load atomic i64, ptr %abandoned.p acquire, align 8
+  %none = icmp ne i64 %abandoned, 0
+  br i1 %none, label %leave, label %begin
+begin:
   %next = add i64 %program, 1
   call void %run(ptr %slots, i64 %program, i64 %next, ptr %scratch)
   %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
   %ignored = atomicrmw add ptr %ended.p, i64 1 acq_rel
+  br label %leave
+leave:
   ret void
 }}
 """
@@ -209,10 +297,11 @@ define void @tessera_program(ptr %run, ptr %slots, i64 %program, ptr %scratch, p
 class CooperativeLaunches:
     """The cooperative launches of one artifact."""
 
-    def __init__(self, plan: Mapping[str, Any], code: MachineCode) -> None:
+    def __init__(self, plan: Mapping[str, Any], code: MachineCode, stop: StopWord) -> None:
         names = set(plan.get("meeting", ()))
-        self._names = {row: e["kernel"] for row, e in enumerate(plan["launches"]) if e["kernel"] in names}
-        self._scratch = {row: plan["scratch"][name] for row, name in self._names.items()}
+        self.names = {row: e["kernel"] for row, e in enumerate(plan["launches"]) if e["kernel"] in names}
+        self._scratch = {row: plan["scratch"][name] for row, name in self.names.items()}
+        self._stop = stop
         if names:
             self._context_word = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
 
@@ -227,35 +316,45 @@ class CooperativeLaunches:
         if last > start:
             yield start, last, False
 
-    def run(self, row: int, task: np.ndarray) -> BarrierError | None:
-        """Run a launch with a thread for each program; the error, if a barrier could not complete."""
+    def run(self, row: int, task: np.ndarray) -> None:
+        """Run a launch with a thread for each program.
+
+        Raises:
+            BarrierError: a barrier could not complete.
+            KeyboardInterrupt: a signal handler raised it, or another exception; every thread has left.
+        """
         entry, slots, total = (int(n) for n in task[:3])
         arenas = [allocate_aligned(self._scratch[row]) for _ in range(total)]
         state = np.zeros(BARRIER_STATE_WORDS, np.int64)
-        state[CONTEXT_ADDRESS], state[PROGRAMS] = ctypes.addressof(self._context_word), total
+        state[STOP_ADDRESS], state[PROGRAMS] = self._stop.address, total
         self._context_word.value = array_address(state)
-        run = _get_program_entry()
         threads = [
-            Thread(
-                target=run,
-                args=(entry, slots, i, array_address(arenas[i]), array_address(state)),
-                name=f"tessera-program-{i}",
-            )
+            Thread(target=_run_program, args=(entry, slots, i, arenas[i], state), name=f"tessera-program-{i}")
             for i in range(total)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return self._make_barrier_error(row, total) if self._context_word.value < 0 else None
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            state[ABANDONED], self._stop.value = 1, INTERRUPTED
+            wait_for(lambda: not any(thread.is_alive() for thread in threads))
+            raise
+        if self._stop.value == BARRIER_BROKEN:
+            raise self._make_barrier_error(row, total)
 
     def _make_barrier_error(self, row: int, total: int) -> BarrierError:
         return BarrierError(
-            f"some programs of {self._names[row]} wait at a grid barrier, and others have ended",
+            f"some programs of {self.names[row]} wait at a grid barrier, and others have ended",
             expected=f"all {total} programs of the launch at the same barrier",
             suggestion="move it out of the `if` or loop whose condition differs between programs; the interpreter "
             "names the programs that diverge",
         )  # fmt: skip
+
+
+def _run_program(entry: int, slots: int, program: int, arena: np.ndarray, state: np.ndarray) -> None:
+    _get_program_entry()(entry, slots, program, array_address(arena), array_address(state))
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import allocate_block, allocate_new, materialise_block, move_block
+from tessera.codegen.llvm.table.program_ops import MAX_UNCHECKED_ITERATIONS, emit_stop_check
 from tessera.codegen.llvm.text.builder import LineSection, is_number
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef
@@ -92,11 +93,23 @@ def _(kernel, node):
     body = node.regions[0]
     kernel.scalars[body.params[0]] = index
     carried.bind(body.params[1:])
+    if not _is_short(kernel, node):
+        emit_stop_check(kernel)
     emit_block(kernel, body)
     text.line(f"{more} = add i64 {index}, {step}")
     carried.emit_latch(body.results, (index, lower, more))
     text.begin_block(exit_label)
     carried.bind(node.results)
+
+
+def _is_short(kernel: LlvmKernelContext, node: Node) -> bool:
+    """Whether a loop has few iterations and no loop inside, so that it needs no stop check of its own."""
+    bounds = [kernel.scalars[v] for v in node.args[:3]]
+    if not all(is_number(b) for b in bounds) or any(
+        n.op in (control_flow.for_, control_flow.while_) for n in node.regions[0].walk()
+    ):
+        return False
+    return len(range(*(int(b) for b in bounds))) <= MAX_UNCHECKED_ITERATIONS
 
 
 def _emit_loop_condition(kernel: LlvmKernelContext, index: str, upper: str, step: str) -> str:
@@ -121,6 +134,7 @@ def _(kernel, node):
     text.line(f"br i1 {kernel.scalars[condition.results[0]]}, label %{body_label}, label %{exit_label}")
     text.begin_block(body_label)
     carried.bind(body.params)
+    emit_stop_check(kernel)
     emit_block(kernel, body)
     carried.emit_latch(body.results)
     text.begin_block(exit_label)

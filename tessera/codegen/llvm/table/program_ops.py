@@ -2,10 +2,15 @@
 
     void @tessera_meet(i64 context)
     void @tessera_report(i64 context, i64 site, i64 program, ptr table)
+    void @tessera_poll(ptr word)
+
+The stop word @tessera_failure of a text is NO_FAILURE while a launch runs undisturbed. Programs read it in each
+iteration of a loop, between programs and after a barrier; where it is another number they call @tessera_poll, which may
+change it, and end if it is below FIRST_KEY.
 
 The grid barrier calls the runtime, which runs every program of a cooperative launch in a thread of its own; `context`
 is the word @tessera_meeting of the text, set before the launch. When a program has ended, so that the barrier cannot
-complete, the word becomes negative and every program that reads it returns. A report stores its operands and passes
+complete, the stop word becomes BARRIER_BROKEN. A report stores its operands and passes
 `table`, their addresses; `site` is the number of the report in the host plan. A failed assertion ends its program.
 """
 
@@ -30,6 +35,32 @@ if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 
+# The stop word: whether programs go on.
+
+FAILURE_WORD, POLL_FUNCTION = "tessera_failure", "tessera_poll"
+# The values of the word, as unsigned numbers; those between are keys of failures, which end no program that runs.
+INTERRUPTED, BARRIER_BROKEN, FIRST_KEY = 0, 1, 1 << 20
+PENDING, NO_FAILURE = -2, -1
+MAX_UNCHECKED_ITERATIONS = 1024
+
+
+def emit_stop_check(kernel: LlvmKernelContext) -> None:
+    """End the program if its launch is interrupted."""
+    text = kernel.text
+    word = text.let(f"load volatile i64, ptr @{FAILURE_WORD}, align 8")
+    quiet = text.let(f"icmp eq i64 {word}, {NO_FAILURE}", "b")
+    asked, end, going = (text.new_label(hint) for hint in ("asked", "stopped", "going"))
+    text.line(f"br i1 {quiet}, label %{going}, label %{asked}")
+    text.begin_block(asked)
+    text.line(f"call void @{POLL_FUNCTION}(ptr @{FAILURE_WORD})")
+    after = text.let(f"load volatile i64, ptr @{FAILURE_WORD}, align 8")
+    stopped = text.let(f"icmp ult i64 {after}, {FIRST_KEY}", "b")
+    text.line(f"br i1 {stopped}, label %{end}, label %{going}")
+    text.begin_block(end)
+    text.line("ret void")
+    text.begin_block(going)
+
+
 # Grid barrier: a call of the runtime.
 
 
@@ -43,13 +74,7 @@ def _(kernel, node):
     text = kernel.text
     context = text.let(f"load i64, ptr @{BARRIER_CONTEXT}, align 8")
     text.line(f"call void @{BARRIER_FUNCTION}(i64 {context})")
-    after = text.let(f"load volatile i64, ptr @{BARRIER_CONTEXT}, align 8")
-    broken = text.let(f"icmp slt i64 {after}, 0")
-    end, passed = text.new_label("broken"), text.new_label("met")
-    text.line(f"br i1 {broken}, label %{end}, label %{passed}")
-    text.begin_block(end)
-    text.line("ret void")
-    text.begin_block(passed)
+    emit_stop_check(kernel)
 
 
 # Ids, allocations, and ops that need no code on a processor.

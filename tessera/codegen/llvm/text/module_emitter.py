@@ -119,7 +119,7 @@ def _format_list(params: Sequence[str], *integers: Sequence[str]) -> str:
 
 
 def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[str]:
-    """The function that loops over a range of programs."""
+    """The function that loops over a range of programs, until the launch is stopped."""
     plain = [p.replace(" noalias", "") for p in params]
     bounds = ("%begin", "%end")
     arguments = _format_list(params, bounds, GRID_SIZE_NAMES)
@@ -128,13 +128,22 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
     yield "  %some = icmp slt i64 %begin, %end"
     yield "  br i1 %some, label %loop, label %done"
     yield "loop:"
-    yield "  %n = phi i64 [ %begin, %entry ], [ %next, %loop ]"
+    yield "  %n = phi i64 [ %begin, %entry ], [ %next, %latch ]"
     yield "  %pid2 = urem i64 %n, %grid2"
     yield "  %rest = udiv i64 %n, %grid2"
     yield "  %pid1 = urem i64 %rest, %grid1"
     yield "  %pid0 = udiv i64 %rest, %grid1"
     yield f"  call void @{function.name}({_format_list(plain, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)}, ptr %scratch)"
     yield "  %next = add i64 %n, 1"
+    yield f"  %word = load volatile i64, ptr @{program_ops.FAILURE_WORD}, align 8"
+    yield f"  %quiet = icmp eq i64 %word, {program_ops.NO_FAILURE}"
+    yield "  br i1 %quiet, label %latch, label %asked"
+    yield "asked:"
+    yield f"  call void @{program_ops.POLL_FUNCTION}(ptr @{program_ops.FAILURE_WORD})"
+    yield f"  %after = load volatile i64, ptr @{program_ops.FAILURE_WORD}, align 8"
+    yield f"  %stopped = icmp ult i64 %after, {program_ops.FIRST_KEY}"
+    yield "  br i1 %stopped, label %done, label %latch"
+    yield "latch:"
     yield "  %more = icmp slt i64 %next, %end"
     yield "  br i1 %more, label %loop, label %done"
     yield "done:"
@@ -185,6 +194,7 @@ def emit_module(module: Module, options: LlvmOptions) -> LlvmModuleText:
     lines += library.text()
     lines += math_functions.define_called_functions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
+    head += [f"@{program_ops.FAILURE_WORD} = global i64 {program_ops.NO_FAILURE}", ""]
     head += [f"@{program_ops.REPORT_CONTEXT} = global i64 0", ""] if library.sites else []
     cooperative = [f.name for f in module.functions[1:] if uses_grid_barrier(f.body)]
     head += [f"@{program_ops.BARRIER_CONTEXT} = global i64 0", ""] if cooperative else []
