@@ -8,7 +8,6 @@ runs, `{"loop": number, "first": …, "step": …, "count": …, "body": steps}`
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +76,7 @@ class ArgumentBinder:
         self.written, self.read = set(plan["written"]), set(plan["read"])
         self.inputs = [i for i, p in enumerate(self.params) if not p.output]
         self._written_inputs = [i for i in self.inputs if i in self.written]
+        self._outputs = [i for i, p in enumerate(self.params) if p.output]
 
     def bind(self, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """For each parameter the user's array or a new one, and the contiguous array that kernels use.
@@ -91,15 +91,22 @@ class ArgumentBinder:
             p.allocate(zeroed=i in self.read) if p.output else p.convert(next(remaining))
             for i, p in enumerate(self.params)
         ]
-        bound = [make_contiguous(a) for a in users]
-        return users, copy_aliased_arguments(bound, self.written) if self._written_inputs else bound
+        bound = users
+        for array in users:
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned):
+                bound = [make_contiguous(a) for a in users]
+                break
+        if self._written_inputs:
+            bound = copy_aliased_arguments(bound, self._written_inputs, self.inputs)
+        return users, bound
 
     def finish(self, users: list[np.ndarray], bound: list[np.ndarray]) -> list[np.ndarray]:
         """Copy results back to arrays that were bound by copy; the outputs."""
         for i in self._written_inputs:
             if bound[i] is not users[i]:
                 users[i][...] = bound[i]
-        return [a for a, p in zip(users, self.params, strict=True) if p.output]
+        return [users[i] for i in self._outputs]
 
 
 def make_contiguous(array: np.ndarray) -> np.ndarray:
@@ -108,21 +115,22 @@ def make_contiguous(array: np.ndarray) -> np.ndarray:
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
 
 
-def copy_aliased_arguments(arrays: list[np.ndarray], written: set[int]) -> list[np.ndarray]:
-    """The arrays, with a copy of each read-only one that shares memory with a written one.
+def copy_aliased_arguments(arrays: list[np.ndarray], written: Sequence[int], given: Sequence[int]) -> list[np.ndarray]:
+    """The arrays, with a copy of each read-only one that shares memory with a written one; `given` are the caller's.
 
     Raises:
         ArgumentError: two written arrays share memory.
     """
-    bound = list(arrays)
-    for i, j in itertools.product(written, range(len(arrays))):
-        if i == j or not np.may_share_memory(arrays[i], arrays[j]):
-            continue
-        if j in written:
-            raise ArgumentError(
-                f"arguments {i} and {j} are both written and share memory", suggestion="pass a copy of one of them"
-            )
-        bound[j] = arrays[j].copy()
+    bound = arrays
+    for i in written:
+        for j in given:
+            if i == j or not np.may_share_memory(arrays[i], arrays[j]):
+                continue
+            if j in written:
+                raise ArgumentError(
+                    f"arguments {i} and {j} are both written and share memory", suggestion="pass a copy of one of them"
+                )
+            bound = [*bound[:j], arrays[j].copy(), *bound[j + 1 :]]
     return bound
 
 

@@ -241,7 +241,7 @@ class _RecordedCall:
 
     def bind(self, values: Sequence[Any]) -> KernelArguments:
         """The arguments of a call of the same kind."""
-        arrays = tuple(make_array(values[place], type) for place, type in self.places)
+        arrays = tuple([make_array(values[place], type) for place, type in self.places])
         return KernelArguments(self.found.types, arrays, self.found.constants, self.found.tensors)
 
 

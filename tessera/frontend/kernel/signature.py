@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,8 +56,7 @@ class constexpr:
     """The annotation of a parameter that is a constant of the compiler: `BLOCK: ts.constexpr`."""
 
 
-@dataclass(frozen=True)
-class KernelArguments:
+class KernelArguments(NamedTuple):
     """A call's arguments: types and arrays of those that exist at run time, and the constants."""
 
     types: Mapping[str, Type]

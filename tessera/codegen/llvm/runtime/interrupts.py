@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -145,11 +144,6 @@ def get_interruptible_entry() -> Callable[..., None]:
     pointer = ctypes.c_void_p
     kinds = (pointer, pointer, ctypes.c_int64, pointer, pointer, pointer)
     return ctypes.CFUNCTYPE(None, *kinds)(_compile_poll().address(LAUNCH_FUNCTION))
-
-
-def is_main_thread() -> bool:
-    """Whether this thread runs signal handlers."""
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def raise_interrupt() -> None:

@@ -15,7 +15,6 @@ from tessera.codegen.artifact import Artifact, hash_json
 from tessera.codegen.host_plan import (
     ArgumentBinder,
     PlanEngine,
-    PlanParameter,
     execute_plan,
     run_host_call,
     view_as_array,
@@ -169,7 +168,7 @@ class LlvmProgram:
                 uses[argument["param"]].append(slot)
             else:
                 self._slots[slot] = array_address(self._workspace) + argument["offset"]
-        self._param_slots = [np.array(slots, np.intp) for slots in uses]
+        self._param_slots: list[Any] = [s[0] if len(s) == 1 else np.array(s, np.intp) for s in uses]
         self._serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
 
     def _make_engine(self, plan: Mapping[str, Any]) -> NativePlanEngine:
@@ -192,7 +191,7 @@ class LlvmProgram:
         users, bound = self._arguments.bind(arrays)
         with self._lock:
             for slots, param, array in zip(self._param_slots, self._arguments.params, bound, strict=True):
-                self._slots[slots] = encode_slot(param, array)
+                self._slots[slots] = encode_scalar(array) if param.scalar else array_address(array)
             self._stop.value = NO_FAILURE
             try:
                 if self._engine is None:
@@ -210,6 +209,9 @@ class LlvmProgram:
         return outputs
 
     def _launch(self, first: int, last: int, serial: bool) -> None:
+        if not self._cooperative.names:
+            self._pool.run(self._tasks[first:last], serial)
+            return
         for start, stop, cooperative in self._cooperative.split(first, last):
             if cooperative:
                 self._cooperative.run(start, self._tasks[start])
@@ -222,8 +224,6 @@ class LlvmProgram:
             ctypes.c_int64.from_address(self._code.variable(REPORT_CONTEXT)).value = self._reports.context
 
 
-def encode_slot(parameter: PlanParameter, array: np.ndarray) -> int:
-    """The eight bytes that a kernel receives: an address, or the value of a scalar."""
-    if not parameter.scalar:
-        return array_address(array)
+def encode_scalar(array: np.ndarray) -> int:
+    """The eight bytes in which a kernel receives a scalar."""
     return int.from_bytes(array.tobytes().ljust(8, b"\0"), "little", signed=True)

@@ -67,6 +67,8 @@ class ReportCollector:
             ExecutionError: an assertion failed; the error names the program, tile and element.
             DeadlockError: tiles wait at an mbarrier whose phase cannot complete.
         """
+        if not self.sites:
+            return
         with self._lock:
             records, self._records = sorted(self._records, key=lambda r: r[:2]), []
             callback_error, self.callback_error = self.callback_error, None

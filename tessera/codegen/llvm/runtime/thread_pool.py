@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Thread
+from threading import Thread, get_ident, main_thread
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -189,7 +189,7 @@ class WorkerPool:
             if not serial:
                 for arena in self._addresses[1:]:
                     get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena, self._stop)
-            if interrupts.is_main_thread():
+            if get_ident() == main_thread().ident:  # the one that runs signal handlers
                 interrupts.get_interruptible_entry()(entry, *arguments)
             else:
                 run(*arguments)

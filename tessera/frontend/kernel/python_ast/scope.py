@@ -123,7 +123,8 @@ class OuterScope:
         """What a name holds now, or a marker."""
         if name in self.cells:
             return self.cells[name].cell_contents
-        return self.globals.get(name, getattr(builtins, name, _MISSING))
+        found = self.globals.get(name, _MISSING)
+        return getattr(builtins, name, _MISSING) if found is _MISSING else found
 
     def __call__(self, name: str) -> Any:
         found = self.peek(name)
@@ -134,12 +135,16 @@ class OuterScope:
 
 def guards_hold(guards: list[tuple[Any, str, Any]]) -> bool:
     """Whether the outer names a kernel was compiled with still hold what they held."""
-    return all(_is_unchanged(scope.peek(name), held) for scope, name, held in guards)
+    for scope, name, held in guards:
+        now = scope.peek(name)
+        if now is not held and not _is_unchanged(now, held):
+            return False
+    return True
 
 
 def _is_unchanged(now: Any, held: Any) -> bool:
     plain = isinstance(now, (bool, int, float, str, tuple, np.generic)) and type(now) is type(held)
-    return now is held or (plain and bool(now == held))
+    return plain and bool(now == held)
 
 
 class ModuleScope:
