@@ -118,7 +118,8 @@ class PreparedProgram:
         level = "tile" if level == "device" else level
         if level != "target" and level not in levels:
             raise make_level_error(self, level, levels)
-        return ExecutableProgram(self, driver.compile_level(levels, level, target, options))
+        function = driver.compile_level(levels, level, target, options)
+        return ExecutableProgram(self, function, getattr(function, "__self__", None))
 
     def _lower_for_target(self, target: str) -> Mapping[str, Module]:
         """Return the levels for a target: a mesh of processing elements has its own lowering."""

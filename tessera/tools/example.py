@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +18,7 @@ class Example:
     """How to run an entry point: `inputs(rng)` makes its arguments, `reference(*inputs)` the right answer.
 
     `grid` and `group` launch a kernel; `weights` names the arguments that a built artifact carries;
-    `marked` makes this the entry that a file with several runs when none is named.
+    `marked` makes this the entry that a file with several runs when none is named; `module` is where it was marked.
     """
 
     inputs: Callable[..., Any]
@@ -25,6 +27,7 @@ class Example:
     group: int | None = None
     weights: Sequence[str] = ()
     marked: bool = False
+    module: str = ""
 
 
 def example(
@@ -36,7 +39,9 @@ def example(
     weights: Sequence[str] = (),
     marked: bool = False,
 ) -> Callable[[Entry], Entry]:
-    """Mark a kernel or jit function as an entry point of its file.
+    """Mark a kernel or jit function as an entry point of this file; one of another module is copied first.
+
+    `mine = ts.example(inputs, grid=...)(imported_kernel)` makes an entry point of an imported kernel.
 
     `inputs(rng)` takes a NumPy Generator and gives a tuple or dict of arguments; `reference`
     takes the same and gives what the entry should return, or for a kernel that writes in place,
@@ -53,8 +58,11 @@ def example(
             received=type(inputs).__name__, location=user_location(), suggestion="@ts.example(lambda rng: (x, y))",
         )  # fmt: skip
 
+    module = str(sys._getframe(1).f_globals.get("__name__", ""))
+
     def mark(entry: Entry) -> Entry:
-        entry.example = Example(inputs, reference, grid, group, weights, marked)  # type: ignore[attr-defined]
+        entry = entry if getattr(entry, "__module__", None) == module else copy.copy(entry)
+        entry.example = Example(inputs, reference, grid, group, weights, marked, module)  # type: ignore[attr-defined]
         return entry
 
     return mark

@@ -170,8 +170,8 @@ def describe_partial_warp(group: int) -> tuple[str, str] | None:
     warps = "its warp" if group < WARP_LANES else "its last warp"
     what = f"a group of {group} tiles is a thread block of {group} threads on ptx"
     return f"{what}: {idle} of the {WARP_LANES} threads of {warps} are idle", (
-        f"launch groups of a multiple of {WARP_LANES} tiles, or one tile for each program (kernel[grid]) with larger blocks: "
-        "it gets a thread block of its own"
+        f"launch groups of a multiple of {WARP_LANES} tiles, or one tile for each program (kernel[grid]) with larger "
+        "blocks: it gets a thread block of its own"
     )
 
 

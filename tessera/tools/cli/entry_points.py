@@ -287,8 +287,10 @@ def _resolve_file(path: Path) -> Path:
 def _entry_points_of(module: ModuleType) -> dict[str, EntryPoint]:
     found = {}
     for name, value in vars(module).items():
-        if isinstance(value, (Kernel, Jit)) and value.__module__ == module.__name__:
-            found[name] = EntryPoint(name, value, getattr(value, "example", None))
+        example = getattr(value, "example", None)
+        own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, (Kernel, Jit)) and (own or (example and example.module == module.__name__)):
+            found[name] = EntryPoint(name, value, example)
     return found
 
 

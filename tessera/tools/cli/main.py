@@ -89,7 +89,11 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--report", action="store_true", help="count what kernels do: operations, bytes, conflicts")
     command.add_argument("--gpu", default="H100", help="the GPU that --report models (default H100)")
     command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
-    command.add_argument("--picture", metavar="P.png", help="as --report, and draw which program touches what")
+    command.add_argument(
+        "--picture",
+        metavar="P.png",
+        help="draw which program touches what, with a report; with --target csl, the run on the grid",
+    )
     command.add_argument("--repeat", type=_count, metavar="N", help="call it N times more: the least and median time")
     command.add_argument("--no-check", dest="check", action="store_false", help="do not check the results")
     command.add_argument("--full-check", action="store_true", help="check all programs, where a sample is the default")

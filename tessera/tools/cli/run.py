@@ -58,6 +58,8 @@ def main(options: argparse.Namespace) -> int:
     level = level or program.top
     run = _run_timed(program, level, target, options)
     good = _report(entry, program, arguments, run, _name(level, target), options)
+    if options.picture and run.compiled:
+        run.compiled.runtime.draw_run(options.picture)
     _save(run.results, options.output)
     return 0 if good else 1
 
@@ -98,9 +100,15 @@ def _run_timed(program: PreparedProgram, level: str, target: str, options: argpa
     run = TimedRun([], [])
     with run.part("compilation"):
         run.compiled = program.compile(level, target, _emission_options(options))
+    if options.picture and not hasattr(run.compiled.runtime, "draw_run"):
+        raise ArgumentError(
+            f"the target {target} draws no picture of a run", expected="--target csl:4x4, or no target",
+            suggestion="without a target, the picture shows which program accesses what",
+        )  # fmt: skip
     run.results, seconds = run.compiled.timed()
     run.calls.append(seconds)
-    wanted = options.repeat or int(level == "device" and seconds < LONG_CALL)
+    simulated = hasattr(run.compiled.runtime, "describe_run")
+    wanted = options.repeat or int(level == "device" and seconds < LONG_CALL and not simulated)
     run.calls += [run.compiled.timed()[1] for _ in range(wanted)]
     if level not in ("device", "target"):
         del run.parts["compilation"]
@@ -125,6 +133,8 @@ def _loaded(options: argparse.Namespace) -> LoadedArtifact:
 def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
     """The special interpretation mode that the options choose, if any."""
     asked = [name for name in INTERPRETED if getattr(options, name)]
+    if asked == ["picture"] and options.target not in (None, INTERP):  # of the target's own
+        return None
     ways = {INTERPRETATIONS[name] for name in asked}
     if len(ways) > 1:
         raise ArgumentError(
@@ -141,7 +151,7 @@ def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
 
 def _prepare(entry: EntryPoint, arguments: Any, target: str, options: argparse.Namespace) -> PreparedProgram:
     """Prepare the entry, tuned unless the command line forbids it, and print its configuration."""
-    program = prepare_program(entry, arguments, target, options.tune)
+    program = prepare_program(entry, arguments, target, options.tune, _emission_options(options))
     if chosen := describe_configuration(entry, program):
         print(f"configuration: {chosen}")
     return program
@@ -245,6 +255,8 @@ def _report(
         table.add_row("output", _type(result))
     table.add_row("level", where)
     table.add_row("time", run.describe())
+    for title, text in getattr(run.compiled.runtime, "describe_run", list)() if run.compiled else ():
+        table.add_row(title, text)
     good = _check(table, entry, program, arguments, run, options)
     if run.parts:
         table.add_row("spent", ", ".join(f"{name} {_duration(seconds)}" for name, seconds in run.parts.items()))

@@ -6,7 +6,7 @@ import pytest
 import tessera as ts
 from conformance.tile.random.cases import dropped, normals, numbers, words
 from tessera import tile
-from tessera.core.errors import ArgumentError, DTypeError
+from tessera.core.errors import ArgumentError, DTypeError, ExecutionError
 from tessera.ir.numerics.conversion import philox_4x32
 from tessera.ops.tensor.random import Generator
 
@@ -58,6 +58,43 @@ def test_dropout_drops_what_the_stream_says(rng):
     kept = ts.rand((3, 33), generator=Generator(3)).numpy() >= 0.25
     assert np.array_equal(out != 0, kept)
     np.testing.assert_allclose(out.astype("f4")[kept], x.astype("f4")[kept] / 0.75, rtol=2**-7)
+
+
+@ts.kernel
+def dropped_at_run_time(x, p: float, seed: int, out):
+    tile.store(out, tile.dropout(tile.load(x), p, seed))
+
+
+@ts.kernel(target="llvm")
+def dropped_on_llvm(x, p: float, seed: int, out):
+    tile.store(out, tile.dropout(tile.load(x), p, seed))
+
+
+@pytest.mark.parametrize("entry", [dropped_at_run_time, dropped_on_llvm])
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 0.999])
+def test_the_probability_may_be_an_argument(entry, p, rng):
+    x, out = rng.uniform(1, 2, (3, 32)).astype("f4"), np.zeros((3, 32), "f4")
+    entry[(1,)](x, p, 7, out)
+    kept = ts.rand((3, 32), generator=Generator(7)).numpy() >= np.float32(p)
+    np.testing.assert_allclose(out, np.where(kept, x / (1 - np.float32(p)), 0), rtol=1e-6)
+    assert len(entry._cache) == 1  # another probability compiles nothing
+
+
+@pytest.mark.parametrize("entry", [dropped_at_run_time, dropped_on_llvm])
+@pytest.mark.parametrize("p", [-0.1, 1.0, 2.0, np.nan])
+def test_a_probability_outside_its_range_is_an_error_of_the_launch(entry, p):
+    with pytest.raises(ExecutionError, match="dropout takes a probability from 0 to before 1"):
+        entry[(1,)](np.ones((3, 32), "f4"), p, 7, np.zeros((3, 32), "f4"))
+
+
+@ts.kernel
+def whole_probability(x, p: int, out):
+    tile.store(out, tile.dropout(tile.load(x), p, 3))
+
+
+def test_a_probability_is_a_float():
+    with pytest.raises(DTypeError, match="the probability of dropout is no float scalar"):
+        whole_probability[(1,)](np.ones(4, "f4"), 0, np.zeros(4, "f4"))
 
 
 @ts.kernel

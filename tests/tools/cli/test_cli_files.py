@@ -151,3 +151,34 @@ def test_a_reader_that_goes_away(options):
     running.stdout.close()
     assert running.stderr.read() == b"" and running.wait() == 0
     running.stderr.close()
+
+
+LIBRARY = """import numpy as np
+import tessera as ts
+
+
+@ts.example(lambda rng: (np.ones(4, np.float32),), grid=1)
+@ts.kernel
+def twice(x: ts.Tensor["N"], *, FACTOR: int = 2):
+    x[0] = x[0] * FACTOR
+
+
+@ts.kernel
+def plain(x: ts.Tensor["N"]):
+    x[0] = x[0] + 1.0
+"""
+
+
+def test_an_example_wraps_an_imported_kernel(tmp_path, capsys):
+    (tmp_path / "kernels_of_others.py").write_text(LIBRARY)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\nimport tessera as ts\nfrom kernels_of_others import plain, twice\n"
+        "mine = ts.example(lambda rng: (np.full(4, 3, np.float32),), lambda x: x + [1, 0, 0, 0], grid=1)(plain)\n"
+    )
+    assert main(["run", str(file)]) == 0  # `twice` is an entry of its own file alone
+    assert "plain" in (out := capsys.readouterr().out) and "largest difference 0" in out
+    assert not hasattr(sys.modules["kernels_of_others"].plain, "example")
+    assert main(["run", f"{file}:mine"]) == 0
+    assert main(["run", f"{file}:twice"]) == 2
+    assert "has no entry point twice" in capsys.readouterr().err

@@ -70,3 +70,33 @@ def test_an_architecture_belongs_to_a_generator(capsys):
     assert main(["run", SOFTMAX, "--target", "llvm", "--arch", "sm_90a"]) == 2
     assert "the target llvm has no option arch" in capsys.readouterr().err
     assert "within the bound" in said(capsys, SOFTMAX, "--target", "ptx", "--level", "target", "--arch", "sm_80")
+
+
+def test_a_simulated_grid_shows_cycles_and_the_use_of_each_element(capsys, tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import numpy as np, tessera as ts\n"
+        "@ts.example(lambda rng: (np.ones((16, 16), np.float32),))\n@ts.jit\ndef f(x):\n    return x @ x + 1.0\n"
+    )
+    out = said(capsys, str(tmp_path / "model.py"), "--target", "csl:2x2")
+    found = re.search(r"cycles ([\d,]+) of the computation, ([\d,]+) with the copies of the host", out)
+    computed, whole = (int(n.replace(",", "")) for n in found.groups())
+    assert 0 < computed < whole
+    busy = re.search(r"by row and column of PEs: (\d+) (\d+) (\d+) (\d+) memory up to [\d,]+ of 49,152 bytes", out)
+    assert all(0 < int(share) <= 100 for share in busy.groups())
+
+
+def test_a_picture_of_a_simulated_grid(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr("tessera.codegen.csl.runtime.simulation.draw_run", lambda run, path: drawn.append((run, path)))
+    file = str(tmp_path / "run.svg")
+    said(capsys, MATMUL, "--target", "csl:1x1", "--picture", file, status=2)  # too large for one element
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import numpy as np, tessera as ts\n"
+        "@ts.example(lambda rng: (np.ones((4, 4), np.float32),))\n@ts.jit\ndef f(x):\n    return x + 1.0\n"
+    )
+    said(capsys, str(model), "--target", "csl:2x2", "--picture", file)
+    ((run_drawn, path),) = drawn
+    assert path == file and run_drawn.cycles > 0
+    assert main(["run", str(model), "--target", "llvm", "--picture", file]) == 2
+    assert "the target llvm draws no picture of a run" in capsys.readouterr().err

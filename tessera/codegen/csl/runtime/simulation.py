@@ -20,6 +20,8 @@ from tessera.interp.target.csl.compiler import CompiledLayout
 from tessera.interp.target.csl.host import cslc
 from tessera.interp.target.csl.host.runtime import RUNS, MemcpyDataType, MemcpyOrder, SdkRuntime
 from tessera.interp.target.csl.host.sdk_layout import CompiledProgram
+from tessera.interp.target.csl.host.visualisation import PE_MEMORY, draw_run, summarise_run
+from tessera.interp.target.csl.simulation import Simulation
 
 
 class TimedSdkRuntime(SdkRuntime):
@@ -57,6 +59,20 @@ _PLAN_FIELDS = {
     "outputs": _is_array_list,
 }
 _OPTION_FIELDS = {"arch": lambda v: v in ("wse2", "wse3"), "bfloat": lambda v: isinstance(v, bool)}
+
+
+def _format_use(busy: np.ndarray) -> str:
+    """The share of cycles in which each PE ran tasks: of a small grid by row and column, of a large one in sum."""
+    if max(busy.shape) <= SHOWN_PES:
+        rows = "\n".join(" ".join(f"{share:3.0f}" for share in row) for row in busy)
+        return f"% of these cycles, by row and column of PEs:\n{rows}"
+    y, x = np.unravel_index(int(busy.argmax()), busy.shape)
+    return (
+        f"{busy.min():.0f}% to {busy.max():.0f}% of these cycles, mean {busy.mean():.0f}%; most in row {y}, column {x}"
+    )
+
+
+SHOWN_PES = 16  # rows and columns of the largest grid whose PEs are shown one by one
 SOURCE_FILES = ("layout.csl", "pe_program.csl")
 _RUN_NUMBERS = itertools.count(1)  # numbers the runs: each has a unique name
 
@@ -72,6 +88,7 @@ class CslSimulation:
         check_fields(self._plan, _PLAN_FIELDS, "the plan")
         check_fields(artifact.manifest["options"], _OPTION_FIELDS, "the manifest's options")
         self.cycles = 0  # of the last run, without copies
+        self._last: Simulation | None = None
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs of the program.
@@ -97,6 +114,7 @@ class CslSimulation:
     def _execute(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         name = f"run {next(_RUN_NUMBERS)}"
         runner = TimedSdkRuntime(CompiledProgram(name, self._layout, {}, {}))
+        self._last = RUNS[name]
         runner.load()
         runner.run()
         kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT
@@ -108,6 +126,27 @@ class CslSimulation:
         if wrong:
             raise make_fault_error(self._plan["faults"], *wrong)
         return results
+
+    def describe_run(self) -> list[tuple[str, str]]:
+        """What the last run took, as titles and texts: its cycles, and how busy each PE was."""
+        if self._last is None:
+            return []
+        found = summarise_run(self._last)
+        busy = np.zeros(self._plan["grid"])
+        for pe in found["pes"]:
+            if pe["y"] < busy.shape[0] and pe["x"] < busy.shape[1]:
+                busy[pe["y"], pe["x"]] = 100 * pe["launched"] / max(self.cycles, 1)
+        memory = max(pe["memory"] for pe in found["pes"])
+        return [
+            ("cycles", f"{self.cycles:,} of the computation, {found['cycles']:,} with the copies of the host"),
+            ("busy", _format_use(busy)),
+            ("memory", f"up to {memory:,} of {PE_MEMORY:,} bytes of a PE"),
+        ]
+
+    def draw_run(self, path: str | Path) -> None:
+        """Draw the last run: memory and traffic of the grid, and the tasks of each PE over time."""
+        assert self._last is not None, "nothing has run"
+        draw_run(self._last, path)
 
     def _select_results(self, results: Sequence[np.ndarray], arrays: Sequence[Any]) -> list[np.ndarray]:
         """The results without the arrays that a kernel writes in place."""

@@ -12,8 +12,9 @@ from typing import Any
 from tessera.core.errors import ArgumentError, DTypeError
 from tessera.core.types import f32, int64
 from tessera.frontend.kernel.memref import load_if_memref
+from tessera.frontend.kernel.tile_api.assertions import assert_
 from tessera.frontend.kernel.tile_api.ids import linear_id
-from tessera.frontend.kernel.trace import as_value, current_trace
+from tessera.frontend.kernel.trace import as_value, current_trace, is_traced
 from tessera.ir.numerics.conversion import LOW_32_BITS, philox_4x32
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
@@ -67,23 +68,35 @@ def randn(seed: Any, offsets: Any) -> Tensor:
     return radius * cos(random(seed, place + 1) * (2 * math.pi))
 
 
-def dropout(x: Any, p: float, seed: Any, offsets: Any = None) -> Tensor:
+def dropout(x: Any, p: Any, seed: Any, offsets: Any = None) -> Tensor:
     """`x` with each element set to 0 with probability `p`, and the others scaled by 1 / (1 - p).
 
-    The element at offset i is dropped if `random(seed, i) < p`. Without `offsets` each tile of each program takes
+    `p` is a constant, or a float scalar of the launch, which an assertion checks. The element at offset i is dropped if `random(seed, i) < p`. Without `offsets` each tile of each program takes
     a stretch of its own, as long as the block.
 
     Raises:
-        ArgumentError: `p` is not from 0 to before 1.
-        DTypeError: the block does not hold floats.
+        ArgumentError: a constant `p` is not from 0 to before 1. ExecutionError: at a launch, the same of a scalar `p`.
+        DTypeError: the block or `p` is not of floats.
     """
-    block = as_value(load_if_memref(x))
-    if not 0 <= p < 1:
+    block, p = as_value(load_if_memref(x)), load_if_memref(p)
+    if not is_traced(p) and not 0 <= p < 1:
         raise ArgumentError(f"dropout with probability {p}", expected="0 to before 1")
     if not block.dtype.is_float:
         raise DTypeError("dropout of integers", received=str(block.type), suggestion="tile.cast(x, ts.f32)")
+    p, scale = _dropout_scale(block, p)
     kept = greater_equal(random(seed, _element_numbers(block) if offsets is None else offsets), p)
-    return where(kept, block * (1.0 / (1.0 - p)), 0.0)
+    return where(kept, block * scale, 0.0)
+
+
+def _dropout_scale(block: Tensor, p: Any) -> tuple[Any, Any]:
+    """The probability as random numbers are compared with it, and 1 / (1 - p) as the block is multiplied by it."""
+    if not is_traced(p):
+        return p, 1.0 / (1.0 - p)
+    if not p.dtype.is_float or p.shape:
+        raise DTypeError("the probability of dropout is no float scalar", expected="f32", received=str(p.type))
+    assert_((p >= 0.0) & (p < 1.0), "dropout takes a probability from 0 to before 1", p)
+    p = cast(p, dtype=f32)
+    return p, cast(1.0 / (1.0 - p), dtype=block.dtype)
 
 
 def _element_numbers(block: Tensor) -> Any:

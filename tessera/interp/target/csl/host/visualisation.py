@@ -19,18 +19,22 @@ MAX_TIMELINE_ROWS = 48  # the number of PEs in the timeline
 def summarise_run(run: Simulation) -> dict[str, Any]:
     """The data of a picture: for each PE its memory, the cycles of its tasks and the number of wavelets it sent.
 
-    `{"cycles": n, "launches": [{"name", "start", "end"}, …], "pes": [{"x", "y", "memory", "busy", "sent"}, …]}`, where
-    `sent` counts wavelets by direction.
+    `{"cycles": n, "launches": [{"name", "start", "end"}, …], "pes": [{"x", "y", "memory", "busy", "launched", "sent"},
+    …]}`, where `launched` are the busy cycles during launches, and `sent` counts wavelets by direction.
     """
     busy: dict[tuple[int, int], int] = {}
+    launched: dict[tuple[int, int], int] = {}
     for place, _, start, end in run.timeline:
         busy[place] = busy.get(place, 0) + end - start
+        inside = (min(end, one.ended) - max(start, one.started) for one in run.launches)
+        launched[place] = launched.get(place, 0) + sum(max(0, cycles) for cycles in inside)
     pes = [
         {
             "x": x,
             "y": y,
             "memory": pe.memory_used,
             "busy": busy.get((x, y), 0),
+            "launched": launched.get((x, y), 0),
             "sent": dict(zip(DIRECTION_NAMES, run.fabric.nodes[x, y].traffic, strict=True)),
         }
         for (x, y), pe in sorted(run.pes.items())
