@@ -35,12 +35,18 @@ from tessera.ops.api.creation import (
     zeros_like,
 )
 from tessera.ops.api.dtype_info import can_cast, finfo, iinfo, isdtype, result_type
+from tessera.ops.tensor.activations import (
+    celu, glu, gumbel_softmax, hardshrink, hardsigmoid, hardswish, hardtanh, logsigmoid, prelu, relu6, rrelu, selu,
+    softmin, softshrink, softsign, tanhshrink, threshold,
+)
 from tessera.ops.tensor.basic import broadcast_to, cast, stop_gradient
 from tessera.ops.tensor.contractions import dot, einsum, gemm, kron, linear, matmul, outer, vecdot
-from tessera.ops.tensor.convolution import avg_pool2d, conv1d, conv2d, max_pool2d
+from tessera.ops.tensor.convolution import (
+    col2im, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, im2col,
+)
 from tessera.ops.tensor.decompositions import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
 from tessera.ops.tensor.elementwise import (
-    abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, exp, exp2, floor,
+    abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, erfc, exp, exp2, floor,
     floor_divide, greater, greater_equal, less, less_equal, log, log2, maximum, minimum, mul, neg, not_equal, pow,
     remainder, round, rsqrt, shift_left, shift_right, sin, sqrt, sub, tanh, where,
 )
@@ -49,7 +55,7 @@ from tessera.ops.tensor.logic import (
 )
 from tessera.ops.tensor.losses import (
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss,
-    nll_loss,
+    nll_loss, smooth_l1_loss,
 )
 from tessera.ops.tensor.matrices import (
     cross, diag, diagonal, matrix_power, matrix_transpose, moveaxis, swapaxes, tensordot, trace,
@@ -57,6 +63,11 @@ from tessera.ops.tensor.matrices import (
 from tessera.ops.tensor.nn import (
     batch_norm, dropout, elu, gelu, layer_norm, leaky_relu, log_softmax, mish, relu, rms_norm, running_statistics,
     scaled_dot_product_attention, silu, softmax, softplus,
+)
+from tessera.ops.tensor.pooling import (
+    adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, adaptive_max_pool1d, adaptive_max_pool2d,
+    adaptive_max_pool3d, avg_pool1d, avg_pool2d, avg_pool3d, lp_pool1d, lp_pool2d, lp_pool3d, max_pool1d, max_pool2d,
+    max_pool3d, max_unpool1d, max_unpool2d, max_unpool3d,
 )
 from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.tensor.rearrange import (
@@ -67,9 +78,9 @@ from tessera.ops.tensor.reduce import (
     all, any, argmax, argmin, compensated_sum, cumprod, cumsum, logsumexp, max, mean, min, norm, prod, std, sum, var,
 )
 from tessera.ops.tensor.scalar_functions import (
-    acos, acosh, asin, asinh, atan, atan2, atanh, clip, copysign, cosh, expm1, fma, hypot, isfinite, isinf, isnan, lerp,
-    log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sigmoid, sign, signbit, sinh, square, tan,
-    trunc,
+    acos, acosh, asin, asinh, atan, atan2, atanh, clip, copysign, cosh, expm1, fma, fmod, hypot, isfinite, isinf, isnan,
+    lerp, log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sigmoid, sign, signbit, sinh, square,
+    tan, trunc,
 )
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import (
@@ -109,6 +120,45 @@ if TYPE_CHECKING:
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.memory_spaces import memory
     from tessera.frontend.kernel.tile_api import tile
+    from tessera.ops.tensor.layers import (
+        alpha_dropout,
+        bilinear,
+        dropout1d,
+        dropout2d,
+        dropout3d,
+        embedding_bag,
+        feature_alpha_dropout,
+        group_norm,
+        instance_norm,
+        local_response_norm,
+    )
+    from tessera.ops.tensor.metric_losses import (
+        cosine_embedding_loss,
+        cosine_similarity,
+        ctc_loss,
+        gaussian_nll_loss,
+        hinge_embedding_loss,
+        linear_cross_entropy,
+        lp_normalize,
+        margin_ranking_loss,
+        multi_margin_loss,
+        multilabel_margin_loss,
+        multilabel_soft_margin_loss,
+        pairwise_distance,
+        pdist,
+        poisson_nll_loss,
+        soft_margin_loss,
+        triplet_margin_loss,
+        triplet_margin_with_distance_loss,
+    )
+    from tessera.ops.tensor.resampling import (
+        affine_grid,
+        channel_shuffle,
+        grid_sample,
+        interpolate,
+        pixel_shuffle,
+        pixel_unshuffle,
+    )
     from tessera.runtime.artifacts import build, load
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuner import TuningCache

@@ -3,6 +3,19 @@
 # Names by module.
 EXPORTS = {
     "tessera.runtime.artifacts": "build load",
+    "tessera.ops.tensor.layers": (
+        "alpha_dropout bilinear dropout1d dropout2d dropout3d embedding_bag feature_alpha_dropout group_norm "
+        "instance_norm local_response_norm"
+    ),
+    "tessera.ops.tensor.metric_losses": (
+        "cosine_embedding_loss cosine_similarity ctc_loss gaussian_nll_loss hinge_embedding_loss linear_cross_entropy "
+        "lp_normalize margin_ranking_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss "
+        "pairwise_distance pdist poisson_nll_loss soft_margin_loss triplet_margin_loss "
+        "triplet_margin_with_distance_loss"
+    ),
+    "tessera.ops.tensor.resampling": (
+        "affine_grid channel_shuffle grid_sample interpolate pixel_shuffle pixel_unshuffle"
+    ),
     "tessera.tools.check": "check",
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tessera.ir.rules import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 MODULES = [m.name for m in pkgutil.walk_packages(tessera.__path__, "tessera.") if not m.name.endswith("__main__")]
@@ -18,6 +19,14 @@ MODULES = [m.name for m in pkgutil.walk_packages(tessera.__path__, "tessera.") i
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+@pytest.mark.parametrize("op", [op for op in REGISTRY.values() if ">>>" in op.__doc__], ids=lambda op: op.name)
+def test_examples_of_ops(op):
+    """An op is no function, so that `testmod` does not find its docstring."""
+    names = dict(vars(importlib.import_module(op.ref.__module__)))
+    example = doctest.DocTestParser().get_doctest(op.__doc__, names, op.name, None, 0)
+    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
 
 
 def test_the_readme_program(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
 
 assert single_precision and double_precision  # fill the table
-UNARY = (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.sin, e.cos, f.expm1, f.log1p, f.atan)
+UNARY = (e.exp, e.exp2, e.log, e.log2, e.tanh, e.erf, e.erfc, e.sin, e.cos, f.expm1, f.log1p, f.atan)
 BINARY = (e.pow, e.remainder, e.floor_divide)
 
 

@@ -116,6 +116,7 @@ SMOOTH = {
     "acosh": Smooth(mp.acosh, (1.125, 2.0, 9.0, 200.0, MAX)),
     "atanh": Smooth(mp.atanh, (0.0, TINY, 0.25, -0.75, 0.9375)),
     "erf": Smooth(mp.erf, SATURATING),
+    "erfc": Smooth(lambda x: mpf(0) if x > 1e6 else mp.erfc(x), SATURATING),
     "hypot": Smooth(lambda x, y: mp.sqrt(x * x + y * y), (*PLANE, (1e-3, 1e-3)), lost=lambda x, y: 1 / np.hypot(x, y)),
     "logaddexp": Smooth(
         lambda x, y: x + softplus(y - x), (*PLANE, (0.0, 0.0), (200.0, -800.0), (-800.0, -800.0), (MAX, 0.0)), lost=1
@@ -129,9 +130,27 @@ SMOOTH = {
     "elu": Smooth(lambda x: x if x > 0 else mpmath.expm1(x), [x for x in SATURATING if x]),
     "leaky_relu": Smooth(lambda x: x if x > 0 else x / 4, LINE[1:], lambda x: ts.leaky_relu(x, 0.25)),
     "relu": Smooth(lambda x: max(x, mpf(0)), LINE[1:]),
+    "logsigmoid": Smooth(lambda x: -softplus(-x), SATURATING, lost=1),
+    "hardsigmoid": Smooth(lambda x: min(max(x + 3, 0), 6) / 6, [x for x in LINE if x != 3.0]),
+    "hardswish": Smooth(lambda x: x * min(max(x + 3, 0), 6) / 6, [x for x in SATURATING if x != 3.0]),
+    "hardtanh": Smooth(lambda x: min(max(x, -2), 2), SATURATING, lambda x: ts.hardtanh(x, -2.0, 2.0)),
+    "celu": Smooth(
+        lambda x: x if x > 0 else 4 * mpmath.expm1(x / 4), [x for x in SATURATING if x], lambda x: ts.celu(x, alpha=4.0)
+    ),
+    "selu": Smooth(
+        lambda x: mpf("1.0507009873554805") * (x if x > 0 else mpf("1.6732632423543772") * mpmath.expm1(x)),
+        [x for x in SATURATING if x],
+    ),
+    "softsign": Smooth(lambda x: x / (1 + abs(x)), [x for x in SATURATING if x]),
+    "tanhshrink": Smooth(lambda x: x - mp.tanh(x), SATURATING, lost=1),
+    "softshrink": Smooth(lambda x: mp.sign(x) * max(abs(x) - 0.5, 0), SATURATING),
+    "hardshrink": Smooth(lambda x: x if abs(x) > 0.5 else 0 * x, SATURATING),
     "maximum": Smooth(max, [p for p in PLANE if p[0] != p[1]]),
     "minimum": Smooth(min, [p for p in PLANE if p[0] != p[1]]),
     "remainder": Smooth(lambda x, y: x - y * mp.floor(x / y), [(7.25, 2.0), (-7.25, 2.0), (0.5, -3.0)]),
+    "fmod": Smooth(
+        lambda x, y: x - y * mp.sign(x / y) * mp.floor(abs(x / y)), [(7.25, 2.0), (-7.25, 2.0), (0.5, -3.0)]
+    ),
     "copysign": Smooth(lambda x, y: abs(x) * mp.sign(y), [(3.0, -2.0), (-3.0, -2.0), (0.5, 1.0)]),
     "where": Smooth(lambda x, y: x if x > y else y * y, PLANE[2:-2], lambda x, y: ts.where(x > y, x, y * y)),
     "clip": Smooth(
@@ -150,6 +169,11 @@ SMOOTH = {
         lambda x, y: (x - y) ** 2 / 2 if abs(x - y) < 1 else abs(x - y) - mpf(1) / 2,
         (*PLANE, (0.0, 0.0), (0.5, 0.25), (MAX, 0.0)),
         lambda x, y: ts.huber_loss(x, y, "none"),
+    ),
+    "smooth_l1_loss": Smooth(
+        lambda x, y: (x - y) ** 2 if abs(x - y) < 0.5 else abs(x - y) - mpf(1) / 4,
+        (*PLANE, (0.0, 0.0), (0.5, 0.25), (MAX, 0.0)),
+        lambda x, y: ts.smooth_l1_loss(x, y, "none", beta=0.5),
     ),
     "binary_cross_entropy": Smooth(
         lambda x, y: -y * mp.log(x) - (1 - y) * mp.log(1 - x),
@@ -201,6 +225,17 @@ KINKS = {
     "max": [((2.0, 2.0, 1.0), (0.5, 0.5, 0.0))],
     "min": [((2.0, 2.0, 2.0), (1 / 3, 1 / 3, 1 / 3))],
     "relu": [((0.0,), (0.5,))],
+    "hardsigmoid": [((3.0,), (0.0,)), ((-3.0,), (0.0,))],
+    "hardswish": [((3.0,), (1.5,)), ((-3.0,), (-0.5,)), ((-INF,), (0.0,))],
+    "hardtanh": [((2.0,), (0.0,)), ((-2.0,), (0.0,))],
+    "softshrink": [((0.5,), (0.0,)), ((INF,), (1.0,))],
+    "hardshrink": [((-0.5,), (0.0,)), ((INF,), (1.0,))],
+    "celu": [((0.0,), (1.0,)), ((-INF,), (0.0,)), ((INF,), (1.0,))],
+    "selu": [((0.0,), (1.7580993408473766,)), ((-INF,), (0.0,))],
+    "softsign": [((0.0,), (1.0,)), ((INF,), (0.0,))],
+    "tanhshrink": [((0.0,), (0.0,)), ((INF,), (1.0,))],
+    "logsigmoid": [((INF,), (0.0,)), ((-INF,), (1.0,))],
+    "erfc": [((INF,), (0.0,)), ((-INF,), (0.0,))],
     "elu": [((0.0,), (1.0,)), ((-INF,), (0.0,)), ((INF,), (1.0,))],
     "leaky_relu": [((0.0,), (0.25,))],
     "sign": [((0.0,), (0.0,))],

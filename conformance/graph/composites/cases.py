@@ -9,7 +9,7 @@ from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.core.types import f16
 from tessera.frontend.jit.tracing import Jit
-from tessera.ops.tensor import contractions, nn, reduce
+from tessera.ops.tensor import activations, contractions, nn, reduce
 
 UNARY = {
     "softmax": lambda x: nn.softmax(x, axis=-1),
@@ -24,6 +24,16 @@ UNARY = {
     "leaky_relu": lambda x: nn.leaky_relu(x),
     "mish": nn.mish,
     "softplus": lambda x: nn.softplus(x),
+    "logsigmoid": activations.logsigmoid,
+    "hardsigmoid": activations.hardsigmoid,
+    "hardswish": activations.hardswish,
+    "hardtanh": lambda x: activations.hardtanh(x, -2.0, 1.5),
+    "celu": lambda x: activations.celu(x, alpha=2.0),
+    "selu": activations.selu,
+    "softsign": activations.softsign,
+    "tanhshrink": activations.tanhshrink,
+    "softshrink": lambda x: activations.softshrink(x),
+    "hardshrink": lambda x: activations.hardshrink(x),
     "rms_norm": lambda x: nn.rms_norm(x),
     "layer_norm": lambda x: nn.layer_norm(x),
 }

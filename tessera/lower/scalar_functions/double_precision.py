@@ -12,6 +12,7 @@ from tessera.lower.scalar_functions.single_precision import (
     INF,
     ROUND_TO_INTEGER_F64,
     reduce_quarter_turns,
+    select_erfc_side,
     select_log_special_cases,
     select_power_special_cases,
 )
@@ -210,6 +211,23 @@ def erf_f64(x: Tensor) -> Tensor:
     far = 1.0 - e.exp(z * -1.0) * g
     found = copysign(where(t > 1.0, far, near), x)
     return where(is_nan(x), x, found)
+
+
+@SHARED(e.erfc, f64)
+def erfc_f64(x: Tensor) -> Tensor:
+    """erfc(x) = exp(-x^2) p(q) / (1 + 2x) for q = (x - 4) / (x + 4), and 2 - erfc(-x) below 0 (after N. Juffa)."""
+    size = e.abs(x)
+    t = where(size > 28.0, 28.0, size)
+    p = evaluate_polynomial(
+        divide(t - 4.0, t + 4.0), -1.8206098680308683344e-9, -1.3670989863347382443e-8, -7.7154186144178301303e-9,
+        1.1534943745754157287e-7, 6.2707271571983108779e-8, -8.351619688696847075e-7, 3.0135049944875394771e-7,
+        5.7178872846321852018e-6, -0.000011224789135154700706, -0.000024403169244974074952, 0.0001506222439483029924,
+        -0.00019925550755614952137, -0.0007577733414133300446, 0.0050319697558954261144, -0.016197734059115007082,
+        0.037167515562492865974, -0.066330365811529384089, 0.093732834996794115895, -0.10103906603635213169,
+        0.068097054254737323901, 0.015379652102620741303, -0.13962111684056289354, 1.2329951186255525067,
+    )  # fmt: skip
+    square = t * t
+    return select_erfc_side(x, square, fma(t, t * -1.0, square), divide(p, t + t + 1.0))
 
 
 def _log2_of_mantissa(m: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from tessera.ops.tensor.elementwise import where
 
 # 1.5 * 2^23: added to a float below 2^22 it leaves the nearest integer in the low bits of the mantissa.
 ROUND_TO_INTEGER, ROUND_TO_INTEGER_BITS = 12582912.0, 0x4B400000
+ROUND_TO_SIXTEENTH = 786432.0  # added and subtracted again, it rounds to a multiple of 1/16
 INF, NAN = float("inf"), float("nan")
 
 
@@ -144,6 +145,28 @@ def erf_f32(x: Tensor) -> Tensor:
     power = e.exp(fma(p, t, -t))
     far = copysign(1.0 - power, x)
     return where(size > 0.927734375, far, erf_near_zero(x, square))
+
+
+@SHARED(e.erfc, f32)
+def erfc_f32(x: Tensor) -> Tensor:
+    """erfc(x) = exp(-x^2) p(q) / (1 + 2x) for q = (x - 2) / (x + 2), and 2 - erfc(-x) below 0 (after N. Juffa)."""
+    size = e.abs(x)
+    t = where(size > 11.0, 11.0, size)
+    p = evaluate_polynomial(
+        divide(t - 2.0, t + 2.0), 3.29297882e-5, -3.50061971e-4, -1.24907664e-3, 1.26266341e-3, 8.63181807e-3,
+        -8.04248141e-3, -5.42032075e-2, 1.64053104e-1, -1.66031532e-1, -9.27639028e-2, 1.27697839,
+    )  # fmt: skip
+    high = (t + ROUND_TO_SIXTEENTH) - ROUND_TO_SIXTEENTH  # its square is exact
+    square = t * t
+    rest = (square - high * high) - (t - high) * (t + high)
+    return select_erfc_side(x, square, rest, divide(p, t + t + 1.0))
+
+
+def select_erfc_side(x: Tensor, square: Tensor, rest: Tensor, scaled: Tensor) -> Tensor:
+    """erfc(x) from exp(x^2) erfc(|x|); the error of the rounded square is `rest`, which is added to the exponent."""
+    power = e.exp(square * -1.0)
+    tail = fma(scaled * power, rest, scaled * power)
+    return where(is_nan(x), x, where(x < 0.0, 2.0 - tail, tail))
 
 
 def through_f64(op: Rule) -> Rule:

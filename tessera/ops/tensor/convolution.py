@@ -1,23 +1,34 @@
-"""Convolution and pooling: windows extracted by strided slices (im2col), then a matrix product or a reduction."""
+"""Convolution: windows extracted by strided slices (im2col), then a matrix product; transposed convolution as a
+convolution of the input with zeros between its elements (Dumoulin and Visin 2016)."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
-from tessera.ops.tensor.reduce import max, mean
-from tessera.ops.tensor.shape import count_elements, expand_dims, pad, reshape, slice_, stack
+from tessera.ops.tensor.rearrange import flip
+from tessera.ops.tensor.shape import (
+    count_elements,
+    expand_dims,
+    insert_zeros,
+    pad,
+    permute,
+    reshape,
+    slice_,
+    squeeze,
+    stack,
+)
 
 IntPair = int | Sequence[int]
+Padding = int | str | Sequence[int]
+Sides = Sequence[tuple[Any, Any]]  # what is added before and after each spatial axis
+AXIS_NAMES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
 @composite
@@ -26,7 +37,7 @@ def conv1d(
     weight: Any,
     bias: Any = None,
     stride: IntPair = 1,
-    padding: IntPair = 0,
+    padding: Padding = 0,
     dilation: IntPair = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -46,7 +57,7 @@ def conv2d(
     weight: Any,
     bias: Any = None,
     stride: IntPair = 1,
-    padding: IntPair = 0,
+    padding: Padding = 0,
     dilation: IntPair = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -54,6 +65,7 @@ def conv2d(
 
     The result is [B, O, (H + 2·padding − dilation·(KH − 1) − 1) // stride + 1, …]. `stride`, `padding` (zeros on
     both sides) and `dilation` are numbers or one for each axis; input channels and results are cut into `groups`.
+    Padding "valid" is 0; "same" keeps the sizes of the input, at stride 1.
 
     >>> conv2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), Tensor([[[[1.0, 1.0], [1.0, 1.0]]]]))
     Tensor([[[[10.]]]], f32)
@@ -64,19 +76,57 @@ def conv2d(
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups)
 
 
+@composite
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: IntPair = 1,
+    padding: Padding = 0,
+    dilation: IntPair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The 3D convolution (correlation) of `input` [B, C, D, H, W] with `weight` [O, C/groups, KD, KH, KW], plus `bias`.
+
+    As `conv2d`, with three spatial axes.
+
+    >>> from tessera import ones
+    >>> conv3d(ones((1, 1, 2, 2, 2)), ones((1, 1, 2, 2, 2)))
+    Tensor([[[[[8.]]]]], f32)
+    """
+    return _convolve(3, input, weight, bias, stride, padding, dilation, groups)
+
+
 def _convolve(
-    rank: int, input: Any, weight: Any, bias: Any, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int
+    rank: int, input: Any, weight: Any, bias: Any, stride: IntPair, padding: Padding, dilation: IntPair, groups: int
 ) -> Tensor:
     x, w = unify_dtypes([input, weight])
     _check_channels(rank, x, w, groups)
+    steps, reach = expand_per_axis("stride", stride, rank), expand_per_axis("dilation", dilation, rank)
+    sides = _find_sides(padding, rank, w.shape[2:], steps, reach)
+    return _correlate(x, w, bias, steps, sides, reach, groups)
+
+
+def _find_sides(
+    padding: Padding, rank: int, kernel: Sequence[Any], stride: Sequence[int], dilation: Sequence[int]
+) -> Sides:
+    if not isinstance(padding, str):
+        return [(n, n) for n in expand_per_axis("padding", padding, rank)]
+    if padding not in ("same", "valid") or (padding == "same" and any(s != 1 for s in stride)):
+        raise ArgumentError(
+            f"padding {padding!r} is not valid with stride {tuple(stride)}", location=user_location(),
+            expected='a number or one for each axis, "valid", or "same" with stride 1',
+        )  # fmt: skip
+    added = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+    return [(n // 2, n - n // 2) for n in added]
+
+
+def _correlate(
+    x: Tensor, w: Tensor, bias: Any, stride: Sequence[int], sides: Sides, dilation: Sequence[int], groups: int
+) -> Tensor:
+    """The convolution of checked operands: `w` is [O, C/groups, kernel]."""
     outputs, channels, kernel = w.shape[0], w.shape[1], w.shape[2:]
-    around = expand_per_axis("padding", padding, rank)
-    cut = _extract_windows(
-        _pad_spatial(x, around, 0),
-        kernel,
-        expand_per_axis("stride", stride, rank),
-        expand_per_axis("dilation", dilation, rank),
-    )
+    cut = extract_windows(pad_spatial(x, sides, 0), kernel, stride, dilation)
     size = count_elements(kernel)
     spatial = cut.shape[3:]
     columns = reshape(cut, shape=(x.shape[0], groups, channels * size, count_elements(spatial)))
@@ -88,19 +138,127 @@ def _convolve(
 def _check_channels(rank: int, x: Tensor, w: Tensor, groups: int) -> None:
     fits = x.ndim == w.ndim == rank + 2 and x.shape[1] == w.shape[1] * groups and w.shape[0] % groups == 0
     if not fits:
-        sizes = ", ".join("HW"[2 - rank :])
         raise ShapeError(
             f"conv{rank}d: input and weight do not fit, with {groups} groups",
             location=user_location(),
-            expected=f"input [B, C, {sizes}], weight [O, C/groups, kernel], O divisible by groups",
+            expected=f"input [B, C, {AXIS_NAMES[rank]}], weight [O, C/groups, kernel], O divisible by groups",
             received=f"{x.type} and {w.type}",
         )
+
+
+@composite
+def conv_transpose1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: IntPair = 1,
+    padding: IntPair = 0,
+    output_padding: IntPair = 0,
+    groups: int = 1,
+    dilation: IntPair = 1,
+) -> Tensor:
+    """The 1D transposed convolution of `input` [B, C, W] with `weight` [C, O/groups, K], plus `bias` [O].
+
+    As `conv_transpose2d`, with one spatial axis.
+
+    >>> conv_transpose1d([[[1.0, 2.0]]], [[[1.0, -1.0]]], stride=2)
+    Tensor([[[ 1., -1.,  2., -2.]]], f32)
+    """
+    return _convolve_transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@composite
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: IntPair = 1,
+    padding: IntPair = 0,
+    output_padding: IntPair = 0,
+    groups: int = 1,
+    dilation: IntPair = 1,
+) -> Tensor:
+    """The 2D transposed convolution of `input` [B, C, H, W] with `weight` [C, O/groups, KH, KW], plus `bias` [O].
+
+    It is the gradient of `conv2d` by its input. The result is [B, O, (H − 1)·stride − 2·padding + dilation·(KH − 1) +
+    output_padding + 1, …]; `output_padding` is less than the stride or the dilation.
+
+    >>> conv_transpose2d([[[[1.0, 2.0]]]], [[[[1.0], [10.0]]]])
+    Tensor([[[[ 1.,  2.],
+              [10., 20.]]]], f32)
+
+    Raises:
+        ShapeError: ranks or channels do not fit, or the result has no elements.
+    """
+    return _convolve_transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@composite
+def conv_transpose3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: IntPair = 1,
+    padding: IntPair = 0,
+    output_padding: IntPair = 0,
+    groups: int = 1,
+    dilation: IntPair = 1,
+) -> Tensor:
+    """The 3D transposed convolution of `input` [B, C, D, H, W] with `weight` [C, O/groups, KD, KH, KW], plus `bias`.
+
+    As `conv_transpose2d`, with three spatial axes.
+
+    >>> from tessera import ones
+    >>> conv_transpose3d(ones((1, 1, 1, 1, 1)), ones((1, 2, 1, 1, 2))).shape
+    (1, 2, 1, 1, 2)
+    """
+    return _convolve_transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _convolve_transposed(
+    rank: int, input: Any, weight: Any, bias: Any, stride: IntPair, padding: IntPair, output_padding: IntPair,
+    groups: int, dilation: IntPair,
+) -> Tensor:  # fmt: skip
+    x, w = unify_dtypes([input, weight])
+    if x.ndim != rank + 2 or w.ndim != rank + 2 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
+        raise ShapeError(
+            f"conv_transpose{rank}d: input and weight do not fit, with {groups} groups", location=user_location(),
+            expected=f"input [B, C, {AXIS_NAMES[rank]}], weight [C, O/groups, kernel], C divisible by groups",
+            received=f"{x.type} and {w.type}",
+        )  # fmt: skip
+    steps, reach = expand_per_axis("stride", stride, rank), expand_per_axis("dilation", dilation, rank)
+    around, more = expand_per_axis("padding", padding, rank), expand_per_axis("output_padding", output_padding, rank)
+    if any(m >= max(s, d) for m, s, d in zip(more, steps, reach, strict=True)):
+        raise ArgumentError(
+            "output_padding is too large", location=user_location(), received=f"{more}, stride {steps}",
+            expected="less than the stride or the dilation of each axis",
+        )  # fmt: skip
+    for i, step in enumerate(steps):
+        x = insert_zeros(x, i + 2, step) if step > 1 else x
+    full = [d * (k - 1) for d, k in zip(reach, w.shape[2:], strict=True)]
+    sides = [(f - p, f - p + m - s + 1) for f, p, m, s in zip(full, around, more, steps, strict=True)]
+    sizes = [n + low + high - f for n, (low, high), f in zip(x.shape[2:], sides, full, strict=True)]
+    if any(isinstance(n, int) and n < 1 for n in sizes):
+        raise ShapeError(
+            f"conv_transpose{rank}d has no elements left", location=user_location(), received=f"sizes {tuple(sizes)}",
+            suggestion="reduce the padding",
+        )  # fmt: skip
+    return _correlate(x, _flip_kernel(w, groups), bias, (1,) * rank, sides, reach, groups)
+
+
+def _flip_kernel(w: Tensor, groups: int) -> Tensor:
+    """[C, O/groups, kernel] as [O, C/groups, kernel], with the kernel reversed along each spatial axis."""
+    inputs, outputs, kernel = w.shape[0], w.shape[1], w.shape[2:]
+    grouped = reshape(w, shape=(groups, inputs // groups, outputs, *kernel))
+    order = (0, 2, 1, *range(3, w.ndim + 1))
+    swapped = reshape(permute(grouped, axes=order), shape=(groups * outputs, inputs // groups, *kernel))
+    return flip(swapped, tuple(range(2, w.ndim)))
 
 
 def expand_per_axis(name: str, value: IntPair, rank: int) -> tuple[int, ...]:
     """One number for each spatial axis."""
     listed: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,) * rank
-    least = 0 if name == "padding" else 1
+    least = 0 if name.endswith("padding") else 1
     if len(listed) != rank or not all(isinstance(n, int) and n >= least for n in listed):
         raise ArgumentError(
             f"{name} is not valid", location=user_location(), received=str(value),
@@ -109,12 +267,17 @@ def expand_per_axis(name: str, value: IntPair, rank: int) -> tuple[int, ...]:
     return listed
 
 
-def _pad_spatial(x: Tensor, around: tuple[int, ...], value: Any) -> Tensor:
-    sides = (0, 0, *around)
-    return pad(x, low=sides, high=sides, value=value) if any(around) else x
+def pad_spatial(x: Tensor, sides: Sides, value: Any) -> Tensor:
+    """`x` [B, C, sizes] with `value` before and after each spatial axis; a negative count removes elements."""
+    if any(n < 0 for pair in sides for n in pair):
+        start = [max(-low, 0) for low, _ in sides]
+        stop = [n + min(high, 0) for n, (_, high) in zip(x.shape[2:], sides, strict=True)]
+        x = slice_(x, start=(0, 0, *start), stop=(*x.shape[:2], *stop), step=(1,) * x.ndim)
+    low, high = ((0, 0, *(max(pair[i], 0) for pair in sides)) for i in (0, 1))
+    return pad(x, low=low, high=high, value=value) if any((*low, *high)) else x
 
 
-def _extract_windows(x: Tensor, kernel: Any, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
+def extract_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """[B, C, sizes] as [B, C, window elements, windows] (im2col): one strided slice for each element of the window."""
     sizes = x.shape[2:]
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
@@ -133,42 +296,63 @@ def _extract_windows(x: Tensor, kernel: Any, stride: tuple[int, ...], dilation: 
     return stack(cuts, axis=2) if len(cuts) > 1 else expand_dims(cuts[0], 2)
 
 
-def _pool_windows(input: Any, kernel_size: IntPair, stride: IntPair | None, padding: IntPair, fill: Any) -> Tensor:
+@check_arguments
+def im2col(
+    input: Any, kernel_size: IntPair, dilation: IntPair = 1, padding: IntPair = 0, stride: IntPair = 1
+) -> Tensor:
+    """The windows of `input` [B, C, H, W] as columns: [B, C·KH·KW, windows] (`unfold` of PyTorch).
+
+    >>> im2col([[[[1.0, 2.0, 4.0]]]], (1, 2))
+    Tensor([[[1., 2.],
+             [2., 4.]]], f32)
+    """
     x = as_tensor(input)
-    kernel = expand_per_axis("kernel_size", kernel_size, 2)
-    around = expand_per_axis("padding", padding, 2)
     if x.ndim != 4:
-        raise ShapeError("a 2D pool takes [B, C, H, W]", location=user_location(), received=str(x.type))
-    if any(2 * p > k for p, k in zip(around, kernel, strict=True)):
-        raise ArgumentError(
-            "padding is more than half the window", location=user_location(), received=f"{around} of {kernel}"
-        )
-    step = kernel if stride is None else expand_per_axis("stride", stride, 2)
-    return _extract_windows(_pad_spatial(x, around, fill(x)), kernel, step, (1, 1))
+        raise ShapeError("im2col takes [B, C, H, W]", location=user_location(), received=str(x.type))
+    around = expand_per_axis("padding", padding, 2)
+    kernel, steps = expand_per_axis("kernel_size", kernel_size, 2), expand_per_axis("stride", stride, 2)
+    padded = pad_spatial(x, [(n, n) for n in around], 0)
+    cut = extract_windows(padded, kernel, steps, expand_per_axis("dilation", dilation, 2))
+    return reshape(cut, shape=(x.shape[0], x.shape[1] * count_elements(kernel), -1))
 
 
-@check_arguments
-def max_pool2d(input: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Tensor:
-    """The largest element of each window of `input` [B, C, H, W]; `stride` is the window's size unless given.
+@composite
+def col2im(
+    input: Any,
+    output_size: IntPair,
+    kernel_size: IntPair,
+    dilation: IntPair = 1,
+    padding: IntPair = 0,
+    stride: IntPair = 1,
+) -> Tensor:
+    """The sum of columns [B, C·KH·KW, windows] at the places that `im2col` takes them from: [B, C, H, W].
 
-    Padding counts as smaller than everything.
+    It is the gradient of `im2col` (`fold` of PyTorch).
 
-    >>> max_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 2)
-    Tensor([[[[4.]]]], f32)
+    >>> col2im([[[1.0, 2.0], [10.0, 20.0]]], (1, 3), (1, 2))
+    Tensor([[[[ 1., 12., 20.]]]], f32)
+
+    Raises:
+        ShapeError: the columns do not fit `output_size` and the windows.
     """
-    return max(_pool_windows(input, kernel_size, stride, padding, _find_lowest_value), axis=2)
-
-
-def _find_lowest_value(x: Tensor) -> Any:
-    return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
-
-
-@check_arguments
-def avg_pool2d(input: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Tensor:
-    """The mean of each window of `input` [B, C, H, W], including the zeros of the padding.
-
-    >>> avg_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), (1, 2))
-    Tensor([[[[1.5],
-              [3.5]]]], f32)
-    """
-    return mean(_pool_windows(input, kernel_size, stride, padding, lambda x: 0), axis=2)
+    x, sizes = as_tensor(input), expand_per_axis("output_size", output_size, 2)
+    kernel, steps = expand_per_axis("kernel_size", kernel_size, 2), expand_per_axis("stride", stride, 2)
+    around, reach = expand_per_axis("padding", padding, 2), expand_per_axis("dilation", dilation, 2)
+    axes = tuple(zip(sizes, kernel, steps, around, reach, strict=True))
+    counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    size = count_elements(kernel)
+    if x.ndim != 3 or x.shape[1] % size or x.shape[2] != count_elements(counts):
+        raise ShapeError(
+            "the columns do not fit the windows", location=user_location(), received=str(x.type),
+            expected=f"[B, C*{size}, {count_elements(counts)}]",
+        )  # fmt: skip
+    cut = reshape(x, shape=(x.shape[0], x.shape[1] // size, size, *counts))
+    total: Any = 0
+    for i, place in enumerate(itertools.product(*(range(k) for k in kernel))):
+        part = squeeze(slice_(cut, start=(0, 0, i, 0, 0), stop=(*cut.shape[:2], i + 1, *counts), step=(1,) * 5), 2)
+        for axis, step in enumerate(steps):
+            part = insert_zeros(part, axis + 2, step)
+        low = [k * d - p for k, (*_, p, d) in zip(place, axes, strict=True)]
+        high = [n - a - m for n, a, m in zip(sizes, low, part.shape[2:], strict=True)]
+        total = pad_spatial(part, list(zip(low, high, strict=True)), 0) + total
+    return total

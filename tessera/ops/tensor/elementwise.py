@@ -234,6 +234,12 @@ def erf(x):
     return reference_kernels.compute_erf(x)
 
 
+@_define_function(error_rules.bound_monotone, ulps=16.0, domain=(-4.0, 9.0), cost=25)
+def erfc(x):
+    """The complementary error function: 1 - erf(x), without cancellation where `x` is large (DLMF 7.2.2)."""
+    return reference_kernels.compute_erfc(x)
+
+
 @_define_function(error_rules.bound_lipschitz, ulps=4.0, domain=(-20.0, 20.0), cost=15)
 def sin(x):
     """The sine of `x`, in radians."""
@@ -402,6 +408,7 @@ jvp(sqrt)(sum_of_partials(lambda t, out, x: t * (0.5 / out)))
 jvp(rsqrt)(sum_of_partials(lambda t, out, x: t * (-0.5 * out / x)))
 jvp(tanh)(sum_of_partials(lambda t, out, x: t * (1.0 - out * out)))
 jvp(erf)(sum_of_partials(lambda t, out, x: t * (TWO_OVER_ROOT_PI * exp(-_square_within(x, GAUSSIAN_LIMIT)))))
+jvp(erfc)(sum_of_partials(lambda t, out, x: t * (-TWO_OVER_ROOT_PI * exp(-_square_within(x, GAUSSIAN_LIMIT)))))
 jvp(sin)(sum_of_partials(lambda t, out, x: t * cos(x)))
 jvp(cos)(sum_of_partials(lambda t, out, x: t * -sin(x)))
 

@@ -1,4 +1,5 @@
-"""Losses: mean squared and absolute error, cross entropy, negative log likelihood."""
+"""Losses: mean squared and absolute error, cross entropy, negative log likelihood (those of margins, distances and
+sequences: tessera/ops/tensor/metric_losses.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.activations import logsigmoid
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite
-from tessera.ops.tensor.elementwise import abs, equal, greater, greater_equal, less, log, not_equal, where
+from tessera.ops.tensor.elementwise import abs, equal, exp, greater, greater_equal, less, log, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.nn import log_softmax, softplus
 from tessera.ops.tensor.reduce import mean, sum
@@ -18,7 +20,12 @@ from tessera.ops.tensor.shape import count_elements, expand_dims, iota
 LOSS_REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x}
 
 
-def _apply_reduction(x: Tensor, reduction: str) -> Tensor:
+def apply_reduction(x: Tensor, reduction: str) -> Tensor:
+    """The losses of all examples reduced by "mean" or "sum", or themselves with "none".
+
+    Raises:
+        ArgumentError: another reduction.
+    """
     if reduction not in LOSS_REDUCTIONS:
         raise ArgumentError(
             f"unknown reduction {reduction!r}", location=user_location(), expected=", ".join(LOSS_REDUCTIONS)
@@ -40,13 +47,13 @@ def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     Tensor(5., f32)
     """
     distance = as_tensor(input) - as_tensor(target)
-    return _apply_reduction(distance * distance, reduction)
+    return apply_reduction(distance * distance, reduction)
 
 
 @composite
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """The magnitude of `input` - `target`, reduced by "mean", "sum" or "none"."""
-    return _apply_reduction(abs(as_tensor(input) - as_tensor(target)), reduction)
+    return apply_reduction(abs(as_tensor(input) - as_tensor(target)), reduction)
 
 
 @composite
@@ -78,9 +85,7 @@ def cross_entropy(
     if target.dtype.is_float:
         share = moveaxis(_match_rank(target, x), axis, -1) * (1.0 - label_smoothing) + label_smoothing / classes
         losses = -sum(share * logs * w, axis=-1)
-        return (
-            sum(losses) / count_elements(losses.shape) if reduction == "mean" else _apply_reduction(losses, reduction)
-        )
+        return sum(losses) / count_elements(losses.shape) if reduction == "mean" else apply_reduction(losses, reduction)
     if target.shape != logs.shape[:-1]:
         raise ShapeError(
             "the classes do not fit the logits", location=user_location(), received=f"{x.type} and {target.type}"
@@ -92,7 +97,7 @@ def cross_entropy(
     smooth = label_smoothing / classes
     losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
     losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)
-    return sum(losses) / sum(scale) if reduction == "mean" else _apply_reduction(losses, reduction)
+    return sum(losses) / sum(scale) if reduction == "mean" else apply_reduction(losses, reduction)
 
 
 def _check_classes(target: Tensor, classes: int, ignored: int | None = None) -> None:
@@ -116,19 +121,37 @@ def _match_rank(target: Tensor, x: Tensor) -> Tensor:
 
 
 @composite
-def nll_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Minus the element of `input` [N, C], log probabilities, at each class of `target` [N]."""
-    logs, target = as_tensor(input), as_tensor(target)
+def nll_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+    """Minus the element of `input` [N, C, ...], log probabilities, at each class of `target` [N, ...].
+
+    `weight` [C] scales classes, and "mean" divides by the weights of the targets that count: a target `ignore_index`
+    counts as nothing.
+
+    >>> nll_loss([[-1.0, -2.0], [-3.0, -4.0]], Tensor([1, -100]))
+    Tensor(2., f32)
+
+    Raises:
+        ShapeError: `target` is not integers with the shape of `input` without axis 1.
+        OutOfBoundsError: a class is out of range (not checked while tracing).
+    """
+    x, target = as_tensor(input), as_tensor(target)
+    logs = moveaxis(x, 1 if x.ndim > 1 else 0, -1) if x.ndim else x
     if not logs.ndim or target.shape != logs.shape[:-1] or not target.dtype.is_integer:
         raise ShapeError(
             "the classes do not fit the log probabilities",
             location=user_location(),
-            expected="[N, C] and integers [N]",
-            received=f"{logs.type} and {target.type}",
+            expected="[N, C, ...] and integers [N, ...]",
+            received=f"{x.type} and {target.type}",
         )
-    _check_classes(target, int(logs.shape[-1]))
+    _check_classes(target, int(logs.shape[-1]), ignore_index)
     hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
-    return _apply_reduction(-sum(where(hot, logs, 0.0), axis=-1), reduction)
+    hot = hot & expand_dims(not_equal(target, ignore_index), -1)
+    w: Any = 1.0 if weight is None else as_tensor(weight)
+    losses = -sum(where(hot, logs * w, 0.0), axis=-1)
+    if reduction != "mean":
+        return apply_reduction(losses, reduction)
+    scale = sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1)
+    return sum(losses) / sum(scale)
 
 
 @composite
@@ -142,7 +165,28 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     size = abs(distance)
     near = less(size, delta)
     inner = where(near, distance, 0.0)  # its square does not overflow, and is smooth at 0
-    return _apply_reduction(where(near, inner * inner * 0.5, (size - 0.5 * delta) * delta), reduction)
+    return apply_reduction(where(near, inner * inner * 0.5, (size - 0.5 * delta) * delta), reduction)
+
+
+@composite
+def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """`huber_loss` divided by `beta` (Girshick 2015): linear with slope 1 beyond `beta`; with `beta` 0 `l1_loss`.
+
+    >>> smooth_l1_loss([0.0, 3.0], [0.5, 0.0], "none")
+    Tensor([0.125, 2.5  ], f32)
+
+    Raises:
+        ArgumentError: `beta` is negative.
+    """
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss with beta {beta}", location=user_location(), expected="beta ≥ 0")
+    distance = as_tensor(input) - as_tensor(target)
+    size = abs(distance)
+    if beta == 0:
+        return apply_reduction(size, reduction)
+    near = less(size, beta)
+    inner = where(near, distance, 0.0)
+    return apply_reduction(where(near, inner * inner * (0.5 / beta), size - 0.5 * beta), reduction)
 
 
 @composite
@@ -150,7 +194,7 @@ def binary_cross_entropy(input: Any, target: Any, weight: Any = None, reduction:
     """Minus the log probability of `target` (0 to 1) under probabilities `input`; logarithms stop at -100."""
     x, y = as_tensor(input), as_tensor(target)
     losses = -(y * _bounded_log(x) + (1.0 - y) * _bounded_log(1.0 - x))
-    return _apply_reduction(losses if weight is None else losses * weight, reduction)
+    return apply_reduction(losses if weight is None else losses * weight, reduction)
 
 
 def _bounded_log(x: Tensor) -> Tensor:
@@ -160,20 +204,40 @@ def _bounded_log(x: Tensor) -> Tensor:
 
 
 @composite
-def binary_cross_entropy_with_logits(input: Any, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+def binary_cross_entropy_with_logits(
+    input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Tensor:
     """`binary_cross_entropy` of the sigmoid of `input`, computed from the logits: it loses no digits.
+
+    `pos_weight` scales the losses of positive targets.
 
     >>> binary_cross_entropy_with_logits([1000.0, 0.0], [1.0, 0.0], reduction="none")
     Tensor([0.       , 0.6931472], f32)
     """
     x, y = as_tensor(input), as_tensor(target)
-    losses = softplus(x) - x * y
-    return _apply_reduction(losses if weight is None else losses * weight, reduction)
+    if pos_weight is None:
+        losses = softplus(x) - x * y
+    else:
+        losses = (1.0 - y) * x - ((as_tensor(pos_weight) - 1.0) * y + 1.0) * logsigmoid(x)
+    return apply_reduction(losses if weight is None else losses * weight, reduction)
 
 
 @composite
-def kl_div(input: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """target · (log target - input) for log probabilities `input`; where `target` is 0 that is 0."""
+def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """target · (log target - input) for log probabilities `input`; where `target` is 0 that is 0.
+
+    With `log_target`, `target` is the logarithm of the probabilities. "batchmean" divides the sum by the size of the
+    first axis, which is the divergence of Kullback and Leibler (1951) for a batch of distributions.
+
+    >>> kl_div([[0.0, 0.0]], [[0.5, 0.5]], "batchmean")
+    Tensor(-0.6931472, f32)
+    """
     logs, share = as_tensor(input), as_tensor(target)
-    known = greater(share, 0.0)
-    return _apply_reduction(where(known, share * (log(where(known, share, 1.0)) - logs), 0.0), reduction)
+    if log_target:
+        losses = exp(share) * (share - logs)
+    else:
+        known = greater(share, 0.0)
+        losses = where(known, share * (log(where(known, share, 1.0)) - logs), 0.0)
+    if reduction == "batchmean":
+        return sum(losses) / logs.shape[0]
+    return apply_reduction(losses, reduction)

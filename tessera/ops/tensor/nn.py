@@ -16,7 +16,7 @@ from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
-from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once, sum_of_partials
+from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once
 from tessera.ops.tensor.coercion import coerce_floating, composite, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import (
@@ -39,22 +39,30 @@ from tessera.ops.tensor.shape import iota, permute, reshape, transpose
 
 
 @op(coerce=coerce_floating)
-def softplus(x):
-    """log(1 + exp(x)), without overflow.
+def softplus(x, *, beta: float = 1.0, threshold: float = math.inf):
+    """log(1 + exp(beta · x)) / beta, without overflow; `x` where beta · x exceeds `threshold`.
 
     >>> import tessera as ts
-    >>> ts.softplus([0.0, 1000.0])
-    Tensor([   0.6931472, 1000.       ], f32)
+    >>> ts.softplus([0.0, 50.0])
+    Tensor([ 0.6931472, 50.       ], f32)
     """
-    return np.logaddexp(x, x.dtype.type(0))
+    found = np.logaddexp(x * beta, x.dtype.type(0)) / beta
+    return np.where(x * beta > threshold, x, found).astype(x.dtype)
 
 
 @lower(softplus)
-def _(x):
-    return maximum(x, 0.0) + log1p(exp(-abs(x)))
+def _(x, *, beta, threshold):
+    scaled = x if beta == 1.0 else x * beta
+    found = maximum(scaled, 0.0) + log1p(exp(-abs(scaled)))
+    found = found if beta == 1.0 else found / beta
+    return found if threshold == math.inf else where(scaled > threshold, x, found)
 
 
-jvp(softplus)(sum_of_partials(lambda t, out, x: t * sigmoid(x)))
+@jvp(softplus)
+@round_once
+def _(out, primals, tangents, *, beta, threshold):
+    slope = sigmoid(primals[0] * beta)
+    return tangents[0] * (slope if threshold == math.inf else where(primals[0] * beta > threshold, 1.0, slope))
 
 
 @op(coerce=coerce_floating)
@@ -437,7 +445,7 @@ def batch_norm(
         ShapeError: `x` has no axis of channels, or a statistic or weight is not [C].
     """
     x = as_tensor(x)
-    _check_channels(x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    check_channels("batch_norm", x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     axes = (0, *range(2, x.ndim))
     shape = (x.shape[1], *(1 for _ in axes[1:]))
     if training:
@@ -449,13 +457,18 @@ def batch_norm(
     return out if bias is None else out + reshape(bias, shape=shape)
 
 
-def _check_channels(x: Tensor, **each: Any) -> None:
+def check_channels(by: str, x: Tensor, **each: Any) -> None:
+    """Refuse an `x` that is not [B, C, ...], and statistics and weights that are not [C].
+
+    Raises:
+        ShapeError: one of them.
+    """
     if x.ndim < 2:
-        raise ShapeError("batch_norm takes [B, C, ...]", location=user_location(), received=str(x.type))
+        raise ShapeError(f"{by} takes [B, C, ...]", location=user_location(), received=str(x.type))
     for name, value in each.items():
         if value is not None and as_tensor(value).shape != (x.shape[1],):
             raise ShapeError(
-                f"{name} of batch_norm is not one number for each channel", location=user_location(),
+                f"{name} of {by} is not one number for each channel", location=user_location(),
                 expected=f"shape ({x.shape[1]},), for {x.type}", received=str(as_tensor(value).type),
             )  # fmt: skip
 
@@ -467,7 +480,7 @@ def running_statistics(x: Any, running_mean: Any, running_var: Any, momentum: fl
     The new variance is the sample variance (divisor n - 1).
     """
     x = as_tensor(x)
-    _check_channels(x, running_mean=running_mean, running_var=running_var)
+    check_channels("batch_norm", x, running_mean=running_mean, running_var=running_var)
     axes = (0, *range(2, x.ndim))
     new = mean(x, axis=axes), var(x, axis=axes, correction=1.0)
     old = as_tensor(running_mean), as_tensor(running_var)

@@ -415,7 +415,7 @@ def logsumexp(x, *, axis: Any = None, keepdims: bool = False):
 
     >>> import tessera as ts
     >>> ts.logsumexp([1000.0, 1000.0])
-    Tensor(1000.6931, f32)
+    Tensor(1000.6932, f32)
     """
     top = np.max(x, axis=axis, keepdims=True)
     shift = np.where(np.isinf(top), x.dtype.type(0), top)

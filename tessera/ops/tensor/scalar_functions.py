@@ -35,6 +35,7 @@ from tessera.ops.tensor.elementwise import (
     maximum,
     minimum,
     not_equal,
+    remainder,
     rsqrt,
     sin,
     sqrt,
@@ -214,6 +215,26 @@ jvp(asin)(sum_of_partials(lambda t, out, x: t * rsqrt((1.0 - x) * (1.0 + x))))
 jvp(acos)(sum_of_partials(lambda t, out, x: t * -rsqrt((1.0 - x) * (1.0 + x))))
 
 
+@op(infer=infer_numeric, coerce=coerce_pointwise, domain=(1.0, 7.0))
+def fmod(x, y):
+    """The remainder of division toward zero; it has the sign of `x`.
+
+    >>> import tessera as ts
+    >>> ts.fmod([-7.0, 7.0], 4.0), ts.fmod([-7, 7], -4)
+    (Tensor([-3.,  3.], f32), Tensor([-3,  3], int64))
+    """
+    return np.fmod(x, y)
+
+
+@lower(fmod)
+def _(x, y):
+    if x.dtype.is_float:
+        found = remainder(abs(x), abs(y))
+        return where(_has_negative_sign(x), -found, found)
+    found = remainder(x, y)
+    return where(not_equal(found, 0) & (less(x, 0) ^ less(y, 0)), found - y, found) if x.dtype.kind == "int" else found
+
+
 @op(infer=infer_numeric, coerce=coerce_pointwise, method=True)
 def sign(x):
     """1 where `x` is positive, -1 where it is negative, 0 of both zeros; NaN stays."""
@@ -240,6 +261,7 @@ def _(x):
 
 
 jvp(sign, trunc)(zero_jvp)
+jvp(fmod)(sum_of_partials(lambda t, out, x, y: t, lambda t, out, x, y: t * -trunc(x / y)))
 
 
 @op(infer=infer_comparison, coerce=coerce_pointwise, method=True)
@@ -404,7 +426,7 @@ def logaddexp(x, y):
 
     >>> import tessera as ts
     >>> ts.logaddexp(1000.0, 1000.0)
-    Tensor(1000.6931, f32)
+    Tensor(1000.6932, f32)
     """
     return np.logaddexp(x, y)
 

@@ -361,14 +361,14 @@ def _(g, x, *, axes):
 @transpose_rule(slice_)
 def _(g, x, *, start, stop, step):
     for axis, by in enumerate(step):
-        g = _insert_zeros(g, axis, by)
+        g = insert_zeros(g, axis, by)
     # The dilated cotangent ends up to `step - 1` elements after the last element that was taken.
     room = tuple(max(0, a + n - size) for a, n, size in zip(start, g.shape, x.shape, strict=True))
     g = slice_(g, start=(0,) * g.ndim, stop=tuple(n - r for n, r in zip(g.shape, room, strict=True)))
     return (pad(g, low=start, high=tuple(s - a - n for s, a, n in zip(x.shape, start, g.shape, strict=True))),)
 
 
-def _insert_zeros(g: Tensor, axis: int, by: int) -> Tensor:
+def insert_zeros(g: Tensor, axis: int, by: int) -> Tensor:
     """`g` with `by - 1` zeros after each element along an axis."""
     if by == 1:
         return g

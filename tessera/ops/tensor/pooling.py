@@ -1,0 +1,510 @@
+"""Pooling: the maximum, mean or p-norm of each window of an input, windows of adaptive size, and the inverse of a
+maximum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.coercion import composite
+from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
+from tessera.ops.tensor.elementwise import less, maximum, minimum, where
+from tessera.ops.tensor.reduce import argmax, max, mean, sum
+from tessera.ops.tensor.scatter import scatter
+from tessera.ops.tensor.shape import count_elements, gather, iota, permute, reshape
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an input [B, C, sizes]: `values` [B, C, window elements, counts].
+
+    Element e of a window is at (e // …) · step + start along each axis; `starts` are the first places along the axes.
+    """
+
+    values: Tensor
+    kernel: tuple[int, ...]
+    starts: tuple[Tensor, ...]
+    step: tuple[int, ...]
+    sizes: tuple[Any, ...]
+
+    def maximum(self, return_indices: bool) -> Any:
+        """The largest element of each window, and its index in the flattened axes of the input."""
+        largest = max(self.values, axis=2)
+        return (largest, self._flat_index(argmax(self.values, axis=2))) if return_indices else largest
+
+    def _flat_index(self, element: Tensor) -> Tensor:
+        rank, found = len(self.kernel), as_tensor(0)
+        for axis in range(rank):
+            inner = math.prod(self.kernel[axis + 1 :])
+            offset = (element // inner) % self.kernel[axis] * self.step[axis]
+            found = found * self.sizes[axis] + (offset + _along(self.starts[axis], axis, rank))
+        return found
+
+
+def _along(vector: Tensor, axis: int, rank: int) -> Tensor:
+    """A vector as a tensor of `rank` axes, along one of them."""
+    return reshape(vector, shape=(1,) * axis + (vector.shape[0],) + (1,) * (rank - 1 - axis))
+
+
+def _check_input(name: str, rank: int, input: Any) -> Tensor:
+    x = as_tensor(input)
+    if x.ndim != rank + 2:
+        raise ShapeError(f"{name} takes [B, C, {AXIS_NAMES[rank]}]", location=user_location(), received=str(x.type))
+    return x
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The checked attributes of a pool, one for each spatial axis; `counts` are the numbers of windows."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    counts: tuple[Any, ...]
+    sides: list[tuple[Any, Any]]
+
+    def extract(self, x: Tensor, fill: Any) -> Windows:
+        """The windows of `x`, surrounded by `fill`."""
+        values = extract_windows(pad_spatial(x, self.sides, fill), self.kernel, self.stride, self.dilation)
+        axes = zip(self.counts, self.stride, self.padding, strict=True)
+        starts = tuple(iota(shape=(n,)) * s - p for n, s, p in axes)
+        return Windows(values, self.kernel, starts, self.dilation, x.shape[2:])
+
+    def counted_elements(self, x: Tensor, with_padding: bool) -> Tensor:
+        """The number of elements of each window that are in the input, or in it and its padding."""
+        rank, total = len(self.kernel), as_tensor(1)
+        for i, (n, k, s, p) in enumerate(zip(x.shape[2:], self.kernel, self.stride, self.padding, strict=True)):
+            first, more = iota(shape=(self.counts[i],)) * s - p, p if with_padding else 0
+            inside = minimum(first + k, n + more) - maximum(first, -more)
+            total = total * _along(inside, i, rank)
+        return cast(total, dtype=x.dtype)
+
+
+def _plan(
+    x: Tensor, kernel_size: IntPair, stride: IntPair | None, padding: IntPair, dilation: IntPair, ceil_mode: bool
+) -> _Pool:
+    rank = x.ndim - 2
+    kernel, reach = expand_per_axis("kernel_size", kernel_size, rank), expand_per_axis("dilation", dilation, rank)
+    around = expand_per_axis("padding", padding, rank)
+    if any(2 * p > k for p, k in zip(around, kernel, strict=True)):
+        raise ArgumentError(
+            "padding is more than half the window", location=user_location(), received=f"{around} of {kernel}"
+        )
+    step = kernel if stride is None else expand_per_axis("stride", stride, rank)
+    axes = list(zip(x.shape[2:], kernel, step, around, reach, strict=True))
+    counts = tuple(_count_windows(*axis, ceil_mode) for axis in axes)
+    ends = [(c - 1) * s + d * (k - 1) + 1 - n - p for c, (n, k, s, p, d) in zip(counts, axes, strict=True)]
+    sides = [(p, end if ceil_mode and end > p else p) for p, end in zip(around, ends, strict=True)]
+    return _Pool(kernel, step, around, reach, counts, sides)
+
+
+def _count_windows(size: Any, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Any:
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // stride + 1
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + padding else count  # the last window starts in the input
+
+
+def _find_lowest_value(x: Tensor) -> Any:
+    return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
+
+
+@check_arguments
+def max_pool1d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    dilation: IntPair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of `input` [B, C, W]; see `max_pool2d`.
+
+    >>> max_pool1d([[[1.0, 3.0, 2.0, 0.0]]], 2, return_indices=True)
+    (Tensor([[[3., 2.]]], f32), Tensor([[[1, 2]]], int64))
+    """
+    x = _check_input("a 1D pool", 1, input)
+    return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+@check_arguments
+def max_pool2d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    dilation: IntPair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of `input` [B, C, H, W]; `stride` is the window's size unless given.
+
+    Padding counts as smaller than everything. `ceil_mode` adds windows that extend beyond the padding. With
+    `return_indices` the result is a pair; the index of an element counts along the flattened axes H, W.
+
+    >>> max_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 2)
+    Tensor([[[[4.]]]], f32)
+
+    Raises:
+        ShapeError: `input` has another rank, or a window is larger than the padded input.
+        ArgumentError: the padding is more than half the window.
+    """
+    x = _check_input("a 2D pool", 2, input)
+    return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+@check_arguments
+def max_pool3d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    dilation: IntPair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of `input` [B, C, D, H, W]; see `max_pool2d`.
+
+    >>> from tessera import ones
+    >>> max_pool3d(ones((1, 1, 2, 4, 4)), 2).shape
+    (1, 1, 1, 2, 2)
+    """
+    x = _check_input("a 3D pool", 3, input)
+    return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def _max_pool(
+    x: Tensor, kernel: IntPair, stride: Any, padding: IntPair, dilation: IntPair, ceil: bool, indices: bool
+) -> Any:
+    plan = _plan(x, kernel, stride, padding, dilation, ceil)
+    return plan.extract(x, _find_lowest_value(x)).maximum(indices)
+
+
+@composite
+def avg_pool1d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of `input` [B, C, W]; see `avg_pool2d`.
+
+    >>> avg_pool1d([[[1.0, 3.0, 2.0, 0.0]]], 2)
+    Tensor([[[2., 1.]]], f32)
+    """
+    x = _check_input("a 1D pool", 1, input)
+    return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+
+
+@composite
+def avg_pool2d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window of `input` [B, C, H, W]; `stride` is the window's size unless given.
+
+    The zeros of the padding count as elements unless `count_include_pad` is False; `divisor_override` replaces the
+    number of elements. `ceil_mode` adds windows that extend beyond the padding.
+
+    >>> avg_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), (1, 2))
+    Tensor([[[[1.5],
+              [3.5]]]], f32)
+    """
+    x = _check_input("a 2D pool", 2, input)
+    return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+@composite
+def avg_pool3d(
+    input: Any,
+    kernel_size: IntPair,
+    stride: IntPair | None = None,
+    padding: IntPair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window of `input` [B, C, D, H, W]; see `avg_pool2d`.
+
+    >>> from tessera import ones
+    >>> avg_pool3d(ones((1, 1, 2, 2, 2)), 2)
+    Tensor([[[[[1.]]]]], f32)
+    """
+    x = _check_input("a 3D pool", 3, input)
+    return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def _average_pool(
+    x: Tensor, kernel: IntPair, stride: Any, padding: IntPair, ceil: bool, with_padding: bool, divisor: int | None
+) -> Tensor:
+    plan = _plan(x, kernel, stride, padding, 1, ceil)
+    values = plan.extract(x, 0).values
+    if divisor is not None:
+        return sum(values, axis=2) / divisor
+    if not any(plan.padding) or with_padding and not ceil:
+        if not ceil:
+            return mean(values, axis=2)
+    return sum(values, axis=2) / plan.counted_elements(x, with_padding)
+
+
+@composite
+def lp_pool1d(
+    input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """The p-norm of each window of `input` [B, C, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+
+    >>> lp_pool1d([[[3.0, 4.0]]], 2, 2)
+    Tensor([[[5.]]], f32)
+    """
+    return _norm_pool(_check_input("a 1D pool", 1, input), norm_type, kernel_size, stride, ceil_mode)
+
+
+@composite
+def lp_pool2d(
+    input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """The p-norm of each window of `input` [B, C, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+
+    >>> lp_pool2d([[[[3.0], [4.0]]]], 2, (2, 1))
+    Tensor([[[[5.]]]], f32)
+    """
+    return _norm_pool(_check_input("a 2D pool", 2, input), norm_type, kernel_size, stride, ceil_mode)
+
+
+@composite
+def lp_pool3d(
+    input: Any, norm_type: float, kernel_size: IntPair, stride: IntPair | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """The p-norm of each window of `input` [B, C, D, H, W]: (Σ x^p)^(1/p) for p = `norm_type`.
+
+    >>> lp_pool3d([[[[[3.0, 4.0]]]]], 1, (1, 1, 2))
+    Tensor([[[[[7.]]]]], f32)
+    """
+    return _norm_pool(_check_input("a 3D pool", 3, input), norm_type, kernel_size, stride, ceil_mode)
+
+
+def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) -> Tensor:
+    if not p > 0:
+        raise ArgumentError(f"a pool with the norm {p}", location=user_location(), expected="a positive number")
+    total = sum(_plan(x, kernel, stride, 0, 1, ceil).extract(x**p, 0).values, axis=2)
+    return total ** (1.0 / p)
+
+
+# Adaptive pools: window i of n elements in m windows has the elements from ⌊i·n/m⌋ to before ⌈(i + 1)·n/m⌉.
+
+
+def _adaptive_windows(name: str, rank: int, input: Any, output_size: Any, fill: Any) -> tuple[Windows, Tensor]:
+    """The windows, each filled up to the size of the largest, and the numbers of their own elements."""
+    x = _check_input(name, rank, input)
+    counts = _expand_output_size(output_size, x.shape[2:])
+    cut, starts, lengths, kernel = x, [], [], []
+    for axis, (size, count) in enumerate(zip(x.shape[2:], counts, strict=True)):
+        place = iota(shape=(count,))
+        starts.append(place * size // count)
+        lengths.append(((place + 1) * size + (count - 1)) // count - starts[-1])
+        kernel.append(size // count if size % count == 0 else _longest_window(size, count))
+        cut = _split_axis(cut, 2 + 2 * axis, starts[-1], lengths[-1], kernel[-1], fill)
+    order = (0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)))
+    values = reshape(permute(cut, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
+    total = as_tensor(1)
+    for axis, length in enumerate(lengths):
+        total = total * _along(length, axis, rank)
+    return Windows(values, tuple(kernel), tuple(starts), (1,) * rank, x.shape[2:]), total
+
+
+def _split_axis(x: Tensor, axis: int, start: Tensor, length: Tensor, size: int, fill: Any) -> Tensor:
+    """`x` with an axis replaced by two: the windows, and `size` elements of each, the last ones maybe `fill`."""
+    if x.shape[axis] == start.shape[0] * size:
+        return reshape(x, shape=(*x.shape[:axis], start.shape[0], size, *x.shape[axis + 1 :]))
+    element = iota(shape=(start.shape[0], size))
+    last = reshape(length, shape=(-1, 1))
+    place = reshape(start, shape=(-1, 1)) + minimum(element, last - 1)
+    inside = reshape(less(element, last), shape=(*element.shape, *(1,) * (x.ndim - 1 - axis)))
+    return where(inside, gather(x, place, axis=axis), fill)
+
+
+def _longest_window(size: Any, count: int) -> int:
+    ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    return np.max([end - start for start, end in ends]).item()
+
+
+def _expand_output_size(value: Any, sizes: Sequence[Any]) -> tuple[int, ...]:
+    listed = tuple(value) if isinstance(value, (list, tuple)) else (value,) * len(sizes)
+    if len(listed) != len(sizes) or not all(n is None or isinstance(n, int) and n > 0 for n in listed):
+        raise ArgumentError(
+            "output_size is not valid", location=user_location(), received=str(value),
+            expected=f"a number above 0 or {len(sizes)} of them; None keeps the size of an axis",
+        )  # fmt: skip
+    if any(isinstance(n, int) and n < 1 for n in sizes):
+        raise ShapeError("an adaptive pool of an empty axis", location=user_location(), received=f"sizes {sizes}")
+    return tuple(int(n) if m is None else m for m, n in zip(listed, sizes, strict=True))
+
+
+@composite
+def adaptive_avg_pool1d(input: Any, output_size: Any) -> Tensor:
+    """The means of `output_size` windows that cover `input` [B, C, W]; see `adaptive_avg_pool2d`.
+
+    >>> adaptive_avg_pool1d([[[1.0, 2.0, 6.0]]], 2)
+    Tensor([[[1.5, 4. ]]], f32)
+    """
+    return _adaptive_average(1, input, output_size)
+
+
+@composite
+def adaptive_avg_pool2d(input: Any, output_size: Any) -> Tensor:
+    """The means of windows that cover `input` [B, C, H, W], `output_size` of them along each axis.
+
+    `output_size` is a number or one for each axis, where None keeps the size. Window i of m along an axis of n has
+    the elements from floor(i·n/m) to before ceil((i + 1)·n/m).
+
+    >>> adaptive_avg_pool2d([[[[1.0, 2.0], [3.0, 4.0]]]], (1, None))
+    Tensor([[[[2., 3.]]]], f32)
+
+    Raises:
+        ShapeError: `input` has another rank, or an empty axis.
+    """
+    return _adaptive_average(2, input, output_size)
+
+
+@composite
+def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
+    """The means of windows that cover `input` [B, C, D, H, W]; see `adaptive_avg_pool2d`.
+
+    >>> from tessera import ones
+    >>> adaptive_avg_pool3d(ones((1, 1, 3, 4, 5)), 1)
+    Tensor([[[[[1.]]]]], f32)
+    """
+    return _adaptive_average(3, input, output_size)
+
+
+def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
+    windows, counts = _adaptive_windows(f"an adaptive {rank}D pool", rank, input, output_size, 0)
+    return sum(windows.values, axis=2) / cast(counts, dtype=windows.values.dtype)
+
+
+@check_arguments
+def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """The largest elements of `output_size` windows that cover `input` [B, C, W]; see `adaptive_max_pool2d`.
+
+    >>> adaptive_max_pool1d([[[1.0, 2.0, 6.0]]], 2, return_indices=True)
+    (Tensor([[[2., 6.]]], f32), Tensor([[[1, 2]]], int64))
+    """
+    return _adaptive_maximum(1, input, output_size, return_indices)
+
+
+@check_arguments
+def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """The largest elements of windows that cover `input` [B, C, H, W]; the windows are those of `adaptive_avg_pool2d`.
+
+    With `return_indices` the result is a pair; the index of an element counts along the flattened axes H, W.
+
+    >>> adaptive_max_pool2d([[[[1.0, 2.0], [3.0, 4.0]]]], 1)
+    Tensor([[[[4.]]]], f32)
+    """
+    return _adaptive_maximum(2, input, output_size, return_indices)
+
+
+@check_arguments
+def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """The largest elements of windows that cover `input` [B, C, D, H, W]; see `adaptive_max_pool2d`.
+
+    >>> from tessera import ones
+    >>> adaptive_max_pool3d(ones((1, 1, 3, 4, 5)), (1, 2, 2)).shape
+    (1, 1, 1, 2, 2)
+    """
+    return _adaptive_maximum(3, input, output_size, return_indices)
+
+
+def _adaptive_maximum(rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
+    fill = _find_lowest_value(as_tensor(input))
+    windows, _ = _adaptive_windows(f"an adaptive {rank}D pool", rank, input, output_size, fill)
+    return windows.maximum(return_indices)
+
+
+# The inverse of a maximum: each element back at its index.
+
+
+@check_arguments
+def max_unpool1d(
+    input: Any, indices: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0,
+    output_size: Any = None,
+) -> Tensor:  # fmt: skip
+    """The elements of `input` [B, C, W] at the `indices` of `max_pool1d`, zeros elsewhere; see `max_unpool2d`.
+
+    >>> max_unpool1d([[[3.0, 2.0]]], Tensor([[[1, 2]]]), 2)
+    Tensor([[[0., 3., 2., 0.]]], f32)
+    """
+    return _max_unpool(1, input, indices, kernel_size, stride, padding, output_size)
+
+
+@check_arguments
+def max_unpool2d(
+    input: Any, indices: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0,
+    output_size: Any = None,
+) -> Tensor:  # fmt: skip
+    """The elements of `input` [B, C, H, W] at the `indices` that `max_pool2d` returned, zeros elsewhere.
+
+    The sizes of the result are `output_size`, its last axes or by default (H − 1)·stride − 2·padding + kernel, ….
+    If an index occurs twice, the last element remains.
+
+    >>> max_unpool2d([[[[4.0]]]], Tensor([[[[3]]]]), 2)
+    Tensor([[[[0., 0.],
+              [0., 4.]]]], f32)
+
+    Raises:
+        ShapeError: `indices` has not the shape of `input`.
+    """
+    return _max_unpool(2, input, indices, kernel_size, stride, padding, output_size)
+
+
+@check_arguments
+def max_unpool3d(
+    input: Any, indices: Any, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0,
+    output_size: Any = None,
+) -> Tensor:  # fmt: skip
+    """The elements of `input` [B, C, D, H, W] at the `indices` of `max_pool3d`, zeros elsewhere; see `max_unpool2d`.
+
+    >>> max_unpool3d([[[[[4.0]]]]], Tensor([[[[[1]]]]]), (1, 1, 2))
+    Tensor([[[[[0., 4.]]]]], f32)
+    """
+    return _max_unpool(3, input, indices, kernel_size, stride, padding, output_size)
+
+
+def _max_unpool(
+    rank: int, input: Any, indices: Any, kernel_size: IntPair, stride: Any, padding: IntPair, output_size: Any
+) -> Tensor:
+    x, place = _check_input(f"max_unpool{rank}d", rank, input), as_tensor(indices)
+    if place.shape != x.shape or not place.dtype.is_integer:
+        raise ShapeError(
+            "the indices do not fit the input", location=user_location(), received=f"{x.type} and {place.type}",
+            expected="one integer for each element",
+        )  # fmt: skip
+    kernel, around = expand_per_axis("kernel_size", kernel_size, rank), expand_per_axis("padding", padding, rank)
+    step = kernel if stride is None else expand_per_axis("stride", stride, rank)
+    axes = zip(x.shape[2:], kernel, step, around, strict=True)
+    sizes = [(n - 1) * s - 2 * p + k for n, k, s, p in axes]
+    sizes = sizes if output_size is None else list(output_size)[-rank:]
+    planes, room = x.shape[0] * x.shape[1], count_elements(sizes)
+    flat = reshape(place, shape=(planes, -1)) + iota(shape=(planes, 1), axis=-2) * room
+    empty = reshape(x, shape=(-1,))
+    zeros = cast(iota(shape=(planes * room,)) * 0, dtype=x.dtype)
+    out = scatter(zeros, reshape(flat, shape=(-1,)), empty)
+    return reshape(out, shape=(*x.shape[:2], *sizes))
