@@ -53,6 +53,7 @@ class Outcome:
     share: float = 0.0
     detail: str = ""
     useless: bool = False
+    missing: tuple[str, ...] = ()  # the ops of an unsupported case for which the engine's target has no row
 
 
 def all_cases() -> Iterator[Case]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import io
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -12,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case, Outcome
-from tessera.codegen.contract import get_backend, list_backends
+from tessera.codegen.contract import find_broken_backends, get_backend, list_backends
+from tessera.codegen.coverage import OpCoverage, list_mesh_ops, list_required_ops
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare_with_bound
 from tessera.runtime.program import PreparedProgram, prepare
@@ -36,7 +40,10 @@ class Engine:
 
 def list_engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:
     """The selected columns; by default all that this machine has."""
-    chosen = list(targets) or sorted(list_backends())
+    broken = {} if targets else find_broken_backends()
+    for name, error in broken.items():
+        print(f"left out: the generator {name}\n{error}", file=sys.stderr)
+    chosen = list(targets) or sorted(n for n in list_backends() if n not in broken)
     found = [] if targets and not levels else [Engine(n, n, "interp") for n in INTERPRETED if not levels or n in levels]
     for target in chosen:
         generator = get_backend(target)
@@ -84,9 +91,45 @@ def _run_on_engine(
             return Outcome(case.name, engine.name, "fail", detail="the bits differ from those of the interpreter")
         return Outcome(case.name, engine.name, *judge(case, results, bounds))
     except (UnsupportedOpError, ResourceError) as error:
-        return Outcome(case.name, engine.name, "unsupported", detail=str(error))
+        missing = _find_missing_ops(engine.target, program, error)
+        return Outcome(case.name, engine.name, "unsupported", detail=str(error), missing=missing)
     except Exception as error:  # any exception of an engine under test is an outcome
         return Outcome(case.name, engine.name, "fail", detail=f"{type(error).__name__}: {error}")
+
+
+def _find_missing_ops(target: str, program: PreparedProgram, error: TesseraError) -> tuple[str, ...]:
+    """The ops of a program for which a target has no row: by its coverage where it has one, else by its error."""
+    coverage = getattr(get_backend(target), "coverage", None)
+    if not isinstance(coverage, OpCoverage):
+        return tuple(re.findall(r"cannot emit ([\w.]+)", error.message))
+    required = set(list_required_ops()) - set(list_mesh_ops())
+    used = {n.op for f in program.levels["tile"].functions[1:] for n in f.body.walk()} & required
+    rewritten = {op for op in used for table in coverage.rewritten if op in table}
+    return tuple(sorted(op.name for op in used - rewritten if not coverage.emits(op)))
+
+
+@dataclass(frozen=True)
+class MissingOp:
+    """An op that a target lacks: the unsupported cases that its row turns green, after those before it in a ranking,
+    and those that have it at all."""
+
+    name: str
+    green: int
+    cases: int
+
+
+def rank_missing_ops(outcomes: Iterable[Outcome]) -> list[MissingOp]:
+    """Rank the missing ops of one engine: each next op turns the most cases green, given the ones before it."""
+    wanted = [set(o.missing) for o in outcomes if o.status == "unsupported" and o.missing]
+    held = Counter(name for missing in wanted for name in missing)
+    ranked: list[MissingOp] = []
+    while wanted:
+        alone = Counter(name for missing in wanted if len(missing) == 1 for name in missing)
+        left = {name for missing in wanted for name in missing}
+        best = min(left, key=lambda name: (-alone[name], -held[name], name))
+        ranked.append(MissingOp(best, alone[best], held[best]))
+        wanted = [missing - {best} for missing in wanted if missing != {best}]
+    return ranked
 
 
 def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str, bool]:

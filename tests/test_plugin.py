@@ -1,5 +1,6 @@
 """The third-party generator in examples/plugin passes part of the suite, and refuses the rest by name."""
 
+import json
 import re
 import sys
 from collections import Counter
@@ -10,14 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conformance.case import all_cases
-from conformance.run import Engine, run_case, select_cases
+import tessera as ts
+from conformance.case import Outcome, all_cases
+from conformance.run import Engine, rank_missing_ops, run_case, select_cases
 from tessera.codegen import contract
 from tessera.codegen.coverage import list_mesh_ops, list_required_ops
 from tessera.core.errors import ArgumentError, DeviceUnavailable
 from tessera.core.types import f32, int64
 from tessera.ir.rules import REGISTRY
+from tessera.runtime.program import prepare
 from tessera.tools.cli.entry_points import find_entry_point, make_inputs, prepare_program
 from tessera.tools.cli.main import main
 
@@ -32,7 +37,7 @@ def numpy_backend(monkeypatch):
     import tessera_numpy
 
     point = SimpleNamespace(name="numpy", value="tessera_numpy:BACKEND", load=lambda: tessera_numpy.BACKEND)
-    monkeypatch.setattr(contract, "list_backends", lambda: {"numpy": point})
+    monkeypatch.setattr(contract, "entry_points", lambda group: [point])
     contract.get_backend.cache_clear()
     yield tessera_numpy.BACKEND
     contract.get_backend.cache_clear()
@@ -125,6 +130,139 @@ def test_it_is_short():
 
 def test_a_generator_that_does_not_load(monkeypatch):
     point = EntryPoint("lost", "no_such_package:BACKEND", contract.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(contract, "list_backends", lambda: {"lost": point})
+    monkeypatch.setattr(contract, "entry_points", lambda group: [point])
     with pytest.raises(DeviceUnavailable, match="the generator lost does not load: No module named 'no_such_package'"):
         contract.get_backend("lost")
+
+
+BROKEN = {
+    "raise RuntimeError('no licence')": ("RuntimeError: no licence", 1),
+    "import nothing_like_this": ("No module named 'nothing_like_this'", 1),
+    "x = 1\nx = = 2": ("SyntaxError", 2),
+    "x = 1": ("has no attribute 'BACKEND'", None),
+}
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs the text of a package as one more generator."""
+
+    def write(text):
+        name = f"broken_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        point = EntryPoint("broken", f"{name}:BACKEND", contract.ENTRY_POINT_GROUP)
+        monkeypatch.setattr(contract, "entry_points", lambda group: [point])
+        contract.get_backend.cache_clear()
+        return tmp_path / f"{name}.py"
+
+    yield write
+    contract.get_backend.cache_clear()
+
+
+@pytest.mark.parametrize(("text", "says", "line"), [(t, *w) for t, w in BROKEN.items()])
+def test_the_error_of_a_package_is_reported(install, text, says, line, capsys, tmp_path):
+    file = install(text)
+    place = f"{file}:{line}" if line else ""
+    model = Path(__file__).parents[1] / "examples" / "mlp.py"
+    assert main(["build", str(model), "--target", "broken", "-o", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert "DeviceUnavailable: the generator broken does not load" in err and says in err and err.startswith(place)
+    assert main(["build", str(model), "--target", "llvm", "-o", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main(["doctor", "--json"]) == 0
+    (found,) = [probe for probe in json.loads(capsys.readouterr().out) if probe["name"] == "generators"]
+    assert not found["present"] and found["detail"].startswith("csl, llvm, ptx\n") and says in found["detail"]
+    assert place in found["detail"] and "mend or uninstall its package" in found["remedy"]
+    assert main(["conformance", "-k", "elementwise/add-f32", "--level", "tile"]) == 0
+    said = capsys.readouterr()
+    assert "left out: the generator broken" in said.err and says in said.err and "1 cases" in said.out
+    assert main(["conformance", "-k", "elementwise/add-f32", "--target", "broken"]) == 2
+
+
+GENERATOR = """from tessera.codegen.artifact import Artifact
+from tessera.codegen.contract import Capabilities
+from tessera.core.types import f32, int64
+
+class Backend:
+    name = "broken"
+    capabilities = Capabilities(64, (f32, int64))
+    def emit(self, module, options):
+        return Artifact({"target": "broken"}, {"text": ""})
+    def runtime(self, artifact):
+        return self
+    def run(self, arrays):
+        return []
+
+BACKEND = Backend()
+"""
+WRONG_HOOKS = [
+    ("emit(self, module, options)", "emit(self, module)", "`emit`", "expected: emit(module, options)"),
+    (
+        "emit(self, module, options)",
+        "emit(self, module, options, arch)",
+        "`emit`",
+        "received: emit(module, options, arch)",
+    ),
+    ("runtime(self, artifact)", "runtime(self)", "`runtime`", "expected: runtime(artifact)"),
+    ("    def run(", "    def passes(self): return ()\n    def run(", "`passes`", "expected: passes(module, options)"),
+    ("    def run(", "    def where(self, x): return x\n    def run(", "`where`", "expected: where()"),
+    ("    def run(", "    interpreter = 3\n    def run(", "`interpreter`", "expected: interpreter(artifact)"),
+    ("def emit", "def _emit", "no method `emit`", "my_package:BACKEND"),
+    ("BACKEND = Backend()", "BACKEND = Backend", "`emit` of the generator broken cannot be called", "expected: emit"),
+    ("capabilities =", "_capabilities =", "has no capabilities", "expected: a tessera.codegen.contract.Capabilities"),
+]
+
+
+def test_a_whole_generator_is_accepted(install):
+    install(GENERATOR)
+    assert contract.get_backend("broken").name == "broken" and not contract.find_broken_backends()
+
+
+@pytest.mark.parametrize(("old", "new", "says", "wanted"), WRONG_HOOKS)
+def test_a_method_with_other_arguments_is_refused_at_its_line(install, old, new, says, wanted):
+    file = install(GENERATOR.replace(old, new, 1))
+    with pytest.raises(ArgumentError) as caught:
+        contract.get_backend("broken")
+    text = str(caught.value)
+    assert says in text and wanted in text
+    assert text.startswith(str(file)) == ("cannot be called" in text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [("return Artifact({", "return ({", "the method `emit` of the generator broken gives something else"),
+     ("return self", "return None", "the method `runtime` of the generator broken gives something else")],
+)  # fmt: skip
+def test_what_a_method_gives_is_checked(install, old, new, says):
+    file = install(GENERATOR.replace(old, new, 1))
+    program = prepare(ts.jit(lambda x: x + 1.0), (np.ones(4, np.float32),))
+    with pytest.raises(ArgumentError, match=says) as caught:
+        program.run("device", "broken")
+    assert caught.value.location.file == str(file)
+
+
+OPS = st.sets(st.sampled_from("abcdef"), min_size=1, max_size=4)
+
+
+@given(st.lists(OPS, max_size=12))
+def test_missing_ops_are_ranked_by_the_cases_they_turn_green(wanted):
+    outcomes = [Outcome(str(i), "e", "unsupported", missing=tuple(sorted(w))) for i, w in enumerate(wanted)]
+    ranked = rank_missing_ops([*outcomes, Outcome("other", "e", "unsupported"), Outcome("good", "e", "pass")])
+    chosen: set[str] = set()
+    for place, op in enumerate(ranked):
+        green = {o: sum(w <= chosen | {o} for w in wanted) for o in set().union(*wanted) - chosen}
+        assert green[op.name] == max(green.values())  # no other op would turn more green here
+        assert op.cases == sum(op.name in w for w in wanted)
+        chosen.add(op.name)
+        assert sum(each.green for each in ranked[: place + 1]) == green[op.name]
+    assert chosen == set().union(*wanted)
+
+
+def test_conformance_ranks_what_a_generator_lacks(numpy_backend, capsys):
+    assert main(["conformance", "--target", "numpy", "-k", "atomics or tile/blocks"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(
+        r"numpy: rows for these ops would turn cases green.* op cases turned green .*? (tile\.\w+) (\d+)", out
+    )
+    assert found and found[1] == "tile.atomic" and int(found[2]) >= 3

@@ -6,6 +6,7 @@ A generator is an object of the entry point group `tessera.codegen` that emits a
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,17 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.core.errors import ArgumentError, DeviceUnavailable, UnknownNameError, user_location
+from tessera.core.errors import (
+    UNKNOWN,
+    ArgumentError,
+    DeviceUnavailable,
+    Location,
+    TesseraError,
+    UnknownNameError,
+    is_package_file,
+    traceback_location,
+    user_location,
+)
 from tessera.core.types import DType
 from tessera.ir.core import Module
 from tessera.ir.rewrite import VERIFY_VARIABLE
@@ -66,6 +77,7 @@ def run_passes(passes: Sequence[CompilerPass], module: Module) -> Module:
     return module
 
 
+@runtime_checkable
 class Runtime(Protocol):
     """An artifact that is loaded and ready to run."""
 
@@ -142,7 +154,8 @@ def get_backend(name: str) -> Backend:
     Raises:
         UnknownNameError: no generator has this name; the message lists the names.
         DeviceUnavailable: its package cannot be imported.
-        ArgumentError: it takes no configuration, or not this one.
+        ArgumentError: it is no generator (a method that is missing or takes other arguments); it takes no
+            configuration, or not this one.
     """
     name, colon, options = name.partition(":")
     found = list_backends().get(name)
@@ -153,6 +166,7 @@ def get_backend(name: str) -> Backend:
             suggestion=f"did you mean {close[0]}?" if close else None,
         )  # fmt: skip
     generator = _load_backend(found)
+    check_backend(name, generator)
     if not colon:
         return generator
     if not hasattr(generator, "configured"):
@@ -163,11 +177,122 @@ def get_backend(name: str) -> Backend:
 def _load_backend(point: EntryPoint) -> Backend:
     try:
         return point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a package may raise anything while it is imported
+        reason = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
+        missing = isinstance(error, ImportError) and error.name == point.value.partition(":")[0]
         raise DeviceUnavailable(
-            f"the generator {point.name} does not load: {error}", expected=point.value,
-            suggestion="install the package that has it again",
+            f"the generator {point.name} does not load: {reason}", location=_locate_failure(error),
+            expected=point.value,
+            suggestion="install the package that has it again" if missing else "mend or uninstall its package",
         ) from error  # fmt: skip
+
+
+def _locate_failure(error: Exception) -> Location:
+    """The line of a package that failed while it was imported."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return Location(error.filename, error.lineno or 0, error.offset or 0)
+    step, found = error.__traceback__, UNKNOWN
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not is_package_file(file) and not file.startswith("<") and "importlib" not in file:
+            found = traceback_location(step)
+        step = step.tb_next
+    return found
+
+
+# The methods of a generator, with what they are called with: those that each has, then the optional ones.
+REQUIRED_METHODS = {"emit": ("module", "options")}
+OPTIONAL_METHODS = {
+    "runtime": ("artifact",),
+    "interpreter": ("artifact",),
+    "passes": ("module", "options"),
+    "configured": ("text",),
+    "where": (),
+}
+
+
+def check_backend(name: str, generator: Any) -> None:
+    """Check that an object is a generator: its methods take the arguments that they will get.
+
+    Raises:
+        ArgumentError: it is not; the error names the method and its line.
+    """
+    for method, arguments in {**REQUIRED_METHODS, **OPTIONAL_METHODS}.items():
+        hook = getattr(generator, method, None)
+        if hook is None and method in OPTIONAL_METHODS:
+            continue
+        wanted = f"{method}({', '.join(arguments)})"
+        if not callable(hook):
+            raise ArgumentError(
+                f"the generator {name} has no method `{method}`", expected=wanted, received=repr(generator)[:80],
+                suggestion="the entry point names an instance: my_package:BACKEND",
+            )  # fmt: skip
+        try:
+            signature = inspect.signature(hook)
+            signature.bind(*arguments)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"the method `{method}` of the generator {name} cannot be called: {error}", expected=wanted,
+                received=f"{method}{signature}", location=_locate_definition(hook),
+            ) from None  # fmt: skip
+    if not isinstance(found := getattr(generator, "capabilities", None), Capabilities):
+        raise ArgumentError(
+            f"the generator {name} has no capabilities", expected="a tessera.codegen.contract.Capabilities",
+            received=repr(found)[:80],
+        )  # fmt: skip
+
+
+def _locate_definition(hook: Any) -> Location:
+    code = getattr(inspect.unwrap(hook), "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno) if code else UNKNOWN
+
+
+def emit_artifact(generator: Backend, module: Module, options: Mapping[str, Any]) -> Artifact:
+    """What a generator emits for a Tile module.
+
+    Raises:
+        ArgumentError: it gives something else than an artifact.
+    """
+    return _require(generator, "emit", generator.emit(module, options), Artifact, "an Artifact")
+
+
+def load_runtime(generator: Backend, artifact: Artifact) -> Runtime:
+    """The artifact, loaded by a generator for its device.
+
+    Raises:
+        ArgumentError: the generator gives something without a method `run`.
+    """
+    return _require(generator, "runtime", generator.runtime(artifact), Runtime, "an object with a method run(arrays)")
+
+
+def load_interpreter(generator: Backend, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """A function that runs the artifact's text in the generator's emulator.
+
+    Raises:
+        ArgumentError: the generator gives no function.
+    """
+    return _require(generator, "interpreter", generator.interpreter(artifact), Callable, "a function of arrays")
+
+
+def _require(generator: Backend, method: str, found: Any, kind: Any, expected: str) -> Any:
+    if isinstance(found, kind):
+        return found
+    name = getattr(generator, "name", type(generator).__name__)
+    raise ArgumentError(
+        f"the method `{method}` of the generator {name} gives something else", expected=expected,
+        received=repr(found)[:80], location=_locate_definition(getattr(generator, method)),
+    )  # fmt: skip
+
+
+def find_broken_backends() -> dict[str, TesseraError]:
+    """The installed generators that cannot be used, by name, each with its error."""
+    broken: dict[str, TesseraError] = {}
+    for name in list_backends():
+        try:
+            get_backend(name)
+        except TesseraError as error:
+            broken[name] = error
+    return broken
 
 
 def list_target_passes(name: str, module: Module, options: Mapping[str, Any]) -> Sequence[CompilerPass]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_count, is_list, is_text, read_artifact
-from tessera.codegen.contract import get_backend, get_capable_backend
+from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, load_runtime
 from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
@@ -75,7 +75,7 @@ def build_program(
 ) -> Path:
     """Write a prepared program as an artifact folder; `options` are the generator's."""
     stored = _find_stored_parameters(program, weights)
-    emitted = get_backend(target).emit(program.levels["tile"], dict(options))
+    emitted = emit_artifact(get_backend(target), program.levels["tile"], dict(options))
     files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
     if stored:
         files[WEIGHTS_FILE] = _import_safetensors().save(
@@ -232,7 +232,7 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
         target = artifact.manifest["target"]
         generator = get_capable_backend(target, "runtime")
         with _manifest_errors(target):
-            runtime = generator.runtime(artifact)
+            runtime = load_runtime(generator, artifact)
         return LoadedArtifact(artifact, runtime, _load_weights(artifact, folder))
     except TesseraError as error:
         raise error.at(user_location()) from None

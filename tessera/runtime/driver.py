@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.contract import Runtime, get_backend, get_capable_backend
+from tessera.codegen.contract import (
+    Runtime,
+    emit_artifact,
+    get_backend,
+    get_capable_backend,
+    load_interpreter,
+    load_runtime,
+)
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError
 from tessera.interp import graph as graph_interpreter
@@ -66,7 +73,7 @@ def run_level(
 
 def _compile_target(levels: Mapping[str, Module], target: str, options: Mapping[str, Any]) -> RunFunction:
     generator = get_capable_backend(target, "interpreter")
-    return generator.interpreter(generator.emit(levels["tile"], options))
+    return load_interpreter(generator, emit_artifact(generator, levels["tile"], options))
 
 
 LEVEL_COMPILERS: dict[str, Callable[[Mapping[str, Module], str, Mapping[str, Any]], RunFunction]] = {
@@ -95,4 +102,4 @@ def compile_tile(module: Module, target: str) -> RunFunction:
 def make_runtime(module: Module, target: str, options: Mapping[str, Any] = MappingProxyType({})) -> Runtime:
     """Compile a Tile module with a generator and its options, and load it for the device."""
     generator = get_capable_backend(target, "runtime")
-    return generator.runtime(generator.emit(module, options))
+    return load_runtime(generator, emit_artifact(generator, module, options))

@@ -14,11 +14,12 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from conformance.case import Outcome, all_cases
-from conformance.run import list_engines, run_case, select_cases
+from conformance.run import list_engines, rank_missing_ops, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
 UNLIMITED = 100_000  # columns
+SHOWN_OPS = 15  # missing ops in the ranking of an engine
 MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yellow]unsupported[/]"}
 
 
@@ -60,7 +61,27 @@ def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
         if outcome.status == "fail":
             console.print(f"[red]{outcome.case}[/] on {outcome.engine}:")
             console.print(f"  {outcome.detail}", markup=False, highlight=False)
+    for engine in columns:
+        _show_missing(console, engine, [o for o in outcomes if o.engine == engine])
     console.print(_summary(outcomes, len(rows)))
+
+
+def _show_missing(console: Console, engine: str, outcomes: Sequence[Outcome]) -> None:
+    """Print which missing ops of an engine's target would turn the most unsupported cases green, in that order."""
+    ranked = rank_missing_ops(outcomes)
+    if not ranked:
+        return
+    others = sum(o.status == "unsupported" and not o.missing for o in outcomes)
+    reason = f" ({others} unsupported cases lack something else: element types, policies, resources)" if others else ""
+    console.print(f"[bold]{engine}[/]: rows for these ops would turn cases green, in this order{reason}")
+    table = Table("op", Column("cases turned green", justify="right"), Column("so far", justify="right"),
+                  Column("cases with it", justify="right"), box=None, padding=(0, 2, 0, 0))  # fmt: skip
+    for number, op in enumerate(ranked[:SHOWN_OPS]):
+        so_far = sum(each.green for each in ranked[: number + 1])
+        table.add_row(op.name, str(op.green), str(so_far), str(op.cases))
+    console.print(table)
+    if len(ranked) > SHOWN_OPS:
+        console.print(f"and {len(ranked) - SHOWN_OPS} more ops")
 
 
 def _make_console(table: Table) -> Console:

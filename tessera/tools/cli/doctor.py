@@ -146,10 +146,16 @@ def extras() -> Probe:
 
 
 def generators() -> Probe:
-    """The code generators that are installed."""
-    from tessera.codegen.contract import list_backends
+    """The code generators that are installed, and the errors of those that do not load."""
+    from tessera.codegen.contract import find_broken_backends, list_backends
 
-    return Probe("generators", True, ", ".join(sorted(list_backends())))
+    broken = find_broken_backends()
+    found = ", ".join(name for name in sorted(list_backends()) if name not in broken) or "none"
+    if not broken:
+        return Probe("generators", True, found)
+    errors = "\n".join(f"{error.location or name}: {error.message}" for name, error in sorted(broken.items()))
+    advice = dict.fromkeys(e.suggestion for e in broken.values() if e.suggestion)
+    return Probe("generators", False, f"{found}\n{errors}", "; ".join(advice))
 
 
 PROBES: tuple[Callable[[], Probe], ...] = (

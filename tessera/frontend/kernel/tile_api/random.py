@@ -71,8 +71,8 @@ def randn(seed: Any, offsets: Any) -> Tensor:
 def dropout(x: Any, p: Any, seed: Any, offsets: Any = None) -> Tensor:
     """`x` with each element set to 0 with probability `p`, and the others scaled by 1 / (1 - p).
 
-    `p` is a constant, or a float scalar of the launch, which an assertion checks. The element at offset i is dropped if `random(seed, i) < p`. Without `offsets` each tile of each program takes
-    a stretch of its own, as long as the block.
+    `p` is a constant, or a float scalar of the launch, which an assertion checks. The element at offset i is dropped if
+    `random(seed, i) < p`. Without `offsets` each tile of each program takes a stretch of its own, as long as the block.
 
     Raises:
         ArgumentError: a constant `p` is not from 0 to before 1. ExecutionError: at a launch, the same of a scalar `p`.
