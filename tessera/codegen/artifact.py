@@ -42,11 +42,14 @@ class Artifact:
         """A file as text.
 
         Raises:
-            ArtifactError: there is no such file.
+            ArtifactError: there is no such file, or it is not text.
         """
         if name not in self.files:
             raise ArtifactError(f"the artifact has no file {name}", expected=", ".join(sorted(self.files)))
-        return encode_content(self.files[name]).decode()
+        try:
+            return encode_content(self.files[name]).decode()
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"the file {name} of the artifact is not UTF-8", received=str(error)) from None
 
     def save(self, path: str | Path) -> Path:
         """Write the folder atomically: built in a temporary folder, then exchanged with `path` in one step.

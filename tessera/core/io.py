@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 import tempfile
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -29,19 +31,39 @@ def read_array(path: str | Path, dtype: object = None) -> np.ndarray:
     if not file.is_file():
         what = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
         raise FileError(what, expected="a .npy file", suggestion="check the path")
-    try:
-        with file.open("rb") as handle:
-            array = np.lib.format.read_array(handle, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise FileError(
-            f"{path} is not a complete .npy file",
-            expected="a file written by numpy.save",
-            received=f"{file.stat().st_size} bytes: {error}",
-            suggestion="write it again with numpy.save",
-        ) from None
+    array = load_npy(file)
     if array.dtype.kind == "V" and array.dtype.names is None and dtype is not None:
         return array.view(as_dtype(dtype).numpy)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+# What NumPy raises on a header that is no dictionary, nests too deep, or asks for more memory than there is.
+_NPY_ERRORS = (
+    ValueError, EOFError, OSError, SyntaxError, TypeError, KeyError, OverflowError, RecursionError, MemoryError,
+    tokenize.TokenError,
+)  # fmt: skip
+
+
+def load_npy(path: str | Path, mmap_mode: Literal["r+"] | None = None) -> np.ndarray:
+    """The array in a .npy file, or its memory map; nothing is allocated that the file does not hold.
+
+    Raises:
+        FileError: the file is truncated or not a .npy file.
+    """
+    size = Path(path).stat().st_size
+    try:
+        with open(path, "rb") as handle:
+            version = np.lib.format.read_magic(handle)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = header(handle)
+            if handle.tell() + math.prod(shape) * dtype.itemsize > size:
+                raise ValueError(f"the header describes an array of shape {str(shape)[:80]} and type {dtype}")
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except _NPY_ERRORS as error:
+        raise FileError(
+            f"{path} is not a complete .npy file", expected="a file written by numpy.save",
+            received=f"{size} bytes: {error}", suggestion="write it again with numpy.save",
+        ) from None  # fmt: skip
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:

@@ -59,7 +59,7 @@ def read_json(path: str | Path, *keys: str) -> dict[str, Any]:
         content = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path} cannot be read", received=error.strerror) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not JSON", received=str(error), suggestion="save it again") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__

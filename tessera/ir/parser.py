@@ -40,6 +40,8 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(rb'\\([0-9A-Fa-f]{2}|[nt"\\])')
 _ESCAPED = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 _END_KIND = "end"
+MAX_DIGITS = 4000  # characters of a token that is no string: Python converts numbers of at most 4,300 digits
+MAX_RESULTS = 1 << 12  # of a node
 
 Element = TypeVar("Element")
 
@@ -79,8 +81,12 @@ class IrCursor:
             if match is None:
                 received = self._text[at : at + 20].partition("\n")[0]
                 raise ParseError("this is no part of the language", location=self._place(at), received=received)
-            if match.lastgroup != "space":
-                yield IrToken(match.lastgroup or "", match[0], at)
+            kind = match.lastgroup or ""
+            if kind not in ("space", "string") and match.end() - at > MAX_DIGITS:
+                raise ParseError("this number is too long", location=self._place(at), expected=f"{MAX_DIGITS} digits",
+                                 received=f"{match.end() - at} characters")  # fmt: skip
+            if kind != "space":
+                yield IrToken(kind, match[0], at)
             at = match.end()
         yield IrToken(_END_KIND, "the end of the text", at)
 
@@ -363,6 +369,8 @@ def parse_module(text: str, name: str = "<ir>") -> Module:
         return _parse_module_op(c)
     except RecursionError:
         raise c.error("the text nests too deep") from None
+    except UnicodeDecodeError as error:
+        raise c.error("a string before this is not UTF-8", expected="escapes of UTF-8", received=str(error)) from None
 
 
 def _parse_module_op(c: IrCursor) -> Module:
@@ -467,6 +475,8 @@ def _parse_result_names(c: IrCursor) -> list[tuple[IrToken, str]]:
     while c.token.kind == "value":
         token = c.advance()
         count = parse_integer(c, "a number of results") if c.accept(":") else 0
+        if not 0 <= count <= MAX_RESULTS:
+            raise c.error("a node has no such number of results", token, expected=f"1 to {MAX_RESULTS}", received=count)
         names += [(token, f"{token.text}#{i}") for i in range(count)] if count else [(token, token.text)]
         if not c.accept(","):
             break

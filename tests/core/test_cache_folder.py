@@ -5,12 +5,14 @@ import hashlib
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tessera.codegen.llvm.runtime import jit
+from tessera.core.errors import FileError
 from tessera.core.io import find_cache_folder
 from tessera.runtime.launch.tuner import TuningCache
 
@@ -109,3 +111,22 @@ def test_a_full_disk_while_tuning_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fdopen", fail)
     with pytest.warns(RuntimeWarning, match=r"cannot be written \(No space left on device\)"):
         TuningCache(tmp_path / "tuned.json").put("key", {"config": {}, "latency_ms": 1.0})
+
+
+WRONG_ENTRIES = [
+    "[]", '"text"', '{"a": 1}', '{"a": {"latency_ms": "fast"}}', '{"a": {"latency_ms": 1, "config": []}}',
+    '{"a": {"latency_ms": 1, "trials": [{"config": {}, "spent": 1}]}}', "9" * 5000, "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entries", WRONG_ENTRIES)
+def test_a_tuning_file_that_holds_something_else(tmp_path, entries):
+    """Every use of the file says what is wrong with it, and where."""
+    file = tmp_path / "tuned.json"
+    file.write_text(f'{{"schema": 1, "entries": {entries}}}')
+    cache = TuningCache(file)
+    merged = TuningCache(tmp_path / "other.json")
+    for use in (lambda: cache.get("a"), lambda: cache.put("b", {"latency_ms": 1.0}), lambda: merged.merge(file)):
+        with pytest.raises(FileError, match=r"tuned\.json"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            use()

@@ -52,6 +52,10 @@ BROKEN = [
     ('"graph"} : () -> ()', '"graph"} : () -> () ^', "^\n", "no part of the language"),
     ('"graph"} : () -> ()', '"graph"} : () -> () [', "[\n", "end of the text"),
     ("0x7FF0000000000000", "0x7FF", "0x7FF", "16 digits"),
+    ("-1 : i64", "9" * 5000, "999", "this number is too long"),
+    ("?x4xbf16, {acc", "9" * 5000 + "xbf16, {acc", "tensor<999", "this number is too long"),
+    ("%2 =", "%2:1000000000 =", "%2:1", "no such number of results"),
+    ('sym_name = "main"', 'sym_name = "\\ff"', "} : () -> () loc", "not UTF-8"),
 ]
 
 

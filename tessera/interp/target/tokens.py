@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar, NamedTuple, NoReturn
 
 from tessera.core.errors import Location, ParseError
+
+MAX_DIGITS = 4000  # of a number: Python converts no more than 4,300
+_LONG_NUMBER = re.compile(rf"[0-9a-fA-F]{{{MAX_DIGITS + 1}}}")
+RECURSION_LIMIT = 8000  # of Python: each level of nesting takes several calls
+
+
+def check_digits(text: str, place: Location) -> None:
+    """Refuse a number, or a name that holds one, that has too many digits."""
+    if len(text) > MAX_DIGITS and _LONG_NUMBER.search(text):
+        raise ParseError(f"a number of {len(text):,} characters", location=place, expected=f"at most {MAX_DIGITS:,}")
+
+
+@contextmanager
+def deep_nesting(place: Callable[[], Location]) -> Iterator[None]:
+    """Parse with room for deep nesting; still deeper nesting is a ParseError at the place that the parser reached."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    try:
+        yield
+    except RecursionError:
+        raise ParseError("the text nests too deep", location=place()) from None
+    finally:
+        sys.setrecursionlimit(before)
 
 
 class TextToken(NamedTuple):
@@ -22,6 +48,7 @@ class TextLexer:
 
     pattern: ClassVar[re.Pattern[str]]
     end: ClassVar[str] = "end of text"
+    long_kinds: ClassVar[tuple[str, ...]] = ("space", "string", "bytes")  # tokens that may hold many digits
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
@@ -48,6 +75,8 @@ class TextLexer:
             if match is None:
                 self.unexpected(text, position)
             kind = match.lastgroup or ""
+            if match.end() - position > MAX_DIGITS and kind not in self.long_kinds:
+                check_digits(match.group(), self.place(position))
             if kind != "space":
                 tokens.append(self.token(kind, match.group(), position))
             position = match.end()

@@ -9,8 +9,9 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,11 @@ class TuningCache:
         """Add or replace an entry. A file that cannot be written is a warning: the result holds without the cache."""
         try:
             with lock_file(self.path):
-                write_json(self.path, {"entries": {**self._entries(), key: dict(entry)}})
-        except (OSError, FileError) as error:
-            reason = error.received if isinstance(error, FileError) else error.strerror
-            text = f"what tuning found is not kept: {self.path} cannot be written ({reason})"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+                entries = {**self._entries(), key: dict(entry)}
+                with _unwritable_as_warning(self.path):
+                    write_json(self.path, {"entries": entries})
+        except OSError as error:
+            _warn_unwritable(self.path, error.strerror)
 
     def export(self, path: str | Path) -> Path:
         """Write every entry as a file that another machine can `merge`."""
@@ -90,7 +91,41 @@ class TuningCache:
         entries = read_json(self.path, "entries")["entries"]
         if not isinstance(entries, dict):
             raise FileError(f"{self.path} holds no tuning entries", received=type(entries).__name__)
+        wrong = next((e for e in entries.values() if not _is_entry(e)), None)
+        if wrong is not None:
+            raise FileError(
+                f"{self.path} holds an entry that is no tuning result", received=repr(wrong)[:200],
+                expected="config, latency_ms and trials", suggestion="delete the file: kernels are then tuned again",
+            )  # fmt: skip
         return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether JSON data is a tuning result: a configuration, its time, and the trials."""
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("config", {}), dict)
+        and isinstance(entry.get("latency_ms"), int | float)
+        and isinstance(entry.get("trials", []), list)
+        and all(isinstance(t, dict) and {"config"} <= t.keys() <= _TRIAL_FIELDS for t in entry.get("trials", []))
+    )
+
+
+@contextmanager
+def _unwritable_as_warning(path: Path) -> Iterator[None]:
+    """A full disk is no error of a launch: the result holds without the cache."""
+    try:
+        yield
+    except FileError as error:
+        _warn_unwritable(path, error.received)
+
+
+def _warn_unwritable(path: Path, reason: Any) -> None:
+    text = f"what tuning found is not kept: {path} cannot be written ({reason})"
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+_TRIAL_FIELDS = {f.name for f in fields(Trial)}
 
 
 _RESULTS: dict[str, Tuned] = {}  # results that this process has measured or read, by the keys of the file
@@ -111,6 +146,7 @@ def tune_launch(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch
     place = f"{cache.path if cache else ''}#{key}" + ("" if here else f"#{arch}")
     if place not in _RESULTS:
         held = cache.get(key) if cache else None
+        held = held if held and "config" in held else None
         _RESULTS[place] = (
             _decode_entry(held)
             if held

@@ -13,6 +13,7 @@ import numpy as np
 
 from tessera.core.device import default_device, find_generator_name, shares_host_memory
 from tessera.core.errors import ArgumentError, FileError, ShapeError, user_location
+from tessera.core.io import load_npy
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import GLOBAL, DType, TensorType, as_dtype, f32
 from tessera.ir.tensor import Tensor, wrap_array
@@ -117,10 +118,7 @@ def on_disk(path: str | Path, shape: Sequence[int] | None = None, dtype: DType |
         return _map_file(_create_file(Path(path), tuple(shape), element), element)
     if not Path(path).is_file():
         raise FileError(f"there is no file {path}", expected="a .npy file", suggestion="give a shape to make it")
-    try:
-        return _map_file(np.load(path, mmap_mode="r+", allow_pickle=False), element)
-    except (ValueError, EOFError, OSError) as error:
-        raise FileError(f"{path} cannot be used as memory", expected="a .npy file", received=str(error)) from None
+    return _map_file(load_npy(path, "r+"), element)  # type: ignore[arg-type]
 
 
 def flush(x: Tensor) -> None:

@@ -52,7 +52,10 @@ def _script(options: argparse.Namespace) -> str | None:
         return None
     if options.commands is not None and not Path(options.commands).is_file():
         raise FileError(f"there is no file {options.commands}", expected="a file with a command on each line")
-    read = Path(options.commands).read_text() if options.commands else ""
+    try:
+        read = Path(options.commands).read_text() if options.commands else ""
+    except UnicodeDecodeError as error:
+        raise FileError(f"{options.commands} is not text", received=str(error)) from None
     return "\n".join([*options.command_text, read])
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +27,7 @@ from tessera.interp.target.csl.sema.compilation_unit import CompilationUnit, Csl
 from tessera.interp.target.csl.sema.context import ExprValue
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, make_hashable
 from tessera.interp.target.csl.text.diagnostics import fail
+from tessera.interp.target.tokens import deep_nesting
 
 # These modules register rules, builtins and libraries on import.
 REGISTERED = (
@@ -67,9 +66,6 @@ class PlacedProgram(NamedTuple):
 
     program: PeProgram
     params: dict[str, ComptimeValue]
-
-
-RECURSION_LIMIT = 8000
 
 
 @dataclass
@@ -182,19 +178,8 @@ def compile_program(
     searched = (*paths, str(source.parent))  # modules in subfolders import others from the root folder
     options = CslOptions(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations,
                          source.parent if confined else None)  # fmt: skip
-    with _raise_recursion_limit():
+    with deep_nesting(lambda: Location(str(source), 1)):  # comptime calls take several Python frames each
         return _compile_layout(source, options, dict(params or {}), colors or {})
-
-
-@contextmanager
-def _raise_recursion_limit() -> Iterator[None]:
-    """Raise Python's recursion limit for nested comptime calls, which take several Python frames each."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 def _compile_layout(

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, OutOfBoundsError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ResourceError, UnsupportedOpError
 from tessera.interp.target.llvm.lanes import LaneFault, canonicalise
 from tessera.interp.target.llvm.text.syntax import LlvmInt, LlvmType, LlvmVector, round_up
 
@@ -107,6 +107,7 @@ def _encode_odd_integer(value: np.ndarray, type: LlvmInt) -> np.ndarray:
 _SLOT_BITS = 36
 _SLOT_MIDDLE = 1 << (_SLOT_BITS - 1)
 _NULL_PAGE = 4096
+MAX_STACK_BYTES = 1 << 32  # of one alloca
 
 
 def get_base_address(number: int) -> int:
@@ -220,6 +221,10 @@ class SegmentedMemory:
     def allocate(self, name: str, size: int, align: int, lanes: int) -> np.ndarray:
         """Allocate poisoned bytes for each lane; their addresses."""
         number, stride = next(self._numbers), round_up(size + _GUARD, max(align, _GUARD))
+        if stride * lanes > MAX_STACK_BYTES:
+            raise ResourceError(
+                f"{name} asks for {stride * lanes:,} bytes", expected=f"at most {MAX_STACK_BYTES:,} in all lanes"
+            )
         data = np.full(stride * lanes, _POISON, np.uint8)
         self._segments[number] = MemorySegment(name, get_base_address(number), data, size, stride)
         return get_base_address(number) + stride * np.arange(lanes, dtype=np.int64)

@@ -3,7 +3,7 @@
 import pytest
 from csl_harness import PROGRAMS, cases, outcome
 
-from tessera.core.errors import ParseError
+from tessera.core.errors import FileError, ParseError
 from tessera.interp.target.csl import parse, parse_file
 from tessera.interp.target.csl.text import syntax as s
 
@@ -50,3 +50,25 @@ def test_syntax_error(name, title):
     assert isinstance(error, ParseError) and error.message == message and error.location.column > 0
     # A missing end is reported at the end of the text, one line before the expected message.
     assert error.location.line in (line, line - 1)
+
+
+LONG = [
+    ("const a = " + "9" * 5000 + ";", "a number of 5,000 characters"),
+    ("const a = " + "(" * 9999 + "1", "the text nests too deep"),
+    ("fn f() void " + "{" * 9999, "the text nests too deep"),
+    ("const a: " + "*" * 9999 + "i32 = 0;", "the text nests too deep"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), LONG)
+def test_numbers_and_nesting_have_limits(text, says):
+    with pytest.raises(ParseError, match=says) as error:
+        parse(text)
+    assert error.value.location.line == 1
+    assert shape(parse("const x = " + "(" * 100 + "a + b" + ")" * 100 + ";").items[0].value) == "(a+b)"
+
+
+def test_a_file_that_is_not_utf_8(tmp_path):
+    (tmp_path / "a.csl").write_bytes(b"const a = 1; // \xff")
+    with pytest.raises(FileError, match=r"a\.csl is not UTF-8"):
+        parse_file(tmp_path / "a.csl")

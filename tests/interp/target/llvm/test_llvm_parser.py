@@ -1,9 +1,11 @@
 """Parsing of the text of other compilers, and the locations of syntax errors."""
 
+import re
+
 import numpy as np
 import pytest
 
-from tessera.core.errors import OutOfBoundsError, ParseError, UnsupportedOpError
+from tessera.core.errors import OutOfBoundsError, ParseError, ResourceError, UnsupportedOpError
 from tessera.interp.target.llvm import LlvmModule
 
 # As clang writes it at -O2 -g.
@@ -159,3 +161,50 @@ def test_source_line():
     m = LlvmModule(CLANG)
     load = m.program.functions["saxpy"].blocks[3].body[3]
     assert m.source_line(load).startswith("%12 = load float, ptr %11, align 4")
+
+
+BIG = "9" * 5000
+REFUSED = [
+    (f"%y = add i32 1, {BIG}", "a number of 5,000 characters"),
+    (f"%y = add i{BIG} 1, 1", "a number of 5,001 characters"),
+    ("%y = add i32 1.5, 1", "expected an integer"),
+    ("%y = add <2 x i32> <i32 1>, <i32 1, i32 2>", "the elements of a constant are not those of <2 x i32>"),
+    ("%y = add <2 x i32> splat (i64 1), zeroinitializer", "the elements of a constant are not those of"),
+    ("%y = fadd i32 1, 2", "fadd does not take these operands"),
+    ("%y = fadd double 0x11112222333344445, 1.0", "at most 16 digits"),
+    ("%y = select i1 true", "expected 3 operands"),
+    ("%y = select i32 1, i32 2, i32 3", "select does not take these operands"),
+    ("%y = select <2 x i1> zeroinitializer, <4 x i32> zeroinitializer, <4 x i32> undef", "select does not take"),
+    ("%y = shufflevector <2 x i32> undef, <2 x i32> undef, i32 3", "a vector as the mask"),
+    ("%y = shufflevector <2 x i32> undef, <2 x i32> undef, <1 x i32> <i32 9>", "shufflevector does not take"),
+    ("%y = zext i32 %x to i32", "zext does not take these operands"),
+    ("%y = zext i64 %x to i128", "zext: %x is i32, not i64"),
+    ("%y = add <9999999 x i32> zeroinitializer, zeroinitializer", "a vector has 1 to 65536 elements"),
+    ("store i32 1, i64 0", "store does not take these operands"),
+    ("%y = call float @llvm.fabs.f32(float 1.0, float 2.0)", "the call does not fit @llvm.fabs.f32"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED)
+def test_wrong_operands_are_refused_at_their_line(line, message):
+    text = f"declare float @llvm.fabs.f32(float)\n{body(f'  {line}')}"
+    with pytest.raises(ParseError, match=re.escape(message)) as error:
+        LlvmModule(text, "t.ll")
+    assert error.value.location.line == 3
+
+
+@pytest.mark.parametrize(("open", "close"), [("[2 x ", "]"), ("{", "}")])
+def test_deep_types_are_refused(open, close):
+    with pytest.raises(ParseError, match="nests too deep"):
+        LlvmModule(body(f"  %y = load {open * 5000}i32{close * 5000}, ptr null"))
+
+
+def test_an_alloca_that_no_machine_holds():
+    with pytest.raises(ResourceError, match="asks for 100,000,000,016 bytes"):
+        LlvmModule(body("  %y = alloca [99999999999 x i8]")).call("f", [1])
+
+
+@pytest.mark.parametrize("text", ["attributes #0", "declare !dbg", "define void @f("])
+def test_a_text_that_ends_early(text):
+    with pytest.raises(ParseError):
+        LlvmModule(text)

@@ -36,3 +36,23 @@ def test_values(text, value):
 def test_mistakes_have_line_and_column(text, says):
     with pytest.raises(ParseError, match=rf"<ptx>:4:\d+.*{says}"):
         PtxModule(TEXT.format(text))
+
+
+@pytest.mark.parametrize("depth", [60, 100, 400])
+def test_parentheses_nest(depth):
+    out = np.zeros(3, "i8")
+    PtxModule(TEXT.format("(" * depth + "7" + ")" * depth)).launch("k", args=[out])
+    assert out.tolist() == [7, 7, 19]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("(" * 9999 + "1", "the text nests too deep"), ("-" * 9999 + "1", "the text nests too deep"),
+        ("9" * 5000, "a number of 5,000 characters"), ("0x" + "f" * 5000, "a number of 5,002 characters"),
+        ("09", "the digits 0 to 7 of an octal number"),
+    ],
+)  # fmt: skip
+def test_numbers_and_nesting_have_limits(text, says):
+    with pytest.raises(ParseError, match=rf"<ptx>:4:\d+.*{says}"):
+        PtxModule(TEXT.format(text))

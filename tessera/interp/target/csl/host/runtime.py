@@ -411,15 +411,16 @@ def load_compiled(folder: Path) -> CompiledProgram:
     """
     try:
         settings = json.loads((folder / "out.json").read_text())[cslc.SETTINGS_KEY]
-    except (OSError, ValueError, KeyError) as error:
+        sources = (folder / "src").resolve()
+        inside = {
+            **settings,
+            "layout": str(sources / settings["layout"]),
+            "import_paths": [str(sources / path) for path in settings["import_paths"]],
+        }
+        layout = cslc.compile_settings(inside)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{folder} has no compiled program", suggestion="compile it with cslc -o") from error
-    sources = (folder / "src").resolve()
-    inside = {
-        **settings,
-        "layout": str(sources / settings["layout"]),
-        "import_paths": [str(sources / path) for path in settings["import_paths"]],
-    }
-    return CompiledProgram(str(folder.resolve()), cslc.compile_settings(inside), {}, {})
+    return CompiledProgram(str(folder.resolve()), layout, {}, {})
 
 
 # Debug tools: variables and `<debug>` records after a run.

@@ -435,7 +435,7 @@ def _import_comptime_value(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue
         fail(node.args[1].loc, f"unable to find file '{name}'")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fail(node.args[1].loc, f"'{name}' is not JSON: {error}")
     return _convert_json(f, data, type_, node.loc)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from tessera.core.errors import Location, ParseError
+from tessera.core.errors import FileError, Location, ParseError
 from tessera.interp.target import tokens
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.tokens import TextToken
@@ -322,14 +322,19 @@ def parse(text: str, file: str = "<csl>") -> s.SourceFile:
     """
     parser = CslParser(CslLexer(text, file))
     items = []
-    while parser.here.kind != "end":
-        items.append(parser.parse_item())
+    with tokens.deep_nesting(lambda: parser.place):
+        while parser.here.kind != "end":
+            items.append(parser.parse_item())
     return s.SourceFile(file, tuple(items))
 
 
 def parse_file(path: str | Path) -> s.SourceFile:
     """The syntax tree of the file at `path`."""
-    return parse(Path(path).read_text(encoding="utf-8"), str(path))
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8", received=str(error)) from None
+    return parse(text, str(path))
 
 
 class CslParser(ExpressionParser):

@@ -140,12 +140,15 @@ def _parse_pair(c: LlvmTypeCursor) -> tuple[LlvmOperand, LlvmOperand]:
     return left, parse_value(c, type)
 
 
-def _parse_operands(c: LlvmTypeCursor) -> tuple[LlvmOperand, ...]:
-    """Typed operands up to metadata, an alignment or the end."""
+def _parse_operands(c: LlvmTypeCursor, count: int = 0) -> tuple[LlvmOperand, ...]:
+    """Typed operands up to metadata, an alignment or the end; `count` of them, where it is not 0."""
     result = [parse_typed_value(c)]
     while c.at(",") and c.after().kind != "meta" and c.after().text != "align":
         c.take()
         result.append(parse_typed_value(c))
+    if count and len(result) != count:
+        c.index -= 1  # the error is at this instruction, not at the next
+        c.fail(f"expected {count} operands")
     return tuple(result)
 
 
@@ -177,7 +180,7 @@ def _parse_cast(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 def _parse_select(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
     flags = parse_flags(c)
-    operands = _parse_operands(c)
+    operands = _parse_operands(c, 3)
     return LlvmInstruction(op, operands[1].type, operands, flags=flags)
 
 
@@ -192,8 +195,11 @@ def _parse_insert_element(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 
 
 def _parse_shuffle(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
-    left, right, mask = _parse_operands(c)
-    return LlvmInstruction(op, LlvmVector(mask.type.lanes[0], left.type.scalar), (left, right, mask))
+    left, right, mask = _parse_operands(c, 3)
+    if not isinstance(mask.type, LlvmVector):
+        c.index -= 1
+        c.fail("expected a vector as the mask of shufflevector")
+    return LlvmInstruction(op, LlvmVector(mask.type.count, left.type.scalar), (left, right, mask))
 
 
 def _parse_indices(c: LlvmTypeCursor) -> tuple[int, ...]:
@@ -260,14 +266,14 @@ def _parse_alloca(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
 def _parse_atomicrmw(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
     parse_flags(c)
     word = c.expect_kind("word")
-    operands = _parse_operands(c)
+    operands = _parse_operands(c, 2)
     skip_ordering(c)
     return LlvmInstruction(op, operands[1].type, operands, word)
 
 
 def _parse_cmpxchg(c: LlvmTypeCursor, op: str) -> LlvmInstruction:
     parse_flags(c)
-    operands = _parse_operands(c)
+    operands = _parse_operands(c, 3)
     skip_ordering(c)
     return LlvmInstruction(op, LlvmStruct((operands[1].type, I1)), operands)
 

@@ -24,6 +24,8 @@ from tessera.interp.target.llvm.text.syntax import (
     MetadataNode,
     ParsedModule,
 )
+from tessera.interp.target.llvm.text.verifier import verify_calls, verify_function
+from tessera.interp.target.tokens import deep_nesting
 
 _BY_VALUE_ATTRIBUTES = ("byval", "inalloca", "preallocated")
 
@@ -39,12 +41,18 @@ class _ModuleCursor(LlvmTypeCursor):
 def parse_module(text: str, file: str = "<llvm>") -> ParsedModule:
     """The module of a text."""
     p = _ModuleCursor(LlvmLexer(text, file))
+    with deep_nesting(p.place):
+        return _parse_definitions(p)
+
+
+def _parse_definitions(p: _ModuleCursor) -> ParsedModule:
     while p.here.kind != "end":
         token = p.here
         reader = _DEFINITION_KEYWORDS.get(token.text) if token.kind == "word" else _DEFINITION_TOKENS.get(token.kind)
         if reader is None:
             p.fail("expected a definition")
         reader(p)
+    verify_calls(p.program.functions)
     return p.program
 
 
@@ -59,7 +67,8 @@ def _skip_assembly(p: _ModuleCursor) -> None:
 def _skip_definition(p: _ModuleCursor) -> None:
     """`attributes #0 = { ... }`"""
     while not p.at("{"):
-        p.take()
+        if p.take().kind == "end":
+            p.fail("expected '{'")
     p.skip_group()
 
 
@@ -83,7 +92,8 @@ def _parse_declare(p: _ModuleCursor) -> None:
 
 def _skip_linkage(p: _ModuleCursor) -> None:
     while p.here.kind == "meta":  # declare !dbg !5 ...
-        p.index += 2
+        p.take()
+        p.take()
     skip_attributes(p)
 
 
@@ -123,6 +133,7 @@ def _parse_define(p: _ModuleCursor) -> None:
     p.take()
     blocks = _FunctionBodyParser(p, sum(q.name.isdigit() for q in head.parameters)).parse_blocks()
     function = LlvmFunction(head.name, head.type, head.parameters, blocks, head.where)
+    verify_function(function)
     p.program.functions[head.name] = function
 
 

@@ -135,6 +135,7 @@ _TYPE_KEYWORDS: dict[str, LlvmType] = {
     **{name: LlvmFloat(name) for name in ("half", "bfloat", "float", "double", "fp128", "x86_fp80", "ppc_fp128")},
 }
 _INTEGER_PATTERN = re.compile(r"i\d+$")
+MAX_INTEGER_BITS = 1 << 23  # as LLVM
 
 
 class LlvmTypeCursor(LlvmCursor):
@@ -190,7 +191,10 @@ class LlvmTypeCursor(LlvmCursor):
         if token.kind == "word" and token.text in _TYPE_KEYWORDS:
             return _TYPE_KEYWORDS[self.take().text]
         if token.kind == "word" and _INTEGER_PATTERN.match(token.text):
-            return LlvmInt(int(self.take().text[1:]))
+            if not 0 < (bits := int(token.text[1:])) <= MAX_INTEGER_BITS:
+                self.fail(f"expected an integer type of 1 to {MAX_INTEGER_BITS} bits")
+            self.take()
+            return LlvmInt(bits)
         self.fail("expected a type")
 
     def _parse_named_struct(self, name: str) -> LlvmType:
@@ -311,8 +315,10 @@ def _parse_hex(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
         c.fail(f"expected a value of type {type}")
     if digits[0] in "KLM":
         raise UnsupportedOpError(f"the float format {type} is not supported", location=c.place())
-    c.take()
     read = _HEX_READERS.get(digits[0])
+    if not 0 < len(digits) - bool(read) <= (4 if read else 16):
+        c.fail(f"expected at most {4 if read else 16} digits of a float")
+    c.take()
     return NumberConstant(type, read(digits[1:]) if read else _read_double(digits))
 
 

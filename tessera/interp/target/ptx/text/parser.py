@@ -27,6 +27,7 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxVariable,
     VectorOperand,
 )
+from tessera.interp.target.tokens import MAX_DIGITS, check_digits, deep_nesting
 
 # PTX lexer: tokens, and a cursor over them.
 
@@ -66,6 +67,8 @@ class PtxTokenCursor:
             if start != position:
                 break
             position, kind = stop, match.lastgroup
+            if stop - start > MAX_DIGITS and kind not in ("space", "string"):
+                check_digits(match.group(), self._locate(start))
             if kind != "space":
                 kinds.append(kind or "")
                 texts.append(match.group())
@@ -130,6 +133,9 @@ class PtxTokenCursor:
         sign = -1 if self.accept("-") else 1
         text = self.kind("number").rstrip("U")
         octal = len(text) > 1 and text[0] == "0" and text.isdigit()
+        if octal and not set(text) <= set("01234567"):
+            self.index -= 1
+            self.fail("expected the digits 0 to 7 of an octal number")
         return sign * int(text, 8 if octal else 0)
 
     def place(self) -> Location:
@@ -605,4 +611,6 @@ def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:
     >>> parse_module(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
     'k'
     """
-    return PtxModuleParser(text, file).parse_module_items()
+    parser = PtxModuleParser(text, file)
+    with deep_nesting(parser.cursor.place):
+        return parser.parse_module_items()
