@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ExecutionError, Location
+from tessera.core.errors import ExecutionError, Location, OutOfBoundsError, TesseraError
 from tessera.core.types import as_dtype
+from tessera.ops.tensor.shape import make_index_error
 
 Site = Mapping[str, Any]  # one print or assertion of the text, as the manifest describes it
 
@@ -81,6 +82,13 @@ def make_assertion_error(site: Site, instance: str, element: tuple[int, ...], va
     )  # fmt: skip
 
 
+def make_index_site_error(site: Site, index: int | None) -> OutOfBoundsError:
+    """The error of a checked index that is outside its axis."""
+    error = make_index_error(index, site["size"], site["along"], what=site["what"], wrap=site["wrap"])
+    error.location = Location(*site["place"])
+    return error
+
+
 # The buffers in device memory that a launch writes, in words of 8 bytes.
 
 WORD_BYTES = 8
@@ -98,7 +106,7 @@ NO_FAILURE = np.uint64(2**64 - 1)
 
 def decode_first_failure(
     sites: Sequence[Site], grid: Sequence[int], keys: np.ndarray, records: np.ndarray | None
-) -> ExecutionError | None:
+) -> TesseraError | None:
     """The error of the failure in the first program; None if every assertion held."""
     if (keys == NO_FAILURE).all():
         return None
@@ -108,7 +116,10 @@ def decode_first_failure(
     tile, element = rest >> ASSERT_TILE_BIT, rest & (1 << ASSERT_TILE_BIT) - 1
     index = tuple(int(i) for i in np.unravel_index(element, tuple(site["shape"]))) if site["shape"] else ()
     instance = format_tile_name(grid, site["group"], program, tile)
-    return make_assertion_error(site, instance, index, _decode_failure_values(site, number, key, records))
+    values = _decode_failure_values(site, number, key, records)
+    if site.get("kind") == "index":
+        return make_index_site_error(site, int(values[0]) if values else None)
+    return make_assertion_error(site, instance, index, values)
 
 
 def _decode_failure_values(site: Site, number: int, key: int, records: np.ndarray | None) -> list[str]:

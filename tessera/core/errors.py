@@ -313,8 +313,8 @@ class TesseraError(Exception):
         return "\n".join(lines)
 
 
-class ShapeError(TesseraError):
-    """Shapes or ranks do not match."""
+class ShapeError(TesseraError, ValueError, IndexError):
+    """Shapes or ranks do not match, or an axis is out of range; like NumPy's AxisError, a ValueError and IndexError."""
 
 
 class DTypeError(TesseraError):
@@ -345,7 +345,7 @@ class EffectError(TesseraError):
     """A function with an effect that it does not declare."""
 
 
-class OutOfBoundsError(TesseraError):
+class OutOfBoundsError(TesseraError, IndexError):
     """A read or write outside its tensor; `lane` is the first such instance and element while only that is known."""
 
     lane: tuple[int, ...] | None = None

@@ -343,5 +343,7 @@ def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
         return Tensor(np.asarray(value).astype(find_number_dtype(value, like.dtype).numpy))
     try:
         return Tensor(value)
+    except TesseraError:
+        raise
     except (TypeError, ValueError):
         raise DTypeError(f"{type(value).__name__} is not a tensor or a number", received=repr(value)) from None

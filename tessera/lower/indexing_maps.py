@@ -8,9 +8,10 @@ kernel body, with the dims on which each value depends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from tessera.core.errors import UNKNOWN, Location
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
@@ -50,12 +51,13 @@ class IndexDigit:
 class OpaqueIndex:
     """An index that is not a sum of digits: read from memory, or a division with a remainder.
 
-    `key` identifies it; `size` is 0 where its range is unknown.
+    `key` identifies it; `size` is 0 where its range is unknown. `loc` is where the index of a gather is checked.
     """
 
     key: Any
     dims: frozenset[int]
     size: int = 0
+    loc: Location = field(default=UNKNOWN, compare=False)
 
 
 IndexAtom = IndexDigit | OpaqueIndex
@@ -301,6 +303,8 @@ def _(found, node):
 
 
 POINTWISE = tuple(o for o in REGISTRY.values() if o.pointwise)
+# The pointwise ops that have a meaning for any operands, also for those that a guard or a partial tile leaves out.
+TOTAL = tuple(o for o in POINTWISE if o is not shape.check_index)
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 
@@ -423,7 +427,9 @@ def _(node, point, reduced):
     first = len(get_shape(x)) + node.attrs["axis"]
     last = first + len(get_shape(places))
     at = point.moved(point.indices[first:last])
-    place = make_atom(OpaqueIndex((places, at), at.dims))
+    size = get_shape(x)[first]
+    # Of an axis of one element the index is 0, but it is checked.
+    place = make_atom(OpaqueIndex((places, at, size, first), at.dims, size if size > 1 else 0, node.loc))
     return [point.moved([*point.indices[:first], place, *point.indices[last:]]), at]
 
 

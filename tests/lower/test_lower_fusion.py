@@ -149,7 +149,7 @@ def test_index_out_of_bounds(level, run):
     function, arrays = traced(
         lambda x, i: shape.gather(x, i, axis=0), np.zeros((3, 4), np.float32), np.array([0, 3], np.int32)
     )
-    with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of x"):
+    with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of size 3"):
         run(modules(function, LoweringPlan())[level], arrays)
 
 

@@ -136,6 +136,6 @@ def test_sizes_and_classes_that_do_not_fit():
         with pytest.raises(ShapeError):
             call()
     for call in (lambda: ts.cross_entropy(x, ts.Tensor([0, 1, 4])), lambda: ts.nll_loss(x, ts.Tensor([0, 1, -1]))):
-        with pytest.raises(OutOfBoundsError, match="classes from 0 to 3"):
+        with pytest.raises(OutOfBoundsError, match="class .* is outside axis 1 of size 4"):
             call()
     assert ts.cross_entropy(x, ts.Tensor([0, -100, 3])).shape == ()

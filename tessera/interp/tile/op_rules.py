@@ -336,6 +336,15 @@ def _make_block_access(
     return BlockAccess(memory, starts, block, machine.count), rest
 
 
+@array_rules(shape.check_index)
+def _(machine, node, args, run):
+    indices = require_exact(args[0])
+    counted: Any = True
+    if machine.active is not None:
+        counted = expand_block_axes(machine.active, indices.ndim - machine.rank)
+    return (shape.normalise_indices(indices, counted=counted, **node.attrs),)
+
+
 @array_rules(tile.gather)
 def _(machine, node, args, run):
     memory, indices, rest = _align_indices(machine, node, args, 1)

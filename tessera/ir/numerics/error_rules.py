@@ -210,9 +210,14 @@ def bound_pad(site: ErrorSite, x: IntervalArray, *, low: tuple, high: tuple, val
     )
 
 
+def bound_index(site: ErrorSite, indices: IntervalArray, **attrs: Any) -> IntervalArray:
+    """For check_index: exact; nothing is known of an index that may be another."""
+    return make_interval(site.reference(indices, **attrs), np.where(indices.radius > 0, np.inf, 0.0))
+
+
 def bound_gather(site: ErrorSite, x: IntervalArray, indices: IntervalArray, *, axis: int) -> IntervalArray:
     """For gather: the slices named; nothing is known of one whose index may be another."""
-    radius = np.take(x.radius, indices.value, axis=axis)
+    radius = site.op.ref(x.radius, indices.value, axis=axis)
     unsure = (indices.radius > 0).reshape(indices.shape + (1,) * (-axis - 1))
     return IntervalArray(site.reference(x, indices, axis=axis), np.where(unsure, np.inf, radius))
 

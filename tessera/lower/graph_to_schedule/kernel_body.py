@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from tessera.core.types import DType, RefType, TensorType, int64
+from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import ACCUMULATE, Op, Rules
 from tessera.lower.graph_to_schedule.fusion import FusionCluster
 from tessera.lower.indexing_maps import (
-    POINTWISE,
+    TOTAL,
     AccessPoint,
     IndexDigit,
     IndexExpr,
@@ -51,6 +52,7 @@ class BodyBuilder:
         self.cluster = cluster
         self.place = {dim: i for i, dim in enumerate(order)}
         self.uses = uses
+        self.ranges = IntervalAnalysis(uses, None)
         self.held = held
         self.builder = Builder()
         self.slots: dict[MemorySlot, Value] = {}
@@ -124,8 +126,21 @@ class BodyBuilder:
         if of.key[0] in _DIVISION_OPS:
             sign, expr, by = of.key
             return self.add(_DIVISION_OPS[sign], [self.index(expr), self.number(by)])
-        value, point = of.key
-        return self.cast(self.compute_element(value, point), int64)
+        value, point, size, along = of.key
+        with self.builder.at(of.loc):
+            index = self.compute_element(value, point)
+            signed = index.type.dtype.kind == "int"  # type: ignore[union-attr]
+            low, high = self.ranges.of(value)
+            if low >= 0 and high < size:
+                return self.cast(index, int64)
+            return self.check_index(index, point, size=size, along=along, what="index", wrap=signed)
+
+    def check_index(self, index: Value, point: AccessPoint, **attrs: Any) -> Value:
+        """A checked index; where a guard fails, its place is never read, and 0 stands for it."""
+        if point.guards:
+            zero = self.add(full, [], shape=(), value=0, dtype=index.type.dtype)
+            index = self.add(e.where, [self.guard(point.guards), index, zero])
+        return self.add(shape.check_index, [index], **attrs)
 
     def guard(self, guards: Sequence[IndexGuard]) -> Value:
         """Whether all guards hold; there is at least one."""
@@ -191,13 +206,19 @@ def _strip_policy(body: BodyBuilder, value: Value) -> Value:
     return source.out if np.array_equal(number, rounded) else value
 
 
-@point_rules(*POINTWISE)
+@point_rules(*TOTAL)
 def _(body, node, point):
     args = body.operands(node, point)
     if sum(v.type.policy is not None for v in args) > 1:  # one operand with the policy is enough
         plain = [_strip_policy(body, v) for v in args]
         args = plain if any(v.type.policy is not None for v in plain) else args
     return body.builder.add(node.op, args, node.attrs, types=(_get_scalar_type(node.out),)).out
+
+
+@point_rules(shape.check_index)
+def _(body, node, point):
+    (index,) = body.operands(node, point)
+    return body.check_index(index, point, **node.attrs)
 
 
 @point_rules(basic.full)

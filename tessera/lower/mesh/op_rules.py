@@ -32,7 +32,7 @@ from tessera.ops.tensor import elementwise as e
 mesh_op_rules = Rules("mesh")
 
 
-@mesh_op_rules(*(op for op in REGISTRY.values() if op.pointwise))
+@mesh_op_rules(*(op for op in REGISTRY.values() if op.pointwise and op is not shape.check_index))
 def _(lowering, node, *operands):
     split = find_common_sharding([x.split for x in operands])
     if split is None:  # cut against each other: as the one is of which most would have to move
@@ -282,14 +282,30 @@ def _(lowering, node, *operands):
     return lowering.hold(node, split, value)
 
 
+def _check_indices(lowering: MeshLowering, x: ShardedTensor, split: Sharding, attrs: Any) -> Value:
+    """Checked indices; padding past the tensor's end is 0, which is an index of every axis."""
+    value = x.at(split)
+    for axis in range(len(split)):
+        value = lowering.fill_padding(x, split, axis, 0, value)
+    return lowering.builder.add(shape.check_index, [value], attrs).out
+
+
+@mesh_op_rules(shape.check_index)
+def _(lowering, node, x):
+    split = lowering.settle(x)
+    value = _check_indices(lowering, x, split, node.attrs)
+    lowering.cycles += 24 + count_piece_elements(value)
+    return lowering.hold(node, split, value)
+
+
 @mesh_op_rules(shape.gather)
 def _(lowering, node, x, indices):
     axis = node.attrs["axis"] % x.type.rank
     split = _unshard_constant_axes(lowering.unshard_axes(x, [axis]), [axis])
     chosen = tuple(UNSPLIT if s in split else s for s in lowering.settle(indices))
-    places = indices.at(chosen)
-    for place in range(len(chosen)):  # padding past the end would be a valid index
-        places = lowering.fill_padding(indices, chosen, place, 0, places)
+    size, signed = int(x.type.shape[axis]), indices.type.dtype.kind == "int"
+    known = {"size": size, "along": axis, "what": "index", "wrap": signed}
+    places = _check_indices(lowering, indices, chosen, known)
     value = lowering.add(mesh.pick, x.at(split), places, axis=node.attrs["axis"])
     return lowering.hold(node, (*split[:axis], *chosen, *split[axis + 1 :]), value)
 

@@ -22,13 +22,13 @@ from tessera.ir.rewrite import (
     rewrite_function,
 )
 from tessera.ir.rules import Rules
-from tessera.lower.indexing_maps import POINTWISE, BodyIndexing, KernelDims, analyse_body
+from tessera.lower.indexing_maps import TOTAL, BodyIndexing, KernelDims, analyse_body
 from tessera.lower.kernel_summary import name_kernel
 from tessera.lower.schedule_to_tile import tile_emitter
 from tessera.lower.schedule_to_tile.reductions import emit_whole_reduction, reduction_rules
 from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
 from tessera.ops.dialects import control_flow, host, schedule, tile
-from tessera.ops.tensor import basic
+from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
 
 # Loop stages: the order in which the nodes of a body run when a loop walks one dim.
@@ -209,9 +209,23 @@ def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> N
             emit.env[node.out] = each.finish(emit, [made.pop(0) for _ in values])
 
 
-@tile_rules(*POINTWISE)
+@tile_rules(*TOTAL)
 def _(emit, node, uses):
     return emit.add_pointwise(node.op, [emit.env[v] for v in node.args], node)
+
+
+@tile_rules(shape.check_index)
+def _(emit, node, uses):
+    index = emit.env[node.args[0]]
+    source = uses.get(node.args[0])
+    while source is not None and source.op is basic.cast:
+        source = uses.get(source.args[0])
+    ragged = [d for d in index.axes if emit.is_ragged(d) and not loads_stores.reads_zero_padding(emit, source, d)]
+    inside = emit.make_range_mask(ragged)
+    if inside is not None:
+        zero = BlockValue(emit.full((), 0, index.value.type.dtype))
+        index = emit.add_pointwise(e.where, [inside, index, zero])
+    return emit.add_pointwise(node.op, [index], node)
 
 
 @tile_rules(basic.full)

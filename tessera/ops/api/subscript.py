@@ -23,6 +23,7 @@ from tessera.ops.tensor.elementwise import equal, greater_equal, less, maximum, 
 from tessera.ops.tensor.rearrange import flip
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import (
+    check_index,
     concatenate,
     count_elements,
     expand_dims,
@@ -237,19 +238,7 @@ def _take_along(x: Tensor, item: Any, axis: int) -> tuple[Tensor, int]:
         return x, axis + 1
     if isinstance(item, int):
         return squeeze(x, axis), axis
-    indices = _wrap_indices(item, x.shape[axis], axis)
-    return gather(x, indices, axis=axis), axis + indices.ndim
-
-
-def _wrap_indices(places: Tensor, size: Any, axis: int) -> Tensor:
-    """Non-negative indices; those with known values are checked."""
-    if places.is_traced:
-        return where(less(places, 0), places + size, places) if places.dtype.kind == "int" else places
-    array = places.numpy()
-    wrong = array[(array < -size) | (array >= size)] if array.dtype.kind in "iu" else array[:0]
-    if wrong.size:
-        raise _make_bounds_error(int(wrong.flat[0]), axis, size)
-    return Tensor(np.where(array < 0, array + size, array)) if (array < 0).any() else places
+    return gather(x, item, axis=axis), axis + item.ndim
 
 
 def _has_joint_indices(items: list[Any]) -> bool:
@@ -279,7 +268,8 @@ def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
 
 def _linearise_indices(items: list[Any], sizes: list[Any]) -> Tensor:
     """Indices on several axes as linear indices on the merged axis."""
-    tensors = [_wrap_indices(as_tensor(i), size, axis) for axis, (i, size) in enumerate(zip(items, sizes, strict=True))]
+    pairs = enumerate(zip(items, sizes, strict=True))
+    tensors = [check_index(as_tensor(i), size=size, along=axis) for axis, (i, size) in pairs]
     broadcast(*(t.shape for t in tensors))  # report a mismatch in terms of the indices
     linear: Any = 0
     for tensor, size in zip(tensors, sizes, strict=True):

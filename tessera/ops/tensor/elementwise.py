@@ -536,6 +536,13 @@ interval_rules(minimum)(combine_endpoints(min))
 interval_rules(floor_divide)(divide_intervals)
 interval_rules(remainder)(bound_remainder)
 
+
+@interval_rules(where)
+def _(analysis, node):
+    (a, b), (c, d) = (analysis.of(v) for v in node.args[1:])
+    return min(a, c), max(b, d)
+
+
 divisor_rules(add, sub, maximum, minimum)(find_common_divisor)
 divisor_rules(mul)(multiply_divisors)
 

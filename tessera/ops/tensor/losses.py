@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.activations import logsigmoid
 from tessera.ops.tensor.basic import cast
@@ -15,7 +15,7 @@ from tessera.ops.tensor.elementwise import abs, equal, exp, greater, greater_equ
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.nn import log_softmax, softplus
 from tessera.ops.tensor.reduce import mean, sum
-from tessera.ops.tensor.shape import count_elements, expand_dims, iota
+from tessera.ops.tensor.shape import check_index, count_elements, expand_dims, iota
 
 LOSS_REDUCTIONS: dict[str, Any] = {"mean": mean, "sum": sum, "none": lambda x: x}
 
@@ -76,7 +76,7 @@ def cross_entropy(
 
     Raises:
         ShapeError: `target` is neither like `input` nor like it without axis 1.
-        OutOfBoundsError: a class is out of range (not checked while tracing).
+        OutOfBoundsError: a class is out of range.
     """
     x, target = as_tensor(input), as_tensor(target)
     axis = 1 if x.ndim > 1 else 0
@@ -90,26 +90,19 @@ def cross_entropy(
         raise ShapeError(
             "the classes do not fit the logits", location=user_location(), received=f"{x.type} and {target.type}"
         )
-    _check_classes(target, classes, ignore_index)
-    hot = equal(expand_dims(target, -1), iota(shape=(classes,), dtype=target.dtype))
     counts = not_equal(target, ignore_index)
-    scale = where(counts, sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1), 0.0)
+    hot = _mark_classes(target, counts, classes, axis)
+    scale = sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1)
     smooth = label_smoothing / classes
     losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
     losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)
     return sum(losses) / sum(scale) if reduction == "mean" else apply_reduction(losses, reduction)
 
 
-def _check_classes(target: Tensor, classes: int, ignored: int | None = None) -> None:
-    """Refuse classes that are out of range, where their values are known; traced ones are ignored."""
-    if target.is_traced:
-        return
-    array = target.numpy()
-    wrong = array[((array < 0) | (array >= classes)) & (array != ignored)]
-    if wrong.size:
-        raise OutOfBoundsError(
-            f"class {wrong.flat[0]} of {classes}", location=user_location(), expected=f"classes from 0 to {classes - 1}"
-        )
+def _mark_classes(target: Tensor, counts: Tensor, classes: int, axis: int) -> Tensor:
+    """The class of each target that counts, as bools along a new last axis; a class out of range is an error."""
+    checked = check_index(where(counts, target, 0), size=classes, along=axis, what="class", wrap=False)
+    return equal(expand_dims(checked, -1), iota(shape=(classes,))) & expand_dims(counts, -1)
 
 
 def _match_rank(target: Tensor, x: Tensor) -> Tensor:
@@ -132,10 +125,11 @@ def nll_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean
 
     Raises:
         ShapeError: `target` is not integers with the shape of `input` without axis 1.
-        OutOfBoundsError: a class is out of range (not checked while tracing).
+        OutOfBoundsError: a class is out of range.
     """
     x, target = as_tensor(input), as_tensor(target)
-    logs = moveaxis(x, 1 if x.ndim > 1 else 0, -1) if x.ndim else x
+    axis = 1 if x.ndim > 1 else 0
+    logs = moveaxis(x, axis, -1) if x.ndim else x
     if not logs.ndim or target.shape != logs.shape[:-1] or not target.dtype.is_integer:
         raise ShapeError(
             "the classes do not fit the log probabilities",
@@ -143,9 +137,7 @@ def nll_loss(input: Any, target: Any, weight: Any = None, reduction: str = "mean
             expected="[N, C, ...] and integers [N, ...]",
             received=f"{x.type} and {target.type}",
         )
-    _check_classes(target, int(logs.shape[-1]), ignore_index)
-    hot = equal(expand_dims(target, -1), iota(shape=(logs.shape[-1],), dtype=target.dtype))
-    hot = hot & expand_dims(not_equal(target, ignore_index), -1)
+    hot = _mark_classes(target, not_equal(target, ignore_index), int(logs.shape[-1]), axis)
     w: Any = 1.0 if weight is None else as_tensor(weight)
     losses = -sum(where(hot, logs * w, 0.0), axis=-1)
     if reduction != "mean":

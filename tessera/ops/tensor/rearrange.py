@@ -15,8 +15,17 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.coercion import composite
-from tessera.ops.tensor.elementwise import equal, greater_equal, less, less_equal, where
-from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, gather, iota, reshape, slice_
+from tessera.ops.tensor.elementwise import equal, greater_equal, less_equal, where
+from tessera.ops.tensor.shape import (
+    check_index,
+    concatenate,
+    count_elements,
+    expand_dims,
+    gather,
+    iota,
+    reshape,
+    slice_,
+)
 from tessera.ops.tensor.shape import pad as padded
 
 
@@ -282,7 +291,8 @@ def one_hot(indices: Any, num_classes: int, dtype: DType = f32) -> Tensor:
 def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
     """For each element of `indices`, the element of `x` at that index along `axis` and the same indices elsewhere.
 
-    Shapes: `indices` is like `x` but for `axis`.
+    Shapes: `indices` is like `x` but for `axis`. A negative index counts from the end; an index outside the axis raises
+    OutOfBoundsError.
 
     >>> take_along_axis([[1, 2], [3, 4]], [[1], [0]])
     Tensor([[2],
@@ -290,7 +300,7 @@ def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
     """
     x, at = as_tensor(x), as_tensor(indices)
     axis = normalize_axis(axis, x.ndim)
-    place = where(less(at, 0), at + x.shape[axis], at) if at.dtype.kind == "int" else at
+    place = check_index(at, size=x.shape[axis], along=axis + x.ndim)
     linear: Any = full(shape=at.shape, value=0, dtype=int64)
     for each in range(-x.ndim, 0):
         step = count_elements(x.shape[x.ndim + each + 1 :])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape, normalize_axis
 from tessera.core.types import TensorType, int64
 from tessera.ir.rules import ACCUMULATE, batch, jvp, lower, op, transpose
@@ -18,11 +18,13 @@ from tessera.ops.tensor.reduce import max, min, prod, sum
 from tessera.ops.tensor.shape import (
     axes_first,
     axes_from_front,
+    check_index,
     count_elements,
     expand_dims,
     gather,
     iota,
     merge_lanes,
+    normalise_indices,
     offset_lane_indices,
     permute,
     reshape,
@@ -61,22 +63,21 @@ def _infer_scatter(
 def scatter_add(x: Any, indices: Any, updates: Any, *, axis: int = 0) -> Any:
     """`x` with `updates` added to its slices at `indices` along `axis`; equal indices add repeatedly.
 
-    Shapes: as for `gather`, whose transpose this is: in `updates` the axes of `indices` replace `axis`.
+    Shapes: as for `gather`, whose transpose this is: in `updates` the axes of `indices` replace `axis`. A negative
+    index counts from the end; an index outside the axis raises OutOfBoundsError.
     """
     return _scatter_reference(np.add.at, x, indices, updates, axis)
 
 
 def _scatter_reference(change: Callable[..., Any], x: Any, indices: Any, updates: Any, axis: int) -> Any:
     """A copy of `x` after `change(slices along axis, indices, updates)`."""
-    size, at = x.shape[axis], axis + x.ndim
-    if indices.size and not 0 <= indices.min() <= indices.max() < size:
-        raise OutOfBoundsError(
-            f"an index is outside axis {axis} of size {size}",
-            expected=f"indices from 0 to {size - 1}",
-            received=f"{indices.min()} to {indices.max()}",
-        )
+    at = axis + x.ndim
     out = np.moveaxis(x.copy(), at, 0)
-    change(out, indices, np.moveaxis(updates, range(at, at + indices.ndim), range(indices.ndim)))
+    change(
+        out,
+        normalise_indices(indices, x.shape[axis], at),
+        np.moveaxis(updates, range(at, at + indices.ndim), range(indices.ndim)),
+    )
     return np.moveaxis(out, 0, at)
 
 
@@ -95,7 +96,8 @@ def _align_updates(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> tu
     order = (*range(at), *range(at + many, updates.ndim), *range(at, at + many))
     parts = reshape(permute(updates, axes=order), shape=(*rest, 1, places))
     shape = (*rest, size, places)
-    named = equal(reshape(cast(indices, dtype=int64), shape=(1, places)), iota(shape=(size, 1), axis=0))
+    checked = check_index(indices, size=size, along=at)
+    named = equal(reshape(checked, shape=(1, places)), iota(shape=(size, 1), axis=0))
     return broadcast_to(parts, shape=shape), broadcast_to(named, shape=shape)
 
 
@@ -129,7 +131,7 @@ def _canonicalise_scatter(
 def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, mode: str = "set") -> Any:
     """`x` with its slices at `indices` along `axis` replaced by `updates`, or combined by "multiply", "min" or "max".
 
-    Shapes: as for `scatter_add`. For equal indices the last update wins; the other modes combine all.
+    Shapes and indices: as for `scatter_add`. For equal indices the last update wins; the other modes combine all.
 
     >>> import tessera as ts
     >>> ts.scatter(ts.Tensor([1.0, 2.0, 3.0]), ts.Tensor([2, 0]), ts.Tensor([9.0, 8.0]))
@@ -197,6 +199,6 @@ def _(lanes, *, axis):
         return scatter_add(x, lanes.tensors[1], updates, axis=axis)
     at = axis + x.ndim
     front = axes_first(updates, 0, *range(at, at + indices.ndim - 1))
-    out = scatter_add(merge_lanes(x, at), offset_lane_indices(indices, x.shape[at]), front, axis=0)
+    out = scatter_add(merge_lanes(x, at), offset_lane_indices(indices, x.shape[at], at - 1), front, axis=0)
     split = reshape(out, shape=(lanes.size, x.shape[at], *out.shape[1:]))
     return axes_from_front(split, at, 2)

@@ -14,12 +14,13 @@ from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
+from tessera.ir.analysis.intervals import interval_rules
 from tessera.ir.numerics import error_rules
-from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op
+from tessera.ir.rules import INTEGERS, STORAGE, Op, batch, error, jvp, lower, op
 from tessera.ir.rules import transpose as transpose_rule
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
-from tessera.ops.tensor.basic import cast, coerce_plain, is_undefined_primal, linear_jvp, splat, zero_jvp
+from tessera.ops.tensor.basic import broadcast_to, coerce_plain, is_undefined_primal, linear_jvp, splat, zero_jvp
 from tessera.ops.tensor.coercion import unify_dtypes
 
 
@@ -174,9 +175,77 @@ def concatenate(*tensors, axis: int = 0):
 error(concatenate)(error_rules.bound_structural)
 
 
-def _infer_gather(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+# Checked indices. `gather` and `scatter` check theirs; below Graph the check is an op of its own, `check_index`.
+
+
+def normalise_indices(
+    indices: Any, size: int, along: int, *, what: str = "index", wrap: bool = True, counted: Any = True
+) -> np.ndarray:
+    """Indices as int64 from 0 on: with `wrap`, a negative index counts from the end. Others than `counted` may be any.
+
+    Raises:
+        OutOfBoundsError: a counted index is not in the axis.
+    """
+    array = np.asarray(indices)
+    array = array if array.dtype.kind in "iu" else array.astype(np.int64)
+    low = -size if wrap else 0
+    if array.size and (array.min() < low or array.max() >= size):
+        outside = ((array < low) | (array >= size)) & counted
+        if outside.any():
+            found = np.broadcast_to(array, outside.shape)[outside][0]
+            raise make_index_error(int(found), size, along, what=what, wrap=wrap)
+    places = array.astype(np.int64, copy=False)
+    return np.where(places < 0, places + size, places) if wrap and array.dtype.kind == "i" else places
+
+
+def make_index_error(index: int | None, size: int, along: int, *, what: str, wrap: bool) -> OutOfBoundsError:
+    """The error of an index that is not in axis `along` of `size`; None: one of many, which nobody noted."""
+    return OutOfBoundsError(
+        f"{what} {'(one of many)' if index is None else index} is outside axis {along} of size {size}",
+        expected=f"from {-size if wrap else 0} to {size - 1}" if size else "no index, since the axis is empty",
+    )
+
+
+def _infer_check_index(indices: TensorType, *, size: Any, along: int, what: str, wrap: bool) -> TensorType:
+    return TensorType(_check_integers(indices).shape, int64)
+
+
+def _check_integers(indices: TensorType) -> TensorType:
     if not indices.dtype.is_integer:
         raise DTypeError("indices are not integers", expected="an integer tensor", received=str(indices))
+    return indices
+
+
+@op(
+    infer=_infer_check_index,
+    coerce=coerce_plain,
+    canonical=lambda indices, *, size, along, what, wrap: {
+        "size": size, "along": along, "what": what, "wrap": wrap and indices.dtype.kind == "int",
+    },
+    numerics=STORAGE,
+    pointwise=True,
+    kinds=INTEGERS,
+)  # fmt: skip
+def check_index(indices, *, size: Any, along: int = 0, what: str = "index", wrap: bool = True):
+    """Indices of axis `along`, of `size`, as int64 from 0 on; with `wrap`, a negative index counts from the end.
+
+    An index outside raises OutOfBoundsError, on each target once the launch has ended; `what` names it there. An index
+    that no result depends on may be left unchecked.
+    """
+    return normalise_indices(indices, size, along, what=what, wrap=wrap)
+
+
+error(check_index)(error_rules.bound_index)
+jvp(check_index)(zero_jvp)
+
+
+@interval_rules(check_index)
+def _(analysis, node):
+    return 0, max(node.attrs["size"] - 1, 0)
+
+
+def _infer_gather(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    _check_integers(indices)
     at = axis + x.rank
     return x.with_shape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
 
@@ -188,15 +257,11 @@ def _infer_gather(x: TensorType, indices: TensorType, *, axis: int) -> TensorTyp
     numerics=STORAGE,
 )
 def gather(x, indices, *, axis: int = 0):
-    """The slices of `x` at `indices` along `axis`; the axes of the indices replace `axis`."""
-    size = x.shape[axis]
-    low, high = (indices.min(), indices.max()) if indices.size else (0, -1)
-    if low < 0 or high >= size:
-        raise OutOfBoundsError(
-            f"index {low if low < 0 else high} is outside axis {axis} of size {size}",
-            expected=f"indices from 0 to {size - 1}",
-        )
-    return np.take(x, indices, axis=axis)
+    """The slices of `x` at `indices` along `axis`; the axes of the indices replace `axis`.
+
+    A negative index counts from the end; an index outside the axis raises OutOfBoundsError.
+    """
+    return np.take(x, normalise_indices(indices, x.shape[axis], axis + x.ndim), axis=axis)
 
 
 error(gather)(error_rules.bound_gather)
@@ -227,6 +292,17 @@ error(iota)(error_rules.bound_constant)
 def _(analysis, node):
     rank, axis = node.out.type.rank, node.attrs["axis"]
     return AffineForm(ramps={axis % rank - rank: 1} if node.out.type.shape[axis] != 1 else {})
+
+
+@interval_rules(iota)
+def _(analysis, node):
+    size = node.attrs["shape"][node.attrs["axis"]]
+    return 0, max(size - 1, 0)
+
+
+@interval_rules(reshape, permute, slice_, broadcast_to)
+def _(analysis, node):
+    return analysis.of(node.args[0])
 
 
 @check_arguments
@@ -293,7 +369,11 @@ def arange(start: int, end: int | None = None, step: int = 1, dtype: DType = int
 
 @check_arguments
 def embedding(weight: Any, indices: Any) -> Tensor:
-    """The rows of `weight` [V, D] at `indices`."""
+    """The rows of `weight` [V, D] at `indices`; a negative index counts from the end.
+
+    Raises:
+        OutOfBoundsError: an index is outside the rows.
+    """
     return gather(weight, indices, axis=0)
 
 
@@ -436,7 +516,7 @@ def _(lanes, *, axis):
     # One merged axis holds the slices of all lanes; each lane's indices are offset by the start of its slices.
     at = axis + x.ndim
     flat, low = merge_lanes(x, at), x.shape[at]
-    out = gather(flat, offset_lane_indices(indices, low), axis=0)
+    out = gather(flat, offset_lane_indices(indices, low, at - 1), axis=0)
     return axes_from_front(out, at, indices.ndim)
 
 
@@ -458,7 +538,7 @@ def merge_lanes(x: Tensor, at: int) -> Tensor:
     return reshape(front, shape=(math.prod(front.shape[:2]), *front.shape[2:]))
 
 
-def offset_lane_indices(indices: Tensor, low: int) -> Tensor:
-    """Each lane's indices moved to that lane's part of the flattened axis."""
-    wide = cast(indices, dtype=int64)
+def offset_lane_indices(indices: Tensor, low: int, along: int) -> Tensor:
+    """Each lane's indices of axis `along` moved to that lane's part of the flattened axis."""
+    wide = check_index(indices, size=low, along=along)
     return wide + iota(shape=wide.shape, axis=0) * low

@@ -35,14 +35,14 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
         OutOfBoundsError: an index is outside the axis.
         DTypeError: the indices are not integers.
     """
-    x, at = as_tensor(x), as_tensor(indices)
-    size = x.shape[normalize_axis(axis, x.ndim)]
-    return gather(x, where(less(at, 0), at + size, at) if at.dtype.kind == "int" else at, axis=axis)
+    return gather(x, indices, axis=axis)
 
 
 @check_arguments
 def index_add(x: Any, axis: int, indices: Any, source: Any, alpha: float = 1) -> Tensor:
     """`x` with alpha · `source` added to its slices along `axis` at `indices`; one named twice gets both.
+
+    A negative index counts from the end; an index outside the axis raises OutOfBoundsError.
 
     >>> index_add(Tensor([1.0, 1.0]), 0, Tensor([1, 1]), Tensor([2.0, 3.0]))
     Tensor([1., 6.], f32)

@@ -17,7 +17,7 @@ from tessera.codegen.csl.table import REFUSED
 from tessera.codegen.csl.table.decomposition_emission import MATH_LIBRARY, format_function
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
-from tessera.codegen.csl.text.statements import make_unsupported_error
+from tessera.codegen.csl.text.statements import add_fault, make_unsupported_error
 from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8
 from tessera.ir.core import Node
 from tessera.ir.rules import Op, Rules
@@ -31,7 +31,7 @@ from tessera.lower.scalar_functions.small_floats import (
     decode_shift,
 )
 from tessera.ops.dialects.arith import divide
-from tessera.ops.tensor import basic, scalar_functions
+from tessera.ops.tensor import basic, scalar_functions, shape
 from tessera.ops.tensor import elementwise as e
 
 assert single_precision  # fills the table of decompositions
@@ -240,6 +240,25 @@ INTEGER_DIVISION_HELPERS = {
   return if (q * y != x and (x < 0) != (y < 0)) q - 1 else q;
 }""",
 }
+
+
+@pointwise_rows(shape.check_index)
+def _(element, node, x):
+    size, known = node.attrs["size"], node.attrs
+    kind = element.index_type if element.uses_index_type else "i64"
+    low = -size if known["wrap"] else 0
+    said = f"{known['what']} is outside axis {known['along']} of size {size}"
+    add_fault(element, node, "bounds", said, f"from {low} to {size - 1}")
+    element.functions[f"check_index_{kind}"] = INDEX_CHECK_HELPER.replace("KIND", kind)
+    return f"check_index_{kind}(@as({kind}, {x}), {size}, {size if known['wrap'] else 0}, {len(element.faults)})"
+
+
+INDEX_CHECK_HELPER = """fn check_index_KIND(x: KIND, size: KIND, end: KIND, place: i32) KIND {
+  const found = if (x < 0) x + end else x;
+  if (found >= 0 and found < size) return found;
+  fail(place);
+  return 0;
+}"""
 
 
 @pointwise_rows(e.bitwise_not)

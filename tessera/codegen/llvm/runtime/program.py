@@ -29,7 +29,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.table.program_ops import NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.llvm.table.program_ops import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
 
@@ -176,6 +176,8 @@ class LlvmProgram:
 
         def launch(first: int, last: int) -> None:
             self._launch(first, last, not any(parallel[first:last]))
+            if self._stop.value >= FIRST_KEY:
+                self._reports.finish()
 
         return NativePlanEngine(plan, self._slots, self._first_flag, self._slot_uses, launch)
 
@@ -185,6 +187,7 @@ class LlvmProgram:
         Raises:
             ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
             ExecutionError: an assertion of the program failed.
+            OutOfBoundsError: an index is outside its axis.
             BarrierError: programs wait at a grid barrier for others that have ended.
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """

@@ -19,12 +19,16 @@ from tessera.codegen.diagnostics import (
     decode_operand,
     format_tile_name,
     make_assertion_error,
+    make_index_site_error,
     show_print,
 )
 from tessera.codegen.llvm.table.program_ops import REPORT_FUNCTION
-from tessera.core.errors import DeadlockError, ExecutionError, Location
+from tessera.core.errors import DeadlockError, ExecutionError, Location, OutOfBoundsError
 
 ReadBytes = Callable[[int, int], np.ndarray]  # (address, count) to bytes
+
+
+ReportRecord = tuple[int, int, int, list[np.ndarray]]  # program, number, site, operands
 
 
 class ReportCollector:
@@ -36,7 +40,7 @@ class ReportCollector:
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = sites
         self.context = next(ReportCollector._numbers) if sites else 0
-        self._records: list[tuple[int, int, int, list[np.ndarray]]] = []
+        self._records: list[ReportRecord] = []
         self._lock = Lock()
         self.callback_error: Exception | None = None
         if sites:
@@ -65,6 +69,7 @@ class ReportCollector:
 
         Raises:
             ExecutionError: an assertion failed; the error names the program, tile and element.
+            OutOfBoundsError: an index is outside its axis.
             DeadlockError: tiles wait at an mbarrier whose phase cannot complete.
         """
         if not self.sites:
@@ -77,9 +82,12 @@ class ReportCollector:
         for program, _, site, blocks in records:
             if self.sites[site]["kind"] == "print":
                 _show_prints(self.sites[site], program, blocks)
-        for program, _, site, blocks in records:
-            if self.sites[site]["kind"] != "print":
-                raise REPORT_ERRORS[self.sites[site]["kind"]](self.sites[site], program, blocks)
+        self._raise_failure(records)
+
+    def _raise_failure(self, records: Sequence[ReportRecord]) -> None:
+        failures = [r for r in records if self.sites[r[2]]["kind"] != "print"]
+        for program, _, site, blocks in sorted(failures, key=lambda r: (r[0], r[2], r[1])):
+            raise REPORT_ERRORS[self.sites[site]["kind"]](self.sites[site], program, blocks)
 
 
 def _read_operand(operand: Mapping[str, Any], read: ReadBytes, address: int) -> np.ndarray:
@@ -116,7 +124,11 @@ def _make_deadlock_error(site: Site, program: int, blocks: list[np.ndarray]) -> 
     )  # fmt: skip
 
 
-REPORT_ERRORS = {"assert": _make_assertion_error, "deadlock": _make_deadlock_error}
+def _make_index_error(site: Site, program: int, blocks: list[np.ndarray]) -> OutOfBoundsError:
+    return make_index_site_error(site, int(blocks[0]))
+
+
+REPORT_ERRORS = {"assert": _make_assertion_error, "deadlock": _make_deadlock_error, "index": _make_index_error}
 
 
 def _copy_bytes(address: int, count: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left,
 then waits until all are done, and goes on. A thread that starts late finds no chunk left and passes through; no Python
-runs between two launches. When the stop word of the text says so, every thread leaves.
+runs between two launches. When the stop word of the text says so, every thread leaves; after a launch in which a
+program failed, none begins the next.
 
 A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round, the
 number of the round, the programs that have ended, the address of the stop word of the text, the number of programs, and
@@ -32,6 +33,7 @@ from tessera.codegen.llvm.table.program_ops import (
     FAILURE_WORD,
     FIRST_KEY,
     INTERRUPTED,
+    PENDING,
     POLL_FUNCTION,
 )
 from tessera.core.device import array_address
@@ -107,7 +109,10 @@ rest:
 finished:
   %i.next = add i64 %i, 1
   %more = icmp slt i64 %i.next, %count
-  br i1 %more, label %task, label %leave
+  %last = load atomic i64, ptr %word.p monotonic, align 8
+  %whole = icmp uge i64 %last, {PENDING}
+  %further = and i1 %more, %whole
+  br i1 %further, label %task, label %leave
 leave:
   %left = atomicrmw sub ptr %users, i64 1 seq_cst
   ret void

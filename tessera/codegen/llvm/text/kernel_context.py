@@ -64,6 +64,7 @@ class LlvmKernelContext:
         self.scalars: dict[Value, str] = {}
         self.memrefs: dict[Value, StridedMemRef] = {}
         self.buffers: dict[Value, StridedMemRef] = {}
+        self.index_sites: dict[Node, int] = {}  # the sites of checked indices
         self._location: Location = function.loc
 
     @contextmanager

@@ -119,7 +119,7 @@ def _format_list(params: Sequence[str], *integers: Sequence[str]) -> str:
 
 
 def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[str]:
-    """The function that loops over a range of programs, until the launch is stopped."""
+    """The function that loops over a range of programs, until the launch is stopped or an earlier program has failed."""
     plain = [p.replace(" noalias", "") for p in params]
     bounds = ("%begin", "%end")
     arguments = _format_list(params, bounds, GRID_SIZE_NAMES)
@@ -141,7 +141,9 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
     yield "asked:"
     yield f"  call void @{program_ops.POLL_FUNCTION}(ptr @{program_ops.FAILURE_WORD})"
     yield f"  %after = load volatile i64, ptr @{program_ops.FAILURE_WORD}, align 8"
-    yield f"  %stopped = icmp ult i64 %after, {program_ops.FIRST_KEY}"
+    yield "  %number = add i64 %next, 1"
+    yield f"  %key = shl i64 %number, {program_ops.FAILURE_PROGRAM_BIT}"
+    yield "  %stopped = icmp ult i64 %after, %key"
     yield "  br i1 %stopped, label %done, label %latch"
     yield "latch:"
     yield "  %more = icmp slt i64 %next, %end"

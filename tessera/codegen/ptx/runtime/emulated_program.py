@@ -76,9 +76,10 @@ def value_bytes_used(head: np.ndarray, size: int) -> int:
 
 
 def check_assertions(entry: EntryManifest, grid: Sequence[int], buffers: Mapping[str, np.ndarray]) -> None:
-    """Raise the first failed assertion of a launch.
+    """Raise the first failed assertion of a launch, or its first index out of bounds.
 
     Raises:
+        OutOfBoundsError: an index is outside its axis.
         ExecutionError: an assertion failed; it names the program, the tile, the element and the values there.
     """
     error = decode_first_failure(entry["reports"], grid, buffers["reports"].view(np.uint64), buffers.get("values"))
@@ -205,6 +206,7 @@ class LaunchBuffers:
 
         Raises:
             ExecutionError: an assertion failed.
+            OutOfBoundsError: an index is outside its axis.
             ResourceError: the prints exceed their buffer.
             BarrierError: some programs never reached a grid barrier.
         """

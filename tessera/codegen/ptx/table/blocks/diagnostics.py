@@ -35,14 +35,14 @@ from tessera.codegen.ptx.table.blocks.block_access import plan_block_accesses, s
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, row_major_strides
 from tessera.codegen.ptx.table.blocks.program_grid import emit_program_number
 from tessera.codegen.ptx.table.scalars.packing import encode_elements, materialise_operand
-from tessera.codegen.ptx.text.builder import element_bytes, register_class
+from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ops.dialects import control_flow, mbarrier, tile
-from tessera.ops.tensor import basic
+from tessera.ops.tensor import basic, shape
 
 LOOP_OPS = (control_flow.for_, control_flow.while_)
 SYNCHRONISING_OPS = (
@@ -71,16 +71,92 @@ def _(ctx: EmissionContext, node: Node) -> None:
         failed = text.let("not.pred", "pred", held)
         bounds = (team.owner_predicate(layout), *team.bounds_predicates(layout, offset))
         failures.append(and_predicates(text, failed, *bounds))
-        distance = sum(n * stride for n, stride in zip(offset, strides, strict=True))
-        element = text.let("add.u32", "b32", thread_element, distance)
-        key = text.let("or.b64", "b64", instance, text.let("cvt.u64.u32", "b64", element))
-        old = text.let("mov.u64", "b64", 0)
-        text.do("atom.global.min.u64", old, f"[{reports}+{WORD_BYTES * site}]", key, guard=failures[-1])
+        place = (reports, instance, thread_element)
+        key, old = _emit_failure(ctx, site, place, offset, strides, failures[-1])
         if shown:
             least = text.let("setp.lt.u64", "pred", key, old)
             elements = [(v.type.dtype, registers[i]) for v, registers in zip(shown, shown_registers, strict=True)]
             _record_failure(ctx, site, key, least, elements)
     _exit_failed_program(ctx, failures)
+
+
+@emission_rule(shape.check_index)
+def _(ctx: EmissionContext, node: Node) -> None:
+    (v,), layout, size = node.args, ctx.layout(node.out), node.attrs["size"]
+    indices = _widen_indices(ctx.text, v.type.dtype, broadcast_registers(ctx, v, layout))  # type: ignore[union-attr]
+    low, high = ctx.analyses.ranges.of(v)
+    if low >= 0 and high < size:
+        ctx.values[node.out] = tuple(indices)
+        return
+    text, found, outside = ctx.text, [], []
+    for index in indices:
+        place = index
+        if node.attrs["wrap"]:
+            negative = text.let("setp.lt.s64", "pred", index, 0)
+            place = text.let("selp.b64", "b64", text.let("add.s64", "b64", index, size), index, negative)
+        outside.append(text.let("setp.ge.u64", "pred", place, size))
+        found.append(text.let("selp.b64", "b64", 0, place, outside[-1]))
+    ctx.values[node.out] = tuple(found)
+    _record_outside(ctx, node, layout, indices, outside)
+
+
+def _widen_indices(text: PtxBuilder, dtype: DType, registers: Sequence[str]) -> list[str]:
+    """Integer registers as registers of 64 bits; equal ones are converted once."""
+    form, wide = "u32" if dtype.kind == "uint" else "s32", {}
+    for held in registers:
+        if held not in wide:
+            whole = materialise_operand(text, register_class(dtype), held)
+            wide[held] = whole if dtype.bits == 64 else text.let(f"cvt.s64.{form}", "b64", whole)
+    return [wide[held] for held in registers]
+
+
+def _record_outside(
+    ctx: EmissionContext, node: Node, layout: DistributedLayout, indices: Sequence[str], outside: Sequence[str]
+) -> None:
+    """Record the indices that are out of bounds; a branch skips this where a thread has none."""
+    text, team = ctx.text, ctx.team
+    described = {**node.attrs, "kind": "index", "shape": list(layout.shape), "values": ["int64"]}
+    site, reports = ctx.entry.hidden.add_site("reports", {**described, **_describe_origin(node, team.group)})
+    failures = [
+        and_predicates(text, bad, team.owner_predicate(layout), *team.bounds_predicates(layout, layout.offsets[i]))
+        for i, bad in enumerate(outside)
+    ]
+    instance, strides = _emit_instance_key(ctx), row_major_strides(layout.shape, 1)
+    thread_element, skip = _emit_thread_element(ctx, layout, strides), text.new_label("inside")
+    none = text.let("not.pred", "pred", _join_predicates(text, failures))
+    ctx.entry.hidden.address("values")
+    text.do(f"bra {skip}", guard=none)
+    for i, failed in enumerate(failures):
+        key, old = _emit_failure(ctx, site, (reports, instance, thread_element), layout.offsets[i], strides, failed)
+        least = text.let("setp.lt.u64", "pred", key, old)
+        _record_failure(ctx, site, key, least, [(int64, indices[i])])
+    text.label(skip)
+
+
+def _emit_failure(
+    ctx: EmissionContext,
+    site: int,
+    place: tuple[str, str, str],
+    offset: Sequence[int],
+    strides: Sequence[int],
+    guard: str,
+) -> tuple[str, str]:
+    """Note a failure of one element, where the guard holds: its key, and the least key before it (0 elsewhere)."""
+    text, (reports, instance, thread_element) = ctx.text, place
+    distance = sum(n * stride for n, stride in zip(offset, strides, strict=True))
+    element = text.let("add.u32", "b32", thread_element, distance)
+    key = text.let("or.b64", "b64", instance, text.let("cvt.u64.u32", "b64", element))
+    old = text.let("mov.u64", "b64", 0)
+    text.do("atom.global.min.u64", old, f"[{reports}+{WORD_BYTES * site}]", key, guard=guard)
+    return key, old
+
+
+def _join_predicates(text: PtxBuilder, predicates: Sequence[str]) -> str:
+    """The disjunction of some predicates."""
+    total = predicates[0]
+    for each in predicates[1:]:
+        total = text.let("or.pred", "pred", total, each)
+    return total
 
 
 def _is_broadcastable(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -138,9 +214,7 @@ def _exit_failed_program(ctx: EmissionContext, failures: Sequence[str]) -> None:
     text, team = ctx.text, ctx.team
     if ctx.grid.scheduler is not None or team.producer_threads or (team.group > 1 and _has_synchronisation(ctx)):
         return
-    total = failures[0]
-    for each in failures[1:]:
-        total = text.let("or.pred", "pred", total, each)
+    total = _join_predicates(text, failures)
     if team.threads > 1:
         total = text.let("barrier.red.or.pred", "pred", 0, total)
         ctx.smem.hazards.note_barrier()
@@ -156,11 +230,14 @@ def describe_assertion(node: Node, group: int, shown: Sequence[Value]) -> dict[s
     """The site of an assertion as manifest data."""
     return {
         "text": node.attrs["message"],
-        "group": group,
-        "place": describe_location(node.loc),
+        **_describe_origin(node, group),
         "shape": list(static_shape(node.args[0])),
         "values": [v.type.dtype.name for v in shown],  # type: ignore[union-attr]
     }
+
+
+def _describe_origin(node: Node, group: int) -> dict[str, Any]:
+    return {"group": group, "place": describe_location(node.loc)}
 
 
 @emission_rule(tile.line)

@@ -1,0 +1,155 @@
+"""Checked indices: a function of tensors reads and writes no memory but its own, on every target, and says where."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera.errors import OutOfBoundsError
+from tessera.ir.printer import print_module
+from tessera.runtime.program import prepare
+
+X, W = np.arange(5, dtype=np.float32), np.arange(20, dtype=np.float32).reshape(5, 4)
+# Functions of an array and indices of its first axis, with NumPy's answer.
+FUNCTIONS = {
+    "subscript": (lambda x, i: x[i], lambda x, i: x[i]),
+    "joint": (lambda x, i: x[i, i], lambda x, i: x[i, i]),
+    "gather": (lambda x, i: ts.gather(x, i, axis=0), lambda x, i: x[i]),
+    "embedding": (ts.embedding, lambda x, i: x[i]),
+    "take": (ts.take, lambda x, i: x[i]),
+    "take_along_axis": (
+        lambda x, i: ts.take_along_axis(x[:, :1], i.reshape(2, 1), axis=0),
+        lambda x, i: x[i, :1],
+    ),
+    "at-set": (lambda x, i: x.at[i].set(7.0), lambda x, i: change(x, i, 7.0)),
+    "at-add": (lambda x, i: x.at[i].add(1.0), lambda x, i: change(x, i, x[i] + 1)),
+    "scatter": (lambda x, i: ts.scatter(x, i, x[2:4]), lambda x, i: change(x, i, x[2:4])),
+    "scatter-max": (lambda x, i: ts.scatter(x, i, x[2:4] + 9, mode="max"), lambda x, i: change(x, i, x[2:4] + 9)),
+    "scatter_add": (lambda x, i: ts.scatter_add(x, i, x[2:4]), lambda x, i: change(x, i, x[i] + x[2:4])),
+    "index_add": (lambda x, i: ts.index_add(x, 0, i, x[2:4]), lambda x, i: change(x, i, x[i] + x[2:4])),
+}
+TARGETS = ["interp", "llvm", "ptx", "csl"]
+
+
+def change(x, i, values):
+    out = x.copy()
+    out[i] = values
+    return out
+
+
+def call(function, target, *args):
+    if target == "eager":
+        return function(*map(ts.Tensor, args)).numpy()
+    return np.asarray(ts.jit(function, target=target)(*args))
+
+
+def indices(*numbers):
+    return np.array(numbers, np.int64)
+
+
+@pytest.mark.parametrize("target", ["eager", *TARGETS])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_negative_indices_count_from_the_end(name, target):
+    function, reference = FUNCTIONS[name]
+    x = W if name != "joint" else W[:, :4]
+    i = indices(-4, -1) if name != "joint" else indices(-4, 3)
+    np.testing.assert_array_equal(call(function, target, x, i), reference(x, i))
+
+
+@pytest.mark.parametrize("target", ["eager", *TARGETS])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("wrong", [5, -6, 2**40])
+def test_an_index_outside_is_an_error(name, target, wrong):
+    with pytest.raises(OutOfBoundsError, match="is outside axis 0 of size 5") as caught:
+        call(FUNCTIONS[name][0], target, W, indices(1, wrong))
+    assert caught.value.location.line and "test_checked_indices.py" in caught.value.location.file
+    assert target == "csl" or f"index {wrong} is outside" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["eager", *TARGETS])
+@pytest.mark.parametrize("loss", [ts.cross_entropy, ts.nll_loss])
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_a_class_outside_is_an_error(loss, target, wrong):
+    with pytest.raises(OutOfBoundsError, match="class .*is outside axis 1 of size 4"):
+        call(loss, target, W[:2], indices(0, wrong))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_ignored_class_is_no_index(target):
+    expected = ts.cross_entropy(W[:1], ts.Tensor([2])).numpy()
+    found = call(lambda x, i: ts.cross_entropy(x, i, ignore_index=-100), target, W[:2], indices(2, -100))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+gathered = {t: ts.jit(lambda x, i: x[i] + 1.0, target=t) for t in ("interp", "llvm")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(gathered)), st.sampled_from([1, 3, 77, 1000]))
+def test_as_numpy(data, target, count):
+    x = np.arange(77, dtype=np.float32)
+    i = np.random.default_rng(count).integers(-77, 77, count)
+    i[data.draw(st.integers(0, count - 1))] = data.draw(st.sampled_from([-(2**63), -78, -77, 0, 76, 77, 78, 2**63 - 1]))
+    try:
+        expected = x[i] + 1
+    except IndexError:
+        expected = None
+    if expected is None:
+        with pytest.raises(IndexError, match="is outside axis 0 of size 77"):
+            gathered[target](x, i)
+    else:
+        np.testing.assert_array_equal(np.asarray(gathered[target](x, i)), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])
+def test_indices_of_every_type(dtype, target):
+    i = np.array([1, 3], dtype)
+    np.testing.assert_array_equal(call(lambda x, i: x[i], target, X, i), X[[1, 3]])
+    with pytest.raises(OutOfBoundsError, match=f"index {np.iinfo(dtype).max if dtype != np.uint64 else ''}"):
+        call(lambda x, i: x[i], target, X, np.array([1, np.iinfo(dtype).max], dtype))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_places_that_a_guard_leaves_out_are_not_checked(target):
+    def function(x, i):
+        return ts.concatenate([x[i + 4], ts.pad(x[i], (2, 3))])
+
+    i = indices(-1, 0, -4)
+    found = call(function, target, X, i)
+    np.testing.assert_array_equal(found, np.concatenate([X[i + 4], np.pad(X[i], (2, 3))]))
+
+
+def test_the_first_failure_is_reported_whatever_the_threads():
+    """Every index is wrong, in many programs and two launches; the error is that of the first one."""
+    function = ts.jit(lambda x, i: x[i].sum() + x[i + 1], target="llvm")
+    i = np.arange(5, 300_005)
+    for _ in range(10):
+        with pytest.raises(OutOfBoundsError, match=r"index [56] is outside axis 0 of size 5"):
+            function(X, i)
+    np.testing.assert_array_equal(function(X, i * 0), np.ones(300_000, np.float32))
+
+
+def test_a_loop_ends_at_a_failure():
+    """The condition depends on memory that the failed launch did not write."""
+
+    @ts.jit(target="llvm")
+    def count(x, i):
+        return ts.while_loop(lambda s, k: s < 3.0, lambda s, k: (s + x[i + k].sum(), k + 1), (0.0, 0))[0]
+
+    assert float(count(X + 1, indices(0))) == 3.0
+    with pytest.raises(OutOfBoundsError, match="index 5 is outside axis 0 of size 5"):
+        count(X * 0, indices(2))
+
+
+def test_the_check_is_visible_and_dropped_where_proven():
+    """Below Graph the check is an op; an index that is proven to be in bounds has none."""
+    for function, expected in (
+        (lambda x, i: x[i], 1),
+        (lambda x, i: x[ts.iota((5,)) % 3], 0),
+        (lambda x, i: x[::-1], 0),
+    ):
+        levels = prepare(ts.jit(function), (X, indices(0)), "interp").levels
+        for level in ("schedule", "tile"):
+            assert print_module(levels[level]).count("ts.check_index") == expected
