@@ -16,6 +16,7 @@ from tessera.core.errors import (
     UNKNOWN,
     DTypeError,
     Location,
+    OutOfBoundsError,
     ShapeError,
     TesseraError,
     frame_location,
@@ -171,3 +172,23 @@ def test_a_location_that_is_no_regular_file_is_not_opened(file, tmp_path):
         file = str(tmp_path / "pipe")
         os.mkfifo(file)
     assert Location(file, 1, 1).excerpt() == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kinds"),
+    [
+        (lambda x: x.reshape(7), (ShapeError, ValueError)),
+        (lambda x: x.sum(axis=5), (ShapeError, ValueError, IndexError)),
+        (lambda x: x + ts.ones((5,)), (ShapeError, ValueError)),
+        (lambda x: x[9], (OutOfBoundsError, IndexError)),
+        (lambda x: x[[0, 9]], (OutOfBoundsError, IndexError)),
+    ],
+)
+def test_errors_are_those_that_numpy_raises(wrong, kinds):
+    """Code written for NumPy catches them; a list of ragged lists keeps its message."""
+    for kind in kinds:
+        with pytest.raises(kind) as caught:
+            wrong(ts.ones((2, 3)))
+        assert isinstance(caught.value, kinds[0])
+    with pytest.raises(ShapeError, match="these lists are no tensor"):
+        ts.sum([[1.0], [1.0, 2.0]])

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
+from tessera.codegen.contract import get_backend
 from tessera.errors import OutOfBoundsError
 from tessera.ir.printer import print_module
 from tessera.runtime.program import prepare
@@ -153,3 +154,16 @@ def test_the_check_is_visible_and_dropped_where_proven():
         levels = prepare(ts.jit(function), (X, indices(0)), "interp").levels
         for level in ("schedule", "tile"):
             assert print_module(levels[level]).count("ts.check_index") == expected
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_emulators_of_texts_check_as_machines_do(target):
+    """The text itself checks: an emulator that knows nothing of the compiler finds the same failure, each time."""
+    i = np.array([4, -1, 0, 7, 9, *[3] * 60])
+    backend = get_backend(target)
+    levels = prepare(ts.jit(lambda x, i: x[i] * 2.0), (X, i), target).levels
+    run = backend.interpreter(backend.emit(levels["tile"], {}))
+    for _ in range(2):
+        with pytest.raises(OutOfBoundsError, match="index 7 is outside axis 0 of size 5"):
+            run([X, i])
+    np.testing.assert_array_equal(run([X, np.minimum(i, 4)])[0], X[np.minimum(i, 4)] * 2)

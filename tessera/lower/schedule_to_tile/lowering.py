@@ -220,7 +220,7 @@ def _(emit, node, uses):
     source = uses.get(node.args[0])
     while source is not None and source.op is basic.cast:
         source = uses.get(source.args[0])
-    ragged = [d for d in index.axes if emit.is_ragged(d) and not loads_stores.reads_zero_padding(emit, source, d)]
+    ragged = [d for d in index.axes if emit.is_ragged(d) and not tile_emitter.reads_zero_padding(emit, source, d)]
     inside = emit.make_range_mask(ragged)
     if inside is not None:
         zero = BlockValue(emit.full((), 0, index.value.type.dtype))

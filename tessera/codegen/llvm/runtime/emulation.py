@@ -30,6 +30,7 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
     arguments = ArgumentBinder(plan)
     wrappers = [_make_lane_wrapper(text, kernel, scratch) for kernel, scratch in plan["scratch"].items()]
     reports = ReportCollector(plan.get("reports", ()))
+    checked = any(site["kind"] == "index" for site in reports.sites)
     module = LlvmModule(
         "\n".join([text, *wrappers]),
         TEXT_FILE,
@@ -43,7 +44,9 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
         users, bound = arguments.bind(arrays)
         workspace = np.zeros(plan["workspace"], np.uint8)
-        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, bound, workspace, module))
+        if checked:
+            module.variable(program_ops.FAILURE_WORD).view(np.int64)[...] = program_ops.NO_FAILURE
+        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, bound, workspace, module, reports))
         outputs = arguments.finish(users, bound)
         reports.finish()
         return outputs
@@ -73,13 +76,16 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
     """An engine whose launches run in the LLVM emulator."""
 
     module: LlvmModule
+    reports: ReportCollector
 
     def launch(self, first: int, last: int) -> None:
-        """Run launches in order."""
+        """Run launches in order, up to the first that fails."""
         for launch in self.plan["launches"][first:last]:
             args = [self.argument(a) for a in launch["args"]]
             cooperative = launch["kernel"] in self.plan.get("meeting", ())
             _launch_lanes(self.module, launch, self.plan["scratch"][launch["kernel"]], args, cooperative)
+            if self.reports.has_bad_index:
+                self.reports.finish()
 
 
 def _launch_lanes(

@@ -64,6 +64,11 @@ class ReportCollector:
         with self._lock:
             self._records, self.callback_error = [], None
 
+    @property
+    def has_bad_index(self) -> bool:
+        """Whether an index out of bounds was reported."""
+        return any(self.sites[site]["kind"] == "index" for _, _, site, _ in self._records)
+
     def finish(self) -> None:
         """Show the prints in the order of programs, then raise the first failure.
 

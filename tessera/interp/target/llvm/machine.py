@@ -157,6 +157,12 @@ class LlvmModule:
         """The names of the functions that are defined."""
         return [name for name, function in self.program.functions.items() if function.blocks]
 
+    def variable(self, name: str) -> np.ndarray:
+        """The bytes of a global variable, which keep their values between calls; to be written by the host."""
+        if name not in self._images:
+            raise UnknownNameError(f"there is no variable @{name}", expected=", ".join(self._images))
+        return self._images[name]
+
     def source_line(self, instruction: LlvmInstruction) -> str:
         """The line of the text with an instruction."""
         return self.text.splitlines()[instruction.where.line - 1].strip()
