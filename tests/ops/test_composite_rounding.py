@@ -54,7 +54,7 @@ CASES = {
     "kl_div": (lambda x, y: ts.kl_div(x, y, "none"), (256,), ("+", 256)),
     "cross_entropy": (lambda x, w: ts.cross_entropy(x, CLASSES, w, "none", label_smoothing=0.1), (16, 8), ("+", 8)),
     "cross_entropy shares": (lambda x, y: ts.cross_entropy(x, y, reduction="none"), (16, 8), ("+", 16, 8)),
-    "nll_loss": (lambda x: ts.nll_loss(x, CLASSES, "mean"), (16, 8)),
+    "nll_loss": (lambda x: ts.nll_loss(x, CLASSES, reduction="mean"), (16, 8)),
     "softmax": (ts.softmax, (16, 16)),
     "normalize": (ts.layer_norm, (16, 16)),
     "logsumexp": (lambda x: ts.logsumexp(x, axis=-1), (16, 16)),
