@@ -1,9 +1,13 @@
 """Every family of functions, compiled for llvm and called eagerly: types alike, values as close as types allow."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.ir.rules import REGISTRY
+from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, coerce_power, coerce_rounding
 
 I = ts.Tensor([0, 2, 1])
 FAMILIES = {
@@ -160,3 +164,66 @@ def test_compiled_is_eager(family, dtype):
         assert out.type == eager.type
         a, b = (t.numpy().astype(np.float64) for t in (eager, out))
         np.testing.assert_allclose(b, a, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+
+
+INTEGER_OPS = "bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right integer_power".split()
+MATRICES = "slogdet cholesky svd qr eigh eig".split()
+# Zeros of both signs, numbers whose squares overflow or vanish, infinities and NaN.
+SPECIAL = [0.0, -0.0, 1, -1, 0.5, -3, 1e-30, -1e-30, 100, -5000, 5e3, 1e30, -1e30, 3e38, np.inf, -np.inf, np.nan]
+SCALAR = [
+    o for o in REGISTRY.values()
+    if o.name.startswith("ts.") and o.coerce in (coerce_floating, coerce_pointwise, coerce_power, coerce_rounding)
+    and len(o.operands) <= 2 and o.__name__ not in INTEGER_OPS and o.__name__ not in MATRICES
+]  # fmt: skip
+
+
+def check_kinds(out, want, names):
+    """The same NaNs, infinities and signs of zeros; elsewhere the same numbers to three digits."""
+    for a, b, name in zip(out, want, names, strict=True):
+        a, b = (t.numpy().astype(np.float64) for t in (a, b))
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-37, err_msg=name)
+        zero = b == 0
+        assert (np.signbit(a)[zero] == np.signbit(b)[zero]).all(), f"{name}: {a} {b}"
+
+
+@pytest.mark.parametrize("count", (1, 2))
+@pytest.mark.parametrize("dtype", (np.float32, np.float64))
+def test_special_values_of_functions(dtype, count):
+    ops = [o for o in SCALAR if len(o.operands) == count]
+    with np.errstate(over="ignore"):
+        columns = [a.ravel().astype(dtype) for a in np.meshgrid(*[SPECIAL] * count)]
+
+    def all_of_them(*xs):
+        return tuple(o(*xs) for o in ops)
+
+    eager = all_of_them(*map(ts.Tensor, columns))
+    check_kinds(ts.jit(all_of_them, target="llvm")(*columns), eager, [o.name for o in ops])
+
+
+ROWS = [np.array(row) for row in itertools.product([0.0, -0.0, 1.0, -1.0], repeat=3)]
+REDUCTIONS = "sum mean max min prod cumsum cumprod var std norm softmax logsumexp compensated_sum".split()
+
+
+@pytest.mark.parametrize("dtype", (np.float32, np.float64, np.float16))
+def test_signs_of_zeros_in_rows(dtype):
+    rows = np.stack(ROWS).astype(dtype)
+
+    def all_of_them(x):
+        return (
+            *(getattr(ts, name)(x, axis=-1) for name in REDUCTIONS),
+            ts.clip(x, -0.0, 0.0), ts.layer_norm(x), ts.relu(x), ts.max_pool2d(x[None, None], (2, 1)),
+        )  # fmt: skip
+
+    names = [*REDUCTIONS, "clip", "layer_norm", "relu", "max_pool2d"]
+    check_kinds(ts.jit(all_of_them, target="llvm")(rows), all_of_them(ts.Tensor(rows)), names)
+
+
+def test_both_zeros_are_constants():
+    assert not np.signbit(ts.full((), 0.0).numpy()) and np.signbit(ts.full((), -0.0).numpy())
+    assert not np.signbit(ts.full((), 0.0).numpy())
+    x = np.float32([0.0, -0.0])
+    for target in ("interp", "llvm"):  # IEEE 754-2019, in either order
+        high, low = ts.jit(lambda x, y: (ts.maximum(x, y), ts.minimum(x, y)), target=target)(x, x[::-1].copy())
+        assert not np.signbit(high.numpy()).any() and np.signbit(low.numpy()).all()
+        assert not np.signbit(ts.jit(lambda x: x.max(), target=target)(x).numpy())
+        assert np.signbit(ts.jit(lambda x: x.min(), target=target)(x).numpy())

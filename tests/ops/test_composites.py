@@ -81,6 +81,29 @@ def test_as_numpy(name):
         np.testing.assert_allclose(out.numpy(), reference(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", (ts.f16, ts.bf16, ts.fp8_e4m3, ts.fp8_e5m2), ids=str)
+def test_small_floats_sort_as_floats(dtype):
+    row = np.array([3, np.nan, 1, -2, np.nan, 0, -0.0], np.float32)
+    x = ts.Tensor(row).to(dtype)
+    for target in ("interp", "llvm"):
+        assert ts.jit(ts.argsort, target=target)(x).tolist() == np.argsort(row, kind="stable").tolist()
+        np.testing.assert_array_equal(ts.jit(ts.sort, target=target)(x).numpy().astype("f4"), np.sort(row))
+        values, places = ts.jit(lambda x: ts.topk(x, 3), target=target)(x)
+        assert places.tolist() == [1, 4, 0]
+        np.testing.assert_array_equal(values.numpy().astype("f4"), [np.nan, np.nan, 3])
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_searchsorted_takes_nan_as_the_largest(side):
+    wanted = np.array([np.nan, 2, 9, -np.inf, np.inf], np.float32)
+    for row in ([1, 2, 3], [1, 2, np.nan], [2, np.inf, np.inf]):
+        row = np.array(row, np.float32)
+        for out in everywhere(lambda r, w: ts.searchsorted(r, w, side=side), row, wanted):
+            if not np.isnan(row).any():
+                assert out.tolist() == np.searchsorted(row, wanted, side=side).tolist()
+    assert ts.searchsorted([1, 2, 3], [np.nan]).tolist() == [3]
+
+
 def test_sort_puts_nan_last():
     x = np.float32([2, np.nan, -np.inf, np.inf, np.nan, 1])
     for out in everywhere(lambda x: ts.argsort(x), x):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
-from tessera.core.types import bf16, f16, f32, f64
+from tessera.core.types import bf16, f16, f32, f64, int32
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp.bound import compare_with_bound, run
 from tessera.ir.tensor import Tensor
@@ -127,4 +127,10 @@ def test_errors():
         nn.softmax(Tensor(ROW), axis=1)
     with pytest.raises(ArgumentError, match="takes 4 operands"):
         nn.scaled_dot_product_attention(Tensor([ROW]), Tensor([ROW]))
-    assert nn.relu(Tensor([1, -1])).dtype == f32  # integers count as f32
+
+
+def test_relu_of_integers_is_of_integers():
+    out = nn.relu(Tensor(np.array([1, -1], np.int32)))
+    assert out.dtype == int32 and out.tolist() == [1, 0]
+    with pytest.raises(DTypeError, match="arithmetic on bool"):
+        nn.relu(Tensor([True]))

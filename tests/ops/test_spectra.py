@@ -26,6 +26,9 @@ def test_what_singular_values_tell():
     np.testing.assert_allclose(ts.linalg.svdvals(X), np.linalg.svd(X, compute_uv=False), rtol=1e-12)
     np.testing.assert_allclose(ts.linalg.vector_norm(X, axis=-1), np.linalg.norm(X, axis=-1), rtol=1e-12)
     assert ts.linalg.matrix_rank(X[0], rtol=2.0).item() == 0
+    each = np.array([1e-9, 0.9])
+    assert ts.linalg.matrix_rank(X, each).tolist() == np.linalg.matrix_rank(X, rtol=each).tolist() == [3, 1]
+    np.testing.assert_allclose(ts.linalg.pinv(X, each), np.linalg.pinv(X, rtol=each), rtol=1e-9)
     slope = ts.grad(lambda m: ts.linalg.pinv(m).sum())(SYMMETRIC[0] + np.eye(4))
     np.testing.assert_allclose(slope, ts.grad(lambda m: ts.inv(m).sum())(SYMMETRIC[0] + np.eye(4)), rtol=1e-6)
 

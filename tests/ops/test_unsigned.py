@@ -50,6 +50,12 @@ def test_single(name, word):
     exactly(eval(f"lambda x: {word}(x)", {"ts": ts}), (x,), SINGLE[word](x))
 
 
+def test_powers_do_not_pass_through_floats():
+    x, by = np.array([3, 2**40 + 1, 2**63 + 1, 2**64 - 1], np.uint64), np.array([40, 1, 1, 3], np.uint64)
+    assert ((ts.Tensor(x) ** ts.Tensor(by)).numpy() == x**by).all()
+    exactly(lambda x, y: x**y, (x, by), x**by)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_shifts_extremes_constants(name):
     x, by = numbers(name), (numbers(name) % np.array(np.iinfo(name).bits, name)).astype(name)

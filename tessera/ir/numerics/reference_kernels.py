@@ -51,12 +51,39 @@ def sum_compensated(x: Any, size: int, part: SliceFunction) -> tuple[Any, Any]:
 SHORT_ROW, UNPAIRED_ROW = 1024, 128
 
 
+def compute_extreme(ufunc: np.ufunc, x: Any, y: Any) -> Any:
+    """np.maximum or np.minimum, with -0 less than +0; NumPy returns either of two zeros.
+
+    >>> compute_extreme(np.minimum, np.float32([0, -0.0]), np.float32([-0.0, 0]))
+    array([-0., -0.], dtype=float32)
+    """
+    found = ufunc(x, y)
+    if found.dtype.kind != "f":
+        return found
+    zero = np.equal(found, 0) & np.equal(x, y)
+    return found if not zero.any() else np.where(zero, np.add(x, y) if ufunc is np.maximum else -(-x - y), found)
+
+
 def reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
-    """`ufunc.reduce(x, axis)` for np.maximum or np.minimum.
+    """`ufunc.reduce(x, axis)` for np.maximum or np.minimum, with -0 less than +0.
 
     >>> reduce_extreme(np.maximum, np.float32([[1, 5], [7, 2]] * 8), (-1,), False)[:2]
     array([5., 7.], dtype=float32)
     """
+    found = _reduce_extreme(ufunc, x, axis, keepdims)
+    zero = np.equal(found, 0)
+    if not zero.any() or x.dtype.kind in "iub" or "int" in x.dtype.name:
+        return found
+    negative = np.signbit(x) & np.equal(x, 0)
+    if not negative.any():
+        return found
+    if ufunc is np.minimum:
+        return np.where(zero & np.any(negative, axis=axis, keepdims=keepdims), -found.dtype.type(0), found)
+    positive = np.any(np.equal(x, 0) & ~negative, axis=axis, keepdims=keepdims)
+    return np.where(zero & positive, found.dtype.type(0), found)
+
+
+def _reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
     if not _has_short_rows(x, axis, SHORT_ROW) or x.size < 8 * x.shape[-1]:
         return ufunc.reduce(x, axis=axis, keepdims=keepdims)
     if x.flags.c_contiguous:
@@ -66,7 +93,7 @@ def reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None,
     level = x.transpose(*order, -1)
     if not level.flags.c_contiguous:
         return ufunc.reduce(x, axis=axis, keepdims=keepdims)
-    back = reduce_extreme(ufunc, level, axis, False).transpose(*map(order.index, range(len(order))))
+    back = _reduce_extreme(ufunc, level, axis, False).transpose(*map(order.index, range(len(order))))
     return back[..., None] if keepdims else back
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,6 +91,9 @@ def _make_plan_key(args: tuple[Any, ...], attrs: dict[str, Any]) -> PlanKey | No
             kinds.append(x.type)
         else:
             kinds.append(x.__class__)
+    for value in attrs.values():
+        if value.__class__ is float and value == 0.0:
+            kinds.append(math.copysign(1.0, value))  # 0.0 equals -0.0
     key = (*kinds, *attrs.items()) if attrs else tuple(kinds)
     try:
         hash(key)

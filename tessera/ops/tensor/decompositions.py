@@ -396,14 +396,17 @@ def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
 def _exceeds_tolerance(values: Tensor, rows: int, columns: int, rtol: Any, eps: float) -> Tensor:
     """The mask of the singular values above `rtol` times the largest."""
     share = eps * (rows if rows > columns else columns) if rtol is None else rtol
+    if not isinstance(share, (int, float)):  # one for each matrix
+        share = expand_dims(cast(as_tensor(share), dtype=values.dtype), -1)
     return greater(values, max(values, axis=-1, keepdims=True) * share)
 
 
 @check_arguments
-def pinv(x: Any, rtol: float | None = None) -> Tensor:
+def pinv(x: Any, rtol: Any = None) -> Tensor:
     """The pseudo-inverse [..., N, M] of `x` [..., M, N] (Moore 1920, Penrose 1955).
 
-    Singular values up to `rtol` times the largest count as 0; by default that is the type's eps times the longer side.
+    Singular values up to `rtol` (a number, or one for each matrix [...]) times the largest count as 0; by default that
+    is the type's eps times the longer side.
 
     >>> pinv([[2.0, 0.0], [0.0, 0.0]])
     Tensor([[0.5, 0. ],
@@ -426,11 +429,15 @@ def _pseudo_inverse(x: Any, rtol: Any, eps: float) -> Tensor:
 
 
 @check_arguments
-def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
+def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     """The rank of `x` [..., M, N] (int64): the number of singular values above `rtol` times the largest.
+
+    `rtol` is a number, or one for each matrix [...]; by default the type's eps times the longer side.
 
     >>> matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     Tensor(1, int64)
+    >>> matrix_rank([[[3.0, 0.0], [0.0, 1.0]]] * 2, [0.1, 0.5])
+    Tensor([2, 1], int64)
     """
     x = as_tensor(x)
     s = svdvals(x)

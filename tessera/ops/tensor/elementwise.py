@@ -164,14 +164,14 @@ def pow(x, exponent):
 
 @_define_extremum
 def maximum(x, y):
-    """The larger of `x` and `y`; NaN if either is."""
-    return np.maximum(x, y)
+    """The larger of `x` and `y`; NaN if either is. Of zeros +0 is the larger (IEEE 754-2019, maximum)."""
+    return reference_kernels.compute_extreme(np.maximum, x, y)
 
 
 @_define_extremum
 def minimum(x, y):
-    """The smaller of `x` and `y`; NaN if either is."""
-    return np.minimum(x, y)
+    """The smaller of `x` and `y`; NaN if either is. Of zeros -0 is the smaller (IEEE 754-2019, minimum)."""
+    return reference_kernels.compute_extreme(np.minimum, x, y)
 
 
 @_define_arithmetic(error_rules.bound_selection)
@@ -473,7 +473,8 @@ def integer_power(x, exponent):
     """`x` to the power `exponent`, both integers, with wraparound. Below 0 it is 1 / x toward zero (0 for 0)."""
     odd = np.where(exponent & 1, x, 1)
     below = np.where(np.abs(x) == 1, odd, 0)
-    return np.where(exponent < 0, below, np.power(x.astype(np.int64), np.maximum(exponent, 0))).astype(x.dtype)
+    wide = np.uint64 if x.dtype.kind == "u" else np.int64
+    return np.where(exponent < 0, below, np.power(x.astype(wide), np.maximum(exponent, 0).astype(wide))).astype(x.dtype)
 
 
 @lower(integer_power)

@@ -13,17 +13,19 @@ from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
+from tessera.ir.numerics.reference_kernels import compute_extreme
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
 from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once
-from tessera.ops.tensor.coercion import coerce_floating, composite, promote_types, unify_dtypes
+from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, composite, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import (
     abs,
     erf,
     exp,
     greater_equal,
+    infer_numeric,
     less,
     log,
     maximum,
@@ -88,7 +90,7 @@ def _(out, primals, tangents):
 @op(coerce=coerce_floating)
 def elu(x, *, alpha: float = 1.0):
     """`x` where it is positive, else alpha · (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2015)."""
-    return np.where(x > 0, x, x.dtype.type(alpha) * np.expm1(np.minimum(x, 0)))
+    return np.where(x > 0, x, x.dtype.type(alpha) * np.expm1(np.where(x > 0, x.dtype.type(0), x)))
 
 
 @lower(elu)
@@ -125,15 +127,15 @@ def _canonicalise_softmax_axis(x: TensorType, *, axis: int) -> dict[str, Any]:
     return {"axis": normalize_axis(axis, x.rank)}
 
 
-@op(coerce=coerce_floating)
+@op(infer=infer_numeric, coerce=coerce_pointwise)
 def relu(x):
     """`x` where it is positive, else 0."""
-    return np.maximum(x, 0)
+    return compute_extreme(np.maximum, x, x.dtype.type(0))
 
 
 @lower(relu)
 def _(x):
-    return maximum(x, 0.0)
+    return maximum(x, 0)
 
 
 @op(coerce=coerce_floating)

@@ -262,7 +262,7 @@ def cumprod(x, *, axis: int = -1):
     return np.cumprod(x, axis=axis, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
 
 
-def _scan_by_doubling(x: Tensor, axis: int, join: Callable[..., Any], neutral: int) -> Tensor:
+def _scan_by_doubling(x: Tensor, axis: int, join: Callable[..., Any], neutral: float) -> Tensor:
     x = cast(x, dtype=find_sum_dtype(x.dtype))
     size, reach = int(x.shape[axis]), 1
     none, sides = [0] * x.ndim, [0] * x.ndim
@@ -279,7 +279,7 @@ error(cumsum)(error_rules.bound_cumulative_sum)
 
 @lower(cumsum)
 def _(x, *, axis):
-    return _scan_by_doubling(x, axis, add, 0)
+    return _scan_by_doubling(x, axis, add, -0.0 if x.dtype.is_float else 0)  # -0 leaves every float unchanged
 
 
 @lower(cumprod)

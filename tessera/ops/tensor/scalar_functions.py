@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.core.errors import DTypeError
 from tessera.core.types import TensorType, bool_, f32, tf32
-from tessera.ir.numerics import error_rules
+from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.rules import FLOATS, STORAGE, Op, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.dtype_info import FloatInfo, finfo
@@ -125,7 +125,7 @@ def _(x):
     size = abs(x)
     near, root = expm1(minimum(size, 1.0)), exp(0.5 * size)
     found = where(size < 1.0, 0.5 * (near + near / (near + 1.0)), 0.5 * root * root - 0.5 / root / root)
-    return where(x < 0.0, -found, found)
+    return where(x < 0.0, -found, where(not_equal(x, 0.0), found, x))
 
 
 @op(coerce=coerce_floating, domain=(-5.0, 5.0), method=True)
@@ -315,7 +315,8 @@ def _(x, y, z):
 @op(infer=infer_same, coerce=coerce_pointwise, name="clip")
 def clipped(x, low, high):
     """`x` limited to the interval from `low` to `high`; NaN stays NaN."""
-    return np.minimum(np.maximum(x, low), high)
+    at_least = reference_kernels.compute_extreme(np.maximum, x, low)
+    return reference_kernels.compute_extreme(np.minimum, at_least, high)
 
 
 @lower(clipped)
@@ -476,7 +477,7 @@ def acosh(x):
 @lower(acosh)
 def _(x):
     over = minimum(x, LARGE_ARGUMENT) - 1.0
-    return where(x > LARGE_ARGUMENT, log(x) + LOG_2, log1p(over + sqrt(over * (over + 2.0))))
+    return where(x > LARGE_ARGUMENT, log(x) + LOG_2, log1p(over + sqrt(over) * sqrt(over + 2.0)))
 
 
 # The product of both roots does not overflow where that of their arguments does.

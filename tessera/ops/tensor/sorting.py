@@ -14,7 +14,8 @@ from tessera.ir.rules import STORAGE, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast, coerce_plain
-from tessera.ops.tensor.elementwise import equal, greater, less, less_equal, not_equal, where
+from tessera.ops.tensor.coercion import unify_dtypes
+from tessera.ops.tensor.elementwise import equal, greater, less, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.rearrange import narrow, take_along_axis
 from tessera.ops.tensor.reduce import sum
@@ -65,7 +66,8 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
 def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
     """For each of `values` the index (int64) in `sorted_values` [N] at which insertion keeps the order.
 
-    With "left" the index is that of the first equal element, with "right" it follows the last.
+    With "left" the index is that of the first equal element, with "right" it follows the last. NaN counts as the
+    largest.
 
     >>> searchsorted([1, 3, 3, 5], [3, 0], side="right")
     Tensor([3, 0], int64)
@@ -79,7 +81,9 @@ def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
         raise ShapeError("searchsorted takes a sorted vector", location=user_location(), received=str(row.type))
     if side not in ("left", "right"):
         raise ArgumentError(f"there is no side {side!r}", location=user_location(), expected='"left" or "right"')
-    before = (less if side == "left" else less_equal)(row, expand_dims(wanted, -1))
+    row, wanted = unify_dtypes([row, wanted])
+    wanted = expand_dims(wanted, -1)
+    before = _precedes(row, wanted, False) if side == "left" else ~_precedes(wanted, row, False)
     return sum(before, axis=-1)
 
 
@@ -136,6 +140,8 @@ def argsort(x, *, axis: int = -1, descending: bool = False):
     >>> ts.argsort([30, 10, 20])
     Tensor([1, 2, 0], int64)
     """
+    if x.dtype.isbuiltin != 1:  # NumPy does not order the NaNs of small floats
+        x = x.astype(np.float32)
     if not descending:
         return np.argsort(x, axis=axis, kind="stable")
     return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)

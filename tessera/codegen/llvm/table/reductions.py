@@ -148,9 +148,9 @@ def find_combiner(op: Op, type: TensorType) -> ReductionCombiner:
 
 
 def _make_sum_combiner(type: TensorType) -> ReductionCombiner:
-    # The identity of addition is -0: it leaves every float unchanged.
+    # From +0, as NumPy: the sum of zeros is +0 whatever their signs.
     return (
-        ScalarCombiner(elementwise.add, type.accumulate, -0.0)
+        ScalarCombiner(elementwise.add, type.accumulate, 0.0)
         if type.dtype.is_float
         else ScalarCombiner(elementwise.add, int64, 0)
     )
