@@ -35,7 +35,7 @@ def logsigmoid(x):
     >>> ts.logsigmoid([0.0, -1000.0])
     Tensor([-6.931472e-01, -1.000000e+03], f32)
     """
-    return -np.logaddexp(-x, x.dtype.type(0))
+    return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
 
 
 @lower(logsigmoid)
@@ -128,7 +128,7 @@ def celu(x, *, alpha: float = 1.0):
     >>> ts.celu([-2.0, 3.0], alpha=2.0)
     Tensor([-1.2642411,  3.       ], f32)
     """
-    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0) / alpha)).astype(x.dtype)
+    return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x) / alpha)).astype(x.dtype)
 
 
 @lower(celu)
@@ -150,7 +150,7 @@ def selu(x):
     >>> ts.selu([-1.0, 1.0])
     Tensor([-1.1113307,  1.050701 ], f32)
     """
-    return (SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(np.minimum(x, 0)))).astype(x.dtype)
+    return (SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(np.where(x > 0, 0, x)))).astype(x.dtype)
 
 
 @lower(selu)
