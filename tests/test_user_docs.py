@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("tensors", "numerics", "from-pytorch", "from-jax")
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 
 
-@pytest.mark.parametrize("page", ["tensors", "numerics"])
+@pytest.mark.parametrize("page", PAGES)
 def test_examples(page):
     text = (DOCS / f"{page}.md").read_text()
     blocks = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -22,7 +23,7 @@ def test_examples(page):
     assert runner.failures == 0, "".join(report)
 
 
-@pytest.mark.parametrize("page", ["tensors", "numerics"])
+@pytest.mark.parametrize("page", PAGES)
 def test_names_exist(page):
     """Each `ts.name` in the text is there."""
     import tessera as ts
