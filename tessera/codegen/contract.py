@@ -28,6 +28,7 @@ from tessera.core.errors import (
     traceback_location,
     user_location,
 )
+from tessera.core.progress import track
 from tessera.core.types import DType
 from tessera.ir.core import Module
 from tessera.ir.rewrite import VERIFY_VARIABLE
@@ -70,7 +71,7 @@ class CompilerPass:
 
 def run_passes(passes: Sequence[CompilerPass], module: Module) -> Module:
     """The module after all of these passes, in order; each is verified if the variable TESSERA_VERIFY is set."""
-    for each in passes:
+    for each in track(passes, "compiler passes"):
         module = each.run(module)
         if os.environ.get(VERIFY_VARIABLE):
             verify(module)

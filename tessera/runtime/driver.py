@@ -18,6 +18,7 @@ from tessera.codegen.contract import (
 )
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError
+from tessera.core.progress import track
 from tessera.interp import graph as graph_interpreter
 from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
@@ -47,7 +48,7 @@ def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str
     """Yield the module after each pass with the pass's name; the first is the traced module."""
     module = Module("graph", (function,))
     yield "trace", module
-    for name, step in list_steps(plan):
+    for name, step in track(list_steps(plan), "lowering"):
         module = step(module)
         yield name, module
 

@@ -119,6 +119,7 @@ def _(machine, node, args, walk):
     if None in numbers:
         return _run_divergent_loop(machine, body, walk, machine.arrays(bounds), machine.arrays(carried))
     for i in range(*numbers):
+        cooperative_scheduler.check_cancelled()
         carried = walk(body, machine.constant(i), *carried)
     return carried
 
@@ -206,9 +207,11 @@ def _run_trips(
     if start.size == step.size == 1:
         first, by = start.item(), step.item()
         for k in numbers:
+            cooperative_scheduler.check_cancelled()
             carried = walk(body, machine.constant(first + k * by), *carried)
     else:
         for k in numbers:
+            cooperative_scheduler.check_cancelled()
             carried = walk(body, start + k * step, *carried)
     return machine.arrays(carried)
 
@@ -221,6 +224,7 @@ def _(machine, node, args, walk):
 
 def _run_while(machine: TileMachine, condition: Block, body: Block, walk: Any, carried: Sequence[Any]) -> list[Any]:
     while True:
+        cooperative_scheduler.check_cancelled()
         mask = machine.live(require_exact(walk(condition, *carried)[0]))
         if not mask.any():
             return list(carried)

@@ -24,7 +24,7 @@ IsReady = Callable[[], bool]
 
 
 class BranchCancelled(BaseException):
-    """Cancels a branch whose sibling has failed."""
+    """Cancels a branch whose sibling has failed, or that Ctrl-C has stopped."""
 
 
 class BranchTask:
@@ -55,6 +55,18 @@ class BranchScheduler:
         self.now = task
         task.baton.release()
 
+    def _take_baton(self, task: BranchTask) -> None:
+        """Wait for the baton; after Ctrl-C, which the main thread receives, until every branch has ended."""
+        interrupt = None
+        while True:
+            try:
+                task.baton.acquire()
+                break
+            except KeyboardInterrupt as error:
+                self.failed, interrupt = True, error
+        if interrupt is not None:
+            raise interrupt
+
     def pause(self, ready: IsReady, joining: bool = False) -> bool:
         """Yield to other branches until `ready()`; False where no branch is ready."""
         task = self.now
@@ -64,7 +76,7 @@ class BranchScheduler:
             return False
         if chosen is not task:
             self._pass_baton(chosen)
-            task.baton.acquire()
+            self._take_baton(task)
         task.ready, task.joining = (lambda: True), False
         if self.failed and not joining:
             raise BranchCancelled
@@ -82,6 +94,17 @@ class BranchScheduler:
 BRANCH_SCHEDULER: contextvars.ContextVar[BranchScheduler | None] = contextvars.ContextVar(
     "tile scheduler", default=None
 )
+
+
+def check_cancelled() -> None:
+    """End this branch if another one has failed or Ctrl-C was pressed; each iteration of a loop asks.
+
+    Raises:
+        BranchCancelled: the branches end.
+    """
+    scheduler = BRANCH_SCHEDULER.get()
+    if scheduler is not None and scheduler.failed:
+        raise BranchCancelled
 
 
 def wait_until(
@@ -152,9 +175,11 @@ class ConcurrentBranches:
         threads = [threading.Thread(target=c.run, args=(self._job, n), daemon=True) for n, c in enumerate(contexts)]
         for thread in threads:
             thread.start()
-        self.scheduler.pause(lambda: not self.left, joining=True)
-        for thread in threads:
-            thread.join()
+        try:
+            self.scheduler.pause(lambda: not self.left, joining=True)
+        finally:
+            for thread in threads:
+                thread.join()
         self._restore()
         if self.errors or self.scheduler.failed:
             raise self.errors[0] if self.errors else BranchCancelled

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError
+from tessera.core.progress import track
 from tessera.core.types import RefType, TensorType
 from tessera.interp import host
 from tessera.interp.bound import BoundSample, call_between
@@ -204,7 +205,8 @@ def launch(
     width = monitor.width(launched.function, launched.group) if monitor is not None else 1
     if monitor is not None:
         monitor.enter(ObservedLaunch(launched.function, launched.grid, launched.group, args), launched.written)
-    for first, count in launched.chunks(CHUNK_BYTES, width):
+    name = f"{'bounding' if bound else 'interpreting'} {launched.function.name}"
+    for first, count in track(launched.chunks(CHUNK_BYTES, width), name):
         launched.run_chunk(first, count, bound, monitor, between)
     if monitor is not None:
         monitor.leave()

@@ -21,6 +21,7 @@ from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, FileError, TesseraError
 from tessera.core.hooks import list_candidates, make_roofline_model
 from tessera.core.io import find_cache_folder, hash_text, lock_file
+from tessera.core.progress import operation, report_progress
 from tessera.core.schedule import read_json, write_json
 from tessera.frontend.kernel.autotuning import Configuration, Trial, Tuned, TuningSettings
 from tessera.frontend.kernel.python_ast.source import read_source
@@ -183,17 +184,26 @@ def _search_configurations(launch: Any, args: Sequence[Any], named: Mapping[str,
     trials: dict[str, Trial] = {}
     errors: list[TesseraError] = []
     search.begin(kernel, shapes)
+    with operation(f"tuning {kernel.name}"):
+        _try_suggestions(search, kernel, settings, trials, errors)
+    return _choose_best(launch, list(trials.values()), errors)
+
+
+def _try_suggestions(
+    search: Any, kernel: Any, settings: TuningSettings, trials: dict[str, Trial], errors: list[TesseraError]
+) -> None:
+    """Measure what a search suggests until it suggests nothing new or the budget is spent."""
     while not _exceeds_budget(settings, trials):
-        new = {repr(sorted(c.items())): kernel.at(c) for c in search.suggest_configs(kernel, shapes)}
+        new = {repr(sorted(c.items())): kernel.at(c) for c in search.suggest_configs(kernel, kernel.shapes)}
         new = {k: v for k, v in new.items() if k not in trials}
         if not new:
             break
         for key, candidate in new.items():
             if _exceeds_budget(settings, trials):
-                break
+                return
+            report_progress(f"tuning {kernel.name}", len(trials), max(len(settings.configs), len(trials)))
             trials[key] = _try_candidate(candidate, settings.samples, errors)
             search.update(candidate.config, _trial_latency(trials[key]))
-    return _choose_best(launch, list(trials.values()), errors)
 
 
 def _try_candidate(candidate: Any, samples: int, errors: list[TesseraError]) -> Trial:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from tessera.codegen.contract import get_backend
 from tessera.core.device import find_generator_name
+from tessera.core.progress import operation
 from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_control_flow
 from tessera.runtime.artifacts import build_program
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
@@ -23,7 +24,7 @@ def main(options: argparse.Namespace) -> int:
     target = find_generator_name(options.target) + (f":{options.grid}" if options.grid else "")
     entry = find_entry_point(options.entry)
     start = time.perf_counter()
-    with console.status(f"building {entry.name} for {target}"):
+    with operation(f"building {entry.name} for {target}"):
         weights = entry.example.weights if entry.example else ()
         options_of = {"arch": options.arch} if options.arch else {}
         program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune, options_of)

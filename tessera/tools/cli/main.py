@@ -227,7 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.traceback:
         os.environ[TRACEBACK_VARIABLE] = "full"
     try:
-        return importlib.import_module(f"tessera.tools.cli.{options.command}").main(options)
+        command = importlib.import_module(f"tessera.tools.cli.{options.command}")
+        with importlib.import_module("tessera.tools.cli.progress").progress_on_terminal(options.command):
+            return command.main(options)
     except KeyboardInterrupt:
         return 130
     except SystemExit as ended:

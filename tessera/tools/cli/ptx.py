@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, FileError
 from tessera.core.io import check_writable, read_array, write_array
+from tessera.core.progress import operation, report_progress
 from tessera.core.types import as_dtype
 from tessera.interp.target.ptx import PtxModule, TensorMap
 
@@ -24,16 +25,18 @@ def main(options: argparse.Namespace) -> int:
     module = PtxModule(_text(options.file), options.file)
     outputs = [_output(pair, len(options.arg)) for pair in options.output]
     args = [_argument(a) for a in options.arg]
-    module.launch(
-        options.entry,
-        _extent(options.grid),
-        _extent(options.block),
-        args,
-        options.shared,
-        options.debug,
-        _extent(options.cluster),
-        options.cooperative,
-    )
+    module.progress = lambda entry, done, total: report_progress(f"emulating {entry}", done, total)
+    with operation(f"emulating {options.entry}"):
+        module.launch(
+            options.entry,
+            _extent(options.grid),
+            _extent(options.block),
+            args,
+            options.shared,
+            options.debug,
+            _extent(options.cluster),
+            options.cooperative,
+        )
     arrays = [a.array if isinstance(a, TensorMap) else a for a in args]
     for index, path in outputs:
         write_array(path, np.asarray(arrays[index]))

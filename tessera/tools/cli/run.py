@@ -19,6 +19,7 @@ from tessera.codegen.contract import get_backend
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.io import check_writable, read_array, write_array
+from tessera.core.progress import operation
 from tessera.core.types import TensorType, as_dtype
 from tessera.interp.bound import BoundSample, compare_with_bound
 from tessera.runtime.artifacts import LoadedArtifact, load
@@ -98,14 +99,15 @@ class TimedRun:
 def _run_timed(program: PreparedProgram, level: str, target: str, options: argparse.Namespace) -> TimedRun:
     """Compile and call a program: `--repeat` times more after the first; on a device once more unless that is long."""
     run = TimedRun([], [])
-    with run.part("compilation"):
+    with operation(f"compiling {program.name}"), run.part("compilation"):
         run.compiled = program.compile(level, target, _emission_options(options))
     if options.picture and not hasattr(run.compiled.runtime, "draw_run"):
         raise ArgumentError(
             f"the target {target} draws no picture of a run", expected="--target csl:4x4, or no target",
             suggestion="without a target, the picture shows which program accesses what",
         )  # fmt: skip
-    run.results, seconds = run.compiled.timed()
+    with operation(f"running {program.name}"):
+        run.results, seconds = run.compiled.timed()
     run.calls.append(seconds)
     simulated = hasattr(run.compiled.runtime, "describe_run")
     wanted = options.repeat or int(level == "device" and seconds < LONG_CALL and not simulated)
@@ -276,7 +278,7 @@ def _check(
     if not options.check:
         table.add_row("error", "[yellow]not checked[/] (--no-check)")
         return True
-    with Console(stderr=True).status("checking the results against their error bounds"), run.part("bounds"):
+    with operation("checking the results against their error bounds"), run.part("bounds"):
         good = _check_bounds(table, program, run, options.full_check)
     with run.part("reference"):
         agrees = _check_reference(table, entry, program, arguments, run.results)

@@ -16,6 +16,7 @@ from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_coun
 from tessera.codegen.csl.runtime import host_script
 from tessera.codegen.csl.text.program_files import SIMULATOR, make_compile_options
 from tessera.codegen.csl.text.statements import make_fault_error
+from tessera.core.progress import operation, report_progress
 from tessera.interp.target.csl.compiler import CompiledLayout
 from tessera.interp.target.csl.host import cslc
 from tessera.interp.target.csl.host.runtime import RUNS, MemcpyDataType, MemcpyOrder, SdkRuntime
@@ -72,6 +73,7 @@ def _format_use(busy: np.ndarray) -> str:
     )
 
 
+SIMULATION = "cycles simulated"  # the operation in reports of progress
 SHOWN_PES = 16  # rows and columns of the largest grid whose PEs are shown one by one
 SOURCE_FILES = ("layout.csl", "pe_program.csl")
 _RUN_NUMBERS = itertools.count(1)  # numbers the runs: each has a unique name
@@ -97,7 +99,8 @@ class CslSimulation:
             CslError, CslFault: the program does not compile, or faults.
             OutOfBoundsError, DeadlockError, ExecutionError: a PE reported a fault.
         """
-        return self._select_results(self._execute([arrays[i] for i in self._plan["given"]]), arrays)
+        with operation(SIMULATION):
+            return self._select_results(self._execute([arrays[i] for i in self._plan["given"]]), arrays)
 
     @cached_property
     def _layout(self) -> CompiledLayout:
@@ -115,6 +118,7 @@ class CslSimulation:
         name = f"run {next(_RUN_NUMBERS)}"
         runner = TimedSdkRuntime(CompiledProgram(name, self._layout, {}, {}))
         self._last = RUNS[name]
+        self._last.events.progress = lambda cycle: report_progress(SIMULATION, cycle)
         runner.load()
         runner.run()
         kinds = MemcpyDataType.MEMCPY_16BIT, MemcpyDataType.MEMCPY_32BIT

@@ -15,6 +15,7 @@ from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_p
 from tessera.codegen.llvm.runtime.reports import ReportCollector
 from tessera.codegen.llvm.table import program_ops
 from tessera.codegen.llvm.table.program_ops import REPORT_FUNCTION
+from tessera.core.progress import track
 from tessera.interp.target.llvm import LlvmModule, PerLane
 from tessera.interp.target.llvm.decoder import HostFunction
 from tessera.interp.target.llvm.memory import SegmentedMemory
@@ -94,7 +95,7 @@ def _launch_lanes(
     """Run every program of a launch, as lanes of one call, or of several calls unless it is cooperative."""
     total = math.prod(launch["grid"])
     most = total if cooperative else max(1, MAX_SCRATCH_BYTES // max(scratch, 1))
-    for first in range(0, total, most):
+    for first in track(range(0, total, most), f"emulating {launch['kernel']}"):
         count = min(most, total - first)
         programs = PerLane(np.arange(first, first + count, dtype=np.int64))
         offsets = PerLane(np.arange(count, dtype=np.int64) * scratch)

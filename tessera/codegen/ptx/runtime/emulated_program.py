@@ -28,6 +28,7 @@ from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_p
 from tessera.codegen.ptx.table.blocks.program_grid import DEADLOCK_AT, FIRST_EXIT_AT, GRID_BARRIER_BYTES, SITE_BIT
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
 from tessera.core.errors import BarrierError, Location, ResourceError
+from tessera.core.progress import operation, report_progress
 from tessera.core.types import as_dtype
 from tessera.interp.target.ptx import PtxModule
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
@@ -240,6 +241,7 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
     """A function from arrays to outputs; it writes the arrays that the program writes."""
     plan = artifact.manifest["plan"]
     arguments, module = ArgumentBinder(plan), PtxModule(artifact.text(TEXT_FILE), TEXT_FILE)
+    module.progress = lambda entry, done, total: report_progress(f"emulating {entry}", done, total)
     scalars = {i for i, p in enumerate(plan["params"]) if p["role"] == "scalar"}
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -270,9 +272,11 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
                 launch_buffers = LaunchBuffers(entry, each["grid"][: each["rank"]])
                 buffers = launch_buffers.allocate()
                 values = [*maps, *(padded.get(i, a) for i, a in enumerate(args)), *buffers.values()]
-                self.module.launch(
-                    each["kernel"], grid, entry["threads"], values, entry["shared"], cooperative="meeting" in entry
-                )
+                cooperative = "meeting" in entry
+                with operation(f"emulating {each['kernel']}"):
+                    self.module.launch(
+                        each["kernel"], grid, entry["threads"], values, entry["shared"], cooperative=cooperative
+                    )
                 for i, array in padded.items():
                     args[i].reshape(-1).view(np.uint8)[...] = array[: args[i].nbytes]
                 launch_buffers.check(buffers)

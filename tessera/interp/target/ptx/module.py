@@ -5,7 +5,7 @@ Arrays become segments of global memory, numbers become bytes of the parameter s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,9 @@ class PtxModule:
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
         self.variables: dict[str, bytes] = {}
         self._decoded_entries: dict[str, _DecodedEntry] = {}
+        self.progress: Callable[[str, int, int], None] | None = (
+            None  # told the entry, and how many of its CTAs are done
+        )
 
     def launch(
         self,
@@ -230,7 +233,9 @@ class PtxModule:
                 self._decode_entry(function, params, symbols, static_shared_bytes), params, symbols
             )
         try:
-            _run_in_waves(self._decoded_entries[entry].program, arena, launch)
+            for done in _run_in_waves(self._decoded_entries[entry].program, arena, launch):
+                if self.progress is not None:
+                    self.progress(entry, done, launch.ctas)
         finally:
             buffers.copy_out()
             self._save_variables(arena, symbols)
@@ -282,7 +287,8 @@ class PtxModule:
                 self.variables[v.name] = arena.flat.raw[start : start + get_variable_size(v)].tobytes()
 
 
-def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> None:
+def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> Iterator[int]:
+    """Run as many CTAs at once as fit into memory; yield how many are done, from 0 on."""
     if program.shared + launch.shared > SHARED_LIMIT:
         raise ResourceError(
             "more shared memory than a CTA may have", expected=SHARED_LIMIT, received=program.shared + launch.shared
@@ -295,6 +301,7 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
     step = max(together // size, 1) * size if not launch.cooperative else _count_cooperative_ctas(launch, bytes_of_cta)
     symbols = GlobalShadow(launch, arena.top, _find_smallest_global_access(program)) if launch.debug else None
     for first in range(0, launch.ctas, step):
+        yield first
         machine = PtxMachine(program, arena, launch, order[first : first + step], symbols)
         try:
             with np.errstate(all="ignore"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
+CALLS_PER_REPORT = 1 << 13  # of progress
 
 
 class EventQueue:
@@ -40,6 +41,7 @@ class EventQueue:
         self._heap: list[tuple[int, float, int, Callable[[], object]]] = []
         self._count = 0
         self.random = None if seed is None else random.Random(seed)
+        self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
     def at(self, time: int, call: Callable[[], object]) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
@@ -49,7 +51,7 @@ class EventQueue:
 
     def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
         """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
-        heap, pop = self._heap, heapq.heappop
+        heap, pop, left = self._heap, heapq.heappop, CALLS_PER_REPORT
         with np.errstate(all="ignore"):  # a PE computes with NaN and infinity without a fault
             while heap and not (until is not None and until()):
                 if limit is not None and heap[0][0] > limit:
@@ -57,6 +59,11 @@ class EventQueue:
                     return
                 self.now, _, _, call = pop(heap)
                 call()
+                left -= 1
+                if not left:
+                    left = CALLS_PER_REPORT
+                    if self.progress is not None:
+                        self.progress(self.now)
 
     @property
     def pending(self) -> int:
