@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,42 @@ def apply_with_bounds(
     assert all(isinstance(t, TensorType) for t in (*types, *results)), "a ref is not a value"
     site = ErrorSite(op, tuple(types), tuple(results))  # type: ignore[arg-type]
     rule = error.of(op)
-    with np.errstate(all="ignore"):
-        seen = [_convert_operand(op, t, to_interval(x)) for t, x in zip(site.types, operands, strict=True)]
+
+    def apply(*parts: IntervalArray) -> tuple[IntervalArray, ...]:
+        seen = [_convert_operand(op, t, x) for t, x in zip(site.types, parts, strict=True)]
         out = rule(site, *seen, **attrs)
         outs = out if isinstance(out, tuple) else (out,)
         return tuple(_convert_result(t, b) for t, b in zip(site.results, outs, strict=True))
+
+    with np.errstate(all="ignore"):
+        given = [to_interval(x) for x in operands]
+        return _apply_in_blocks(apply, given) if op.pointwise else apply(*given)
+
+
+# Elements of a block of a pointwise op: the arrays of its error rule then stay in the cache.
+BLOCK_ELEMENTS = 1 << 14
+
+
+def _apply_in_blocks(
+    apply: Callable[..., tuple[IntervalArray, ...]], operands: Sequence[IntervalArray]
+) -> tuple[IntervalArray, ...]:
+    """Apply a pointwise op to slices along the axis with the most elements before the others."""
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    axis = next((a for a, n in enumerate(shape) if n > 1), None)
+    size = math.prod(shape)
+    if axis is None or size < 4 * BLOCK_ELEMENTS:
+        return apply(*operands)
+    step = max(1, BLOCK_ELEMENTS * shape[axis] // size)
+    results: tuple[IntervalArray, ...] = ()
+    for low in range(0, shape[axis], step):
+        place = (slice(None),) * axis + (slice(low, low + step),)
+        parts = apply(*(x[place] if x.ndim == len(shape) and x.shape[axis] > 1 else x for x in operands))
+        results = results or tuple(
+            IntervalArray(np.empty(shape, p.value.dtype), np.empty(shape, p.radius.dtype)) for p in parts
+        )
+        for result, part in zip(results, parts, strict=True):
+            result.value[place], result.radius[place] = part.value, part.radius
+    return results
 
 
 def _convert_operand(op: Op, type: TensorType, x: IntervalArray) -> IntervalArray:

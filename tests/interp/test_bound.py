@@ -1,7 +1,11 @@
 """Bound mode over whole Graph functions: composites against their parts, control flow, comparing."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tessera.ops  # noqa: F401
 from tessera.core.errors import ExecutionError, ShapeError
@@ -12,7 +16,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Function, Value
 from tessera.ir.numerics.conversion import convert
-from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.numerics.interval_arithmetic import IntervalArray, interval_ends
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import elementwise, nn, reduce
@@ -153,3 +157,29 @@ def test_compare_says_when_a_bound_is_useless():
 def test_compare_shapes():
     with pytest.raises(ShapeError, match="another shape"):
         bound.compare_with_bound(np.ones(2), IntervalArray(np.ones(3)))
+
+
+@pytest.mark.parametrize("shapes", [((64, 9), (64, 9)), ((1, 7, 30), (5, 7, 1)), ((400,), (1,)), ((1, 1), (3, 90))])
+@pytest.mark.parametrize(
+    "op", [elementwise.add, elementwise.mul, elementwise.div, elementwise.maximum, elementwise.less]
+)
+def test_a_pointwise_op_gives_the_same_in_blocks(op, shapes, monkeypatch, rng):
+    operands = [IntervalArray(rng.normal(size=s), rng.uniform(0, 0.1, s) * (rng.random(s) < 0.7)) for s in shapes]
+    whole = np.broadcast_shapes(*shapes)
+    types = tuple(TensorType(whole, f32) for _ in shapes)
+    results = (op.result_types(types, {})[0],)
+    (want,) = bound.apply_with_bounds(op, types, results, {}, operands)
+    monkeypatch.setattr(bound, "BLOCK_ELEMENTS", 8)
+    (found,) = bound.apply_with_bounds(op, types, results, {}, operands)
+    assert found.value.tobytes() == want.value.tobytes() and found.radius.tobytes() == want.radius.tobytes()
+    assert found.shape == whole and found.dtype == want.dtype
+
+
+@given(st.floats(-1e300, 1e300), st.floats(0, 1e300), st.sampled_from([1.0, 2.0**-52, 1e-310]))
+def test_the_ends_of_an_interval_lie_outside_it(value, radius, scale):
+    value, radius = value * scale, radius * scale
+    ends = interval_ends(IntervalArray(np.float64(value), np.float64(radius)))
+    low, high = (Fraction(float(e)) for e in (ends[0], ends[-1]))
+    assert low <= Fraction(value) - Fraction(radius) and Fraction(value) + Fraction(radius) <= high
+    slack = Fraction(2) ** -50 * (abs(Fraction(value)) + Fraction(radius)) + Fraction(2) ** -1073
+    assert high - low <= 2 * Fraction(radius) + 2 * slack

@@ -188,7 +188,8 @@ class ErrorSite:
 
 def finite_magnitude(value: np.ndarray) -> np.ndarray:
     """|x|, and 0 for infinities and NaNs, which have no rounding error."""
-    return np.where(np.isfinite(value), np.abs(value), 0.0)
+    size = np.abs(value)
+    return size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0)
 
 
 def _apply_overflow(value: np.ndarray, radius: np.ndarray, format: RoundingModel) -> tuple[np.ndarray, np.ndarray]:

@@ -179,8 +179,13 @@ def absolute_distance(x: Any, y: Any) -> np.ndarray:
     with np.errstate(all="ignore"):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         apart = np.abs(x - y)
+        if np.isfinite(apart).all():
+            return apart
         apart = np.where(np.isnan(apart), np.inf, apart)
         return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, apart)
+
+
+_OUTWARD_STEP, _TINY = 2.0**-51, 2.0**-1074
 
 
 def interval_ends(x: IntervalArray) -> tuple[Any, ...]:
@@ -191,8 +196,9 @@ def interval_ends(x: IntervalArray) -> tuple[Any, ...]:
         return (x.value & (x.radius == 0), x.value | (x.radius > 0))
     value, unknown = x.value.astype(np.float64), np.isinf(x.radius)
     with np.errstate(all="ignore"):
-        # The sums round: one step outward makes up for it.
-        low, high = np.nextafter(value - x.radius, -np.inf), np.nextafter(value + x.radius, np.inf)
+        low, high = value - x.radius, value + x.radius
+        # The sums round by half an ulp: a step outward of two ulps or more makes up for it and for its own rounding.
+        low, high = low - _OUTWARD_STEP * np.abs(low) - _TINY, high + _OUTWARD_STEP * np.abs(high) + _TINY
     sure = x.radius == 0
     low = np.where(sure, value, np.where(unknown, -np.inf, low))
     return low, np.where(sure, value, np.where(unknown, np.inf, high))
