@@ -88,7 +88,17 @@ def test_every_op_is_tested():
     assert set(ELSEWHERE) <= {o.__name__ for o in REGISTRY.values()}
 
 
-WITH_ATTRIBUTES = {"elu": {}, "leaky_relu": {"slope": 0.2}, "softplus": {}, "gelu": {}, "mish": {}}
+WITH_ATTRIBUTES = {
+    "elu": {},
+    "leaky_relu": {"slope": 0.2},
+    "softplus": {"beta": 2.0},
+    "gelu": {},
+    "mish": {},
+    "celu": {"alpha": 2.0},
+    "hardtanh": {},
+    "softshrink": {"lambd": 0.3},
+    "hardshrink": {"lambd": 0.3},
+}
 
 
 @st.composite
