@@ -44,7 +44,7 @@ from tessera.ops.tensor.contractions import dot, einsum, gemm, kron, linear, mat
 from tessera.ops.tensor.convolution import (
     col2im, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, im2col,
 )
-from tessera.ops.tensor.decompositions import cholesky, det, eig, eigh, inv, qr, slogdet, solve, svd
+from tessera.ops.tensor.decompositions import cholesky, complex_eig, det, eig, eigh, inv, qr, slogdet, solve, svd
 from tessera.ops.tensor.elementwise import (
     abs, add, bitwise_and, bitwise_not, bitwise_or, bitwise_xor, ceil, cos, div, equal, erf, erfc, exp, exp2, floor,
     floor_divide, greater, greater_equal, less, less_equal, log, log2, maximum, minimum, mul, neg, not_equal, pow,
@@ -96,6 +96,7 @@ from tessera.transforms.autodiff import (
     autodiff, checkpoint, checkpoint_here, custom_jvp, custom_vjp, grad, hessian, jacfwd, jacrev, jvp, straight_through,
     value_and_grad, vjp,
 )
+from tessera.transforms.autodiff import checkpoint as remat
 from tessera.transforms.batching import vmap
 from tessera.transforms.policies import (
     LossScaler, NumericalPolicy, PrecisionPolicy, adaptive_precision, autocast, dequantize, fake_quantize, grad_scale,
@@ -218,7 +219,7 @@ def _suggest_name(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *HOMES, *MODULES})
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def _is_public(name: str) -> Any:
@@ -227,4 +228,5 @@ def _is_public(name: str) -> Any:
     return not (module or name.startswith("_") or name.isupper() or name in ("TYPE_CHECKING", "Any", "ModuleType"))
 
 
-__all__ = [name for name in __dir__() if _is_public(name) and name not in ("import_module", "verify", "newaxis")]
+_NAMES = sorted({*globals(), *HOMES, *MODULES})
+__all__ = [name for name in _NAMES if _is_public(name) and name not in ("import_module", "verify", "newaxis")]

@@ -1,7 +1,7 @@
 """Linear algebra under the names of the array API standard's extension, and `eig` and `norm` beside them.
 
 Decompositions run on the host, by LAPACK through NumPy. `svd` and `qr` give the reduced factors, `eig` real eigenvalues
-alone; factors have names: `svd(x).S`.
+alone, `complex_eig` real and imaginary parts; factors have names: `svd(x).S`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.contractions import matmul, outer, vecdot
 from tessera.ops.tensor.decompositions import (
+    complex_eig,
     det,
     eig,
     eigvalsh,
@@ -32,7 +33,8 @@ from tessera.ops.tensor.matrices import trace as diagonal_sum
 from tessera.ops.tensor.reduce import norm
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power",
+    "cholesky", "complex_eig", "cross", "det", "diagonal", "eig", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm",
+    "matrix_power",
     "matrix_rank", "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals",
     "tensordot", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip

@@ -1,8 +1,10 @@
 """The API reference, name by name: every function takes the arguments it lists, every property and method is there."""
 
+import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import stdlib
 from tessera.core.errors import DeviceUnavailable
 
 f32, g = ts.f32, ts.Generator(1)
@@ -83,3 +85,23 @@ def test_float_types_by_name(name):
 @pytest.mark.parametrize("name", "int8 int16 int32 int64 uint8 bool".split())
 def test_other_types_by_name(name):
     assert ts.DType(name) == getattr(ts, name) and hash(ts.DType(name)) == hash(getattr(ts, name))
+
+
+def test_dir_shows_public_names_alone():
+    shown = [n for n in dir(ts) if not n.startswith("__")]
+    assert sorted(shown) == sorted(ts.__all__) and "Any" not in shown and "math" not in shown and "zeros" in shown
+    assert [n for n in dir(stdlib) if not n.startswith("__")] == stdlib.__all__
+
+
+def test_the_routines_that_the_goals_import():
+    names = "flash_attention_2 efficient_layernorm stable_softmax fused_adam rotary_embedding".split()
+    assert set(names) <= set(stdlib.__all__)
+    step = stdlib.fused_adam.with_schedule(ts.Schedule(warps=8))
+    param, m, v = ts.ones(3), ts.zeros(3), ts.zeros(3)
+    step(param, ts.ones(3), m, v, step=1, lr=0.5)
+    assert np.allclose(param, 0.5, rtol=1e-4)
+
+
+def test_remat_is_checkpoint():
+    assert ts.remat is ts.checkpoint
+    assert ts.grad(ts.remat(lambda x: ts.sin(x) * x))(0.0).item() == 0.0

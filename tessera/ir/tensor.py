@@ -86,7 +86,8 @@ class Tensor(OperatorStubs):
     `Tensor(data)` holds an array and computes at once; while `@ts.jit` traces, a Tensor stands for
     a value to come. `Tensor["B", 384, ts.f32]` is the type of such tensors, for annotations.
 
-    `data` is a number, nested lists, a tensor, or an array, which is not copied. `dtype` is by default that of an
+    `data` is a number, nested lists, a tensor, or an array, which is not copied. A tuple of ints is a shape:
+    `Tensor((3, 4))` has zeros in f32 (`Tensor([3, 4])` has the elements 3 and 4). `dtype` is by default that of an
     array, f32 for Python floats and int64 for Python ints. `device` must be one this machine has: elements lie in
     host memory. `layout` ("row_major", "column_major") is how they lie there.
 
@@ -97,6 +98,8 @@ class Tensor(OperatorStubs):
     >>> x = Tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> x.shape, x.dtype
     ((2, 2), ts.f32)
+    >>> Tensor((1, 3))
+    Tensor([[0., 0., 0.]], f32)
     """
 
     __slots__ = ("__weakref__", "data", "grad", "history", "requires_grad", "type")
@@ -120,6 +123,7 @@ class Tensor(OperatorStubs):
             return
         if device is not None:
             check_device(device)
+        data = _fill_shape(data) if data.__class__ is tuple and _is_shape(data) else data
         array = data if isinstance(data, np.ndarray) else None
         if isinstance(data, Tensor):
             array, dtype = data.numpy(), (data.type.policy or data.dtype) if dtype is None else dtype
@@ -297,9 +301,14 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
         for size in getattr(result, "shape", ()):
             if not isinstance(size, int):
                 int(size)  # a size known by name alone: this says so
-    return [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
+    found = [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
+    for observe in RESULT_OBSERVERS:
+        observe(op, operands, found)
+    return found
 
 
+# What sees the operands and results of ops that execute at once: the checks of ts.debug.
+RESULT_OBSERVERS: list[Callable[[Op, Sequence[Tensor], Sequence[Tensor]], None]] = []
 # The allocator of new arrays (tessera/runtime/storage/memory_pool.py), or None for NumPy's own memory.
 POOL_PLACEMENT: ContextVar[Callable[[np.ndarray], np.ndarray] | None] = ContextVar("owner", default=None)
 
@@ -332,6 +341,20 @@ def _unwrap_single(tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
+def _is_shape(sizes: tuple[Any, ...]) -> bool:
+    return bool(sizes) and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in sizes)
+
+
+def _fill_shape(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros of a shape, in f32."""
+    if min(shape) < 0:
+        raise ShapeError(
+            f"a size of {min(shape)}", location=user_location(), expected="sizes from 0 on", received=str(shape),
+            suggestion="write a list for the elements themselves: ts.Tensor([1, -1])",
+        )  # fmt: skip
+    return np.zeros(shape, np.float32)
+
+
 def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
     """A value as a tensor; a Python number takes the element type of `like`.
 
@@ -342,7 +365,7 @@ def as_tensor(value: Any, like: TensorType | None = None) -> Tensor:
     if isinstance(value, (bool, int, float)) and like is not None:
         return Tensor(np.asarray(value).astype(find_number_dtype(value, like.dtype).numpy))
     try:
-        return Tensor(value)
+        return Tensor(list(value) if value.__class__ is tuple else value)  # its elements, not a shape
     except TesseraError:
         raise
     except (TypeError, ValueError):

@@ -30,6 +30,10 @@ HOMES = {
 __all__ = sorted(HOMES)
 
 
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 def __getattr__(name: str) -> Any:
     """A routine, by name."""
     if name in HOMES:

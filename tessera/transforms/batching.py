@@ -88,23 +88,28 @@ def _batch_pointwise(lanes: BatchOperands, **attrs: Any) -> Any:
 
 
 def vmap(
-    function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "different"
-) -> Any:
+    function: Callable[..., Any] | None = None, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "different",
+    *, in_axes: Any = 0, out_axes: Any = 0,
+) -> Any:  # fmt: skip
     """A function of one example made a function of a batch of them.
 
     `in_dims` is the axis of examples of each positional argument: one number for all, or
     one for each argument, where None means that all examples share it. An argument that is a container has that axis
     in every leaf, or has a container of axes. The results have the axis at `out_dims` (one for all leaves,
     or one for each part of a tuple). Composes with jit, grad and itself. Draws from the default generator are those of
-    calls for one example after the other; with `randomness="same"` all examples get the same numbers.
+    calls for one example after the other; with `randomness="same"` all examples get the same numbers. `in_axes` and
+    `out_axes` are other names of `in_dims` and `out_dims`.
 
     >>> vmap(lambda x, w: (x * w).sum(), in_dims=(0, None))(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
     Tensor([21., 43.], f32)
 
     Raises:
-        ArgumentError: `in_dims` does not fit the arguments, or maps none of them; there is no such `randomness`.
+        ArgumentError: `in_dims` does not fit the arguments, or maps none of them; both names of it were given; there
+            is no such `randomness`.
         ShapeError: the numbers of examples differ.
     """
+    in_dims = _choose_name("in_dims", in_dims, "in_axes", in_axes)
+    out_dims = _choose_name("out_dims", out_dims, "out_axes", out_axes)
     if function is None:
         return functools.partial(vmap, in_dims=in_dims, out_dims=out_dims, randomness=randomness)
     check_function(function, "vmap")
@@ -144,6 +149,15 @@ def vmap(
         return _move_axes_to_out_dims(body.build(results), out_dims)
 
     return wrapper
+
+
+def _choose_name(name: str, value: Any, other: str, given: Any) -> Any:
+    """The axes that were given under one of two names; 0 where neither was."""
+    if value != 0 and given != 0:
+        raise ArgumentError(
+            f"vmap got {name} and {other}", location=user_location(), expected="one of them: they are the same"
+        )
+    return given if value == 0 else value
 
 
 def _is_mapped(leaf: Any, dim: int | None) -> bool:

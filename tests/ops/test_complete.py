@@ -25,7 +25,7 @@ NO_ERROR_RULE = {
     **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "bound mode evaluates the region"),
     **dict.fromkeys(("ts.scan", "ts.cond", "ts.while_loop"), "bound mode evaluates the region"),
     **dict.fromkeys(
-        [f"ts.{name}" for name in "cholesky svd qr eigh eig solve slogdet".split()],
+        [f"ts.{name}" for name in "cholesky svd qr eigh eig eig_parts solve slogdet".split()],
         "LAPACK runs on the host at every level; bound mode refuses it by name",
     ),
 }

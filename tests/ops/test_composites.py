@@ -143,3 +143,19 @@ def test_bad_input():
             call()
     with pytest.raises(ArgumentError):
         ts.topk(A, 9)
+
+
+@pytest.mark.parametrize(
+    "run", (lambda f: f, lambda f: ts.jit(f, target="llvm"), ts.vmap), ids=("eager", "llvm", "vmap")
+)
+def test_complex_eigenvalues_are_pairs(run):
+    x = np.random.default_rng(3).normal(size=(3, 5, 5))
+    value, vector = ((a.numpy() + 1j * b.numpy()) for a, b in run(lambda m: ts.complex_eig(m))(x))
+    assert np.abs(value.imag).max() > 0.1
+    np.testing.assert_allclose(x @ vector, vector * value[:, None, :], atol=1e-12)
+    np.testing.assert_allclose(np.sort_complex(value), np.sort_complex(np.linalg.eigvals(x)), atol=1e-12)
+
+
+def test_real_eig_names_the_complex_one():
+    with pytest.raises(ExecutionError, match="complex_eig"):
+        ts.eig([[0.0, 1.0], [-1.0, 0.0]])

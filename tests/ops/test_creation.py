@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import ArgumentError, DTypeError
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.ir.numerics.conversion import philox_4x32
 
 
@@ -65,3 +65,29 @@ def test_distributions():
         ts.rand(3, ts.int32)
     with pytest.raises(ArgumentError):
         ts.randint(3, 3, 2)
+
+
+def test_sizes_as_arguments():
+    """`zeros(3, 4)` as in PyTorch and `zeros((3, 4))` as in the reference."""
+    for make in (ts.zeros, ts.ones, ts.empty, ts.rand, ts.randn):
+        assert make(5).shape == (5,) and make(3, 4).shape == make((3, 4)).shape == make(shape=(3, 4)).shape == (3, 4)
+        assert make(np.int64(2), 3, ts.f16).type == make(2, 3, dtype="f16").type == make((2, 3), ts.f16).type
+        with pytest.raises(ArgumentError, match="a size of -1"):
+            make(3, -1)
+    assert ts.full(2, 3, 1.5).tolist() == ts.full((2, 3), 1.5).tolist() == ts.full(2, 3, fill_value=1.5).tolist()
+    assert ts.full(3, 4).tolist() == [4.0] * 3 and ts.full(2, 3, ts.int32).tolist() == [3, 3]
+    assert ts.jit(lambda x: ts.zeros(*x.shape) + x)(np.ones((2, 3), "f4")).tolist() == [[1.0] * 3] * 2
+
+
+def test_a_tuple_of_ints_is_a_shape_of_a_tensor():
+    """The reference: `Tensor(data)` takes an array or a shape. Ops and `tensor` take a tuple as its elements."""
+    x = ts.Tensor((3, 4))
+    assert x.type == ts.zeros((3, 4)).type and not x.numpy().any()
+    assert ts.Tensor((2,), ts.int8).type == ts.zeros(2, ts.int8).type and ts.Tensor((0, 3)).shape == (0, 3)
+    for same in (ts.Tensor([3, 4]), ts.tensor((3, 4)), ts.asarray((3, 4)), ts.Tensor(np.array((3, 4)))):
+        assert same.tolist() == [3, 4]
+    assert ts.sum((3, 4)).item() == 7 and ts.Tensor((1.0, 2.0)).tolist() == [1.0, 2.0]
+    assert ts.Tensor(((1, 2), (3, 4))).shape == (2, 2) and ts.Tensor(()).shape == (0,)
+    assert ts.Tensor((2, 3), requires_grad=True).requires_grad
+    with pytest.raises(ShapeError, match="a size of -1"):
+        ts.Tensor((2, -1))

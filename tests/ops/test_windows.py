@@ -103,3 +103,23 @@ def test_batch_norm_and_its_running_values():
     np.testing.assert_allclose(var.numpy(), 0.9 + 0.1 * x.var((0, 2, 3), ddof=1))
     fixed = ts.batch_norm(x, mean, var, training=False, eps=0.0).numpy()
     np.testing.assert_allclose(fixed[:, 0], (x[:, 0] - mean.numpy()[0]) / np.sqrt(var.numpy()[0]))
+
+
+@pytest.mark.parametrize("target", ("interp", "llvm"))
+def test_batch_norm_returns_the_running_values(target):
+    x, old = G.normal(size=(4, 3, 2)) * 3 + 5, (np.zeros(3), np.ones(3))
+    step = ts.jit(lambda x, m, v: ts.batch_norm(x, m, v, momentum=0.3, return_statistics=True), target=target)
+    y, mean, var = (t.numpy() for t in step(x, *old))
+    np.testing.assert_allclose(y, ts.batch_norm(x).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(mean, 0.3 * x.mean((0, 2)))
+    np.testing.assert_allclose(var, 0.7 + 0.3 * x.var((0, 2), ddof=1))
+    known = ts.batch_norm(x, mean, var, training=False, return_statistics=True)
+    assert known[1].tolist() == mean.tolist() and known[2].tolist() == var.tolist()
+    for bad in ({"training": False}, {"return_statistics": True}):
+        with pytest.raises(ArgumentError, match="running statistics"):
+            ts.batch_norm(x, **bad)
+
+
+def test_layer_norm_names_the_weight():
+    with pytest.raises(ArgumentError, match=r"layer_norm\(x, weight=...\)"):
+        ts.layer_norm(ts.ones((2, 4)), ts.ones(4))

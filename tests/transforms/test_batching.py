@@ -88,3 +88,15 @@ def test_axes_may_be_a_container_like_the_argument():
     for wrong in ({"v": 0}, [0, 1, 2, 3], "a"):
         with pytest.raises(ArgumentError, match="in_dims does not fit"):
             ts.vmap(lambda p, x: p["w"] * x, in_dims=(wrong, 0))(params, ts.ones(5))
+
+
+def test_in_axes_is_in_dims():
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(3.0)
+    want = ts.vmap(lambda a, b: a * b, in_dims=(0, None), out_dims=1)(x, y)
+    for made in (
+        ts.vmap(lambda a, b: a * b, in_axes=(0, None), out_axes=1),
+        ts.vmap(in_axes=(0, None), out_dims=1)(lambda a, b: a * b),
+    ):
+        np.testing.assert_array_equal(made(x, y).numpy(), want.numpy())
+    with pytest.raises(ArgumentError, match="in_dims and in_axes"):
+        ts.vmap(lambda a: a, in_dims=1, in_axes=1)

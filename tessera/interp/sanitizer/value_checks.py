@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.errors import user_location
 from tessera.core.types import TensorType
 from tessera.interp.sanitizer.monitor import Monitor
 from tessera.interp.sanitizer.report import Checks, Finding
@@ -16,6 +17,8 @@ from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import expand_block_axes
 from tessera.ir.builder import NodeSemantics
 from tessera.ir.core import Block, Node, Value
+from tessera.ir.rules import Op
+from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, shape
 
@@ -46,6 +49,19 @@ def check_graph_values(meaning: NodeSemantics, checks: Checks) -> NodeSemantics:
         return results
 
     return mean
+
+
+def check_eager_values(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], checks: Checks) -> None:
+    """Report results of an op that are not finite where its operands are: by element for a pointwise op."""
+    for result in results if op is not basic.full else ():
+        wrong = ~_is_finite(result.numpy()) if result.dtype.is_float else np.False_
+        for each in operands if wrong.any() else ():
+            good = _is_finite(each.numpy()) if each.dtype.is_float else np.True_
+            wrong = wrong & (good if op.pointwise else good.all())
+        if wrong.any():
+            lane = tuple(int(i) for i in np.argwhere(wrong)[0])
+            message = f"{op.name} makes {float(result.numpy()[lane])} of finite operands: element {lane} of its result"
+            checks.found(Finding("non-finite", message, user_location()))
 
 
 def _find_non_finite(

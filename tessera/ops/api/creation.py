@@ -14,7 +14,7 @@ from tessera.core.types import DType, as_dtype, f32, f64, int64
 from tessera.ir.array_interchange import import_dlpack
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor import basic
-from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import equal, where
 from tessera.ops.tensor.shape import iota
@@ -23,22 +23,32 @@ ShapeLike = Any
 
 
 @check_arguments
+@collect_sizes
 def zeros(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` filled with zeros.
 
-    >>> zeros((2, 3)).shape
-    (2, 3)
+    The sizes may also be arguments of their own: `zeros(2, 3)`.
+
+    >>> zeros((2, 3)).shape, zeros(2, 3, dtype="f16").shape
+    ((2, 3), (2, 3))
     """
     return _fill_shape(shape, 0, dtype, device)
 
 
 @check_arguments
+@collect_sizes
 def ones(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None) -> Tensor:
-    """A tensor of `shape` filled with ones."""
+    """A tensor of `shape` filled with ones.
+
+    >>> ones(2, 2)
+    Tensor([[1., 1.],
+            [1., 1.]], f32)
+    """
     return _fill_shape(shape, 1, dtype, device)
 
 
 @check_arguments
+@collect_sizes
 def empty(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None) -> Tensor:
     """A tensor of `shape` with unspecified elements; they are zeros, so that programs are reproducible."""
     return _fill_shape(shape, 0, dtype, device)
@@ -51,13 +61,16 @@ def _fill_shape(shape: ShapeLike, value: Any, dtype: DType | None, device: str |
 
 
 @check_arguments
+@collect_sizes
 def full(
     shape: ShapeLike, fill_value: Any = None, dtype: DType | None = f32, device: str | None = None, *, value: Any = None
 ) -> Tensor:
     """A tensor of `shape` with every element `fill_value` (also accepted as `value`, the attribute of the op).
 
-    >>> full((2,), 7.0)
-    Tensor([7., 7.], f32)
+    Of more than two numbers the last one is the value, unless it is passed by name.
+
+    >>> full((2,), 7.0), full(1, 2, 7.0)
+    (Tensor([7., 7.], f32), Tensor([[7., 7.]], f32))
     """
     if (fill_value is None) == (value is None):
         raise ArgumentError("full takes one value", location=user_location(), expected="full(shape, fill_value)")
@@ -179,6 +192,7 @@ def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None, dev
     """
     if device is not None:
         check_device(device)
+    data = list(data) if data.__class__ is tuple else data
     held = isinstance(data, (Tensor, np.ndarray)) or hasattr(data, "__dlpack__")
     tensor = as_tensor(data) if held or dtype is None else Tensor(data, dtype)  # each number is rounded once
     out = tensor if dtype is None or tensor.dtype == as_dtype(dtype) else cast(tensor, dtype=as_dtype(dtype))
@@ -205,6 +219,7 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
     """
     if isinstance(data, Tensor) and data.is_traced:
         return data if dtype is None else cast(data, dtype=as_dtype(dtype))
+    data = list(data) if data.__class__ is tuple else data
     made = Tensor(data, dtype, device, requires_grad)
     if made.data is (data.data if isinstance(data, Tensor) else data):
         made.data = made.data.copy()

@@ -112,6 +112,31 @@ def _bind_arguments(
         return None
 
 
+def collect_sizes(function: F) -> F:
+    """Decorate a function whose first parameter is a shape: sizes that are arguments of their own become one.
+
+    `full(2, 3, 1.0)` means `full((2, 3), 1.0)`: if `fill_value` is the second parameter and is not passed by name, it
+    is the last of the numbers.
+
+    >>> collect_sizes(lambda shape, dtype=None: (shape, dtype))(2, 3, "f32")
+    ((2, 3), 'f32')
+    """
+    has_value = list(inspect.signature(function).parameters)[1:2] == ["fill_value"]
+
+    @functools.wraps(function)
+    def collected(*args: Any, **named: Any) -> Any:
+        count = next((i for i, x in enumerate(args) if not _is_size(x)), len(args))
+        if has_value and not named.keys() & {"fill_value", "value"}:
+            count = min(count, sum(isinstance(x, numbers.Real) for x in args) - 1)
+        return function(*args, **named) if count < 2 else function(tuple(args[:count]), *args[count:], **named)
+
+    return collected  # type: ignore[return-value]
+
+
+def _is_size(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, Dim)
+
+
 def check_function(function: Any, by: str) -> None:
     """Check that the argument of a transform is a function.
 

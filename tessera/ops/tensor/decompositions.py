@@ -207,15 +207,40 @@ def eig(x):
     """The eigenvalues [..., N] and eigenvectors (columns, of length 1) of `x`, where they are real.
 
     Raises:
-        ExecutionError: an eigenvalue is complex; there is no complex element type.
+        ExecutionError: an eigenvalue is complex; there is no complex element type (see `complex_eig`).
     """
     values, vectors = _run_lapack("eig", np.linalg.eig, x)
     if np.iscomplexobj(values) and np.abs(values.imag).max(initial=0.0) > 0:
         raise ExecutionError(
             "eig: an eigenvalue is complex", received=f"a matrix of shape {x.shape}",
-            suggestion="symmetric matrices have real ones: use ts.eigh",
+            suggestion="ts.complex_eig gives real and imaginary parts; symmetric matrices: use ts.eigh",
         )  # fmt: skip
     return values.real, vectors.real
+
+
+@_define_host_op(lambda x: (_eig_type(x)[0],) * 2 + (x,) * 2)
+def eig_parts(x):
+    """The real and imaginary parts of the eigenvalues [..., N], then those of the eigenvectors (columns) of `x`."""
+    values, vectors = _run_lapack("eig", np.linalg.eig, x)
+    return values.real, values.imag, vectors.real, vectors.imag
+
+
+@check_arguments
+def complex_eig(x: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The eigenvalues [..., N] and eigenvectors (columns, of length 1) of `x` [..., N, N], as real and imaginary parts.
+
+    There are no complex numbers here: each of the two is a pair of real tensors. Complex eigenvalues come in conjugate
+    pairs.
+
+    >>> values, vectors = complex_eig([[0.0, 1.0], [-1.0, 0.0]])
+    >>> values
+    (Tensor([0., 0.], f32), Tensor([ 1., -1.], f32))
+
+    Raises:
+        ShapeError: the matrices are not square.
+    """
+    value, imaginary, vector, imaginary_vector = eig_parts(x)
+    return (value, imaginary), (vector, imaginary_vector)
 
 
 # Derivatives and batching of the decompositions (all but `eig`, whose matrices need not be symmetric).
@@ -282,7 +307,7 @@ def _(out, primals, tangents):
     return scaled + matmul(q, spin - inner), matmul(inner - spin, r)
 
 
-@jvp(eig)
+@jvp(eig, eig_parts)
 def _(out, primals, tangents):
     raise UnsupportedOpError(
         "eig of general matrices has no derivative", received=str(primals[0].type),
@@ -308,7 +333,7 @@ def _reciprocal_gaps(left: Tensor, right: Tensor) -> Tensor:
     return where(same, 0.0, 1.0 / where(same, 1.0, apart))
 
 
-@batch(cholesky, svd, qr, eigh, eig, slogdet)
+@batch(cholesky, svd, qr, eigh, eig, eig_parts, slogdet)
 def _(lanes: Any):
     return lanes.op(*lanes.tensors)
 

@@ -252,6 +252,11 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-5) -> Tensor:
 def _find_trailing_axes(x: Any, normalized_shape: Any) -> tuple[int, ...]:
     if normalized_shape is None:
         return (-1,)
+    if isinstance(normalized_shape, (Tensor, np.ndarray)) and as_tensor(normalized_shape).dtype.is_float:
+        raise ArgumentError(
+            "normalized_shape of layer_norm is a tensor", location=user_location(), expected="sizes, as in (2, 3)",
+            received=str(as_tensor(normalized_shape).type), suggestion="write layer_norm(x, weight=...) for a weight",
+        )  # fmt: skip
     wanted, shape = parse_shape(normalized_shape, as_size), as_tensor(x).shape
     last = shape[len(shape) - len(wanted) :]
     if len(wanted) > len(shape) or any(n != size for n, size in zip(wanted, last, strict=True)):
@@ -426,26 +431,50 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, generator: Generator 
 @composite
 def batch_norm(
     x: Any,
-    running_mean: Any,
-    running_var: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
+    return_statistics: bool = False,
+) -> Any:
     """Batch normalisation of `x` [B, C, ...] for each channel (Ioffe and Szegedy 2015), then `weight` and `bias` [C].
 
-    With `training` it uses the mean and variance of the batch, else the running ones. Tensors are immutable:
-    `running_statistics` returns the new running values.
+    With `training` it uses the mean and variance of the batch, else the running ones [C]. Tensors are immutable: with
+    `return_statistics` the result is (y, running mean, running variance), where the running values are those after this
+    batch (see `running_statistics`; without `training` they are as before).
 
-    >>> batch_norm([[1.0], [3.0]], Tensor([0.0]), Tensor([1.0]), eps=0.0)
+    >>> batch_norm([[1.0], [3.0]], eps=0.0)
     Tensor([[-1.],
             [ 1.]], f32)
+    >>> y, mean, var = batch_norm([[1.0], [3.0]], Tensor([0.0]), Tensor([1.0]), return_statistics=True)
+    >>> mean, var
+    (Tensor([0.2], f32), Tensor([1.1], f32))
 
     Raises:
         ShapeError: `x` has no axis of channels, or a statistic or weight is not [C].
+        ArgumentError: the running statistics are needed, and missing.
     """
+    y = _normalise_batch(x, running_mean, running_var, weight, bias, training, eps)
+    if not return_statistics:
+        return y
+    known = _require_statistics(running_mean, running_var)
+    return (y, *(running_statistics(x, *known, momentum) if training else known))
+
+
+def _require_statistics(running_mean: Any, running_var: Any) -> tuple[Any, Any]:
+    if running_mean is None or running_var is None:
+        raise ArgumentError(
+            "batch_norm needs running statistics", location=user_location(), expected="running_mean and running_var [C]"
+        )
+    return as_tensor(running_mean), as_tensor(running_var)
+
+
+def _normalise_batch(
+    x: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, training: bool, eps: float
+) -> Tensor:
     x = as_tensor(x)
     check_channels("batch_norm", x, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     axes = (0, *range(2, x.ndim))
@@ -453,7 +482,8 @@ def batch_norm(
     if training:
         middle, spread = mean(x, axis=axes, keepdims=True), var(x, axis=axes, keepdims=True)
     else:
-        middle, spread = (reshape(t, shape=shape) for t in unify_dtypes([running_mean, running_var]))
+        known = unify_dtypes(_require_statistics(running_mean, running_var))
+        middle, spread = (reshape(t, shape=shape) for t in known)
     out = (x - middle) * rsqrt(spread + eps)
     out = out if weight is None else out * reshape(weight, shape=shape)
     return out if bias is None else out + reshape(bias, shape=shape)

@@ -24,7 +24,7 @@ from tessera.ir.numerics.error_model import ErrorSite
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import STORAGE, error, op
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
+from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes, parse_shape
 from tessera.ops.tensor.basic import cast, coerce_plain, full
 from tessera.ops.tensor.elementwise import cos, less, log, sqrt
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
@@ -273,11 +273,12 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
 
 
 @check_arguments
+@collect_sizes
 def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Uniformly distributed numbers in [0, 1), rounded to `dtype` (narrower types than f32 may round to 1).
 
-    >>> rand((2, 2), generator=Generator(1)).shape
-    (2, 2)
+    >>> rand((2, 2), generator=Generator(1)).shape, rand(2, 3).shape
+    ((2, 2), (2, 3))
     """
     sizes, element = _prepare_draw(shape, dtype, device)
     return cast(
@@ -287,6 +288,7 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
 
 
 @check_arguments
+@collect_sizes
 def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1 (Box and Muller 1958, from two uniform ones each).
 

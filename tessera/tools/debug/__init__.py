@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tessera.interp.sanitizer.report import Checks, Finding, Report
-from tessera.tools.debug.sessions import break_here, check, checked, interactive, session
+from tessera.tools.debug.sessions import break_here, check, checked, interactive, mode, nan_check, session
 
 checks = checked  # its second public name
 
@@ -54,6 +54,8 @@ __all__ = [
     "kernel_trace",
     "memory",
     "memory_report",
+    "mode",
+    "nan_check",
     "session",
     "watch",
 ]

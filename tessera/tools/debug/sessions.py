@@ -8,8 +8,9 @@ from __future__ import annotations
 import code
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tessera.frontend.jit import line_marks
@@ -20,6 +21,10 @@ from tessera.frontend.kernel.trace import CURRENT_TRACE
 from tessera.interp.observers import OBSERVERS, PAUSE_OBSERVERS
 from tessera.interp.sanitizer import report as debug_report
 from tessera.interp.sanitizer.report import Checks, Report
+from tessera.interp.sanitizer.value_checks import check_eager_values
+from tessera.ir.builder import CURRENT_NUMERICS
+from tessera.ir.rules import EAGER_CALL_HOOK
+from tessera.ir.tensor import RESULT_OBSERVERS
 from tessera.runtime.launch import streams
 from tessera.tools.debug import breakpoints
 from tessera.tools.debug.console import Console, DebuggerQuit, normalise_commands
@@ -66,7 +71,7 @@ def checked(collect: bool = False, nan: bool = False, lint: bool = False) -> Ite
     pair of lines. A run stops at a finding after which values mean nothing (an access outside, a parted barrier).
     `nan` also reports ops that make a NaN or an infinity of finite operands; `lint` adds advice, which is never raised:
     bank conflicts, accesses that do not coalesce, elements used that the mask of a load had left out. Threads do not
-    see each other's.
+    see each other's. With `nan` the results of ops that execute at once are checked too.
 
     Raises:
         RaceError, UninitializedError, AsyncCopyError, BarrierError, DeadlockError, OutOfBoundsError, AlignmentError,
@@ -84,9 +89,76 @@ def checked(collect: bool = False, nan: bool = False, lint: bool = False) -> Ite
     checks = Checks(collect, nan, lint)
     token = debug_report.ACTIVE_CHECKS.set(checks)
     try:
-        yield checks.report
+        with _check_eager_calls() if nan else nullcontext():
+            yield checks.report
     finally:
         debug_report.ACTIVE_CHECKS.reset(token)
+
+
+mode = checked  # another public name: `with ts.debug.mode(nan=True):`
+_DISPATCH = EAGER_CALL_HOOK[0]
+_CHECKING_LOCK = threading.Lock()
+_checking = 0  # the blocks, of all threads, that check op calls
+
+
+@contextmanager
+def _check_eager_calls() -> Iterator[None]:
+    """Check the results of ops that execute at once in this block; other threads compute as ever."""
+    _count_checking(1)
+    try:
+        yield
+    finally:
+        _count_checking(-1)
+
+
+def _count_checking(by: int) -> None:
+    global _checking
+    with _CHECKING_LOCK:
+        _checking += by
+        EAGER_CALL_HOOK[0] = _call_without_plan if _checking else _DISPATCH
+        RESULT_OBSERVERS[:] = [*(o for o in RESULT_OBSERVERS if o is not _check_results), *[_check_results][:_checking]]
+
+
+def _finds_non_finite() -> Checks | None:
+    checks = debug_report.ACTIVE_CHECKS.get()
+    return checks if checks is not None and checks.nan else None
+
+
+def _call_without_plan(op: Any, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    """A call whose result is observed: plans of earlier calls (tessera/ops/api/eager_dispatch.py) are not."""
+    if _finds_non_finite() is None or CURRENT_NUMERICS.get() is not None:
+        return _DISPATCH(op, args, attrs)
+    return op.coerce(op, *op.split(args, attrs))
+
+
+def _check_results(op: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    if (checks := _finds_non_finite()) is not None:
+        check_eager_values(op, operands, results, checks)
+
+
+def nan_check(function: Any = None) -> Any:
+    """Raise an error at the first op that makes a NaN or an infinity of finite operands: a block, or a decorator.
+
+    It covers ops that execute at once, and the functions and kernels that the interpreter runs: `checked(nan=True)`. A
+    program that is compiled for a target is not checked; call it with `target="interp"`.
+
+    Raises:
+        NonFiniteError: with the op, the element and the source line.
+
+    >>> import tessera as ts
+    >>> try:
+    ...     with ts.debug.nan_check():
+    ...         ts.log(ts.Tensor([1.0, 0.0]))
+    ... except ts.errors.NonFiniteError as error:
+    ...     print(error.message)
+    ts.log makes -inf of finite operands: element (1,) of its result
+    >>> @ts.debug.nan_check
+    ... def root(x):
+    ...     return ts.sqrt(x)
+    >>> root(4.0)
+    Tensor(2., f32)
+    """
+    return checked(nan=True) if function is None else ContextDecorator(function, lambda called: checked(nan=True))
 
 
 def check(kernel: Kernel | KernelLaunch, *args: Any, nan: bool = False, lint: bool = False, **named: Any) -> Report:

@@ -59,7 +59,7 @@ NEEDS_ELEMENTS += ["scaled_dot_product_attention", "positional_attention"]
 ELSEWHERE = {
     **dict.fromkeys(("scan", "cond", "while_loop"), "tests/transforms/flow"),
     **dict.fromkeys("cholesky svd qr eigh slogdet solve".split(), "decompositions, below"),
-    "eig": "refused",
+    **dict.fromkeys(("eig", "eig_parts"), "refused"),
     "stop_gradient": "tests/transforms/autodiff/test_custom.py: it has none, on purpose",
     "cast": "below",
     "rough_cast": "a cast, which is below",
