@@ -26,6 +26,7 @@ EXPORTS = {
         "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
         "specialize_for"
     ),
+    "tessera.frontend.kernel.graph_launch": "launch like",
     "tessera.frontend.kernel.memory_spaces": "memory",
     "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
     "tessera.runtime.launch.streams": "Event Stream synchronize",

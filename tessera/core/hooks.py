@@ -38,6 +38,13 @@ infer_by_lowering = Hook("tessera.ir.composites:infer_by_lowering")
 list_generators = Hook("tessera.codegen.contract:list_backends")
 # lower -> stdlib: the rules that lower an op to a kernel of the standard library.
 load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
+# frontend, a kernel -> frontend: a launch in a program that is being traced.
+record_launch = Hook("tessera.frontend.kernel.graph_launch:update_arguments")
+# frontend, a recorded launch -> transforms: its batching and derivative rules.
+load_launch_rules = Hook("tessera.transforms.flow.launch_batching:load_launch_rules")
+# interp, the Graph interpreter -> interp, the Tile interpreter: a launch in a Graph function.
+run_graph_launch = Hook("tessera.interp.tile.interpreter:run_graph_launch")
+run_graph_launch_with_bounds = Hook("tessera.interp.tile.interpreter:run_graph_launch_with_bounds")
 # frontend -> runtime: how functions and kernels run.
 compile_graph = Hook("tessera.runtime.driver:compile_graph")
 run_module = Hook("tessera.runtime.launch.streams:run_module")

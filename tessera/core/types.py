@@ -270,6 +270,11 @@ class RefType:
         """The number of axes."""
         return len(self.shape)
 
+    @staticmethod
+    def of(type: TensorType) -> RefType:
+        """The memory that holds a tensor."""
+        return RefType(type.shape, type.dtype, policy=type.policy)
+
     def block(self, shape: tuple[int, ...]) -> TensorType:
         """The type of a block of this shape read from here."""
         return TensorType(tuple(shape), self.dtype, self.policy)

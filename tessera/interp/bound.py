@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ShapeError
+from tessera.core.hooks import run_graph_launch_with_bounds
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
 from tessera.interp.graph import control_flow_rules as host_flow
@@ -142,6 +143,11 @@ def _convert_result(type: TensorType, x: IntervalArray) -> IntervalArray:
 @bound_control_flow_rules(*whole.FUNCTIONAL_FLOW_OPS)
 def _(node, args, run):
     return host_flow.of(node.op)(node, args, run)
+
+
+@bound_control_flow_rules(control_flow.launch)
+def _(node, args, run):
+    return run_graph_launch_with_bounds(node, args)
 
 
 @bound_control_flow_rules(control_flow.if_)

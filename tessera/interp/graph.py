@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ShapeError
+from tessera.core.hooks import run_graph_launch
 from tessera.core.shapes import bind_shapes
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType, Type
@@ -62,6 +63,11 @@ def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
     while require_exact(run(test, *carry, *asked)[0]):
         carry = run(body, *carry, *consts)
     return carry
+
+
+@control_flow_rules(ops.launch)
+def _(node: Node, args: list[Any], run: Any) -> Sequence[Any]:
+    return run_graph_launch(node, args)
 
 
 def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:

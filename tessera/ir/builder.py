@@ -204,6 +204,12 @@ def copy_region(builder: Builder, region: Block, run: Callable[..., list[Any]]) 
     return Block(params, tuple(nodes), tuple(results))
 
 
+def copy_block(block: Block) -> Block:
+    """A closed block with values of its own."""
+    builder = Builder()
+    return copy_region(builder, block, Evaluation(make_copier(builder), {}))
+
+
 def rebuild_function(
     function: Function, meaning_of: Callable[[Builder], NodeSemantics], builder: Builder | None = None
 ) -> Function:

@@ -12,7 +12,8 @@ from tessera.ir.rules import Op
 TARGET_OPS: dict[str, Op] = {}
 # Ops are named, not imported: they are defined above this package.
 CONTROL_OPS = frozenset(("ts.for", "ts.while", "ts.if"))
-FLOW_OPS = frozenset(("ts.scan", "ts.cond", "ts.while_loop"))
+GRAPH_LAUNCH_OP = "ts.launch"
+FLOW_OPS = frozenset(("ts.scan", "ts.cond", "ts.while_loop", GRAPH_LAUNCH_OP))  # their regions are closed
 KERNEL_OP, LAUNCH_OP = "schedule.kernel", "host.launch"
 _BLOCK_OPS = ("cast", "full", "broadcast", "reshape", "permute", "iota", "sum", "max", "min", "argmax", "argmin", "dot")
 _BLOCK_OP_NAMES = CONTROL_OPS | {f"ts.{name}" for name in _BLOCK_OPS}
@@ -100,7 +101,7 @@ _KERNEL_BODY = LegalityScope(
 # V1 first, since the others follow values; V7 and V4 before V2, whose type rules are called with attributes.
 _COMMON_RULES = ("V1", "V7", "V3", "V4", "V2", "V6")
 LEVELS: dict[str, IrLevel] = {
-    "graph": IrLevel("graph", _GRAPH_FUNCTION, _COMMON_RULES),
+    "graph": IrLevel("graph", _GRAPH_FUNCTION, _COMMON_RULES, regions={GRAPH_LAUNCH_OP: _TILE_FUNCTION}),
     "schedule": IrLevel(
         "schedule", _SCHEDULE_ENTRY, (*_COMMON_RULES, "V5", "V8"), _TILE_FUNCTION, {KERNEL_OP: _KERNEL_BODY}
     ),

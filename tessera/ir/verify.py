@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from tessera.core.errors import TesseraError, VerifyError
 from tessera.core.types import GLOBAL, DType, RefType, TensorType, Type, bool_, int64, scalar
 from tessera.ir.core import Block, Function, Module, Node, Value
-from tessera.ir.levels import CONTROL_OPS, FLOW_OPS, KERNEL_OP, LAUNCH_OP, LEVELS, IrLevel, LegalityScope
+from tessera.ir.levels import (
+    CONTROL_OPS,
+    FLOW_OPS,
+    GRAPH_LAUNCH_OP,
+    KERNEL_OP,
+    LAUNCH_OP,
+    LEVELS,
+    IrLevel,
+    LegalityScope,
+)
 from tessera.ir.printer import is_printable
 from tessera.ir.rules import Op
 
@@ -367,6 +376,19 @@ def _check_while_loop(node: Node) -> Iterator[RuleViolation]:
     yield from compare_types(node, "the results", carried, get_types(node.results))
 
 
+def _check_graph_launch(node: Node) -> Iterator[RuleViolation]:
+    (body,) = node.regions
+    held = tuple(RefType.of(v.type) for v in node.args)
+    yield from compare_types(node, "the first parameters of the region", held, get_types(body.params[: len(held)]))
+    yield from _check_yields_nothing(node, body)
+    written = node.attrs["written"]
+    if not {*range(len(held), len(body.params))} <= {*written} <= {*range(len(body.params))}:
+        yield RuleViolation(node, "the written memories are others", f"some of {len(body.params)}", written)
+        return
+    made = tuple(RefType.of(v.type) for v in node.results)
+    yield from compare_types(node, "the results", tuple(body.params[i].type for i in written), made)
+
+
 def _check_host_loop(node: Node) -> Iterator[RuleViolation]:
     yield from compare_types(node, "the parameters of the region", (_INDEX,), get_types(node.regions[0].params))
     yield from _check_yields_nothing(node, node.regions[0])
@@ -391,6 +413,7 @@ _REGION_RULES: Mapping[str, tuple[int, Callable[[Node], Iterator[RuleViolation]]
     "ts.scan": (1, _check_scan),
     "ts.cond": (2, _check_cond),
     "ts.while_loop": (2, _check_while_loop),
+    GRAPH_LAUNCH_OP: (1, _check_graph_launch),
     "host.loop": (1, _check_host_loop),
     "host.while": (2, _check_host_regions),
     "host.if": (2, _check_host_regions),

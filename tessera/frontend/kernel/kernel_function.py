@@ -15,13 +15,14 @@ import numpy as np
 
 from tessera.core.device import default_device
 from tessera.core.errors import ArgumentError, hides_internal_frames, user_location
-from tessera.core.hooks import apply_configuration, order_launch, run_module, tune_launch
+from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
 from tessera.core.schedule import Schedule
 from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.frontend.kernel import autotuning as tuning
 from tessera.frontend.kernel.autotuning import Evolutionary, Tuned, TuningSettings, split_configuration
 from tessera.frontend.kernel.signature import KernelArguments, make_array, read_parameters
+from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Module
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.argument_checks import check_function
@@ -255,6 +256,8 @@ class KernelLaunch:
 
     @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
+        if CURRENT_BUILDER.get() is not None:
+            return record_launch(self, args, named)
         if self.kernel.options.tuning is not None:
             return apply_configuration(self, self.tune(*args, **named).config)(*args, **named)
         module, found = self.kernel.bind_launch(self, args, named)

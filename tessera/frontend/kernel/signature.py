@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, UnknownNameError, user_location
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, user_location
 from tessera.core.shapes import bind_shape
 from tessera.core.types import GLOBAL, DType, Policy, RefType, TensorType, Type, as_dtype, scalar
 from tessera.ir.array_interchange import import_dlpack, shorten_repr
@@ -133,12 +133,6 @@ class KernelParameters:
         found = (
             argument.type if isinstance(argument, Tensor) else TensorType(argument.shape, _element_type(name, argument))
         )
-        if isinstance(argument, Tensor) and argument.is_traced:
-            raise TraceError(
-                f"argument `{name}` of {self.name} is a value of a program being traced", location=user_location(),
-                expected="elements: a kernel runs when it is called", received=str(argument.type),
-                suggestion="launch the kernel outside of @ts.jit, or say the same with ts. operations",
-            )  # fmt: skip
         policy = found.policy
         if isinstance(want, TensorType):
             if want.dtype != found.dtype and want.dtype.numpy != found.dtype.numpy:
@@ -200,12 +194,12 @@ def _is_array(argument: Any) -> bool:
     return isinstance(argument, (Tensor, np.ndarray))
 
 
-def make_array(argument: Any, type: Type) -> np.ndarray:
+def make_array(argument: Any, type: Type) -> Any:
     """The array of an argument that exists at run time."""
     if argument.__class__ is np.ndarray:
         return argument
     if isinstance(argument, Tensor):
-        return make_writable(argument)
+        return argument if argument.is_traced else make_writable(argument)
     return argument if isinstance(argument, np.ndarray) else np.asarray(argument, type.dtype.numpy)
 
 

@@ -22,7 +22,7 @@ from tessera.frontend.kernel.signature import KernelParameters, find_dim_names
 from tessera.frontend.kernel.tile_api import ids
 from tessera.frontend.kernel.tile_api.ids import GRID_IDS, GROUP_IDS, WARP_SIZE
 from tessera.frontend.kernel.trace import CURRENT_TRACE, KernelBuilder, TraceState, is_number
-from tessera.ir.builder import Builder, override_numerics
+from tessera.ir.builder import override_numerics
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rewrite import eliminate_dead_nodes
@@ -180,7 +180,7 @@ def specialise(
         expand_composites(Function(function.__name__, body, attrs, frame.source.place))
     )
     _check_function(compiled, request)
-    return SpecialisedKernel(_make_module(compiled, len(outputs)), _deduplicate_guards(frame.trace.guards))
+    return SpecialisedKernel(host.make_launch_module(compiled, len(outputs)), _deduplicate_guards(frame.trace.guards))
 
 
 def _trace_body(
@@ -261,17 +261,6 @@ def _allocation_bytes(node: Node) -> int:
     shape = [int(n) for n in node.attrs["shape"]]
     rows = [*shape[:-1], shape[-1] + node.attrs["padding"]] if shape else []
     return math.prod(rows) * node.attrs["dtype"].bits // 8
-
-
-def _make_module(function: Function, outputs: int) -> Module:
-    """The tile function with an entry that launches it."""
-    builder = Builder()
-    params = [Value(p.type, p.hint) for p in function.params]
-    launch = {"kernel": function.name, "grid": function.attrs["grid"]}
-    builder.add(host.launch, params, launch, loc=function.loc)
-    name = "main" if function.name != "main" else "entry"
-    main = Function(name, builder.block(params, ()), Attrs({"outputs": outputs}), function.loc)
-    return Module("tile", (main, function))
 
 
 def _deduplicate_guards(guards: Sequence[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:

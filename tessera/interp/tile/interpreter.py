@@ -60,6 +60,25 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
         return [np.zeros(p.type.shape, p.type.dtype.numpy) for p in _output_params(module.main)]
 
 
+def run_graph_launch(node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """Run a launch of a Graph function on arrays, which do not change; return the memories that it writes."""
+    function, count, written = host_ops.launched_function(node), len(arrays), node.attrs["written"]
+    held = [np.array(a) if i in written else np.ascontiguousarray(a) for i, a in enumerate(arrays)]
+    shaped = [a.reshape(p.type.shape) for a, p in zip(held, function.params, strict=False)]
+    module = host_ops.make_launch_module(function, len(function.params) - count)
+    memories = [*shaped, *run(module, shaped)]
+    return [memories[i] for i in written]
+
+
+def run_graph_launch_with_bounds(node: Node, values: Sequence[Any]) -> list[IntervalArray]:
+    """As `run_graph_launch`, with error bounds."""
+    function = host_ops.launched_function(node)
+    new = [np.zeros(p.type.shape, p.type.dtype.numpy) for p in function.params[len(values) :]]
+    memories = [to_interval(v).copy() for v in (*values, *new)]
+    launch(function, node.attrs["grid"], memories, bound=True)
+    return [memories[i] for i in node.attrs["written"]]
+
+
 def _make_monitor(checks: Checks | None, inputs: Sequence[Any], observers: Sequence[Observer]) -> Monitor:
     """Make the monitor of a run in debug mode; only debug mode imports the sanitizer."""
     from tessera.interp.sanitizer.monitor import Monitor

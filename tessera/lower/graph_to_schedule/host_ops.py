@@ -116,6 +116,33 @@ def _(lowering: Any, node: Node) -> None:
     lowering.builder.add(host.while_, [flag], {}, types=(), regions=tuple(regions))
 
 
+@host_rules(control_flow.launch)
+def _(lowering: Any, node: Node) -> None:
+    """The tile function of a user's kernel, which needs no lowering, on the buffers of its memories."""
+    function, results = host.launched_function(node), dict(zip(node.attrs["written"], node.results, strict=True))
+    refs = []
+    for i, param in enumerate(function.params):
+        operand = node.args[i] if i < len(node.args) else None
+        if i in results:
+            refs.append(_prepare_written_buffer(lowering, operand, results[i]))
+        else:
+            refs.append(lowering.view_buffer(operand, tuple(param.type.shape)))
+    attrs = {"kernel": lowering.name_function(function), "grid": node.attrs["grid"]}
+    lowering.builder.add(host.launch, refs, attrs, types=())
+
+
+def _prepare_written_buffer(lowering: Any, operand: Value | None, result: Value) -> Value:
+    """The buffer of a launch's result: that of the operand if nothing else uses it, else a copy of the operand."""
+    if operand is not None and result not in lowering.buffers and lowering.is_consumed(operand):
+        lowering.buffers[result] = lowering.buffers[operand]
+    target = lowering.allocate(result)
+    if operand is not None:
+        source = lowering.view_buffer(operand, get_shape(result))
+        if source is not target:
+            _copy_buffer(lowering, source, target)
+    return target
+
+
 def find_host_control_flow(module: Module) -> list[Node]:
     """The loops and branches of a Schedule or Tile module that the host executes."""
     return [n for n in module.main.body.walk() if n.op in (host.loop, host.while_, host.if_)]

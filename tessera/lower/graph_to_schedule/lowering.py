@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tessera.core.errors import ShapeError, UnsupportedOpError
+from tessera.core.errors import Location, ShapeError, UnsupportedOpError
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
@@ -19,7 +19,7 @@ from tessera.lower.graph_to_schedule.fusion import FusionCluster, form_clusters,
 from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, point_rules
 from tessera.lower.indexing_maps import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body, get_shape
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.ops.dialects import host, schedule
+from tessera.ops.dialects import control_flow, host, schedule
 
 # Tiling: the tile size of each dim of a kernel, and the dim that a loop walks.
 
@@ -201,6 +201,7 @@ class ScheduleLowering:
         """Lower a block whose parameters have buffers; each result goes into its target."""
         for value, target in zip(block.results, targets, strict=True):
             self.buffers.setdefault(value, target)
+        self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         for cluster in form_clusters(Function("block", block), launched):
             self.lower_cluster(cluster)
@@ -224,6 +225,20 @@ class ScheduleLowering:
             attrs = {"shape": get_shape(value), "dtype": value.type.policy or value.type.dtype, "offset": -1}
             self.buffers[value] = self.builder.add(host.alloc, [], attrs).out
         return self.buffers[value]
+
+    def share_buffers(self, block: Block) -> None:
+        """Compute a memory that only a launch uses, and that it writes, where the launch's result is wanted."""
+        for node in reversed(block.nodes):
+            if node.op is not control_flow.launch:
+                continue
+            for i, result in zip(node.attrs["written"], node.results, strict=True):
+                if i < len(node.args) and result in self.buffers and self.is_consumed(node.args[i]):
+                    self.buffers.setdefault(node.args[i], self.buffers[result])
+
+    def is_consumed(self, value: Value) -> bool:
+        """Whether a value is computed in this block into memory of its own, and used once."""
+        node = self.uses.find(value, *point_rules, control_flow.launch)
+        return node is not None and strip_reshapes(value, self.uses) is value and self.uses.count_uses(value) == 1
 
     def lower_cluster(self, cluster: FusionCluster) -> None:
         """Add the kernel, launch or host op that computes a cluster's root."""
@@ -249,7 +264,7 @@ class ScheduleLowering:
 
     def name_function(self, function: Function) -> str:
         """The name of a tile function in the module, which is added once."""
-        same = [f for f in self.functions if f.body is function.body]
+        same = [f for f in self.functions if f.body is function.body or _make_key(f) == _make_key(function)]
         if not same:
             taken = sum(f.name.startswith(function.name) for f in self.functions)
             same = [replace(function, name=f"{function.name}_{taken}" if taken else function.name)]
@@ -289,6 +304,11 @@ class ScheduleLowering:
         self.add_body(body, place, [self.buffers[source], target], make_dims(cluster, order))
 
 
+def _make_key(function: Function) -> Hashable:
+    """A key of what a tile function computes: equal ones are one function, wherever they are launched."""
+    return structural_key(replace(function, name="", loc=Location()))
+
+
 def make_ref(type: Type) -> RefType:
     """The type of the buffer of a tensor."""
     return RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)
@@ -316,9 +336,18 @@ def make_dims(cluster: FusionCluster, order: list[int]) -> KernelDims:
     return tuple((name, cluster.extents[d], kind) for name, d, kind in zip(names, order, kinds, strict=True))
 
 
+def _walk_tensor_ops(block: Block) -> Iterator[Node]:
+    """The nodes of a block and of its regions, except the tile functions of launches."""
+    for node in block.nodes:
+        yield node
+        if node.op is not control_flow.launch:
+            for region in node.regions:
+                yield from _walk_tensor_ops(region)
+
+
 def check_schedulable(function: Function, launched: Collection[Op]) -> None:
     """Raise an error for a function that cannot be scheduled."""
-    for node in function.body.walk():
+    for node in _walk_tensor_ops(function.body):
         if node.op not in point_rules and node.op not in launched:
             raise UnsupportedOpError(
                 f"{node.op.name} cannot be scheduled",

@@ -1,4 +1,4 @@
-"""Control flow ops: for, while and if with captured values; scan, cond and while_loop with closed regions.
+"""Control flow ops: for, while and if with captured values; scan, cond, while_loop and launch with closed regions.
 
 Below Graph, scan, cond and while_loop become loops and branches of the entry function (`ops/dialects/host.py`): the
 host executes them, and their bodies run on the target.
@@ -84,3 +84,15 @@ def while_loop(*operands: Any, carry: int, test: int) -> Any:
 
 
 FUNCTIONAL_FLOW_OPS = (scan, cond, while_loop)
+
+
+# Kernel launches: Tile IR inside a Graph function, as a function of the memories that it reads.
+
+
+@op(infer=_refuse_inference, coerce=refuse_direct_call, numerics=STORAGE)
+def launch(*operands: Any, kernel: str, grid: tuple, written: tuple, attrs: Any) -> Any:
+    """The memories with the numbers `written` after a tile function ran once for each point of `grid`.
+
+    The region is the tile function's body. Its parameters are refs: memories that hold the operands, and then memories
+    with unspecified elements. The operands themselves do not change. `attrs` are those of the tile function.
+    """

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from tessera.core.errors import ShapeError
+from tessera.core.errors import Location, ShapeError
 from tessera.core.types import DType, Policy, RefType, f32
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
@@ -92,3 +95,26 @@ def while_(ref):
 @op(infer=lambda ref: None, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",), name="if")
 def if_(ref):
     """Run the first region on the host if the bool in `ref` holds, else the second."""
+
+
+# Modules of one launch.
+
+
+def make_launch_module(function: Function, outputs: int) -> Module:
+    """The Tile module that launches a tile function once; its last `outputs` parameters are results."""
+    builder = Builder()
+    params = [Value(p.type, p.hint) for p in function.params]
+    builder.add(launch, params, {"kernel": function.name, "grid": function.attrs["grid"]}, loc=function.loc)
+    name = "main" if function.name != "main" else "entry"
+    main = Function(name, builder.block(params, ()), Attrs({"outputs": outputs}), function.loc)
+    return Module("tile", (main, function))
+
+
+def launched_function(node: Node) -> Function:
+    """The tile function of a launch at the Graph level."""
+    return make_launched_function(node.attrs, node.regions[0], node.loc)
+
+
+def make_launched_function(attrs: Mapping[str, Any], body: Block, loc: Location) -> Function:
+    """The tile function that a launch at the Graph level with these attributes and this region runs."""
+    return Function(attrs["kernel"], body, Attrs({**attrs["attrs"], "grid": attrs["grid"]}), loc)

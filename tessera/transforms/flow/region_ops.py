@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.hooks import run_module
 from tessera.core.types import TensorType
 from tessera.ir.builder import CURRENT_BUILDER, Builder
 from tessera.ir.core import Block, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor, wrap_array
-from tessera.ops.dialects import control_flow
+from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor.random import get_random_state
 from tessera.transforms.autodiff.tape import detach, record_on_tape
 from tessera.transforms.recording import (
@@ -47,7 +48,7 @@ def bind_region_op(
     return [Tensor(v) for v in builder.add(op, values, attrs, types=tuple(types), regions=tuple(inner)).results]
 
 
-@control_flow_rules(*control_flow.FUNCTIONAL_FLOW_OPS)
+@control_flow_rules(*control_flow.FUNCTIONAL_FLOW_OPS, control_flow.launch)
 def _(node, tensors):
     return bind_region_op(node.op, tensors, node.attrs, node.regions, node.result_types)
 
@@ -166,3 +167,16 @@ def _(attrs, regions, operands):
     while bool(eval_block(regions[0], [*carry, *operands[count:split]])[0].data):
         carry = eval_block(regions[1], [*carry, *operands[split:]])
     return carry
+
+
+@eager_control_flow_rules(control_flow.launch)
+def _(attrs, regions, operands):
+    function = host.make_launched_function(attrs, regions[0], user_location())
+    written, params = attrs["written"], function.params
+    held = [np.array(t.data) if i in written else np.ascontiguousarray(t.data) for i, t in enumerate(operands)]
+    shaped = [a.reshape(p.type.shape) for a, p in zip(held, params, strict=False)]
+    memories = [*shaped, *run_module(host.make_launch_module(function, len(params) - len(operands)), shaped, None)]
+    return [
+        wrap_array(memories[i], TensorType(params[i].type.shape, params[i].type.dtype, params[i].type.policy))
+        for i in written
+    ]

@@ -1,0 +1,263 @@
+"""Kernel launches in traced programs: a launch becomes one op of the Graph level that holds the kernel's Tile IR.
+
+`kernel[grid](x, out)` updates the tensors that the kernel writes: after it, `out` stands for the new memory.
+`launch(kernel, grid, x, out=like(x))` returns the written memories, and changes no tensor (as JAX's `pallas_call`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
+from tessera.core.hooks import load_launch_rules
+from tessera.core.symbolic_dim import symbol_names
+from tessera.core.types import RefType, TensorType, as_dtype
+from tessera.frontend.kernel.kernel_function import Kernel, KernelLaunch
+from tessera.frontend.kernel.signature import KernelArguments
+from tessera.ir.builder import CURRENT_BUILDER, Builder, copy_block
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor.argument_checks import parse_shape
+from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.shape import permute, reshape, slice_
+
+VIEW_OPS = (reshape, permute, slice_)  # eager calls of these may share memory with their operand
+
+
+@dataclass(frozen=True)
+class OutputMemory:
+    """An argument of `launch` that stands for new memory of a type, with unspecified elements."""
+
+    type: TensorType
+
+
+def like(x: Any, shape: Any = None, dtype: Any = None) -> OutputMemory:
+    """New memory for a result of `ts.launch`: of the shape and element type of `x`, unless they are given.
+
+    >>> like(Tensor([1.0, 2.0]), dtype="f16").type
+    tensor<2xf16>
+
+    Raises:
+        DTypeError: `dtype` names no element type.
+    """
+    type = as_tensor(x).type
+    sizes = type.shape if shape is None else parse_shape(shape)
+    return OutputMemory(TensorType(sizes, type.dtype if dtype is None else as_dtype(dtype), type.policy))
+
+
+def launch(kernel: Kernel, grid: Any, *args: Any, **named: Any) -> Any:
+    """The memories that a kernel writes, as new tensors; the arguments themselves do not change.
+
+    `grid` is what `kernel[grid]` takes: sizes, a function of the constants, or a tuple of a grid and a group. An
+    argument `ts.like(x)` stands for new memory. Works in traced programs (`ts.jit`, `ts.vmap`, `ts.scan`) and outside.
+    The results are in the order of the kernel's parameters, then what the kernel returns: one tensor, or a tuple.
+
+    >>> from tessera import tile
+    >>> from tessera.frontend.kernel import kernel
+    >>> @kernel
+    ... def double(x, out, *, BM: int = 2):
+    ...     rows = tile.program_id(0) * BM
+    ...     out[rows : rows + BM] = x[rows : rows + BM] * 2.0
+    >>> x = Tensor([1.0, 2.0, 3.0, 4.0])
+    >>> launch(double, (2,), x, like(x))
+    Tensor([2., 4., 6., 8.], f32)
+
+    Raises:
+        ArgumentError: this is no kernel, or one tensor is passed twice and written.
+        ShapeError: an argument's size is known by name alone.
+    """
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(
+            f"launch takes a kernel, not a {type(kernel).__name__}", location=user_location(),
+            expected="a function decorated with @ts.kernel", suggestion="ts.launch(kernel, grid, x, out=ts.like(x))",
+        )  # fmt: skip
+    chosen = kernel[grid]
+    if CURRENT_BUILDER.get() is not None:
+        return _unwrap(list(record_launch(chosen, args, named).values()))
+    given = [_make_memory(a) for a in args], {k: _make_memory(a) for k, a in named.items()}
+    module = chosen.module(*given[0], **given[1])
+    found = kernel.bind(*given)
+    written = _find_written(module, len(found.arrays))
+    named_arrays = enumerate(zip(found.types, found.arrays, strict=True))
+    memories = {name: Tensor(np.array(array)) for i, (name, array) in named_arrays if i in written}
+    returned = chosen(**_name_arguments(kernel, given, memories))
+    rest = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
+    return _unwrap([*memories.values(), *rest])
+
+
+def _name_arguments(
+    kernel: Kernel, given: tuple[list[Any], dict[str, Any]], memories: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {**dict(zip(kernel.parameters.signature.parameters, given[0], strict=False)), **given[1], **memories}
+
+
+def _make_memory(argument: Any) -> Any:
+    if not isinstance(argument, OutputMemory):
+        return argument
+    sizes = tuple(int(n) for n in argument.type.shape)
+    return Tensor(np.zeros(sizes, argument.type.dtype.numpy), argument.type.policy or argument.type.dtype)
+
+
+def _unwrap(results: list[Tensor]) -> Any:
+    return tuple(results) if len(results) > 1 else results[0] if results else None
+
+
+def update_arguments(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Record a launch whose written tensors stand for their new memory afterwards; return what the kernel returns.
+
+    Raises:
+        TraceError: the kernel writes a tensor that is not made in this trace, or one of which views exist.
+    """
+    given = dict(zip(chosen.kernel.parameters.signature.parameters, args, strict=False)) | dict(named)
+    builder = CURRENT_BUILDER.get()
+    assert builder is not None, "a launch outside of a trace runs at once"
+    before = {n: a.data for n, a in given.items() if isinstance(a, Tensor)}
+    results = record_launch(chosen, args, named)
+    for name, value in before.items():
+        if name in results:
+            _check_updatable(builder, chosen.kernel, name, value)
+    for name in before:
+        if name in results:
+            given[name].data = results.pop(name).data
+    outer = [n for n in results if n in given]
+    if outer:
+        raise _make_ownership_error(chosen.kernel, outer[0])
+    return _unwrap(list(results.values()))
+
+
+def _check_updatable(builder: Builder, kernel: Kernel, name: str, value: Any) -> None:
+    node = builder.producers.get(value) if isinstance(value, Value) else None
+    if node is None or not builder.holds(node):
+        raise _make_ownership_error(kernel, name)
+    views = [n for n in builder.producers.values() if n.op in VIEW_OPS and value in n.args]
+    if node.op in VIEW_OPS or views:
+        other = views[0] if views else node
+        raise TraceError(
+            f"{kernel.parameters.name} writes `{name}`, which shares memory with a view of it ({other.op.__name__} at "
+            f"{other.loc})", location=user_location(), expected="a tensor without views",
+            suggestion=f"pass the whole tensor, or write {name}_new = ts.launch(kernel, grid, ..., {name}={name})",
+        )  # fmt: skip
+
+
+def _make_ownership_error(kernel: Kernel, name: str) -> TraceError:
+    return TraceError(
+        f"{kernel.parameters.name} writes `{name}`, which is not made in the function being traced",
+        location=user_location(), expected="a tensor that this function makes: ts.empty(...), ts.zeros(...)",
+        suggestion=f"out = ts.launch(kernel, grid, ..., {name}=ts.like({name})) returns the memory that it writes",
+    )  # fmt: skip
+
+
+def record_launch(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Record a launch in the open trace: the written memories by parameter, then the values that the kernel returns."""
+    load_launch_rules()
+    fresh: dict[Value, OutputMemory] = {}
+
+    def stand_in(argument: Any) -> Any:
+        if not isinstance(argument, OutputMemory):
+            return argument
+        value = Value(argument.type)
+        fresh[value] = argument
+        return Tensor(value)
+
+    kernel = chosen.kernel
+    found = kernel.bind([stand_in(a) for a in args], {k: stand_in(a) for k, a in named.items()})
+    for name, type in found.types.items():
+        _check_static(kernel, name, type)
+    grid, group = kernel.plan(found, chosen.grid, chosen.group)
+    module = kernel.specialize(found.types, found.constants, grid, group)
+    return _LaunchRecorder(module, found, fresh).record()
+
+
+def _check_static(kernel: Kernel, name: str, type: Any) -> None:
+    if symbol_names(type.shape):
+        raise ShapeError(
+            f"a kernel needs sizes that are numbers: `{name}` of {kernel.parameters.name} has {type}",
+            location=user_location(), expected="a known shape", received=str(type),
+        )  # fmt: skip
+
+
+def _find_written(module: Module, count: int) -> set[int]:
+    """The numbers of the first `count` parameters that a kernel writes."""
+    kernel = module.functions[1]
+    targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
+    return {i for i, p in enumerate(kernel.params[:count]) if p in targets}
+
+
+@dataclass(frozen=True)
+class _LaunchRecorder:
+    """A launch that is recorded: its module, its bound arguments, and the values that stand for new memory."""
+
+    module: Module
+    found: KernelArguments
+    fresh: Mapping[Value, OutputMemory]
+
+    def record(self) -> dict[str, Tensor]:
+        """Add the node, and return its results by name."""
+        builder = CURRENT_BUILDER.get()
+        assert builder is not None, "a launch outside of a trace runs at once"
+        function, arrays = self.module.functions[1], self.found.arrays
+        written = _find_written(self.module, len(arrays))
+        pairs = list(zip(function.params, arrays, strict=False))
+        self._check_aliasing(function, pairs, written)
+        memories = [p for p, a in pairs if isinstance(p.type, RefType) and not self._is_fresh(a)]
+        new = [p for p, a in pairs if self._is_fresh(a)] + list(function.params[len(arrays) :])
+        constants = [_make_constant(p, a, function) for p, a in pairs if not isinstance(p.type, RefType)]
+        params = (*memories, *new)
+        body = copy_block(Block(params, (*constants, *function.body.nodes), ()))
+        operands = [_make_operand(builder, p, a) for p, a in pairs if p in memories]
+        # In the order of the kernel's parameters.
+        results = [p for i, p in enumerate(function.params) if i in written or p in new]
+        attrs = {k: v for k, v in function.attrs.items() if k != "grid"}
+        node = builder.add(
+            control_flow.launch,
+            operands,
+            {
+                "kernel": function.name,
+                "grid": function.attrs["grid"],
+                "written": tuple(params.index(p) for p in results),
+                "attrs": Attrs(attrs),
+            },
+            types=tuple(TensorType(p.type.shape, p.type.dtype, p.type.policy) for p in results),  # type: ignore[union-attr]
+            regions=(body,),
+            loc=user_location(),
+        )
+        return {p.hint: Tensor(v) for p, v in zip(results, node.results, strict=True)}
+
+    def _is_fresh(self, argument: Any) -> bool:
+        return isinstance(argument, Tensor) and argument.is_traced and argument.data in self.fresh
+
+    def _check_aliasing(self, function: Function, pairs: Sequence[tuple[Value, Any]], written: set[int]) -> None:
+        """Refuse one tensor as two arguments of which the kernel writes one: the kernel would read what it writes."""
+        held = [(i, p, a.data if isinstance(a, Tensor) else a) for i, (p, a) in enumerate(pairs)]
+        for i, param, array in held:
+            twin = next((q for j, q, other in held if j != i and other is array and not np.isscalar(array)), None)
+            if i in written and twin is not None:
+                store = next(n for n in function.body.walk() if n.op.effects & {"write"} and n.args[0] is param)
+                raise ArgumentError(
+                    f"one tensor is passed as `{param.hint}` and as `{twin.hint}`, and the kernel writes "
+                    f"`{param.hint}` at {store.loc}", location=user_location(),
+                    expected="different tensors", suggestion=f"{param.hint}=ts.like({twin.hint})",
+                )  # fmt: skip
+
+
+def _make_constant(param: Value, value: Any, function: Function) -> Node:
+    """A number that a launch passes: a constant of the traced program."""
+    assert isinstance(param.type, TensorType)
+    attrs = Attrs({"shape": (), "value": np.asarray(value).item(), "dtype": param.type.dtype})
+    return Node(full, (), attrs, (param,), (), function.loc)
+
+
+def _make_operand(builder: Builder, param: Value, argument: Any) -> Value:
+    tensor = argument if isinstance(argument, Tensor) else Tensor(np.asarray(argument))
+    if tensor.dtype != param.type.dtype:
+        tensor = cast(tensor, dtype=param.type.dtype)
+    if tensor.type.shape != param.type.shape:
+        raise DTypeError(
+            f"argument `{param.hint}` has another type", location=user_location(), received=str(tensor.type)
+        )
+    return tensor.data if tensor.is_traced else builder.capture(tensor.data, tensor)

@@ -1,0 +1,624 @@
+"""Reverse mode of kernels: the adjoint of a launch is a launch of the adjoint kernel, derived from the Tile IR.
+
+A program of the adjoint kernel computes the values of its program again, then visits the nodes in reverse (Griewank and
+Walther, "Evaluating Derivatives", 2008, chapter 3): the cotangent of a stored block is loaded from the cotangent of the
+memory, and the cotangent of a loaded block is added to that of its memory. A loop stores its carried values in scratch
+memory on the way forward and loads them on the way back. Where the access maps show that no two programs load the same
+element, the addition needs no atomics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DType, RefType, TensorType, f32, f64, int64, scalar
+from tessera.frontend.kernel.trace import KernelBuilder
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
+from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.builder import override_numerics
+from tessera.ir.composites import expand_composites
+from tessera.ir.core import Attrs, Block, Function, Node, Value
+from tessera.ir.rewrite import eliminate_dead_nodes, merge_equal_nodes
+from tessera.ir.rules import Rules
+from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor.basic import cast, full, splat
+from tessera.ops.tensor.elementwise import floor_divide, maximum
+from tessera.ops.tensor.reduce import sum as sum_
+from tessera.ops.tensor.shape import iota, reshape
+from tessera.transforms.autodiff.call_primitives import add_transpose_call
+from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules, linearise
+from tessera.transforms.flow.region_ops import bind_region_op
+
+# reverse(adjoint, node) adds the node's values and returns what to do on the way back, or None.
+reverse_rules = Rules("adjoint of a kernel")
+Step = Callable[[], None]
+
+
+@call_jvp_rules(control_flow.launch)
+def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
+    if not reverse:
+        raise UnsupportedOpError(
+            f"forward mode through the kernel {node.attrs['kernel']}", location=node.loc,
+            expected="reverse mode: ts.grad, ts.vjp", suggestion="use ts.custom_jvp: its rule serves both modes",
+        )  # fmt: skip
+    primals = [d.primal for d in duals]
+    outs = bind_region_op(node.op, primals, node.attrs, node.regions, node.result_types)
+    moves = [d.tangent is not None for d in duals]
+
+    def pull(residuals: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+        given = iter(g)
+        cotangents = [next(given) if o.dtype.is_float else None for o in outs]
+        return bind_adjoint(node, moves, residuals, cotangents)
+
+    return add_transpose_call(pull, primals, duals, outs)
+
+
+def bind_adjoint(
+    node: Node, moves: Sequence[bool], primals: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Launch the adjoint kernel of a launch: the cotangents of the operands that move."""
+    kernel = AdjointKernel(node, tuple(moves))
+    function = kernel.build()
+    moving = [x for x, m in zip(primals, moves, strict=True) if m]
+    zeros = [splat(0, TensorType(x.shape, sum_dtype(x.dtype))) for x in moving]
+    kept = [g for g in cotangents if g is not None]
+    operands = [*primals, *kept, *zeros]
+    first = len(primals) + len(kept)
+    written = (*range(first, len(function.params)),)
+    types = tuple(function.params[i].type.block(function.params[i].type.shape) for i in written)  # type: ignore[union-attr]
+    attrs = {"kernel": function.name, "grid": node.attrs["grid"], "written": written, "attrs": function.attrs}
+    found = bind_region_op(node.op, operands, attrs, [function.body], types)
+    return [cast(g, dtype=x.dtype) if g.dtype != x.dtype else g for g, x in zip(found, moving, strict=False)]
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """The type in which the cotangents of a memory are summed."""
+    return f64 if dtype == f64 else f32
+
+
+@dataclass
+class AdjointKernel:
+    """The adjoint of a launch under construction.
+
+    `values` has what each value of the kernel has become, `cotangents` the sums so far on the way back. `active` values
+    depend on operands that move. `memory` has for each ref of the kernel the ref of its cotangent.
+    """
+
+    node: Node
+    moves: tuple[bool, ...]
+    builder: KernelBuilder = field(default_factory=KernelBuilder)
+    values: dict[Value, Any] = field(default_factory=dict)
+    cotangents: dict[Value, Tensor] = field(default_factory=dict)
+    active: set[Value] = field(default_factory=set)
+    memory: dict[Value, Value] = field(default_factory=dict)
+    scratch: list[Value] = field(default_factory=list)
+    is_recording: bool = True  # whether nodes leave steps for the way back
+
+    @property
+    def body(self) -> Block:
+        """The body of the kernel itself."""
+        return self.node.regions[0]
+
+    def build(self) -> Function:
+        """The adjoint kernel: its parameters are the operands, the cotangents of results, and those of operands.
+
+        Raises:
+            UnsupportedOpError: a node of the kernel has no derivative.
+        """
+        params = self._make_params()
+        self._check_memories()
+        with self.builder.active(), override_numerics(None):
+            for step in reversed(self.run(self.body)):
+                step()
+        body = self._prune(self.builder.block((*params, *self.scratch), ()), len(params))
+        attrs = Attrs({k: v for k, v in self.node.attrs["attrs"].items() if k == "group"})
+        function = Function(f"{self.node.attrs['kernel']}_vjp", body, attrs, self.node.loc)
+        body = eliminate_dead_nodes(merge_equal_nodes(expand_composites(function).body))
+        return replace(function, body=body)
+
+    def _make_params(self) -> list[Value]:
+        operands = self.body.params[: len(self.node.args)]
+        inputs = [Value(p.type, p.hint) for p in operands]
+        self.values.update(zip(operands, inputs, strict=True))
+        results = [self.body.params[i] for i in self.node.attrs["written"]]
+        given = {p: Value(p.type, f"{p.hint}_cotangent") for p in results if p.type.dtype.is_float}
+        moving = [p for p, m in zip(operands, self.moves, strict=True) if m]
+        made = {p: Value(RefType(p.type.shape, sum_dtype(p.type.dtype)), f"{p.hint}_gradient") for p in moving}
+        self.memory = {**given, **made}
+        self.active = set(moving)
+        return [*inputs, *given.values(), *made.values()]
+
+    def _check_memories(self) -> None:
+        """Refuse kernels that read what they write: the values at each read would have to be kept."""
+        results = {self.body.params[i] for i in self.node.attrs["written"]}
+        for node in self.body.walk():
+            if node.args and node.args[0] in results and "read" in node.op.effects:
+                raise self.make_error(node, f"a kernel that reads `{node.args[0].hint}`, which it writes")
+        for param, moves in zip(self.body.params, self.moves, strict=False):
+            if moves and param in results:
+                raise self.make_error(self.node, f"a kernel that updates `{param.hint}`, which has a derivative")
+
+    def make_error(self, node: Node, what: str) -> UnsupportedOpError:
+        """The error for a kernel without a derivative of its own."""
+        return UnsupportedOpError(
+            f"no derivative of {self.node.attrs['kernel']}: {what}", location=node.loc,
+            expected="loads, stores, loops, branches and ops on blocks",
+            suggestion="give the function that launches it a rule: @ts.custom_vjp",
+        )  # fmt: skip
+
+    # The way forward.
+
+    def get(self, value: Value) -> Any:
+        """What a value of the kernel has become."""
+        return self.values[value]
+
+    def run(self, block: Block) -> list[Step]:
+        """Add the nodes of a block again; the steps for the way back, in program order."""
+        steps: list[Step] = []
+        for node in block.nodes:
+            with self.builder.at(node.loc):
+                rule = reverse_rules.get(node.op) or _reverse_pure
+                step = rule(self, node)
+            if step is not None and self.is_recording:
+                steps.append(self._located(node, step))
+        return steps
+
+    def _located(self, node: Node, step: Step) -> Step:
+        def run() -> None:
+            with self.builder.at(node.loc):
+                step()
+
+        return run
+
+    @contextmanager
+    def without_recording(self) -> Iterator[None]:
+        """Add values alone."""
+        before, self.is_recording = self.is_recording, False
+        yield
+        self.is_recording = before
+
+    def add(self, node: Node, args: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[Any]:
+        """Add a node on new operands, and return its results as tensors."""
+        values = [a.data if isinstance(a, Tensor) else a for a in args]
+        made = self.builder.add(node.op, values, node.attrs if attrs is None else attrs)
+        return [Tensor(v) for v in made.results]
+
+    def set_results(self, node: Node, found: Sequence[Any], active: bool) -> None:
+        """Note what the results of a node have become."""
+        self.values.update(zip(node.results, found, strict=True))
+        if active:
+            self.active.update(v for v in node.results if v.type.dtype.is_float)
+
+    def is_active(self, values: Sequence[Value]) -> bool:
+        """Whether any of some values depends on operands that move."""
+        return not self.active.isdisjoint(values)
+
+    # The way back.
+
+    def accumulate(self, value: Value, g: Tensor) -> None:
+        """Add to the cotangent of a value."""
+        if value in self.active:
+            self.cotangents[value] = self.cotangents[value] + g if value in self.cotangents else g
+
+    def take(self, value: Value) -> Tensor | None:
+        """The cotangent of a value, which is then complete."""
+        return self.cotangents.pop(value, None)
+
+    def find_cotangent(self, value: Value) -> Tensor:
+        """The cotangent of a value so far; zeros if there is none."""
+        found = self.cotangents.get(value)
+        return splat(0, value.type) if found is None else found  # type: ignore[arg-type]
+
+    # Scratch memory.
+
+    def program(self) -> Tensor:
+        """The number of this tile among all of the launch."""
+        grid, group = tuple(self.node.attrs["grid"]) or (1,), self.group
+        number: Any = None
+        for axis, size in enumerate(grid):
+            own = Tensor(self.builder.add(tile.program_id, [], {"axis": axis}).out)
+            number = own if number is None else number * size + own
+        if group > 1:
+            number = number * group + Tensor(self.builder.add(tile.local_id, [], {}).out)
+        return number
+
+    @property
+    def group(self) -> int:
+        """The tiles of a group."""
+        return int(self.node.attrs["attrs"].get("group", 1))
+
+    def allocate_scratch(self, type: TensorType, trips: int) -> Value:
+        """Memory for a value of each trip of a loop of each tile."""
+        tiles = math.prod(self.node.attrs["grid"]) * self.group
+        ref = Value(RefType((tiles, trips, *type.shape), type.dtype), f"carried{len(self.scratch)}")
+        self.scratch.append(ref)
+        return ref
+
+    def _prune(self, block: Block, fixed: int) -> Block:
+        """Leave out the stores to scratch memory that nothing loads."""
+        block = eliminate_dead_nodes(block)
+        loaded = {n.args[0] for n in block.walk() if n.op is tile.load}
+        unused = {p for p in block.params[fixed:] if p not in loaded}
+        self.scratch = [p for p in self.scratch if p not in unused]
+        return replace(_drop_stores(block, unused), params=(*block.params[:fixed], *self.scratch))
+
+
+def _drop_stores(block: Block, refs: set[Value]) -> Block:
+    kept = [n for n in block.nodes if not (n.op is tile.store and n.args[0] in refs)]
+    nodes = tuple(replace(n, regions=tuple(_drop_stores(r, refs) for r in n.regions)) if n.regions else n for n in kept)
+    return replace(block, nodes=nodes)
+
+
+def _reverse_pure(adjoint: AdjointKernel, node: Node) -> Step | None:
+    """A node without effects: its derivative rule, linearised here and transposed on the way back."""
+    args = [adjoint.get(v) for v in node.args]
+    active = adjoint.is_active(node.args) and any(v.type.dtype.is_float for v in node.results)
+    if node.regions or node.op.effects or not node.op.name.startswith("ts."):
+        if not active and not node.regions and not node.op.effects:
+            adjoint.set_results(node, adjoint.add(node, args), False)
+            return None
+        raise adjoint.make_error(node, f"{node.op.name} in it")
+    if not active or not adjoint.is_recording:
+        adjoint.set_results(node, adjoint.add(node, args), active)
+        return None
+    moves = [v in adjoint.active for v in node.args]
+    params = tuple(Value(v.type, v.hint) for v in node.args)  # an operand may occur twice
+    point = linearise(Block(params, (replace(node, args=params),), node.results), args, moves)
+    adjoint.set_results(node, point.results, True)
+
+    def pull() -> None:
+        given = [adjoint.take(v) for v in node.results]
+        if any(g is not None for g in given):
+            moving = [v for v, m in zip(node.args, moves, strict=True) if m]
+            for value, g in zip(moving, point.pull_back(given), strict=True):
+                adjoint.accumulate(value, g)
+
+    return pull
+
+
+# Memory.
+
+
+@reverse_rules(tile.load, tile.gather)
+def _(adjoint: AdjointKernel, node: Node) -> Step | None:
+    ref = node.args[0]
+    args = [adjoint.get(v) for v in node.args]
+    moves = ref in adjoint.memory and ref in adjoint.active
+    adjoint.set_results(node, adjoint.add(node, args), moves)
+    rest = args[1:]
+
+    def pull() -> None:
+        g = adjoint.take(node.out)
+        if g is not None:
+            target = adjoint.memory[ref]
+            g = cast(g, dtype=target.type.dtype) if g.dtype != target.type.dtype else g
+            (add_block if node.op is tile.load else add_elements)(adjoint, node, target, g, rest)
+            _pull_other(adjoint, node, g)
+
+    return pull if moves else None
+
+
+def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor) -> None:
+    """The cotangent of the value that a masked load gives where the mask is false."""
+    rank = node.args[0].type.rank  # type: ignore[union-attr]
+    if len(node.args) > rank + 2 and node.args[rank + 2] in adjoint.active:
+        raise adjoint.make_error(node, "a load whose `other` depends on an argument")
+
+
+def add_block(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
+    """Add a block to the memory that it was loaded from."""
+    rank, shape = target.type.rank, node.attrs["shape"]  # type: ignore[union-attr]
+    if not is_owned_by_program(adjoint, node.args[0]):
+        indices = [start + _make_ramp(shape, axis) for axis, start in enumerate(rest[:rank])]
+        mask = _find_mask(node, indices, rest, target)
+        _add_atomically(adjoint, target, g, indices, mask)
+        return
+    values = [r.data for r in rest[: rank + 1]]
+    attrs = {"shape": shape, "edge": node.attrs["edge"], "vector": node.attrs["vector"]}
+    held = Tensor(adjoint.builder.add(tile.load, [target, *values], attrs).out)
+    attrs = {"edge": node.attrs["edge"], "vector": node.attrs["vector"]}
+    adjoint.builder.add(tile.store, [target, (held + g).data, *values], attrs)
+
+
+def add_elements(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
+    """Add elements to where they were gathered from."""
+    rank = target.type.rank  # type: ignore[union-attr]
+    _add_atomically(adjoint, target, g, rest[:rank], rest[rank] if len(rest) > rank else None)
+
+
+def _add_atomically(
+    adjoint: AdjointKernel, target: Value, g: Tensor, indices: Sequence[Tensor], mask: Tensor | None
+) -> None:
+    operands = [target, g.data, *(i.data for i in indices), *(() if mask is None else (mask.data,))]
+    adjoint.builder.add(tile.atomic, operands, {"kind": "add"})
+
+
+def _make_ramp(shape: Sequence[int], axis: int) -> Tensor:
+    """The positions along an axis of a block, in a block of the same rank that is of size 1 along the others."""
+    sizes = tuple(n if a == axis else 1 for a, n in enumerate(shape))
+    return iota(shape=sizes, axis=axis, dtype=int64)
+
+
+def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: Value) -> Tensor | None:
+    """The elements that a load reads from memory: inside, where it clips, and under its mask."""
+    rank = len(indices)
+    found = [rest[rank]] if len(rest) > rank else []
+    if node.attrs["edge"] == "clip":
+        sizes = target.type.shape
+        found += [(i >= 0) & (i < int(n)) for i, n in zip(indices, sizes, strict=True)]
+    mask: Any = None
+    for each in found:
+        mask = each if mask is None else mask & each
+    return mask
+
+
+@reverse_rules(tile.store, tile.scatter)
+def _(adjoint: AdjointKernel, node: Node) -> Step | None:
+    """A store, which the adjoint kernel leaves out: the cotangent of its value is in the memory's cotangent."""
+    ref, value = node.args[:2]
+    if value not in adjoint.active or ref not in adjoint.memory:
+        return None
+    if len([n for n in adjoint.body.walk() if n.args and n.args[0] is ref and n.op.effects]) > 1:
+        raise adjoint.make_error(node, f"a kernel that writes `{ref.hint}` in several places")
+    rest = [adjoint.get(v).data for v in node.args[2:]]
+
+    def pull() -> None:
+        target, type = adjoint.memory[ref], value.type
+        assert isinstance(type, TensorType)
+        if node.op is tile.store:
+            op, attrs = tile.load, {"shape": type.shape, "edge": node.attrs["edge"], "vector": node.attrs["vector"]}
+        else:
+            op, attrs = tile.gather, {}
+        g = Tensor(adjoint.builder.add(op, [target, *rest], attrs).out)
+        spread = [a for a, (n, m) in enumerate(zip(g.shape, type.shape, strict=False)) if m == 1 and n != 1]
+        g = reshape(sum_(g, axis=tuple(spread)), shape=type.shape) if spread else g
+        adjoint.accumulate(value, cast(g, dtype=type.dtype) if g.dtype != type.dtype else g)
+
+    return pull
+
+
+def is_owned_by_program(adjoint: AdjointKernel, ref: Value) -> bool:
+    """Whether no two programs of the launch load the same element of a memory.
+
+    Along each axis of the grid, some axis of the memory is cut into windows that no program leaves.
+    """
+    if adjoint.group > 1:
+        return False
+    accesses = [n for n in adjoint.body.walk() if n.args and n.args[0] is ref]
+    if any(n.op is not tile.load for n in accesses):
+        return False
+    analysis = AffineAnalysis({v: n for n in adjoint.body.walk() for v in n.results if not n.regions})
+    forms = [[analysis.find_form(v) for v in n.args[1 : 1 + ref.type.rank]] for n in accesses]  # type: ignore[union-attr]
+    grid = tuple(adjoint.node.attrs["grid"]) or (1,)
+    walked = {axis for axis, size in enumerate(grid) if size > 1}
+    programs = {v: n.attrs["axis"] for n in adjoint.body.walk() if n.op is tile.program_id for v in n.results}
+    covered: set[int] = set()
+    for dim in range(ref.type.rank):  # type: ignore[union-attr]
+        blocks = [int(n.attrs["shape"][dim]) for n in accesses]
+        covered |= _find_windowed_axes([f[dim] for f in forms], blocks, programs, grid)
+    return walked <= covered
+
+
+def _find_windowed_axes(
+    forms: Sequence[AffineForm | None], blocks: Sequence[int], programs: Mapping[Value, int], grid: Sequence[int]
+) -> set[int]:
+    """The axes of the grid whose programs stay in windows of their own along one axis of a memory."""
+    strides: list[dict[int, int]] = []
+    for form in forms:
+        if form is None or form.ramps or not programs.keys() >= form.scalars.keys():
+            return set()
+        listed: dict[int, int] = {}
+        for value, factor in form.scalars.items():
+            listed[programs[value]] = listed.get(programs[value], 0) + factor
+        strides.append({a: k for a, k in listed.items() if grid[a] > 1})
+    if any(s != strides[0] for s in strides):
+        return set()
+    lowest = min(f.constant for f in forms if f is not None)
+    width = max(f.constant + b for f, b in zip(forms, blocks, strict=True) if f is not None) - lowest
+    for axis, stride in sorted(strides[0].items(), key=lambda item: item[1]):
+        if stride < width:
+            return set()
+        width = stride * grid[axis]
+    return set(strides[0])
+
+
+# Loops and branches.
+
+
+@reverse_rules(control_flow.for_)
+def _(adjoint: AdjointKernel, node: Node) -> Step | None:
+    (body,) = node.regions
+    carried = body.params[1:]
+    _find_active_carry(adjoint, node)
+    active = adjoint.is_active(body.results) or any(_touches_active(adjoint, n) for n in body.walk())
+    bounds = [adjoint.get(v) for v in node.args[:3]]
+    saves = adjoint.is_recording and active
+    trips = _bound_trips(adjoint, node) if saves else 0
+    scratch = [adjoint.allocate_scratch(c.type, trips) for c in carried] if saves else []  # type: ignore[arg-type]
+    program = adjoint.program() if saves else None
+
+    def forward(params: Sequence[Value]) -> Sequence[Value]:
+        adjoint.values.update(zip(body.params, map(Tensor, params), strict=True))
+        if saves:
+            trip = floor_divide(Tensor(params[0]) - bounds[0], bounds[2])
+            for ref, value in zip(scratch, params[1:], strict=True):
+                _save(adjoint, ref, program, trip, Tensor(value))
+        with adjoint.without_recording():
+            adjoint.run(body)
+        return [adjoint.get(v).data for v in body.results]
+
+    starts = [adjoint.get(v).data for v in node.args[3:]]
+    found = _add_loop(adjoint, [b.data for b in bounds], starts, forward)
+    adjoint.values.update(zip(node.results, found, strict=True))
+    if not saves:
+        return None
+
+    def pull() -> None:
+        _reverse_loop(adjoint, node, bounds, program, scratch)
+
+    return pull
+
+
+def _touches_active(adjoint: AdjointKernel, node: Node) -> bool:
+    return bool(node.args) and node.args[0] in adjoint.memory and bool(node.op.effects)
+
+
+def _find_active_carry(adjoint: AdjointKernel, node: Node) -> None:
+    """Mark the carried values that depend on operands that move, in any step."""
+    (body,) = node.regions
+    for init, param in zip(node.args[3:], body.params[1:], strict=True):
+        if init in adjoint.active:
+            adjoint.active.add(param)
+    while True:
+        mark_active(adjoint, body)
+        grown = [
+            p for p, r in zip(body.params[1:], body.results, strict=True)
+            if r in adjoint.active and p not in adjoint.active
+        ]  # fmt: skip
+        if not grown:
+            break
+        adjoint.active.update(grown)
+    adjoint.active.update(v for v, p in zip(node.results, body.params[1:], strict=True) if p in adjoint.active)
+
+
+def mark_active(adjoint: AdjointKernel, block: Block) -> None:
+    """Mark the values of a block that depend on operands that move."""
+    for node in block.nodes:
+        if node.op is control_flow.for_:
+            _find_active_carry(adjoint, node)
+            continue
+        for region in node.regions:
+            mark_active(adjoint, region)
+        inner = [v for r in node.regions for v in r.results]
+        if adjoint.is_active((*node.args, *inner)):
+            adjoint.active.update(v for v in node.results if isinstance(v.type, TensorType) and v.type.dtype.is_float)
+
+
+def _bound_trips(adjoint: AdjointKernel, node: Node) -> int:
+    """The most trips that a loop makes in any program.
+
+    Raises:
+        UnsupportedOpError: nothing bounds them.
+    """
+    producers = {v: n for n in adjoint.body.walk() for v in n.results}
+    analysis = IntervalAnalysis(producers, adjoint.node.attrs["grid"])
+    for each in adjoint.body.walk():
+        if each.op is control_flow.for_:
+            analysis.loop(each)
+    (low, _), (_, high), (step, _) = (analysis.of(v) for v in node.args[:3])
+    if step <= 0 or not math.isfinite(high - low):
+        raise adjoint.make_error(node, "a loop whose trips have no known bound")
+    return max(math.ceil((high - low) / step), 1)
+
+
+def _save(adjoint: AdjointKernel, ref: Value, program: Any, trip: Tensor, value: Tensor) -> None:
+    block = reshape(value, shape=(1, 1, *value.shape))
+    zero = full(shape=(), value=0, dtype=int64).data
+    adjoint.builder.add(tile.store, [ref, block.data, program.data, trip.data, *[zero] * value.ndim], {})
+
+
+def _restore(adjoint: AdjointKernel, ref: Value, program: Any, trip: Tensor, type: TensorType) -> Tensor:
+    zero = full(shape=(), value=0, dtype=int64).data
+    starts = [program.data, trip.data, *[zero] * type.rank]
+    block = adjoint.builder.add(tile.load, [ref, *starts], {"shape": (1, 1, *type.shape)}).out
+    return reshape(Tensor(block), shape=type.shape)
+
+
+def _add_loop(
+    adjoint: AdjointKernel, bounds: Sequence[Value], starts: Sequence[Value],
+    body: Callable[[Sequence[Value]], Sequence[Value]],
+) -> list[Tensor]:  # fmt: skip
+    """A loop whose body is a function of the index and the carried values."""
+    params = [Value(scalar(int64), "i"), *(Value(v.type, v.hint) for v in starts)]
+    with adjoint.builder.region() as nodes:
+        results = body(params)
+    region = Block(tuple(params), tuple(nodes), tuple(results))
+    types = tuple(v.type for v in starts)
+    made = adjoint.builder.add(control_flow.for_, [*bounds, *starts], {}, types=types, regions=(region,))
+    return [Tensor(v) for v in made.results]
+
+
+def _reverse_loop(
+    adjoint: AdjointKernel, node: Node, bounds: Sequence[Tensor], program: Any, scratch: Sequence[Value]
+) -> None:
+    """The loop from its last trip to its first: each computes its values again from what the way forward has saved."""
+    (body,) = node.regions
+    carried = [p for p in body.params[1:] if p in adjoint.active]
+    outside = _find_captured(adjoint, [body])
+    ends = [adjoint.take(v) for v, p in zip(node.results, body.params[1:], strict=True) if p in adjoint.active]
+    starts = [splat(0, p.type) if g is None else g for p, g in zip(carried, ends, strict=True)]  # type: ignore[arg-type]
+    starts += [adjoint.find_cotangent(v) for v in outside]
+    trips = floor_divide(bounds[1] - bounds[0] + (bounds[2] - 1), bounds[2])
+    count = maximum(trips, full(shape=(), value=0, dtype=int64))
+    zero, one = (full(shape=(), value=n, dtype=int64).data for n in (0, 1))
+
+    def back(params: Sequence[Value]) -> Sequence[Value]:
+        trip = count - 1 - Tensor(params[0])
+        adjoint.values[body.params[0]] = bounds[0] + trip * bounds[2]
+        for ref, param in zip(scratch, body.params[1:], strict=True):
+            adjoint.values[param] = _restore(adjoint, ref, program, trip, param.type)  # type: ignore[arg-type]
+        steps = adjoint.run(body)
+        given = [Tensor(v) for v in params[1:]]
+        adjoint.cotangents = dict(zip(outside, given[len(carried) :], strict=True))
+        results = [r for r, p in zip(body.results, body.params[1:], strict=True) if p in adjoint.active]
+        for result, g in zip(results, given, strict=False):
+            adjoint.accumulate(result, g)
+        for step in reversed(steps):
+            step()
+        return [adjoint.find_cotangent(v).data for v in (*carried, *outside)]
+
+    held = adjoint.cotangents
+    found = _add_loop(adjoint, [zero, count.data, one], [t.data for t in starts], back)
+    adjoint.cotangents = {**held, **dict(zip(outside, found[len(carried) :], strict=True))}
+    inits = [v for v, p in zip(node.args[3:], body.params[1:], strict=True) if p in adjoint.active]
+    for init, g in zip(inits, found, strict=False):
+        adjoint.accumulate(init, g)
+
+
+def _find_captured(adjoint: AdjointKernel, regions: Sequence[Block]) -> list[Value]:
+    """The active blocks from outside that regions use, in the order of their use."""
+    free = {v for r in regions for v in r.free}
+    used = [v for r in regions for v in (*(a for n in r.walk() for a in n.args), *r.results)]
+    listed = dict.fromkeys(v for v in used if v in free and isinstance(v.type, TensorType))
+    return [v for v in listed if v in adjoint.active]
+
+
+@reverse_rules(control_flow.if_)
+def _(adjoint: AdjointKernel, node: Node) -> Step | None:
+    mark_active(adjoint, Block((), (node,), ()))
+    condition = adjoint.get(node.args[0])
+    regions = []
+    for region in node.regions:
+        with adjoint.builder.region() as nodes, adjoint.without_recording():
+            adjoint.run(region)
+        regions.append(Block((), tuple(nodes), tuple(adjoint.get(v).data for v in region.results)))
+    types = tuple(v.type for v in node.results)
+    made = adjoint.builder.add(node.op, [condition.data], node.attrs, types=types, regions=tuple(regions))
+    adjoint.values.update(zip(node.results, map(Tensor, made.results), strict=True))
+    outside = _find_captured(adjoint, node.regions)
+
+    def pull() -> None:
+        given = [adjoint.take(v) for v in node.results]
+        held, branches = adjoint.cotangents, []
+        for region in node.regions:
+            adjoint.cotangents = {v: held[v] for v in outside if v in held}
+            with adjoint.builder.region() as nodes:
+                steps = adjoint.run(region)
+                for result, g in zip(region.results, given, strict=True):
+                    if g is not None:
+                        adjoint.accumulate(result, g)
+                for step in reversed(steps):
+                    step()
+                results = [adjoint.find_cotangent(v).data for v in outside]
+            branches.append(Block((), tuple(nodes), tuple(results)))
+        types = tuple(v.type for v in outside)
+        found = adjoint.builder.add(node.op, [condition.data], node.attrs, types=types, regions=tuple(branches))
+        adjoint.cotangents = {**held, **dict(zip(outside, map(Tensor, found.results), strict=True))}
+
+    return pull
