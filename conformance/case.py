@@ -12,7 +12,7 @@ from tessera.core.errors import TesseraError
 # Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
-    "graph.networks", "graph.flow", "graph.gradients", "graph.numerics",
+    "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics",
     "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
     "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
     "tile.language", "tile.spec", "tile.tutorials",

@@ -23,7 +23,7 @@ DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
 # The reason why an op has neither an error rule nor a lowering.
 NO_ERROR_RULE = {
     **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "bound mode evaluates the region"),
-    **dict.fromkeys(("ts.scan", "ts.cond", "ts.while_loop"), "bound mode evaluates the region"),
+    **dict.fromkeys(("ts.scan", "ts.cond", "ts.while_loop", "ts.launch"), "bound mode evaluates the region"),
     **dict.fromkeys(
         [f"ts.{name}" for name in "cholesky svd qr eigh eig eig_parts solve slogdet".split()],
         "LAPACK runs on the host at every level; bound mode refuses it by name",

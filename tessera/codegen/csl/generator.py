@@ -244,7 +244,9 @@ class Csl:
             if is_kernel(module):
                 emit_kernel(module, ctx)
             else:
-                ctx.grid = tuple(module.functions[1].attrs["mesh"])
+                ctx.grid, body = tuple(module.functions[1].attrs["mesh"]), module.functions[1].body
+                if any(n.op is tile.alloc for n in body.walk()):  # a kernel computes indices of its own
+                    ctx.index_type = "i64"
                 emit_block(ctx, module.functions[1].body)
             add_line(ctx, "sys_mod.unblock_cmd_stream();")
             if program_files.fits_resources(ctx):

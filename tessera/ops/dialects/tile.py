@@ -167,7 +167,8 @@ def _check_indices(ref: RefType, indices: tuple[TensorType, ...]) -> None:
 
 
 def _check_mask(mask: TensorType, shape: tuple) -> None:
-    if mask.dtype.kind != "bool" or broadcast(mask.shape, shape) != tuple(shape):
+    fits = mask.rank in (0, len(shape)) and broadcast(mask.shape, shape) == tuple(shape)
+    if mask.dtype.kind != "bool" or not fits:
         raise ShapeError("the mask does not fit the block", expected=f"bool {format_shape(shape)}", received=str(mask))
 
 

@@ -55,20 +55,29 @@ class KernelBatcher:
         return math.gcd(node.attrs["vector"], math.prod(int(n) for n in ref.type.shape[1:]))
 
 
+    def add_axis(self, block: Value) -> Value:
+        """A block with a leading axis; a scalar as it is."""
+        if not block.type.shape:
+            return block
+        return self.builder.add(reshape, [block], {"shape": (1, *block.type.shape)}).out
+
+
 @access_rules(tile.load)
 def _(batcher: KernelBatcher, node: Node, args: list[Value]) -> Sequence[Value]:
-    ref, shape = args[0], node.attrs["shape"]
+    ref, shape, rank = args[0], node.attrs["shape"], node.args[0].type.rank  # type: ignore[union-attr]
+    starts, masks = args[1 : 1 + rank], [batcher.add_axis(v) for v in args[1 + rank :]]
     attrs = {**node.attrs, "shape": (1, *shape), "vector": batcher.keep_vector(node, ref)}
-    block = batcher.builder.add(tile.load, [ref, batcher.example, *args[1:]], attrs).out
+    block = batcher.builder.add(tile.load, [ref, batcher.example, *starts, *masks], attrs).out
     return [batcher.builder.add(reshape, [block], {"shape": shape}).out]
 
 
 @access_rules(tile.store)
 def _(batcher: KernelBatcher, node: Node, args: list[Value]) -> Sequence[Value]:
-    ref, value, *rest = args
+    ref, value, rank = args[0], args[1], node.args[0].type.rank  # type: ignore[union-attr]
     block = batcher.builder.add(reshape, [value], {"shape": (1, *value.type.shape)}).out
+    starts, masks = args[2 : 2 + rank], [batcher.add_axis(v) for v in args[2 + rank :]]
     attrs = {**node.attrs, "vector": batcher.keep_vector(node, ref)}
-    batcher.builder.add(tile.store, [ref, block, batcher.example, *rest], attrs)
+    batcher.builder.add(tile.store, [ref, block, batcher.example, *starts, *masks], attrs)
     return []
 
 

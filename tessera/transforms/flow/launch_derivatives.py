@@ -69,12 +69,16 @@ def bind_adjoint(
     zeros = [splat(0, TensorType(x.shape, sum_dtype(x.dtype))) for x in moving]
     kept = [g for g in cotangents if g is not None]
     operands = [*primals, *kept, *zeros]
-    first = len(primals) + len(kept)
-    written = (*range(first, len(function.params)),)
+    stored = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    gradients = [p.hint for p in function.params[len(primals) + len(kept) : len(operands)]]
+    written = tuple(
+        i for i, p in enumerate(function.params) if p in stored or i >= len(operands) or p.hint in gradients
+    )
     types = tuple(function.params[i].type.block(function.params[i].type.shape) for i in written)  # type: ignore[union-attr]
     attrs = {"kernel": function.name, "grid": node.attrs["grid"], "written": written, "attrs": function.attrs}
     found = bind_region_op(node.op, operands, attrs, [function.body], types)
-    return [cast(g, dtype=x.dtype) if g.dtype != x.dtype else g for g, x in zip(found, moving, strict=False)]
+    made = [g for g, i in zip(found, written, strict=True) if function.params[i].hint in gradients]
+    return [cast(g, dtype=x.dtype) if g.dtype != x.dtype else g for g, x in zip(made, moving, strict=True)]
 
 
 def sum_dtype(dtype: DType) -> DType:
@@ -364,8 +368,7 @@ def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     ref, value = node.args[:2]
     if value not in adjoint.active or ref not in adjoint.memory:
         return None
-    if len([n for n in adjoint.body.walk() if n.args and n.args[0] is ref and n.op.effects]) > 1:
-        raise adjoint.make_error(node, f"a kernel that writes `{ref.hint}` in several places")
+    overwritten = _may_be_overwritten(adjoint, node)
     rest = [adjoint.get(v).data for v in node.args[2:]]
 
     def pull() -> None:
@@ -376,11 +379,26 @@ def _(adjoint: AdjointKernel, node: Node) -> Step | None:
         else:
             op, attrs = tile.gather, {}
         g = Tensor(adjoint.builder.add(op, [target, *rest], attrs).out)
+        if overwritten:  # the value stored before it has no part in the result
+            adjoint.builder.add(node.op, [target, splat(0, g.type).data, *rest], node.attrs)
         spread = [a for a, (n, m) in enumerate(zip(g.shape, type.shape, strict=False)) if m == 1 and n != 1]
         g = reshape(sum_(g, axis=tuple(spread)), shape=type.shape) if spread else g
         adjoint.accumulate(value, cast(g, dtype=type.dtype) if g.dtype != type.dtype else g)
 
     return pull
+
+
+def _may_be_overwritten(adjoint: AdjointKernel, node: Node) -> bool:
+    """Whether the elements that a store writes may be stored to again, by another store or another trip of a loop."""
+    ref = node.args[0]
+    if len([n for n in adjoint.body.walk() if n.args and n.args[0] is ref and "write" in n.op.effects]) > 1:
+        return True
+    loops = [n for n in adjoint.body.walk() if n.op is control_flow.for_ and node in n.regions[0].walk()]
+    if not loops or node.op is not tile.store:
+        return bool(loops)
+    analysis = AffineAnalysis({v: n for n in adjoint.body.walk() for v in n.results if not n.regions})
+    forms = [analysis.find_form(v) for v in node.args[2 : 2 + ref.type.rank]]  # type: ignore[union-attr]
+    return any(all(f is None or loop.regions[0].params[0] not in f.scalars for f in forms) for loop in loops)
 
 
 def is_owned_by_program(adjoint: AdjointKernel, ref: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tessera.codegen.csl.text.context import CslContext
@@ -30,7 +31,7 @@ def declare_array(ctx: CslContext, ref: Value, shape: Sequence[int]) -> PeArray:
 
 def export_symbol(ctx: CslContext, ref: Value) -> str:
     """Choose the exported name of a tensor."""
-    name = f"host_{ref.hint}"
+    name = "host_" + re.sub(r"\W", "_", ref.hint, flags=re.ASCII)  # a part of a container has a hint such as `x.0`
     ctx.exported[ref] = name if name not in ctx.exported.values() else f"{name}_{next(ctx.names)}"
     return ctx.exported[ref]
 
