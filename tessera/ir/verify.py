@@ -378,14 +378,14 @@ def _check_while_loop(node: Node) -> Iterator[RuleViolation]:
 
 def _check_graph_launch(node: Node) -> Iterator[RuleViolation]:
     (body,) = node.regions
-    held = tuple(RefType.of(v.type) for v in node.args)
+    held = tuple(RefType.of(v.type) for v in node.args)  # type: ignore[arg-type]
     yield from compare_types(node, "the first parameters of the region", held, get_types(body.params[: len(held)]))
     yield from _check_yields_nothing(node, body)
     written = node.attrs["written"]
     if not {*range(len(held), len(body.params))} <= {*written} <= {*range(len(body.params))}:
         yield RuleViolation(node, "the written memories are others", f"some of {len(body.params)}", written)
         return
-    made = tuple(RefType.of(v.type) for v in node.results)
+    made = tuple(RefType.of(v.type) for v in node.results)  # type: ignore[arg-type]
     yield from compare_types(node, "the results", tuple(body.params[i].type for i in written), made)
 
 

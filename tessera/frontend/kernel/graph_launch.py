@@ -14,6 +14,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
 from tessera.core.hooks import load_launch_rules
+from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType, as_dtype
 from tessera.frontend.kernel.kernel_function import Kernel, KernelLaunch
@@ -46,7 +47,7 @@ def like(x: Any, shape: Any = None, dtype: Any = None) -> OutputMemory:
         DTypeError: `dtype` names no element type.
     """
     type = as_tensor(x).type
-    sizes = type.shape if shape is None else parse_shape(shape)
+    sizes = type.shape if shape is None else parse_shape(shape, as_size)
     return OutputMemory(TensorType(sizes, type.dtype if dtype is None else as_dtype(dtype), type.policy))
 
 

@@ -193,8 +193,9 @@ def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
     node = rewriter.find_producer(value, *MOVEMENTS)
     if node is None or node.attrs.get("value", 0) != 0:  # zero is a number of every type
         return None
-    parts = [_find_narrow_source(rewriter, a) for a in node.args]
-    if any(x is None or x.type.dtype != parts[0].type.dtype for x in parts):
+    found = [_find_narrow_source(rewriter, a) for a in node.args]
+    parts = [x for x in found if x is not None]
+    if len(parts) < len(found) or len({_get_element_type(x).dtype for x in parts}) > 1:
         return None
     return rewriter.add(node.op, *parts, **node.attrs)
 

@@ -190,9 +190,7 @@ def _ptx(command: argparse.ArgumentParser) -> None:
 
 def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
-    command.add_argument(
-        "path", nargs="?", help="run: a program's folder; check: that, or its layout file"
-    )
+    command.add_argument("path", nargs="?", help="run: a program's folder; check: that, or its layout file")
     command.add_argument("--arch", choices=("wse2", "wse3"), help="the machine (default: the first the folder is for)")
     command.add_argument("--sdk", choices=("1.4", "2.10"), help="the version of the language (default 1.4)")
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")

@@ -54,7 +54,6 @@ class KernelBatcher:
         """The alignment of an access, in elements, that the leading axis leaves."""
         return math.gcd(node.attrs["vector"], math.prod(int(n) for n in ref.type.shape[1:]))
 
-
     def add_axis(self, block: Value) -> Value:
         """A block with a leading axis; a scalar as it is."""
         if not block.type.shape:

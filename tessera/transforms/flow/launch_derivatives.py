@@ -70,14 +70,13 @@ def bind_adjoint(
     kept = [g for g in cotangents if g is not None]
     operands = [*primals, *kept, *zeros]
     stored = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
-    gradients = [p.hint for p in function.params[len(primals) + len(kept) : len(operands)]]
-    written = tuple(
-        i for i, p in enumerate(function.params) if p in stored or i >= len(operands) or p.hint in gradients
-    )
-    types = tuple(function.params[i].type.block(function.params[i].type.shape) for i in written)  # type: ignore[union-attr]
+    first = len(operands) - len(zeros)  # from here on: the gradients, then scratch memory
+    written = tuple(i for i, p in enumerate(function.params) if p in stored or i >= first)
+    refs: list[Any] = [function.params[i].type for i in written]
+    types = tuple(ref.block(ref.shape) for ref in refs)
     attrs = {"kernel": function.name, "grid": node.attrs["grid"], "written": written, "attrs": function.attrs}
     found = bind_region_op(node.op, operands, attrs, [function.body], types)
-    made = [g for g, i in zip(found, written, strict=True) if function.params[i].hint in gradients]
+    made = [g for g, i in zip(found, written, strict=True) if first <= i < len(operands)]
     return [cast(g, dtype=x.dtype) if g.dtype != x.dtype else g for g, x in zip(made, moving, strict=True)]
 
 
