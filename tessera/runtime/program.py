@@ -135,17 +135,24 @@ class PreparedProgram:
             return bound.run(self.levels["graph"].main, list(self.arrays), between)
         return tile_interpreter.run_with_bounds(self.levels["tile"], list(self.arrays), self.written, (), between)
 
-    def sample_bounds(self, seconds: float) -> BoundSample | None:
-        """As `bounds`, in about `seconds`: of some programs of a large grid; None where that is not possible."""
+    def sample_bounds(self, seconds: float, patience: float = 0.0) -> BoundSample | None:
+        """As `bounds`, in about `seconds`: of some programs of a large grid.
+
+        Programs that are more than one launch, or communicate, can only be run as a whole: in `patience` seconds if that
+        is more. None where it takes longer.
+        """
 
         def sample(seconds: float) -> BoundSample | None:
             return tile_interpreter.sample_with_bounds(self.levels["tile"], self.arrays, self.written, seconds)
 
-        found = None if self.top == "graph" else sample(seconds)
+        sampled = tile_interpreter.has_independent_programs(self.levels["tile"])
+        if sampled and self.top != "graph":
+            return sample(seconds)
         try:
-            return found or BoundSample(self.bounds(bound.make_time_limit(seconds)), 1, 1)
+            limit = bound.make_time_limit(seconds if sampled else max(seconds, patience))
+            return BoundSample(self.bounds(limit), 1, 1)
         except bound.TimeLimitReached:
-            return sample(seconds / 2) if self.top == "graph" else None
+            return sample(seconds / 2) if sampled else None
 
 
 @dataclass(frozen=True)

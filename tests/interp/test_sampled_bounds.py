@@ -64,7 +64,7 @@ def test_with_time_all_programs_run():
 def test_programs_that_communicate_are_not_sampled():
     ready = program(totals, 1)
     assert ready.sample_bounds(0.0) is None  # no time for all of them
-    sample = ready.sample_bounds(60.0)
+    sample = ready.sample_bounds(0.0, patience=60.0)
     assert compare_with_bound(ready.run("tile")[0], sample.bounds[0]).ok
 
 

@@ -119,7 +119,7 @@ def sample_with_bounds(
     An element that no such program wrote has the radius −0.0. None where programs communicate, or where
     the module has more than one launch.
     """
-    if not _has_independent_programs(module):
+    if not has_independent_programs(module):
         return None
     lifted, end = _lift_arguments(module, arrays), time.perf_counter() + seconds
     for i in written:
@@ -150,7 +150,7 @@ def _spread(count: int) -> list[int]:
     return [*dict.fromkeys((0, count - 1)), *inner] if count else []
 
 
-def _has_independent_programs(module: Module) -> bool:
+def has_independent_programs(module: Module) -> bool:
     """Whether the module is one launch whose programs do not communicate: any of them can run alone."""
     launches = [n for n in module.main.body.walk() if n.op is host_ops.launch]
     if len(launches) != 1 or any(n.op not in _MEMORY_PLAN_OPS for n in module.main.body.walk()):

@@ -34,7 +34,8 @@ from tessera.tools.cli.entry_points import (
 from tessera.tools.debug import as_target, checked, kernel_trace
 
 LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
-CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes at most this many times the run, or this many seconds
+CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes about this many times the run, or this many seconds
+CHECK_PATIENCE = 20.0  # seconds for a check that is all or nothing
 FULL_CHECK = "--full-check checks everything"
 
 
@@ -143,6 +144,12 @@ def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
             "one run interprets kernels in one way",
             expected="--debug and --lint, or --as-target, or --report, --timeline and --picture",
             received=", ".join(f"--{name.replace('_', '-')}" for name in asked), suggestion="run it once for each",
+        )  # fmt: skip
+    measured = [name for name in ("repeat", "full_check") if getattr(options, name)]
+    if ways and measured and asked != ["as_target"]:
+        raise ArgumentError(
+            f"--{measured[0].replace('_', '-')} measures or checks a plain run", received=f"--{asked[0]} beside it",
+            suggestion="leave one of them out",
         )  # fmt: skip
     if ways and (options.level not in (None, "tile") or options.target not in (None, INTERP)):
         raise ArgumentError(
@@ -290,12 +297,15 @@ def _check(
 def _check_bounds(table: Table, program: PreparedProgram, run: TimedRun, full: bool) -> bool:
     limit = max(CHECK_SHARE * run.seconds, CHECK_SECONDS)
     try:
-        sample = BoundSample(program.bounds(), 1, 1) if full else program.sample_bounds(limit)
+        sample = BoundSample(program.bounds(), 1, 1) if full else program.sample_bounds(limit, CHECK_PATIENCE)
     except UnsupportedOpError as error:
         table.add_row("error", f"[yellow]without a bound[/]: {error.message}")
         return True
     if sample is None:
-        table.add_row("error", f"[yellow]not checked[/]: its bounds take over {_duration(limit)}; {FULL_CHECK}")
+        table.add_row(
+            "error",
+            f"[yellow]not checked[/]: its bounds take over {_duration(max(limit, CHECK_PATIENCE))}; {FULL_CHECK}",
+        )
         return True
     agreements = [compare_with_bound(r, b) for r, b in sample.select(run.results)]
     worst = max((a.worst_share for a in agreements), default=0.0)
@@ -376,21 +386,39 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     generator = np.random.default_rng(options.seed)
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
     arrays += [_random(generator, p) for p in parameters[len(arrays) :]]
-    start = time.perf_counter()
-    results = artifact.run(arrays)
-    seconds = time.perf_counter() - start
+    run = _call_artifact(artifact, arrays, options.repeat)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
     for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
         table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
-    for result in results:
+    for result in run.results:
         table.add_row("output", _type(result))
     if hasattr(artifact.runtime, "where"):
         table.add_row("ran on", artifact.runtime.where)
-    table.add_row("time", f"{seconds * 1e3:.2f} ms")
+    table.add_row("time", run.describe())
+    for title, text in getattr(artifact.runtime, "describe_run", list)():
+        table.add_row(title, text)
     Console().print(table)
-    _save(results, options.output)
+    _save(run.results, options.output)
     return 0
+
+
+def _call_artifact(artifact: LoadedArtifact, arrays: Sequence[np.ndarray], repeat: int | None) -> TimedRun:
+    """Call an artifact on copies of the arrays, once more than `repeat`; by default twice, unless that takes long."""
+    run = TimedRun([], [])
+
+    def call() -> list[np.ndarray]:
+        copies = [a.copy() for a in arrays]
+        start = time.perf_counter()
+        results = artifact.run(copies)
+        run.calls.append(time.perf_counter() - start)
+        return results
+
+    run.results = call()
+    again = run.calls[0] < LONG_CALL and not hasattr(artifact.runtime, "describe_run")
+    for _ in range(repeat or int(again)):
+        call()
+    return run
 
 
 def _random(generator: np.random.Generator, parameter: dict[str, Any]) -> np.ndarray:

@@ -60,7 +60,7 @@ def test_a_sample_is_named_and_the_full_check_checks_all(capsys, monkeypatch):
 
 
 def test_bounds_that_take_too_long_are_not_checked_and_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(run.PreparedProgram, "sample_bounds", lambda self, seconds: None)
+    monkeypatch.setattr(run.PreparedProgram, "sample_bounds", lambda self, *seconds: None)
     assert "not checked: its bounds take over" in said(capsys, MLP)
 
 
@@ -100,3 +100,24 @@ def test_a_picture_of_a_simulated_grid(tmp_path, monkeypatch, capsys):
     assert path == file and run_drawn.cycles > 0
     assert main(["run", str(model), "--target", "llvm", "--picture", file]) == 2
     assert "the target llvm draws no picture of a run" in capsys.readouterr().err
+
+
+def test_an_artifact_s_time_is_that_of_a_warm_call(tmp_path, capsys):
+    out = tmp_path / "artifact"
+    assert main(["build", SOFTMAX, "-o", str(out)]) == 0
+    assert re.search(r"time \S+ m?s, a warm call", said(capsys, str(out)))
+    assert "median of 3 warm calls" in said(capsys, str(out), "--repeat", "3")
+
+
+@pytest.mark.parametrize("way", ["--debug", "--report"])
+def test_modes_that_do_not_measure_refuse_to(way, capsys):
+    assert main(["run", SOFTMAX, way, "--repeat", "3"]) == 2
+    assert "--repeat measures or checks a plain run" in capsys.readouterr().err
+
+
+def test_several_launches_are_checked_as_a_whole_with_patience(capsys, monkeypatch):
+    monkeypatch.setattr(run, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "CHECK_SHARE", 0.0)
+    assert "within the bound reference" in said(capsys, MLP)
+    monkeypatch.setattr(run, "CHECK_PATIENCE", 0.0)
+    assert "not checked: its bounds take over 0 ms; --full-check checks everything" in said(capsys, MLP)
