@@ -336,7 +336,6 @@ def _(lanes, *, dtype):
 # Composite products: gemm, outer, vecdot, kron.
 
 
-@composite
 def gemm(
     a: Any,
     b: Any,
@@ -356,9 +355,16 @@ def gemm(
     """
     left = transpose_(a) if trans_a else a
     right = transpose_(b) if trans_b else b
-    out = matmul(left, right)
+    if alpha == 1 and (c is None or beta == 0):
+        return matmul(left, right)
+    return _scaled_product(left, right, None if beta == 0 else c, alpha, beta)
+
+
+@composite
+def _scaled_product(a: Any, b: Any, c: Any, alpha: float, beta: float) -> Tensor:
+    out = matmul(a, b)
     out = out if alpha == 1 else out * alpha
-    return out if c is None or beta == 0 else out + as_tensor(c) * beta
+    return out if c is None else out + as_tensor(c) * beta
 
 
 @composite
