@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     import tessera.tools.verify as verify
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
-    from tessera.frontend.kernel.memory_spaces import memory
+    from tessera.frontend.kernel.memory_spaces import memory, prefetch
     from tessera.frontend.kernel.tile_api import tile
     from tessera.ops.tensor.layers import (
         alpha_dropout,

@@ -27,7 +27,7 @@ EXPORTS = {
         "specialize_for"
     ),
     "tessera.frontend.kernel.graph_launch": "launch like",
-    "tessera.frontend.kernel.memory_spaces": "memory",
+    "tessera.frontend.kernel.memory_spaces": "memory prefetch",
     "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
     "tessera.runtime.launch.streams": "Event Stream synchronize",
     "tessera.runtime.launch.tuner": "TuningCache",

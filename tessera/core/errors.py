@@ -4,6 +4,7 @@ received value, and a suggestion."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import linecache
 import os
@@ -20,6 +21,7 @@ _KERNEL_LANGUAGE = tuple(
     os.path.join(_PACKAGE_FOLDER, *parts)
     for parts in (("stdlib",), ("frontend", "kernel", "tile_api", "online_softmax.py"))
 )
+_CONTEXT_MANAGERS = contextlib.__file__  # it calls the generators of this package's contexts
 _COMMAND_FOLDER = os.path.join(_PACKAGE_FOLDER, "tools", "cli") + os.sep
 
 
@@ -134,7 +136,8 @@ def user_location() -> Location:
     """The innermost location outside this package: the user's line that called; UNKNOWN for a command."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_command_file(frame.f_code.co_filename):
-        if not is_package_file(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if not is_package_file(file) and file != _CONTEXT_MANAGERS:
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN

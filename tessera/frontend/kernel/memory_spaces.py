@@ -123,17 +123,24 @@ class PrefetchedCopy:
             barrier()
 
 
+_SPACE_NAMES = {"smem": SHARED, "L2_cache": "L2"}  # what else spaces are called
+
+
 @takes_memrefs
-def prefetch(place: Any, to: str = SHARED) -> Any:
+def prefetch(place: Any, to: str = SHARED, *, into: str | None = None, overlap: str | None = "compute") -> Any:
     """For the body of a `with`, a copy of a part of memory in "shared" or "register" memory.
 
     `with ts.memory.prefetch(A[m : m + BM, :]) as a:` names the copy; `with ts.memory.prefetch(A):` lets `A` itself
     mean the copy inside. Every tile of the group enters and leaves together. What is written to the copy stays there.
-    Outside of kernels see `tessera.runtime.storage.near`.
+    Outside of kernels see `tessera.runtime.storage.near`. `into` is another name of `to`; the copy overlaps with what
+    is computed before its first use, so that `overlap` is "compute" or None.
 
     Raises:
-        ArgumentError: this is no part of memory of known shape, or no such space.
+        ArgumentError: this is no part of memory of known shape, no such space, or nothing to overlap with.
     """
+    to = _SPACE_NAMES.get(into or to, into or to)
+    if overlap not in ("compute", None):
+        raise ArgumentError("a copy overlaps with computation", expected='"compute" or None', received=repr(overlap))
     if CURRENT_TRACE.get() is None:
         return find_storage_function("near")(place, to)
     found = locate_access(place, (), None) if isinstance(place, MemRefAccess) else None

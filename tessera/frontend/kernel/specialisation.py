@@ -64,10 +64,18 @@ def find_grid_tensor(body: Sequence[ast.stmt], types: Mapping[str, Type]) -> str
     return refs[0] if returns_value(body) else refs[-1]
 
 
+# What a kernel names whose programs each have a block of whole rows: the last axis of the grid walks the rows.
+ROW_BLOCK_IDS = frozenset({"row_index", "range_n"})
+
+
 def choose_launch(
     body: Sequence[ast.stmt], types: Mapping[str, Type], tile_shape: tuple[int, ...], num_warps: int
 ) -> tuple[tuple[int, ...], int]:
-    """The grid and the group size."""
+    """The grid and the group size.
+
+    The grid walks the blocks of the tensor that the launch is about: along each axis of a block, or for blocks of rows
+    along the rows and the axes before them.
+    """
     mentioned = find_mentioned_names(body)
     group = num_warps * WARP_SIZE if mentioned & GROUP_IDS else 1
     tensor = find_grid_tensor(body, types)
@@ -76,6 +84,8 @@ def choose_launch(
     if not tile_shape and (group > 1 or not mentioned & GRID_IDS):
         return (1,), group
     sizes = [int(s) for s in types[tensor].shape]  # type: ignore[arg-type]
+    if tile_shape and len(sizes) > 2 and mentioned & ROW_BLOCK_IDS:
+        return (*sizes[:-2], -(-sizes[-2] // tile_shape[0])), group
     blocks = [-(-size // tile) for size, tile in zip(sizes, tile_shape or (1,), strict=False)]
     return tuple(blocks) or (1,), group
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from tessera import tile
-from tessera.core.types import bf16, f32
-from tessera.frontend.kernel import Tile, kernel
+from tessera.core.types import accum, bf16, f32, fp8_e4m3, fp8_e5m2, int32
+from tessera.frontend.kernel import KTile, Tile, Tile3D, kernel
 from tessera.ir.tensor import Tensor
 
 ts = SimpleNamespace(kernel=kernel, tile=tile, Tensor=Tensor, f32=f32, bf16=bf16)
@@ -239,3 +239,139 @@ def test_memory_spaces(rng):
     x, out = rng.random((64, 64), dtype="f4"), np.zeros((64, 64), "f4")
     memory_hierarchy_kernel(x, out)
     np.testing.assert_array_equal(out, x * 2)
+
+
+def visit(block):
+    return block
+
+
+@tessera.kernel
+def hierarchical_kernel(X: Tile3D["D1", "D2", "D3"]):
+    for l2_tile in tile.split(X, level="L2"):
+        for l1_tile in tile.split(l2_tile, level="L1"):
+            for reg_tile in tile.split(l1_tile, level="register"):
+                reg_tile += 1.0
+                visit(reg_tile)
+
+
+def test_hierarchical_tiles():
+    x = np.zeros((8, 8, 8), "f4")
+    hierarchical_kernel(x)
+    assert (x == 1).all()
+
+
+@tessera.kernel
+def access_patterns(data: Tile, indices: Tile["K", int32], out: Tile["R", "C"]):
+    out[0, :] = tile.load_coalesced(data, threads=32)[0, 0:4]
+    out[1, :] = tile.load_strided(data, stride=2)[1, 0:4]
+    out[2, :] = tile.load_gather(data, indices)[1, 0:4]
+    out[3, :] = tile.load_broadcast(data[0])[0:4]
+
+
+def test_access_patterns(rng):
+    data, out = rng.random((8, 8), dtype="f4"), np.zeros((4, 4), "f4")
+    access_patterns(data, np.array([5, 3], np.int32), out)
+    np.testing.assert_array_equal(out[[0, 2, 3]], data[[0, 3, 0], :4])
+    assert set(out[1]) <= set(data.ravel())
+
+
+@tessera.kernel
+def warp_and_block(x: Tile, out: Tile):
+    t = tile.local_id()
+    value = x[t]
+    assert tile.warp.all(value > 0) and not tile.warp.any(value == 0)
+    out[0, t], out[1, t] = tile.warp.reduce_sum(value), tile.warp.reduce_max(value)
+    out[2, t], out[3, t] = tile.warp.shuffle(value, lane_id=5), tile.warp.butterfly(value, mask=0xF)
+    tile.block.sync()
+    group = tile.cooperative_group(size=64)
+    out[4, t], out[5, t] = tile.block.reduce_sum(value), group.reduce(value, op="sum")
+    out[6, t] = tile.block.broadcast(value, src_thread=0)
+
+
+def test_warp_and_block():
+    x, out = np.arange(1, 65, dtype="f4"), np.zeros((7, 64), "f4")
+    warp_and_block[(1,), 64](x, out)
+    warps, lanes = x.reshape(2, 32), np.arange(64)
+    want = [np.repeat(warps.sum(1), 32), np.repeat(warps.max(1), 32), np.repeat(warps[:, 5], 32), x[lanes ^ 15]]
+    np.testing.assert_array_equal(out, [*want, *np.broadcast_to([[x.sum()], [x.sum()], [1]], (3, 64))])
+
+
+@tessera.kernel
+def tensor_core_kernel(A: Tile["M", "K", bf16], B: Tile["K", "N", bf16], C: Tile["M", "N", f32]):
+    a_frag = tile.fragment.a(shape=(16, 16), dtype=bf16)
+    b_frag = tile.fragment.b(shape=(16, 16), dtype=bf16)
+    c_frag = tile.fragment.c(shape=(16, 16), dtype=f32)
+    tile.load_matrix(a_frag, A, stride=16)
+    tile.load_matrix(b_frag, B, stride=16)
+    tile.mma(c_frag, a_frag, b_frag, c_frag)
+    tile.store_matrix(C, c_frag, stride=16)
+
+
+m = n = k = 16
+
+
+@tessera.kernel
+def mixed_precision_mma(A: Tile[m, k, fp8_e4m3], B: Tile[k, n, fp8_e5m2], C: Tile[m, n, f32]):
+    result = tile.mma_mixed(A, B, accumulate=f32, saturate=True, rounding="rte")
+    tile.store(C, result)
+
+
+def test_tensor_cores(rng):
+    numbers = rng.standard_normal((2, 16, 16))
+    for entry, types in ((tensor_core_kernel, (bf16, bf16)), (mixed_precision_mma, (fp8_e4m3, fp8_e5m2))):
+        a, b = (x.astype(t.numpy) for x, t in zip(numbers, types, strict=True))
+        c = np.zeros((16, 16), "f4")
+        entry(a, b, c)
+        np.testing.assert_allclose(c, a.astype("f8") @ b.astype("f8"), rtol=1e-5, atol=1e-5)
+
+
+@ts.kernel
+def optimized_memory_access(src: ts.Tensor["M", "N", ts.bf16], dst: ts.Tensor["M", "N", ts.bf16]):
+    smem = ts.tile.alloc_shared((16, 8), ts.bf16, swizzle="xor", alignment=16)
+    for i in ts.tile.range(0, 16, 4):
+        ts.tile.store_vector(smem[i], ts.tile.load_vector(src[i], width=4))
+        ts.tile.store_vector(dst[i], ts.tile.load_vector(smem[i], width=4))
+
+
+def test_vectors_through_shared_memory(rng):
+    x = rng.random((16, 8)).astype(bf16.numpy)
+    y = np.zeros_like(x)
+    optimized_memory_access(x, y)
+    np.testing.assert_array_equal(y[::4, :4], x[::4, :4])
+
+
+def dropout_in_kernel(block, p):
+    return tile.dropout(block, p, 7, tile.arange(0, block.shape[0] * block.shape[1]))
+
+
+SPACE = {"BM": [4, 8], "BN": [4], "BD": [8], "warps": [4, 8], "stages": [2], "vector": [4]}
+
+
+@kernel.autotune(space=SPACE, metric="latency_ms", budget_ms=180)
+def tuned_attention(
+    q: KTile["B*H", "S", "D_h", bf16 @ accum(f32)], k: KTile["B*H", "S", "D_h", bf16],
+    v: KTile["B*H", "S", "D_h", bf16], *, causal: bool,
+):  # fmt: skip
+    T = tile.context()
+    Qb = tile.load(q, rows=T.m, cols=T.d, vector=T.vector, prefetch=2)
+    acc, m, l = tile.zeros((T.m, T.d), f32), tile.full((T.m,), -INF), tile.zeros((T.m,), f32)
+    for nblk in tile.range_n(k.shape, T.n, prefetch=2):
+        Kb = tile.load(k, nblk, cols=T.d, vector=T.vector)
+        Vb = tile.load(v, nblk, cols=T.d, vector=T.vector)
+        S = tile.dot(Qb, tile.transpose(Kb)) * tile.rsqrt(float(T.d))
+        if causal:
+            tile.mask_causal(S, tile.row_index(), tile.col_index(nblk))
+        P, m_c, l_c = tile.softmax_online(S)
+        acc, m, l = tile.softmax_accumulate(acc, m, l, P, Vb, m_c, l_c)
+    return tile.cast(acc / l[:, None], bf16)
+
+
+def test_the_tuned_attention_of_the_goals(rng, tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "tuned"))
+    q, k, v = (rng.standard_normal((2, 16, 8)).astype(bf16.numpy) for _ in range(3))
+    found = tuned_attention(q, k, v, causal=True)
+    q, k, v = (x.astype("f4") for x in (q, k, v))
+    scores = np.where(np.tri(16, dtype=bool), q @ k.transpose(0, 2, 1) / math.sqrt(8), -INF)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    want = e @ v / e.sum(-1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(found).reshape(2, 16, 8).astype("f4"), want, atol=0.03)
