@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+import test_functional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -166,16 +167,20 @@ AT_MOST_ONE_OP = """
     roll repeat tiled split chunk broadcast_arrays meshgrid unbind tril triu one_hot take_along_axis clip positive
     nan_to_num logical_and logical_or logical_xor logical_not allclose array_equal count_nonzero transpose expand_dims
     squeeze flatten stack embedding matmul inv eigvalsh svdvals matrix_rank matrix_transpose moveaxis swapaxes diagonal
-    diag trace max_pool2d avg_pool2d manual_seed rand randn randint bernoulli permutation isclose
+    diag trace manual_seed rand randn randint bernoulli permutation isclose threshold relu6 softmin im2col pixel_shuffle
+    pixel_unshuffle channel_shuffle max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d max_unpool1d max_unpool2d max_unpool3d dropout1d dropout2d dropout3d complex_eig
 """.split()
+RANDOM = "gumbel_softmax alpha_dropout feature_alpha_dropout".split()  # composites whose samples are no function of x
 
 
 def test_every_function_of_several_ops_is_a_case():
-    """A new public function is a case above (it is a `composite`), or applies one op at most."""
-    modules = [m for n, m in vars(ts.ops.tensor).items() if isinstance(m, types.ModuleType) and not n.startswith("_")]
+    """A new public function is a case above or of test_functional.py (a `composite`), or applies one op at most."""
     public = {n for n in ts.__all__ if isinstance(getattr(ts, n), types.FunctionType)}
+    modules = [m for n, m in vars(ts.ops.tensor).items() if isinstance(m, types.ModuleType) and not n.startswith("_")]
     defined = {n for m in modules for n, f in vars(m).items() if getattr(f, "__module__", "") == m.__name__}
-    missing = (public & defined) - set(AT_MOST_ONE_OP) - {n.partition(" ")[0] for n in CASES}
+    checked = {n.partition(" ")[0] for n in (*CASES, *test_functional.NAMES)}
+    missing = (public & defined) - set(AT_MOST_ONE_OP) - set(RANDOM) - checked
     assert not missing
 
 

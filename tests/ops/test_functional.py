@@ -99,6 +99,7 @@ OTHER = {
     "multilabel_margin_loss": lambda x, y: ts.multilabel_margin_loss(x, y, reduction="none"),
     "nll_loss weighted": lambda x, y, w: ts.nll_loss(ts.log_softmax(x, axis=1), y, w * w),
     "nll_loss ignored": lambda x, y: ts.nll_loss(ts.log_softmax(x, axis=1), y, ignore_index=0, reduction="none"),
+    "linear_cross_entropy": lambda x, w, y, b: ts.linear_cross_entropy(x, w[0], y, b),
     "cross_entropy smooth": lambda x, y, w: ts.cross_entropy(x, y, w * w, label_smoothing=0.1),
     "kl_div batchmean": lambda x, p: ts.kl_div(ts.log_softmax(x), p, reduction="batchmean"),
     "kl_div log": lambda x, y: ts.kl_div(ts.log_softmax(x), ts.log_softmax(y), "sum", log_target=True),

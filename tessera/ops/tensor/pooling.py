@@ -116,7 +116,9 @@ def _count_windows(size: Any, kernel: int, stride: int, padding: int, dilation: 
 
 
 def _find_lowest_value(x: Tensor) -> Any:
-    return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
+    if not x.dtype.is_integer:
+        return -math.inf if x.dtype.is_float else False
+    return int(np.iinfo(x.dtype.numpy).min)
 
 
 @check_arguments
@@ -434,8 +436,8 @@ def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = Fal
 
 
 def _adaptive_maximum(rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
-    fill = _find_lowest_value(as_tensor(input))
-    windows, _ = _adaptive_windows(f"an adaptive {rank}D pool", rank, input, output_size, fill)
+    x = as_tensor(input)
+    windows, _ = _adaptive_windows(f"an adaptive {rank}D pool", rank, x, output_size, _find_lowest_value(x))
     return windows.maximum(return_indices)
 
 
