@@ -1,10 +1,15 @@
-"""Progress: what long operations report while they run; a command shows it, and without one nothing is computed."""
+"""Progress and cancellation: what long operations report while they run, and how those of other threads are stopped.
+
+A command shows the progress; without one nothing is computed. Ctrl-C reaches the main thread alone: it cancels the
+operations of the threads that it waits for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,6 +17,56 @@ T = TypeVar("T")
 ShowProgress = Callable[[str, float | None, float | None], None]
 
 _SHOW: ContextVar[ShowProgress | None] = ContextVar("progress", default=None)
+
+
+class CancelToken:
+    """Cancels the operations of a thread, which runs them in `with token.running(stop)`.
+
+    >>> token, stopped = CancelToken(), []
+    >>> with token.running(lambda: stopped.append(1)):
+    ...     token.cancel()
+    >>> stopped
+    [1]
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._stops: list[Callable[[], None]] = []
+        self._lock = Lock()
+
+    def cancel(self) -> None:
+        """Stop what runs; what begins later ends at once."""
+        with self._lock:
+            self.cancelled = True
+            for stop in self._stops:
+                stop()
+
+    @contextmanager
+    def running(self, stop: Callable[[], None]) -> Iterator[None]:
+        """A context in which an operation runs that `stop()` ends.
+
+        Raises:
+            KeyboardInterrupt: the operations are cancelled already.
+        """
+        with self._lock:
+            if self.cancelled:
+                raise KeyboardInterrupt
+            self._stops.append(stop)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stops.remove(stop)
+
+
+CANCEL_TOKEN: ContextVar[CancelToken | None] = ContextVar("cancellation", default=None)
+
+
+def check_cancelled() -> None:
+    """Raise KeyboardInterrupt where the operations of this thread are cancelled; loops in Python ask now and then."""
+    token = CANCEL_TOKEN.get()
+    if token is not None and token.cancelled:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -63,5 +118,6 @@ def track(items: Sequence[T], name: str) -> Iterator[T]:
     """
     with operation(name):
         for number, item in enumerate(items):
+            check_cancelled()
             report_progress(name, number, len(items))
             yield item

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core import progress
 from tessera.core.errors import ExecutionError, Location
 from tessera.interp.tile.machine import TileMachine
 from tessera.ir.core import Block
@@ -101,7 +102,9 @@ def check_cancelled() -> None:
 
     Raises:
         BranchCancelled: the branches end.
+        KeyboardInterrupt: the launch is cancelled.
     """
+    progress.check_cancelled()
     scheduler = BRANCH_SCHEDULER.get()
     if scheduler is not None and scheduler.failed:
         raise BranchCancelled

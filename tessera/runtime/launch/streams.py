@@ -20,6 +20,7 @@ import numpy as np
 
 from tessera.core.device import INTERP, array_span, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, ExecutionError, Location, user_location
+from tessera.core.progress import CANCEL_TOKEN, CancelToken
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
 
@@ -233,6 +234,19 @@ LAUNCH_ORDER = LaunchOrder()
 _STREAMS: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
+def _wait_or_cancel(wait: Callable[[], Any]) -> Any:
+    """Wait for launches; after Ctrl-C every stream stops first, so that no thread goes on using arrays."""
+    try:
+        return wait()
+    except KeyboardInterrupt:
+        streams = list(_STREAMS)
+        for stream in streams:
+            stream._token.cancel()  # all at once: one may wait for an event of another
+        for stream in streams:
+            stream.cancel()
+        raise
+
+
 class QueuedLaunch:
     """A launch on a stream: `wait()` returns the kernel's result."""
 
@@ -249,7 +263,7 @@ class QueuedLaunch:
         Raises:
             TesseraError: the launch failed, or one before it on its stream.
         """
-        found = self._task.result()
+        found = _wait_or_cancel(self._task.result)
         LAUNCH_ORDER.learn(HOST_STREAM, self._known)
         if self._stream.error is not None:
             self._stream.synchronize()
@@ -281,6 +295,7 @@ class Stream:
         self.error: Exception | None = None
         self._tasks = ThreadPoolExecutor(1, thread_name_prefix=f"tessera-stream-{self.number}")
         self._lock = Lock()
+        self._token = CancelToken()
         self._tokens: list[contextvars.Token[Stream | None]] = []
         _STREAMS.add(self)
 
@@ -300,13 +315,16 @@ class Stream:
         """Queue a task whose order has been recorded already."""
         context = contextvars.copy_context()
         context.run(CURRENT_STREAM.set, None)  # a launch inside a task runs synchronously
+        context.run(CANCEL_TOKEN.set, self._token)
         return QueuedLaunch(self._tasks.submit(context.run, self._one, task), self)
 
     def _one(self, task: Callable[[], Any]) -> Any:
-        if self.error is not None:
+        if self.error is not None or self._token.cancelled:
             return None
         try:
             return task()
+        except KeyboardInterrupt:  # `cancel` has stopped it
+            return None
         except Exception as error:  # the waiting caller raises it
             self.error = error
             return None
@@ -340,11 +358,22 @@ class Stream:
             TesseraError: a launch failed; the stream can be used again.
         """
         known = LAUNCH_ORDER.snapshot(self.number)
-        self._tasks.submit(lambda: None).result()
+        _wait_or_cancel(self._tasks.submit(lambda: None).result)
         LAUNCH_ORDER.learn(HOST_STREAM, known)
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    def cancel(self) -> None:
+        """Stop the launch that runs, drop those queued behind it, and wait until the thread is idle."""
+        self._token.cancel()
+        ended = self._tasks.submit(lambda: None)
+        while not ended.done():
+            try:
+                time.sleep(1e-3)
+            except KeyboardInterrupt:  # it has been cancelled for this reason
+                continue
+        self._token, self.error = CancelToken(), None
 
     def __repr__(self) -> str:
         return f"<stream {self.number}>"
@@ -383,7 +412,7 @@ class Event:
             ArgumentError: it was never recorded. TesseraError: a launch before it failed.
         """
         self._check()
-        self._flag.wait()
+        _wait_or_cancel(self._flag.wait)
         LAUNCH_ORDER.learn(HOST_STREAM, self._known)
         if self.error is not None:
             raise self.error

@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
+from interrupts import LIMIT, interrupted, signal_soon
 
 import tessera as ts
 from tessera import tile
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 ENDLESS = 10**10
-LIMIT = 1.0  # seconds from the signal to the exception
 
 
 @ts.kernel(target="llvm")
@@ -57,19 +57,6 @@ LAUNCHES = {
     "many programs": lambda x, n: count[(n,)](x),
     "a loop of the host": loop,
 }
-
-
-def signal_soon(after=0.2):
-    """Send SIGINT to this process; the list that is returned receives the time."""
-    sent = []
-
-    def send():
-        time.sleep(after)
-        sent.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=send, daemon=True).start()
-    return sent
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +124,24 @@ def test_a_launch_of_another_thread_is_not_stopped():
             time.sleep(0.01)
     other.join()
     assert done == [None]
+
+
+def test_ctrl_c_while_streams_run_stops_them():
+    one, other, x, y = ts.Stream(), ts.Stream(), np.ones(8, np.float32), np.zeros(8, np.float32)
+    repeat[(8,)](y, 1)
+    with one:
+        repeat[(8,)](x, ENDLESS)
+        done = one.record()
+    with other:
+        other.wait(done)
+        repeat[(8,)](y, 3)
+    with interrupted():
+        other.synchronize()
+    held = x.copy()
+    time.sleep(0.02)
+    np.testing.assert_array_equal(x, held)
+    np.testing.assert_array_equal(y, np.ones(8))  # what was queued behind did not run
+    with one:
+        repeat[(8,)](y, 3)
+    one.synchronize()
+    np.testing.assert_array_equal(y, np.full(8, 4.0))

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Thread, get_ident, main_thread
 from typing import Any
@@ -38,6 +39,7 @@ from tessera.codegen.llvm.table.program_ops import (
 )
 from tessera.core.device import array_address
 from tessera.core.errors import ArgumentError, BarrierError
+from tessera.core.progress import CANCEL_TOKEN
 
 # Launches on several threads: machine code that schedules programs, called once by each thread.
 
@@ -171,6 +173,15 @@ class StopWord:
     def value(self, number: int) -> None:
         self._word.value = number
 
+    def interrupt(self) -> None:
+        """End every program of the launch."""
+        self._word.value = INTERRUPTED
+
+    def cancellable(self) -> AbstractContextManager[None]:
+        """A context of a launch that the thread's token, if it has one, cancels."""
+        token = CANCEL_TOKEN.get()
+        return nullcontext() if token is None else token.running(self.interrupt)
+
 
 class WorkerPool:
     """A number of threads, each with its own scratch memory; `stop` is the stop word of the text that they run."""
@@ -197,7 +208,8 @@ class WorkerPool:
             if get_ident() == main_thread().ident:  # the one that runs signal handlers
                 interrupts.get_interruptible_entry()(entry, *arguments)
             else:
-                run(*arguments)
+                with self._stop.cancellable():
+                    run(*arguments)
         except BaseException:  # a signal while Python started the threads
             self._expel_helpers(states)
             raise
@@ -340,12 +352,15 @@ class CooperativeLaunches:
         try:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            with self._stop.cancellable():
+                for thread in threads:
+                    thread.join()
         except BaseException:
             state[ABANDONED], self._stop.value = 1, INTERRUPTED
             wait_for(lambda: not any(thread.is_alive() for thread in threads))
             raise
+        if self._stop.value == INTERRUPTED:
+            interrupts.raise_interrupt()
         if self._stop.value == BARRIER_BROKEN:
             raise self._make_barrier_error(row, total)
 

@@ -119,7 +119,7 @@ def _format_list(params: Sequence[str], *integers: Sequence[str]) -> str:
 
 
 def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[str]:
-    """The function that loops over a range of programs, until the launch is stopped or an earlier program has failed."""
+    """The function that loops over a range of programs, until the launch stops or an earlier program has failed."""
     plain = [p.replace(" noalias", "") for p in params]
     bounds = ("%begin", "%end")
     arguments = _format_list(params, bounds, GRID_SIZE_NAMES)
