@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from tessera.core.errors import DTypeError, ResourceError, TesseraError, UnsupportedOpError, UnsupportedSyntaxError
+from tessera.core.errors import (
+    DTypeError,
+    ResourceError,
+    ShapeError,
+    TesseraError,
+    UnsupportedOpError,
+    UnsupportedSyntaxError,
+)
+from tessera.core.shapes import bind_shapes
 from tessera.core.symbolic_dim import Dim
-from tessera.core.types import SHARED, DType, RefType, Type, as_dtype
+from tessera.core.types import SHARED, DType, RefType, TensorType, Type, as_dtype
 from tessera.frontend.kernel import memref  # noqa: F401 - fills the table of statements
 from tessera.frontend.kernel.memref import MemRef, MemRefView, view_whole
 from tessera.frontend.kernel.python_ast import control_flow as python_ast_control_flow  # noqa: F401 - fills the table of statements
@@ -103,6 +111,7 @@ def store_results(frame: KernelFrame, parameters: KernelParameters) -> list[Valu
     results = frame.result if isinstance(frame.result, tuple) else (frame.result,)
     try:
         tensors = [_as_result(r, parameters) for r in results]
+        _check_declared_block(tensors, frame.trace.grid, parameters)
     except TesseraError as error:
         raise error.at(frame.returned or frame.source.place) from None
     builder = frame.trace.builder
@@ -142,6 +151,30 @@ def _as_result(value: Any, parameters: KernelParameters) -> Tensor:
             received=str(value.type), suggestion=f"return tile.cast(value, ts.{want})",
         )  # fmt: skip
     return value
+
+
+def _check_declared_block(results: Sequence[Tensor], grid: tuple[int, ...], parameters: KernelParameters) -> None:
+    """Check a result against a declared tensor: the block of one program, or the results of all programs.
+
+    Raises:
+        ShapeError, DTypeError: it is neither.
+    """
+    want = parameters.result
+    if not isinstance(want, TensorType) or len(results) != 1:
+        return
+    (result,) = results
+    whole = tuple(n for n in grid if n != 1) + tuple(result.shape)
+    misfits = [bind_shapes([(want.shape, shape)], {}) for shape in (result.shape, whole)]
+    if None not in misfits:
+        raise ShapeError(
+            f"{parameters.name} does not return what it says: {misfits[0].problem}",  # type: ignore[union-attr]
+            expected=str(want), received=str(result.type), suggestion="change the result, or the return annotation",
+        )  # fmt: skip
+    if want.dtype != result.dtype:
+        raise DTypeError(
+            f"{parameters.name} returns another element type than it says", expected=str(want.dtype),
+            received=str(result.type), suggestion=f"return tile.cast(value, ts.{want.dtype})",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,14 @@ def shape_of_a_product(x: Tensor["N"]):
     y = tile.dot(block, block)
 
 
+def wrong_block(x: Tensor["N"]) -> Tensor["N", bf16]:
+    return x[0:4]
+
+
+def wrong_rank(x: Tensor["N"]) -> Tensor["N", "M"]:
+    return x[0:4]
+
+
 def wrong_result(x: Tensor["N"]) -> bf16:
     return x[0]
 
@@ -238,6 +246,8 @@ CASES = [
     (list_of_numbers, "UnsupportedSyntaxError", "stages[tile.program_id(0)]", "a list is", "tile.static_range"),
     (mask_of_floats, "DTypeError", None, "the mask is not bool", "mask=offsets < N"),
     (shape_of_a_product, "ShapeError", "tile.dot(block, block)", "do not fit a matrix product", "(8, N) on"),
+    (wrong_block, "DTypeError", "return x[0:4]", "returns another element type", "tile.cast(value, ts.bf16)"),
+    (wrong_rank, "ShapeError", "return x[0:4]", "rank 2 expected, rank 1 received", "or the return annotation"),
     (wrong_result, "DTypeError", "return x[0]", "returns another element type", "tile.cast(value, ts.bf16)"),
     (unpacked, "UnsupportedSyntaxError", "a, b", "a block cannot be unpacked", "received: 2xf32"),
     (dynamic_buffer, "ArgumentError", None, "the shape of a buffer is not known while compiling", "a constant"),
