@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,6 +36,7 @@ class Artifact:
 
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes | str] = field(default_factory=dict)
+    folder: Path | None = field(default=None, compare=False)  # where it was read
 
     def text(self, name: str) -> str:
         """A file as text.
@@ -85,6 +85,7 @@ class Artifact:
             file = folder / _check_file_name(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode_content(content))
+            file.chmod(0o644)
         (folder / MANIFEST).write_text(_dump_json(self._describe_manifest()))
 
     def _describe_manifest(self) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def read_artifact(path: str | Path) -> Artifact:
         try:
             manifest = _read_manifest(folder)
             files = {name: _read_checked_file(folder, name, digest) for name, digest in manifest["files"].items()}
-            return Artifact(manifest, files)
+            return Artifact(manifest, files, folder)
         except ArtifactError:
             if _identify_folder(folder) == before:
                 raise  # else a builder replaced the folder while it was read
@@ -370,7 +371,9 @@ def split_parameters(plan: Mapping[str, Any]) -> tuple[ParameterList, ParameterL
 
 
 def _find_version(package: str) -> str:
+    from importlib import metadata  # loads the parsers of mail and archives
+
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "unknown"

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, runtime_checkable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from tessera.core.types import DType
 from tessera.ir.core import Module
 from tessera.ir.rewrite import VERIFY_VARIABLE
 from tessera.ir.verify import verify
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # The contract between the compiler and a code generator.
 
@@ -91,7 +94,8 @@ class Runtime(Protocol):
 class Backend(Protocol):
     """A code generator, found through the entry point group `tessera.codegen`.
 
-    `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`).
+    `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`) and
+    `precompile(artifact)`, which gives machine code as files that travel in an artifact folder.
     """
 
     name: str
@@ -135,17 +139,34 @@ class PassPipeline(Protocol):
 
 
 ENTRY_POINT_GROUP = "tessera.codegen"
-# As in setup.cfg, for a checkout that is not installed; an installed entry point of the same name takes precedence.
-BUILT_IN = (
-    EntryPoint("llvm", "tessera.codegen.llvm:BACKEND", ENTRY_POINT_GROUP),
-    EntryPoint("ptx", "tessera.codegen.ptx:BACKEND", ENTRY_POINT_GROUP),
-    EntryPoint("csl", "tessera.codegen.csl:BACKEND", ENTRY_POINT_GROUP),
-)
 
 
-def list_backends() -> dict[str, EntryPoint]:
+class BuiltInGenerator(NamedTuple):
+    """An address of a generator of this package, as an entry point has it."""
+
+    name: str
+    value: str
+
+    def load(self) -> Backend:
+        """The generator, imported."""
+        module, _, attribute = self.value.partition(":")
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+
+
+# As in setup.cfg. They are found without a search of the installed packages, which takes longer than to load a program.
+BUILT_IN = {name: BuiltInGenerator(name, f"tessera.codegen.{name}:BACKEND") for name in ("llvm", "ptx", "csl")}
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """The installed entry points of a group."""
+    from importlib import metadata  # loads the parsers of mail and archives
+
+    return tuple(metadata.entry_points(group=group))
+
+
+def list_backends() -> dict[str, EntryPoint | BuiltInGenerator]:
     """All generators by name, none of them imported."""
-    return {point.name: point for point in (*BUILT_IN, *entry_points(group=ENTRY_POINT_GROUP))}
+    return {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **BUILT_IN}
 
 
 @cache
@@ -159,7 +180,7 @@ def get_backend(name: str) -> Backend:
             configuration, or not this one.
     """
     name, colon, options = name.partition(":")
-    found = list_backends().get(name)
+    found = BUILT_IN.get(name) or list_backends().get(name)
     if found is None:
         close = difflib.get_close_matches(name, list_backends(), 1)
         raise UnknownNameError(
@@ -175,7 +196,7 @@ def get_backend(name: str) -> Backend:
     return generator.configured(options)
 
 
-def _load_backend(point: EntryPoint) -> Backend:
+def _load_backend(point: EntryPoint | BuiltInGenerator) -> Backend:
     try:
         return point.load()
     except Exception as error:  # a package may raise anything while it is imported
@@ -207,6 +228,7 @@ OPTIONAL_METHODS = {
     "runtime": ("artifact",),
     "interpreter": ("artifact",),
     "passes": ("module", "options"),
+    "precompile": ("artifact",),
     "configured": ("text",),
     "where": (),
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from tessera.core.errors import (
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
-from tessera.ir.printer import print_module
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomUse
-from tessera.runtime.program import CallArguments, PreparedProgram, prepare
+
+if TYPE_CHECKING:
+    from tessera.runtime.program import PreparedProgram
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -60,6 +61,8 @@ def build(
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
     """
+    from tessera.runtime.program import CallArguments, prepare  # loads the compiler: a loader needs none
+
     name = find_generator_name(target)
     options = {"arch": arch} if arch else {}
     program = prepare(entry, CallArguments(args, named), name, grid, group, tune, options)
@@ -74,9 +77,14 @@ def build_program(
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write a prepared program as an artifact folder; `options` are the generator's."""
+    from tessera.ir.printer import print_module  # a loader prints nothing
+
     stored = _find_stored_parameters(program, weights)
-    emitted = emit_artifact(get_backend(target), program.levels["tile"], dict(options))
+    generator = get_backend(target)
+    emitted = emit_artifact(generator, program.levels["tile"], dict(options))
     files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
+    if hasattr(generator, "precompile"):
+        files |= generator.precompile(emitted)
     if stored:
         files[WEIGHTS_FILE] = _import_safetensors().save(
             {program.names[i]: _to_storable(program.arrays[i]) for i in stored}

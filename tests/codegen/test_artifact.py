@@ -1,6 +1,7 @@
 """Artifacts on disk, the registry, and what the text promises: the same bytes, source lines, named errors."""
 
 import json
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_the_registry():
 
 
 def test_a_generator_from_elsewhere(monkeypatch):
-    point = contract.EntryPoint("mine", "tessera.codegen.llvm:BACKEND", contract.ENTRY_POINT_GROUP)
+    point = EntryPoint("mine", "tessera.codegen.llvm:BACKEND", contract.ENTRY_POINT_GROUP)
     monkeypatch.setattr(contract, "entry_points", lambda group: [point])
     assert contract.get_backend("mine") is BACKEND
     contract.get_backend.cache_clear()

@@ -1,5 +1,87 @@
-"""Code generator for processors: Tile modules to LLVM IR."""
+"""Code generator for processors: Tile modules to LLVM IR, run through llvmlite.
 
-from tessera.codegen.llvm.generator import LlvmBackend
+Loading an artifact needs the runtime alone; the compiler (`generator`) is imported by the first call that compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.contract import Capabilities, CompilerPass
+from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
+from tessera.codegen.llvm.runtime.program import LlvmProgram, compile_artifact
+from tessera.codegen.llvm.text.protocol import MAX_BARRIER_PROGRAMS
+from tessera.codegen.llvm.text.types import REGISTER_ELEMENTS
+from tessera.ir.core import Module
+from tessera.lower.lowering_plan import LoweringPlan
+
+if TYPE_CHECKING:
+    from tessera.codegen.coverage import OpCoverage
+
+# More query rows than the default: each packed key block is used by twice as many products.
+TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64)
+# Blocks and shared buffers are in an arena of each thread; a larger one is probably a mistake in a size.
+MAX_ARENA_BYTES = 1 << 30
+
+
+class LlvmBackend:
+    """The generator for the host's processor."""
+
+    name = "llvm"
+
+    @property
+    def coverage(self) -> OpCoverage:
+        """The ops that it emits and refuses."""
+        return _import_compiler().COVERAGE  # type: ignore[no-any-return]
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the host's processor."""
+        return Capabilities(
+            get_host_vector_bytes(),
+            tuple(REGISTER_ELEMENTS),
+            shared_bytes=MAX_ARENA_BYTES,
+            block_bytes=MAX_ARENA_BYTES,
+            meeting=MAX_BARRIER_PROGRAMS,
+            plan=TILING_PLAN,
+        )
+
+    def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
+        """The LLVM text of a Tile module.
+
+        Options: `vector_bytes` (default: the host's), `debug` (default true: lines have debug locations).
+        """
+        return _import_compiler().emit(self.name, self.capabilities, module, options)  # type: ignore[no-any-return]
+
+    def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
+        """The passes from a Tile module to the module that is emitted."""
+        return _import_compiler().list_passes(module)  # type: ignore[no-any-return]
+
+    def precompile(self, artifact: Artifact) -> dict[str, bytes]:
+        """The machine code of an artifact for this processor, as files that travel in it."""
+        return compile_artifact(artifact)
+
+    def runtime(self, artifact: Artifact, threads: int | None = None) -> LlvmProgram:
+        """The artifact as machine code: its own, if it was built for this processor, else compiled from its text."""
+        return LlvmProgram(artifact, threads)
+
+    def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """The artifact's text run in the LLVM emulator, without a compiler."""
+        from tessera.codegen.llvm.runtime.emulation import make_emulator  # loads the emulator: a build needs none
+
+        return make_emulator(artifact)
+
+
+def _import_compiler() -> ModuleType:
+    from tessera.codegen.llvm import generator  # loads the emitters: a program that is loaded needs none
+
+    return generator
+
 
 BACKEND = LlvmBackend()

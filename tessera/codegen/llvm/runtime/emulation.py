@@ -13,8 +13,8 @@ import numpy as np
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.codegen.llvm.runtime.reports import ReportCollector
-from tessera.codegen.llvm.table import program_ops
-from tessera.codegen.llvm.table.program_ops import REPORT_FUNCTION
+from tessera.codegen.llvm.text import protocol
+from tessera.codegen.llvm.text.protocol import REPORT_FUNCTION
 from tessera.core.progress import track
 from tessera.interp.target.llvm import LlvmModule, PerLane
 from tessera.interp.target.llvm.decoder import HostFunction
@@ -37,8 +37,8 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
         TEXT_FILE,
         {
             REPORT_FUNCTION: _make_report_function(reports),
-            program_ops.BARRIER_FUNCTION: _pass_grid_barrier,
-            program_ops.POLL_FUNCTION: _pass_poll,
+            protocol.BARRIER_FUNCTION: _pass_grid_barrier,
+            protocol.POLL_FUNCTION: _pass_poll,
         },
     )
 
@@ -46,7 +46,7 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
         users, bound = arguments.bind(arrays)
         workspace = np.zeros(plan["workspace"], np.uint8)
         if checked:
-            module.variable(program_ops.FAILURE_WORD).view(np.int64)[...] = program_ops.NO_FAILURE
+            module.variable(protocol.FAILURE_WORD).view(np.int64)[...] = protocol.NO_FAILURE
         execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, bound, workspace, module, reports))
         outputs = arguments.finish(users, bound)
         reports.finish()

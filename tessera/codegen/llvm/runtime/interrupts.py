@@ -19,7 +19,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from tessera.codegen.llvm.runtime.jit import MachineCode
-from tessera.codegen.llvm.table.program_ops import INTERRUPTED, NO_FAILURE, PENDING, POLL_FUNCTION
+from tessera.codegen.llvm.text.protocol import INTERRUPTED, NO_FAILURE, PENDING, POLL_FUNCTION
 
 LAUNCH_FUNCTION = "tessera_launch"
 PYTHON_FUNCTIONS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")

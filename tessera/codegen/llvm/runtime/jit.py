@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import struct
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,12 @@ OBJECT_FORMAT = 2  # of sealed object code: entries of another format are compil
 
 
 class MachineCode:
-    """Machine code in memory, and the addresses of its symbols."""
+    """Machine code in memory, and the addresses of its symbols: of the object code `ready`, or compiled from a text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, ready: bytes | None = None) -> None:
+        code = get_object_code(text) if ready is None or list_unresolved_symbols(ready) else ready
         self._engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(get_object_code(text)))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
@@ -53,6 +56,7 @@ def _initialise_llvm() -> bool:
     return True
 
 
+@cache
 def describe_host() -> tuple[str, str]:
     """The processor's name and features."""
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -80,9 +84,8 @@ def _parse_text(text: str) -> Any:
         raise ParseError(f"LLVM cannot parse the text: {error}") from None
 
 
-def _check_declarations(module: Any) -> None:
-    """Refuse declarations that nothing defines: unknown intrinsics, and functions that this process does not have."""
-    unknown = [f.name for f in module.functions if f.is_declaration and not _is_defined(f)]
+def _check_symbols(unknown: Sequence[str]) -> None:
+    """Refuse functions that nothing defines: unknown intrinsics, and functions that this process does not have."""
     if unknown:
         raise UnsupportedOpError(
             f"the target llvm has no function {', '.join(unknown)}",
@@ -95,9 +98,42 @@ def _is_defined(function: Any) -> bool:
     """Whether a declaration is of an intrinsic, a function of the runtime, or one of the C library."""
     if function.name.startswith("llvm."):
         return any(function.attributes)  # the parser adds the attributes of every intrinsic that it knows
-    if function.name.startswith(RUNTIME_PREFIX) or llvm.address_of_symbol(function.name) is not None:
+    return _has_symbol(function.name)
+
+
+def _has_symbol(name: str) -> bool:
+    if name.startswith(RUNTIME_PREFIX) or llvm.address_of_symbol(name) is not None:
         return True
-    return hasattr(_load_process_symbols(), function.name)
+    return hasattr(_load_process_symbols(), name)
+
+
+def list_unresolved_symbols(code: bytes) -> list[str]:
+    """The functions that object code calls and this process lacks: a call of one would end the process."""
+    return [name for name in _list_undefined_symbols(code) if name not in _ELF_SYMBOLS and not _has_symbol(name)]
+
+
+_ELF_SYMBOLS = ("_GLOBAL_OFFSET_TABLE_",)  # defined by whoever links
+_ELF_HEADER = struct.Struct("<40xQ10xHHH")  # of 64 bits: the section table's place, entry size, entries, name section
+_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
+_ELF_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMBOL_TABLE = 2  # the type of a section
+
+
+def _list_undefined_symbols(code: bytes) -> list[str]:
+    """The symbols that an ELF object refers to and does not define; of other formats none are known."""
+    if code[:5] != b"\x7fELF\x02":
+        return []
+    start, size, count, _ = _ELF_HEADER.unpack_from(code)
+    sections = [_ELF_SECTION.unpack_from(code, start + i * size) for i in range(count)]
+    names = []
+    for section in (s for s in sections if s[1] == _SYMBOL_TABLE):
+        offset, length, link = section[4:7]
+        strings = sections[link][4]
+        for at in range(offset, offset + length, _ELF_SYMBOL.size):
+            name, _, _, home, _, _ = _ELF_SYMBOL.unpack_from(code, at)
+            if home == 0 and name:
+                names.append(code[strings + name : code.index(b"\0", strings + name)].decode())
+    return names
 
 
 @cache
@@ -111,7 +147,7 @@ def get_object_code(text: str) -> bytes:
     key = compute_cache_key(text)
     path = find_cache_folder() / f"{key}.o"
     code = _read_cache(path, key)
-    if code is None:
+    if code is None or list_unresolved_symbols(code):
         code = compile_object(text)
         _write_cache(path, key, code)
     return code
@@ -124,14 +160,16 @@ def compile_object(text: str) -> bytes:
         UnsupportedOpError: the text declares a function that does not exist; calling it would end the process.
     """
     module, machine = _parse_text(text), _create_target_machine()
-    _check_declarations(module)
+    _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    code = machine.emit_object(module)
+    _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
+    return code
 
 
 def compute_cache_key(text: str) -> str:

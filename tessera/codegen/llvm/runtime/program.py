@@ -21,7 +21,7 @@ from tessera.codegen.host_plan import (
     view_memory,
 )
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
-from tessera.codegen.llvm.runtime.jit import MachineCode
+from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code, open_object, seal_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
@@ -29,9 +29,10 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.table.program_ops import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.llvm.text.protocol import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
+from tessera.core.io import is_trusted
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
@@ -100,6 +101,7 @@ class NativePlanEngine(PlanEngine):
 # Running a compiled artifact.
 
 TEXT_FILE = "kernels.ll"
+OBJECT_FILE = "kernels.o"  # machine code for the processor that the artifact was built on
 PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
@@ -123,6 +125,27 @@ def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
+def compile_artifact(artifact: Artifact) -> dict[str, bytes]:
+    """The object file of an artifact for this processor, sealed with the hash of its text and of the processor."""
+    text = artifact.text(TEXT_FILE)
+    return {OBJECT_FILE: seal_object(compute_cache_key(text), get_object_code(text))}
+
+
+def _find_object(artifact: Artifact, text: str) -> bytes | None:
+    """The machine code in an artifact, or None where its text must be compiled.
+
+    It is used where it was compiled from this text, for this processor, by this version of LLVM, and no one but this
+    user or root can have written it.
+    """
+    content = artifact.files.get(OBJECT_FILE)
+    folder = artifact.folder
+    if not isinstance(content, bytes) or folder is None:
+        return None
+    if not (is_trusted(folder) and is_trusted(folder / OBJECT_FILE)):
+        return None
+    return open_object(compute_cache_key(text), content)
+
+
 class LlvmProgram:
     """Machine code, workspace and launch plan of an artifact."""
 
@@ -135,7 +158,7 @@ class LlvmProgram:
         if "meeting" in plan:
             thread_pool.register_barrier_symbol()
         interrupts.register_poll_symbol()
-        self._code = MachineCode(text)
+        self._code = MachineCode(text, _find_object(artifact, text))
         self._stop = thread_pool.StopWord(self._code)
         self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0), self._stop)
         self._workspace = allocate_aligned(plan["workspace"])

@@ -22,7 +22,7 @@ from tessera.codegen.diagnostics import (
     make_index_site_error,
     show_print,
 )
-from tessera.codegen.llvm.table.program_ops import REPORT_FUNCTION
+from tessera.codegen.llvm.text.protocol import REPORT_FUNCTION
 from tessera.core.errors import DeadlockError, ExecutionError, Location, OutOfBoundsError
 
 ReadBytes = Callable[[int, int], np.ndarray]  # (address, count) to bytes

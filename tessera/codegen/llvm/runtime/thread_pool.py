@@ -27,7 +27,7 @@ import numpy as np
 
 from tessera.codegen.llvm.runtime import interrupts
 from tessera.codegen.llvm.runtime.jit import MachineCode
-from tessera.codegen.llvm.table.program_ops import (
+from tessera.codegen.llvm.text.protocol import (
     BARRIER_BROKEN,
     BARRIER_CONTEXT,
     BARRIER_FUNCTION,

@@ -1,22 +1,4 @@
-"""Program ops: ids, allocations, the grid barrier, and the reports of assertions and prints.
-
-    void @tessera_meet(i64 context)
-    void @tessera_report(i64 context, i64 site, i64 program, ptr table)
-    void @tessera_poll(ptr word)
-
-The stop word @tessera_failure of a text is NO_FAILURE while a launch runs undisturbed. Programs read it in each
-iteration of a loop, between programs and after a barrier; where it is another number they call @tessera_poll, which may
-change it, and end if it is below FIRST_KEY.
-
-The grid barrier calls the runtime, which runs every program of a cooperative launch in a thread of its own; `context`
-is the word @tessera_meeting of the text, set before the launch. When a program has ended, so that the barrier cannot
-complete, the stop word becomes BARRIER_BROKEN. A report stores its operands and passes
-`table`, their addresses; `site` is the number of the report in the host plan. A failed assertion ends its program.
-
-An index out of bounds is replaced by 0, and reported if it is the first of its launch: the stop word keeps the least
-key of the failures (program + 1, then site). A program whose key would be greater does not start, and no further launch
-begins, so the failure that is reported does not depend on the order of threads.
-"""
+"""Program ops: ids, allocations, the grid barrier, and the reports of assertions and prints."""
 
 from __future__ import annotations
 
@@ -31,6 +13,17 @@ from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import cast_to_index, element_rule, emit_element, materialise_block
 from tessera.codegen.llvm.text.builder import LaneValue, LoopBody, format_step_vector
 from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides, store_lane
+from tessera.codegen.llvm.text.protocol import (
+    BARRIER_CONTEXT,
+    BARRIER_FUNCTION,
+    FAILURE_PROGRAM_BIT,
+    FAILURE_WORD,
+    FIRST_KEY,
+    NO_FAILURE,
+    POLL_FUNCTION,
+    REPORT_CONTEXT,
+    REPORT_FUNCTION,
+)
 from tessera.codegen.llvm.text.types import RegisterType
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import int64
@@ -44,11 +37,6 @@ if TYPE_CHECKING:
 
 # The stop word: whether programs go on.
 
-FAILURE_WORD, POLL_FUNCTION = "tessera_failure", "tessera_poll"
-# The values of the word, as unsigned numbers; those between are keys of failures, which end no program that runs.
-FAILURE_PROGRAM_BIT = 20  # of a key: the first bit of the number of the program plus 1; below is that of the site
-INTERRUPTED, BARRIER_BROKEN, FIRST_KEY = 0, 1, 1 << FAILURE_PROGRAM_BIT
-PENDING, NO_FAILURE = -2, -1
 MAX_UNCHECKED_ITERATIONS = 1024
 
 
@@ -70,11 +58,6 @@ def emit_stop_check(kernel: LlvmKernelContext) -> None:
 
 
 # Grid barrier: a call of the runtime.
-
-
-BARRIER_FUNCTION, BARRIER_CONTEXT = "tessera_meet", "tessera_meeting"
-# Each program of a cooperative launch has a thread of the operating system.
-MAX_BARRIER_PROGRAMS = 256
 
 
 @statement_rule(tile.grid_barrier)
@@ -132,9 +115,6 @@ def _(kernel, node):
 
 
 # Assertions and prints: operands are stored in scratch memory and passed to the runtime.
-
-
-REPORT_FUNCTION, REPORT_CONTEXT = "tessera_report", "tessera_context"
 
 
 @statement_rule(report_op)

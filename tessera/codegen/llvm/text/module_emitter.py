@@ -29,6 +29,7 @@ from tessera.codegen.llvm.table import (
     reductions,  # noqa: F401  (their rows fill `visit`)
 )
 from tessera.codegen.llvm.table.program_ops import GRID_RANK
+from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder
 from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
@@ -135,14 +136,14 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
     yield "  %pid0 = udiv i64 %rest, %grid1"
     yield f"  call void @{function.name}({_format_list(plain, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)}, ptr %scratch)"
     yield "  %next = add i64 %n, 1"
-    yield f"  %word = load volatile i64, ptr @{program_ops.FAILURE_WORD}, align 8"
-    yield f"  %quiet = icmp eq i64 %word, {program_ops.NO_FAILURE}"
+    yield f"  %word = load volatile i64, ptr @{protocol.FAILURE_WORD}, align 8"
+    yield f"  %quiet = icmp eq i64 %word, {protocol.NO_FAILURE}"
     yield "  br i1 %quiet, label %latch, label %asked"
     yield "asked:"
-    yield f"  call void @{program_ops.POLL_FUNCTION}(ptr @{program_ops.FAILURE_WORD})"
-    yield f"  %after = load volatile i64, ptr @{program_ops.FAILURE_WORD}, align 8"
+    yield f"  call void @{protocol.POLL_FUNCTION}(ptr @{protocol.FAILURE_WORD})"
+    yield f"  %after = load volatile i64, ptr @{protocol.FAILURE_WORD}, align 8"
     yield "  %number = add i64 %next, 1"
-    yield f"  %key = shl i64 %number, {program_ops.FAILURE_PROGRAM_BIT}"
+    yield f"  %key = shl i64 %number, {protocol.FAILURE_PROGRAM_BIT}"
     yield "  %stopped = icmp ult i64 %after, %key"
     yield "  br i1 %stopped, label %done, label %latch"
     yield "latch:"
@@ -196,10 +197,10 @@ def emit_module(module: Module, options: LlvmOptions) -> LlvmModuleText:
     lines += library.text()
     lines += math_functions.define_called_functions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
-    head += [f"@{program_ops.FAILURE_WORD} = global i64 {program_ops.NO_FAILURE}", ""]
-    head += [f"@{program_ops.REPORT_CONTEXT} = global i64 0", ""] if library.sites else []
+    head += [f"@{protocol.FAILURE_WORD} = global i64 {protocol.NO_FAILURE}", ""]
+    head += [f"@{protocol.REPORT_CONTEXT} = global i64 0", ""] if library.sites else []
     cooperative = [f.name for f in module.functions[1:] if uses_grid_barrier(f.body)]
-    head += [f"@{program_ops.BARRIER_CONTEXT} = global i64 0", ""] if cooperative else []
+    head += [f"@{protocol.BARRIER_CONTEXT} = global i64 0", ""] if cooperative else []
     tail = [*declare_externals(lines), "", _format_attributes(options.vector_bytes * 8)]
     text = "\n".join([*head, *lines, *tail, *(debug.text() if debug else ())]) + "\n"
     return LlvmModuleText(
