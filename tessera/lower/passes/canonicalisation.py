@@ -148,7 +148,7 @@ def _(rewriter, node, args):
     if node.op is elementwise.pow and numbers[1] is not None and float(numbers[1]) == 2:
         return rewriter.add(elementwise.mul, args[0], args[0])  # rounded once, as the power is
     unit = _IDENTITIES.get(node.op)
-    if unit is None or numbers[1] is None or float(numbers[1]) != unit:
+    if unit is None or numbers[1] is None or float(numbers[1]) != unit or math.copysign(1.0, numbers[1]) < 0:
         return None
     return args[0]
 

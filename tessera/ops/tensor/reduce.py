@@ -330,6 +330,8 @@ def _infer_product(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
 def prod(x, *, axis: Any = None, keepdims: bool = False):
     """The product of the elements along `axis` (all when None); narrower integers and bools give int64.
 
+    Compiled programs multiply in a tree of halves, whose partial products may overflow where those in order do not.
+
     >>> import tessera as ts
     >>> ts.prod([2, 3, 4])
     Tensor(24, int64)
