@@ -22,6 +22,7 @@ _KERNEL_LANGUAGE = tuple(
     for parts in (("stdlib",), ("frontend", "kernel", "tile_api", "online_softmax.py"))
 )
 _CONTEXT_MANAGERS = contextlib.__file__  # it calls the generators of this package's contexts
+_LIBRARY_FOLDER = os.path.dirname(os.__file__) + os.sep
 _COMMAND_FOLDER = os.path.join(_PACKAGE_FOLDER, "tools", "cli") + os.sep
 
 
@@ -165,11 +166,23 @@ def shows_internal_frames() -> bool:
     return os.environ.get(TRACEBACK_VARIABLE) == "full"
 
 
+def _is_library_file(file: str) -> bool:
+    """Whether a file is of Python's own library or of NumPy; other packages may be a user's."""
+    if "site-packages" in file:
+        return f"{os.sep}numpy{os.sep}" in file
+    return file.startswith((_LIBRARY_FOLDER, "<frozen "))
+
+
 def filter_traceback(step: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package; the library in the kernel language counts as user code."""
-    steps = []
+    """A traceback without the frames of this package, and without those of libraries that it calls.
+
+    Its library in the kernel language counts as user code.
+    """
+    steps, hidden = [], False
     while step is not None:
-        if not is_package_file(step.tb_frame.f_code.co_filename):
+        file = step.tb_frame.f_code.co_filename
+        hidden = is_package_file(file) or (hidden and _is_library_file(file))
+        if not hidden:
             steps.append(step)
         step = step.tb_next
     found: TracebackType | None = None
@@ -199,6 +212,8 @@ def hides_internal_frames(function: Call) -> Call:
             return function(*args, **named)
         except TesseraError as error:
             hide_internal_frames(error)
+            if sys.version_info < (3, 11):  # there a bare `raise` restores the whole traceback
+                raise error
             raise
 
     return call  # type: ignore[return-value]

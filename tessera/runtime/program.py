@@ -138,8 +138,8 @@ class PreparedProgram:
     def sample_bounds(self, seconds: float, patience: float = 0.0) -> BoundSample | None:
         """As `bounds`, in about `seconds`: of some programs of a large grid.
 
-        Programs that are more than one launch, or communicate, can only be run as a whole: in `patience` seconds if that
-        is more. None where it takes longer.
+        Programs that are more than one launch, or communicate, can only be run as a whole: in `patience` seconds if
+        that is more. None where it takes longer.
         """
 
         def sample(seconds: float) -> BoundSample | None:

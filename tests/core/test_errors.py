@@ -115,6 +115,11 @@ def run(kind):
         ts.grad(lambda x: ts.sum(inner(x, ts.ones(4))))(ts.ones(3))
     if kind == "kernel":
         store[(1,)](y)
+    if kind == "interpreter":
+        outside[(4,)](y)
+    if kind == "library":
+        with ts.debug.checked(nan=True):
+            ts.jit(ts.log)(ts.ones(3) - 2.0)
     if kind == "cause":
         try:
             inner(ts.ones(3), ts.ones(4))
@@ -124,6 +129,11 @@ def run(kind):
 @ts.kernel
 def store(x: ts.Tensor["N"]):
     ts.tile.store(x[0:2], x[0:4])
+
+@ts.kernel
+def outside(x: ts.Tensor["N"]):
+    i = ts.tile.program_id(0)
+    x[i + 3] = x[i]
 
 run({kind!r})
 """
@@ -138,7 +148,7 @@ def run_script(tmp_path, kind, **environment):
     return done.stderr
 
 
-@pytest.mark.parametrize("kind", ["jit", "gradient", "kernel", "cause"])
+@pytest.mark.parametrize("kind", ["jit", "gradient", "kernel", "interpreter", "library", "cause"])
 def test_tracebacks_have_the_user_s_frames_alone(tmp_path, kind):
     short = run_script(tmp_path, kind)
     frames = [line for line in short.splitlines() if line.startswith("  File ")]
@@ -153,7 +163,8 @@ def test_a_caught_error_is_filtered_at_the_call_of_a_program(monkeypatch):
     with pytest.raises(ShapeError) as caught:
         ts.jit(lambda x, y: x + y)(np.ones(3, np.float32), np.ones(4, np.float32))
     files = {s.filename for s in traceback.extract_tb(caught.value.__traceback__)}
-    assert files == {__file__}
+    own = {hides_internal_frames.__code__.co_filename} if sys.version_info < (3, 11) else set()
+    assert files - own == {__file__}
 
 
 def test_other_errors_keep_their_frames():

@@ -24,6 +24,9 @@ from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.rules import COMPUTE, STORAGE, Op
 from tessera.ops.dialects import tile
 
+# The file of the emitted functions: a name inside this package, so that its frames count as the package's own.
+COMPILED_FILE = f"{__file__}:compiled"
+
 
 def find_last_uses(block: Block) -> dict[Node, tuple[Value, ...]]:
     """Liveness: for each node the values of this block whose last use it is, inner regions included."""
@@ -53,7 +56,7 @@ class BlockEmitter:
 
     def functions(self) -> dict[str, Any]:
         """The functions by name."""
-        exec(compile("\n".join(self.lines), "<compiled tile function>", "exec"), self.objects)
+        exec(compile("\n".join(self.lines), COMPILED_FILE, "exec"), self.objects)
         return self.objects
 
     def object(self, thing: Any) -> str:
