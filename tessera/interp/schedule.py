@@ -18,6 +18,7 @@ from tessera.core.errors import OutOfBoundsError, TesseraError
 from tessera.core.types import TensorType
 from tessera.interp import host
 from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.interp.tile.memory import take_elements
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op, Rules
@@ -212,7 +213,7 @@ def _(nest, node, args):
     array, rest = args[0], args[1:]
     mask = rest[array.ndim] if len(rest) > array.ndim else None
     indices = _check_indices(node, array, rest[: array.ndim], mask)
-    data = array[tuple(indices)] if array.ndim else array
+    data = take_elements(array, indices) if array.ndim else array
     return (data if mask is None else np.where(mask, data, np.zeros((), data.dtype)),)
 
 

@@ -67,6 +67,8 @@ def attend(
             row = (batch * H + head) * S + first + tile.arange(0, BM)
             p = tile.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
         acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
+    if mask is not None:
+        l = tile.where(l == 0.0, 1.0, l)  # a row without an unmasked key gives 0
     store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
 
 

@@ -46,8 +46,9 @@ def test_all_axes(op):
 def test_scalars():
     x = Tensor(3.0)
     assert reduce.sum(x).numpy() == 3 and reduce.max(x).numpy() == 3 and reduce.mean(x).numpy() == 3
-    with pytest.raises(ShapeError, match="argmax needs an axis"):
-        reduce.argmax(x)
+    assert reduce.argmax(x).numpy() == 0 and reduce.argmin(x, axis=-1).numpy() == 0
+    with pytest.raises(ShapeError, match="no axis: the tensor is a scalar"):
+        reduce.argmax(x, axis=1)
 
 
 def test_integers():

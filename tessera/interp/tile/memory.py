@@ -183,16 +183,24 @@ def read_blocks(place: BlockAccess, mask: np.ndarray | None, other: Any, active:
     if place.inside():
         data = place.window()
         if data is None:
-            data = place.memory.array[tuple(place.indices())]
+            data = take_elements(place.memory.array, place.indices())
         elif place.memory.written:
             data = data.copy()
         return data if mask is None else np.where(mask, data, _default_value(other, data.dtype))
     depth = len(place.block)
     lanes = None if active is None else expand_block_axes(active, depth)
     indices, valid = check_indices(place.memory, place.indices(), _and_masks(mask, lanes), clip)
-    data = place.memory.array[tuple(indices)]
+    data = take_elements(place.memory.array, indices)
     keep = _and_masks(mask, valid)
     return data if keep is None else np.where(keep, data, _default_value(other, data.dtype))
+
+
+def take_elements(array: Any, indices: Sequence[np.ndarray]) -> Any:
+    """The elements at indices; an empty array has none, where all are masked, and zeros stand for them."""
+    if 0 not in array.shape:
+        return array[tuple(indices)]
+    zeros = np.zeros(np.broadcast_shapes(*(np.shape(i) for i in indices)), array.dtype)
+    return IntervalArray(zeros) if isinstance(array, IntervalArray) else zeros
 
 
 def write_blocks(

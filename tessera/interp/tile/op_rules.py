@@ -28,6 +28,7 @@ from tessera.interp.tile.memory import (
     keep_last_instance,
     read_blocks,
     scatter_elements,
+    take_elements,
     write_blocks,
 )
 from tessera.ir.builder import NodeSemantics
@@ -352,7 +353,7 @@ def _(machine, node, args, run):
     depth = node.out.type.rank
     wanted = _combine_masks(machine, mask, depth)
     safe, _ = check_indices(memory, indices, wanted)
-    data = memory.array[tuple(safe)]
+    data = take_elements(memory.array, safe)
     if mask is None:
         return (data,)
     return (np.where(mask, data, np.zeros((), data.dtype) if other is None else other),)

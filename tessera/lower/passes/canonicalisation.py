@@ -106,6 +106,8 @@ def _(rewriter, node, args):
 
 @canonicalisation(shape.pad)
 def _(rewriter, node, args):
+    if 0 in args[0].type.shape:  # all of it is padding
+        return make_splat(rewriter, node.out, node.attrs["value"])
     return args[0] if args[0].type == node.out.type else None
 
 

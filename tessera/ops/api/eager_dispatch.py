@@ -18,6 +18,7 @@ from tessera.ir.tensor import Tensor, wrap_array
 from tessera.ops.tensor.basic import coerce_plain
 from tessera.ops.tensor.coercion import (
     PYTHON_NUMBERS,
+    coerce_arithmetic,
     coerce_floating,
     coerce_pointwise,
     coerce_power,
@@ -26,7 +27,7 @@ from tessera.ops.tensor.coercion import (
     find_common_type,
 )
 from tessera.ops.tensor.contractions import coerce_dot
-from tessera.ops.tensor.reduce import coerce_argreduce, coerce_sum
+from tessera.ops.tensor.reduce import coerce_argreduce, coerce_mean, coerce_sum
 
 TO_FLOATS = (coerce_floating, coerce_rounding, coerce_power)
 MAX_PLANS = 1024  # plans for each op; then the cache is cleared, which limits the memory of programs with many shapes
@@ -167,13 +168,23 @@ def _plan_pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type
     return _make_plan(op, types, steps, attrs, results)
 
 
+def _plan_arithmetic(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
+    """As `_plan_pointwise`; bools take the general path."""
+    bools = find_common_type(operands).dtype.kind == "bool"
+    return None if bools else _plan_pointwise(op, operands, attrs, results)
+
+
 def _plan_float_pointwise(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
     """As `_pointwise`; integers take the general path."""
     return _plan_pointwise(op, operands, attrs, results) if results[0].dtype.is_float else None
 
 
+def _plan_mean(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
+    return None if operands[0].dtype.kind == "bool" else _plan_unconverted(op, operands, attrs, results)
+
+
 def _plan_search(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
-    return None if attrs["axis"] is None else _plan_unconverted(op, operands, attrs, results)
+    return None if attrs["axis"] is None or not operands[0].ndim else _plan_unconverted(op, operands, attrs, results)
 
 
 def _plan_select(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
@@ -199,6 +210,7 @@ def _compose_conversions(steps: list[Convert]) -> Convert | None:
 
 PLANNERS: dict[Any, Callable[..., EagerPlan | None]] = {
     coerce_plain: _plan_unconverted,
+    coerce_arithmetic: _plan_arithmetic,
     coerce_pointwise: _plan_pointwise,
     coerce_floating: _plan_pointwise,
 }
@@ -206,5 +218,6 @@ PLANNERS[coerce_select] = _plan_select
 PLANNERS[coerce_rounding] = PLANNERS[coerce_power] = _plan_float_pointwise
 PLANNERS[coerce_argreduce] = _plan_search
 PLANNERS[coerce_sum] = _plan_unconverted
+PLANNERS[coerce_mean] = _plan_mean
 PLANNERS[coerce_dot] = _plan_matmul
 EAGER_CALL_HOOK.append(dispatch_eager_call)

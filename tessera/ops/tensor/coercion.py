@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, size_to_number
 from tessera.core.symbolic_dim import Dim
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, int8
 from tessera.ir.array_interchange import find_number_dtype
 from tessera.ir.builder import CURRENT_NUMERICS
 from tessera.ir.rules import Op
@@ -31,6 +31,22 @@ def coerce_pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
         return bind_op(op, broadcast_operands(unify_dtypes(operands)), attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+# What arithmetic on bools means, as in NumPy; ops without an entry refuse bools. elementwise.py fills it.
+BOOL_ARITHMETIC: dict[Op, Callable[..., Tensor]] = {}
+
+
+def coerce_arithmetic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `coerce_pointwise`; an op on bools alone is what `BOOL_ARITHMETIC` says."""
+    check_operand_count(op, operands)
+    if op in BOOL_ARITHMETIC and find_common_type([_convert_number(x) for x in operands]).dtype.kind == "bool":
+        return BOOL_ARITHMETIC[op](*(as_tensor(x) for x in operands))
+    return coerce_pointwise(op, operands, attrs)
+
+
+def _convert_number(x: Any) -> Any:
+    return x if isinstance(x, PYTHON_NUMBERS) else _convert_size_or_array(x)
 
 
 def coerce_floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -58,12 +74,18 @@ def coerce_power(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> A
     """As `coerce_floating`; an integer to the power of an integer stays an integer."""
     check_operand_count(op, operands)
     base, exponent = (x if isinstance(x, PYTHON_NUMBERS) else as_tensor(x) for x in operands)
+    if _is_bool(base) and _is_bool(exponent):
+        base, exponent = (cast(as_tensor(x), dtype=int8) for x in (base, exponent))
     if not (_is_integer(base) and _is_integer(exponent)):
         return coerce_floating(op, [base, exponent], attrs)
     try:
         return INTEGER_POWER_HOOK[0](as_tensor(base) if isinstance(exponent, int) else base, exponent)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+def _is_bool(x: Any) -> bool:
+    return x.dtype.kind == "bool" if isinstance(x, Tensor) else isinstance(x, bool)
 
 
 def _is_integer(x: Any) -> bool:
@@ -98,7 +120,7 @@ def find_common_type(operands: Sequence[Any]) -> TensorType:
 
 def unify_dtypes(operands: Sequence[Any]) -> list[Tensor]:
     """Operands as tensors of one element type; Python numbers take the tensors' type."""
-    tensors = [x if isinstance(x, PYTHON_NUMBERS) else _convert_size_or_array(x) for x in operands]
+    tensors = [_convert_number(x) for x in operands]
     element = find_common_type(tensors)
     dtype = element.dtype
     return [t if isinstance(t, Tensor) and t.dtype == dtype else _convert_operand(t, element) for t in tensors]

@@ -19,7 +19,7 @@ from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, is_undefined_primal, sum_of_exact_partials
 from tessera.ops.tensor.coercion import composite, promote_types, unify_dtypes
-from tessera.ops.tensor.elementwise import equal, where
+from tessera.ops.tensor.elementwise import equal, not_equal, where
 from tessera.ops.tensor.reduce import sum
 from tessera.ops.tensor.shape import count_elements, expand_dims, iota, permute, reshape, squeeze
 from tessera.ops.tensor.shape import transpose as swap
@@ -101,6 +101,8 @@ def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
         if a.dtype is not b.dtype and not (a.dtype.is_float and allows_mixed_dtypes(a.dtype, b.dtype)):
             common = promote_types([a.type, b.type])
             a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
+        if a.dtype == bool_ and dtype is None:  # as in NumPy: whether any pair is true
+            return not_equal(_matmul(cast(a, dtype=int32), cast(b, dtype=int32), None), 0)
         return _matmul(a, b, dtype)
     except TesseraError as error:
         raise error.at(user_location()) from None

@@ -420,6 +420,8 @@ def matrix_norm(x: Any, ord: Any = "fro", keepdims: bool = False) -> Tensor:
 
 def _exceeds_tolerance(values: Tensor, rows: int, columns: int, rtol: Any, eps: float) -> Tensor:
     """The mask of the singular values above `rtol` times the largest."""
+    if values.shape[-1] == 0:
+        return greater(values, 0.0)
     share = eps * (rows if rows > columns else columns) if rtol is None else rtol
     if not isinstance(share, (int, float)):  # one for each matrix
         share = expand_dims(cast(as_tensor(share), dtype=values.dtype), -1)

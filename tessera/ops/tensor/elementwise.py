@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
-from tessera.core.types import TensorType, bool_
+from tessera.core.types import TensorType, bool_, int8
 from tessera.ir.analysis.affine import add_forms, affine_rules, multiply_forms
 from tessera.ir.analysis.intervals import (
     bound_remainder,
@@ -39,7 +39,9 @@ from tessera.ops.tensor.basic import (
     zero_jvp,
 )
 from tessera.ops.tensor.coercion import (
+    BOOL_ARITHMETIC,
     INTEGER_POWER_HOOK,
+    coerce_arithmetic,
     coerce_floating,
     coerce_pointwise,
     coerce_power,
@@ -54,7 +56,7 @@ def infer_same(*types: TensorType) -> TensorType:
 
 
 def infer_numeric(*types: TensorType) -> TensorType:
-    """As `infer_same`; bools are refused, since the sum of bools is ambiguous."""
+    """As `infer_same`; bools are refused: where they have arithmetic, it is another op (`BOOL_ARITHMETIC`)."""
     if types[0].dtype.kind == "bool":
         raise DTypeError(
             "arithmetic on bool", expected="numbers", received=str(types[0]),
@@ -95,7 +97,7 @@ def _define_op(bound: Any, **columns: Any) -> DefineOp:
 
 
 def _define_arithmetic(bound: Any, **columns: Any) -> DefineOp:
-    return _define_op(bound, infer=infer_numeric, coerce=coerce_pointwise, method=True, **columns)
+    return _define_op(bound, infer=infer_numeric, coerce=coerce_arithmetic, method=True, **columns)
 
 
 def _define_function(bound: Any, **columns: Any) -> DefineOp:
@@ -513,6 +515,19 @@ def raise_to_integer(x: Any, exponent: Any) -> Tensor:
 
 
 INTEGER_POWER_HOOK.append(raise_to_integer)
+
+
+# Arithmetic on bools as in NumPy: sums and products are bools, quotients int8; differences are refused there, too.
+
+
+def _as_int8(op: Op) -> Callable[..., Tensor]:
+    return lambda x, y: op(cast(x, dtype=int8), cast(y, dtype=int8))
+
+
+BOOL_ARITHMETIC.update({
+    add: bitwise_or, mul: bitwise_and, abs: lambda x: x, floor_divide: _as_int8(floor_divide),
+    remainder: _as_int8(remainder),
+})  # fmt: skip
 
 
 # Index analysis: affine forms, intervals and divisors of integer arithmetic.

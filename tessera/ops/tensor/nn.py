@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, user_location
-from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
+from tessera.core.shapes import as_size, broadcast, format_shape, normalize_axes, normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
@@ -17,11 +17,12 @@ from tessera.ir.numerics.reference_kernels import compute_extreme
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
-from tessera.ops.tensor.basic import cast, check_operand_count, coerce_plain, round_once
+from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, coerce_plain, round_once
 from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, composite, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import (
     abs,
+    equal,
     erf,
     exp,
     greater_equal,
@@ -187,13 +188,17 @@ def _(out, primals, tangents, *, approximate):
 
 @op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
 def softmax(x, *, axis: int = -1):
-    """Softmax: exp(x) divided by its sum along `axis`, computed relative to the maximum."""
+    """Softmax: exp(x) divided by its sum along `axis`, computed relative to the maximum; an empty axis stays empty."""
+    if not x.shape[axis]:
+        return x
     e = np.exp(x - np.max(x, axis=axis, keepdims=True))
     return e / np.sum(e, axis=axis, keepdims=True)
 
 
 @lower(softmax)
 def _(x, *, axis):
+    if x.shape[axis] == 0:
+        return x
     e = exp(x - max(x, axis=axis, keepdims=True))
     return e / sum(e, axis=axis, keepdims=True)
 
@@ -201,12 +206,16 @@ def _(x, *, axis):
 @op(coerce=coerce_floating, canonical=_canonicalise_softmax_axis)
 def log_softmax(x, *, axis: int = -1):
     """The logarithm of softmax, computed without forming it."""
+    if not x.shape[axis]:
+        return x
     shifted = x - np.max(x, axis=axis, keepdims=True)
     return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
 @lower(log_softmax)
 def _(x, *, axis):
+    if x.shape[axis] == 0:
+        return x
     shifted = x - max(x, axis=axis, keepdims=True)
     return shifted - log(sum(exp(shifted), axis=axis, keepdims=True))
 
@@ -276,11 +285,22 @@ def _attention_coerce(op, operands, attrs):
     given = [x for x in operands if x is not None]
     check_operand_count(op, [*given, *[None] * (len(op.operands) - len(given))] if len(given) >= 3 else given)
     tensors = [as_tensor(x) for x in given]
+    if len(tensors) > 3 and tensors[3].dtype.kind == "bool":
+        tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
     try:
         promote_types([t.type for t in tensors])
-        return bind_op(op, tensors, attrs)
+        return bind_op(op, _broadcast_leading_axes(tensors) if op is scaled_dot_product_attention else tensors, attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+def _broadcast_leading_axes(tensors: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values with the leading axes to which theirs and those of the mask broadcast."""
+    if any(t.ndim < 2 for t in tensors[:3]):
+        return tensors
+    lead = broadcast(*(t.shape[:-2] for t in tensors))
+    operands = [t if t.shape[:-2] == lead else broadcast_to(t, shape=(*lead, *t.shape[-2:])) for t in tensors[:3]]
+    return [*operands, *tensors[3:]]
 
 
 @op(infer=lambda x, *, dtype: x.with_dtype(dtype), coerce=coerce_plain, numerics=STORAGE)
@@ -321,11 +341,12 @@ def _weights_type(v: TensorType, weights: Any) -> DType:
 
 @op(coerce=_attention_coerce, canonical=_canonicalise_attention)
 def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
-    """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D], mask [..., S, T] (added).
+    """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D]; leading axes broadcast.
 
-    `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The unnormalised
-    weights exp(score - maximum) are rounded to the type `weights` by `rough_cast` before the product with v. The
-    default is the type of v if that has 16 bits, as tensor cores need it; `weights=ts.f32` does not round. The
+    The mask [..., S, T] is added; a mask of bools is true where a query sees a key. A query that sees no key gives 0,
+    as PyTorch's function does. `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The
+    unnormalised weights exp(score - maximum) are rounded to the type `weights` by `rough_cast` before the product with
+    v. The default is the type of v if that has 16 bits, as tensor cores need it; `weights=ts.f32` does not round. The
     divisor is the sum of the weights before rounding.
     """
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
@@ -333,8 +354,11 @@ def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, sc
     if causal:
         seen = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
         s = np.where(seen, s, -np.inf).astype(s.dtype)
-    e = np.exp(s - np.max(s, axis=-1, keepdims=True))
-    return np.matmul(e.astype(weights.numpy).astype(e.dtype), v) / np.sum(e, axis=-1, keepdims=True)
+    most = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+    e = np.exp(s - np.where(most == -np.inf, s.dtype.type(0), most))
+    total = np.sum(e, axis=-1, keepdims=True)
+    found = np.matmul(e.astype(weights.numpy).astype(e.dtype), v)
+    return found / np.where(total == 0, s.dtype.type(1), total)
 
 
 @lower(scaled_dot_product_attention)
@@ -345,9 +369,14 @@ def _(q, k, v, mask=None, *, causal, scale, weights):
         shape = s.shape[-2:]
         later = less(iota(shape=shape, axis=-2), iota(shape=shape, axis=-1))
         s = where(later, -math.inf, s)
-    e = exp(s - max(s, axis=-1, keepdims=True))
+    if s.shape[-1] == 0 or mask is None:  # each query sees a key, if there is one
+        e = s if s.shape[-1] == 0 else exp(s - max(s, axis=-1, keepdims=True))
+    else:
+        most = max(s, axis=-1, keepdims=True)
+        e = exp(s - where(equal(most, -math.inf), 0.0, most))
     narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
-    return dot(narrow, v) / sum(e, axis=-1, keepdims=True)
+    total = sum(e, axis=-1, keepdims=True)
+    return dot(narrow, v) / (total if mask is None and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
 
 
 HEADS_SECOND_ORDER = (0, 2, 1, 3)  # exchange the axes of heads and positions

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64
@@ -108,15 +108,13 @@ def coerce_argreduce(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
     """As `coerce_plain`; without an axis, the tensor is flattened."""
     check_operand_count(op, operands)
     x = as_tensor(operands[0])
-    if attrs["axis"] is not None or not x.ndim:
-        return bind_op(op, [x], {**attrs, "axis": -1 if attrs["axis"] is None else attrs["axis"]})
+    if attrs["axis"] is not None and (x.ndim or attrs["axis"] not in (0, -1)):  # a scalar has one element, as in NumPy
+        return bind_op(op, [x], attrs)
     place = bind_op(op, [shape.reshape(x, shape=(-1,))], {"axis": 0, "keepdims": False})
     return shape.reshape(place, shape=(1,) * x.ndim) if attrs["keepdims"] else place
 
 
 def _canonicalise_one_axis(x: TensorType, *, axis: int, keepdims: bool) -> dict[str, Any]:
-    if x.rank == 0:
-        raise ShapeError("argmax needs an axis to search along; the tensor is a scalar")
     return {"axis": normalize_axis(axis, x.rank), "keepdims": bool(keepdims)}
 
 
@@ -143,12 +141,17 @@ error(argmin)(error_rules.bound_argreduce(-1))
 
 
 def _infer_mean(x: TensorType, *, axis: Axes, keepdims: bool) -> TensorType:
-    if x.dtype.kind == "bool":
-        raise DTypeError("the mean of bools", suggestion="cast to ts.f32 first")
     return _infer_extremum(x, axis=axis, keepdims=keepdims).with_dtype(x.dtype if x.dtype.is_float else f32)
 
 
-@op(infer=_infer_mean, coerce=coerce_sum, canonical=canonicalise_axes, numerics=ACCUMULATE)
+def coerce_mean(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """As `coerce_sum`; bools become f32 first."""
+    check_operand_count(op, operands)
+    x = as_tensor(operands[0])
+    return coerce_sum(op, [cast(x, dtype=f32) if x.dtype.kind == "bool" else x], attrs)
+
+
+@op(infer=_infer_mean, coerce=coerce_mean, canonical=canonicalise_axes, numerics=ACCUMULATE)
 def mean(x, *, axis: Any = None, keepdims: bool = False):
     """The arithmetic mean along `axis`; integers give f32."""
     return np.mean(x, axis=axis, keepdims=keepdims, dtype=np.float64 if x.dtype.kind in "iu" else x.dtype)
