@@ -29,7 +29,7 @@ from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
 from tessera.frontend.kernel import KTile, Kernel, Tile, Tile3D, autotune, constexpr, kernel
 from tessera.ir.tensor import Tensor
-from tessera.lazy_exports import HOMES, MODULES, RENAMED
+from tessera.lazy_exports import HOMES, MODULES, RENAMED, SPELLINGS
 from tessera.ops.api.creation import (
     arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros,
     zeros_like,
@@ -211,10 +211,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _suggest_name(name: str) -> str:
-    """A hint for a name of the array API standard that is different here."""
-    other = None if name.startswith("_") else getattr(import_module("tessera.array_api"), name, None)
-    if other is None:
+    """A hint for a name of the array API standard, of another system or of `tile` that is different here."""
+    if name.startswith("_"):
         return ""
+    if name in SPELLINGS:
+        return f"; write {SPELLINGS[name]}"
+    other = getattr(import_module("tessera.array_api"), name, None)
+    if other is None:
+        return f"; it is tile.{name}, for kernels" if name in import_module(MODULES["tile"]).__all__ else ""
     known = next((k for k in __all__ if globals().get(k) is other), "")
     return f"; it is ts.{known}" if known else f"; tessera.array_api.{name} has the standard's name"
 

@@ -43,3 +43,34 @@ MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "r
 HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}
 # What a module calls otherwise.
 RENAMED = {"map": "map_"}
+
+# Names of PyTorch, JAX and Triton, and what to write instead: for the error of a name that is not here.
+_NUMBER_TYPES = {
+    "float16": "f16", "float64": "f64", "bfloat16": "bf16", "half": "f16", "double": "f64", "long": "int64",
+    "int": "int32", "float": "f32",
+}  # fmt: skip
+SPELLINGS = {
+    **{name: f"ts.{own}" for name, own in _NUMBER_TYPES.items()},
+    **dict.fromkeys(("clamp", "clamp_"), "ts.clip"),
+    **dict.fromkeys(("mm", "bmm"), "ts.matmul, or a @ b"),
+    **dict.fromkeys(("no_grad", "inference_mode"), "ts.stop_gradient(x): only what requires_grad is recorded"),
+    **dict.fromkeys(("PRNGKey", "key"), "ts.Generator(seed)"),
+    **dict.fromkeys(("eval_shape", "ShapeDtypeStruct"), "ts.check(f, ts.Tensor[8, 4])"),
+    **dict.fromkeys(("lax", "numpy"), "the function itself, as in ts.scan and ts.sum"),
+    "amp": "ts.autocast() and ts.LossScaler",
+    "as_tensor": "ts.asarray",
+    "block_until_ready": "nothing: a call returns when its result is complete; ts.synchronize() waits for streams",
+    "cat": "ts.concatenate",
+    "cdiv": "tile.cdiv",
+    "Config": "a dict: configs=[{'BLOCK': 128, 'warps': 4}]",
+    "device_put": "x.to(device)",
+    "do_bench": "ts.testing.bench",
+    "from_numpy": "ts.asarray",
+    "is_tensor": "isinstance(x, ts.Tensor)",
+    "language": "tessera.tile",
+    "make_jaxpr": "ts.jit(f).trace(x), or tessera inspect",
+    "next_power_of_2": "1 << (n - 1).bit_length()",
+    "numel": "x.size",
+    "save": "ts.build(f, x, target='llvm', out='folder')",
+    "unsqueeze": "ts.expand_dims",
+}

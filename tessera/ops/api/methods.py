@@ -112,7 +112,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 METHODS |= {o.__name__: o for o in REGISTRY.values() if o.method}
 METHODS |= {
     "unsqueeze": shape.expand_dims,
-    "expand": broadcast_to,
     "tile": rearrange.tiled,
     "dot": contractions.vecdot,
     "clamp": scalar_functions.clip,
@@ -220,6 +219,41 @@ def _contiguous(self: Tensor) -> Tensor:
     return self if self.is_traced or self.data.flags.c_contiguous else wrap_array(self.data.copy("C"), self.type)
 
 
+def _expand(self: Tensor, *sizes: Any) -> Tensor:
+    """The tensor broadcast to a shape, given as one tuple or as sizes; -1 keeps the size of an axis."""
+    wanted = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    kept = (1,) * (len(wanted) - self.ndim) + tuple(self.shape)
+    return broadcast_to(self, shape=tuple(k if w == -1 else w for w, k in zip(wanted, kept, strict=False)))
+
+
+# Methods of PyTorch's tensors, and what to write instead: for the error of a name that is not here.
+_ELEMENT_TYPES = {
+    "float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "int32", "long": "int64",
+    "short": "int16", "byte": "uint8", "char": "int8", "bool": "bool",
+}  # fmt: skip
+SPELLINGS = {
+    **{name: f"x.to(ts.{own})" for name, own in _ELEMENT_TYPES.items()},
+    "dim": "x.ndim",
+    "element_size": "x.dtype.bits // 8",
+    "is_cuda": "x.device",
+    "mm": "x @ y",
+    "new_zeros": "ts.zeros(shape, dtype=x.dtype)",
+    "numel": "x.size",
+    "register_hook": "ts.custom_vjp",
+    "requires_grad_": "ts.tensor(data, requires_grad=True)",
+    "t": "x.T",
+}
+
+
+def _missing_attribute(self: Tensor, name: str) -> Any:
+    """Explain an attribute that tensors do not have."""
+    plain = name.removesuffix("_")
+    hint = SPELLINGS.get(name)
+    if hint is None and plain != name and hasattr(Tensor, plain):
+        hint = f"x = x.{plain}(...): tensors do not change in place"
+    raise AttributeError(f"a tensor has no {name!r}" + (f"; write {hint}" if hint else ""), name=name, obj=self)
+
+
 def attach_methods() -> None:
     """Give Tensor its operators and methods."""
     for name, function in OPERATORS.items():
@@ -234,6 +268,8 @@ def attach_methods() -> None:
     extra: dict[str, Any] = {
         "reshape": _reshape,
         "view": _reshape,
+        "expand": _expand,
+        "__getattr__": _missing_attribute,
         "permute": _permute,
         "to": _to,
         "astype": _to,

@@ -134,6 +134,16 @@ def test_foreign_arguments_and_variables():
     assert "tile.arange" in unknown.value.suggestion
 
 
+def foreign_method(x):
+    x[0:4] = x[0:4].float()
+
+
+def test_foreign_methods():
+    with pytest.raises(UnknownNameError) as error:
+        ts.kernel(foreign_method)[1,](np.zeros(4, "f4"))
+    assert error.value.suggestion == "write x.to(ts.f32)"
+
+
 def takes_tensor(x: ts.Tensor["N", ts.f32]):
     x[0] = 1.0
 

@@ -110,3 +110,45 @@ def test_a_tensor_of_a_trace_that_is_over():
 
 def test_ops_with_effects_have_no_plan():
     assert not any(o.plans for o in REGISTRY.values() if o.effects)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("half", "x.to(ts.f16)"),
+        ("t", "x.T"),
+        ("numel", "x.size"),
+        ("add_", "x = x.add(...)"),
+        ("exp_", "x = x.exp(...)"),
+    ],
+)
+def test_methods_of_other_systems(name, hint):
+    with pytest.raises(AttributeError, match="a tensor has no") as error:
+        getattr(ts.ones((2,)), name)
+    assert hint in str(error.value)
+    assert not hasattr(ts.ones((2,)), "nothing_like_this")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("cat", "ts.concatenate"), ("no_grad", "ts.stop_gradient"), ("bfloat16", "ts.bf16"), ("PRNGKey", "ts.Generator"),
+     ("program_id", "tile.program_id"), ("mm", "ts.matmul"), ("cdiv", "tile.cdiv")],
+)  # fmt: skip
+def test_names_of_other_systems(name, hint):
+    with pytest.raises(AttributeError, match="has no attribute") as error:
+        getattr(ts, name)
+    assert hint in str(error.value)
+
+
+def test_no_spelling_hides_a_name_that_exists():
+    from tessera.lazy_exports import SPELLINGS
+    from tessera.ops.api import methods
+
+    assert not [name for name in SPELLINGS if hasattr(ts, name)]
+    assert not [name for name in methods.SPELLINGS if name in dir(ts.Tensor)]
+
+
+def test_expand_takes_sizes_as_well():
+    x = ts.ones((3, 1))
+    assert x.expand(3, 4).shape == x.expand((3, 4)).shape == x.expand(-1, 4).shape == (3, 4)
+    assert x.expand(2, 3, 4).shape == (2, 3, 4)

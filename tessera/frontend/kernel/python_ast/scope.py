@@ -22,6 +22,7 @@ from tessera.frontend.kernel.trace import TraceState, current_trace, is_traced, 
 from tessera.ir.core import Value
 from tessera.ir.rules import REGISTRY
 from tessera.ir.tensor import Tensor
+from tessera.ops.api import methods
 from tessera.ops.dialects import tile
 from tessera.ops.tensor.basic import full
 
@@ -216,6 +217,8 @@ def _suggest_attribute(base: Any, name: str, near: list[str]) -> str | None:
     """What to write instead of `base.name`: for a name of another language its counterpart, else a close spelling."""
     if isinstance(base, ModuleType) and base.__name__.startswith("tessera") and name in FOREIGN_SPELLINGS:
         return FOREIGN_SPELLINGS[name]
+    if isinstance(base, (MemRefAccess, Tensor)) and name in methods.SPELLINGS:
+        return f"write {methods.SPELLINGS[name]}"
     return f"did you mean `{near[0]}`?" if near else _suggest_spelling(name)
 
 
