@@ -14,7 +14,8 @@ B, C = np.array([True, False, True, False]), np.array([True, True, False, False]
 ARITHMETIC = {
     "add": operator.add, "mul": operator.mul, "floor_divide": operator.floordiv, "remainder": operator.mod,
     "pow": operator.pow, "matmul": operator.matmul, "with an int": lambda a, b: a + 1,
-    "and a bool": lambda a, b: a + True, "outer": lambda a, b: a.reshape(4, 1) * b, "abs": lambda a, b: abs(a), "sum": lambda a, b: a.sum(),
+    "and a bool": lambda a, b: a + True, "outer": lambda a, b: a.reshape(4, 1) * b, "abs": lambda a, b: abs(a),
+    "sum": lambda a, b: a.sum(),
 }  # fmt: skip
 TARGETS = ["eager", "interp", "llvm"]
 EMPTY = np.zeros((3, 0), np.float32)

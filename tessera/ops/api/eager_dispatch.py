@@ -180,7 +180,8 @@ def _plan_float_pointwise(op: Op, operands: list[Any], attrs: Any, results: tupl
 
 
 def _plan_mean(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:
-    return None if operands[0].dtype.kind == "bool" else _plan_unconverted(op, operands, attrs, results)
+    bools = isinstance(operands[0], Tensor) and operands[0].dtype.kind == "bool"
+    return None if bools else _plan_unconverted(op, operands, attrs, results)
 
 
 def _plan_search(op: Op, operands: list[Any], attrs: Any, results: tuple[Type, ...]) -> EagerPlan | None:

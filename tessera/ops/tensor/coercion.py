@@ -40,7 +40,7 @@ BOOL_ARITHMETIC: dict[Op, Callable[..., Tensor]] = {}
 def coerce_arithmetic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """As `coerce_pointwise`; an op on bools alone is what `BOOL_ARITHMETIC` says."""
     check_operand_count(op, operands)
-    if op in BOOL_ARITHMETIC and find_common_type([_convert_number(x) for x in operands]).dtype.kind == "bool":
+    if op in BOOL_ARITHMETIC and all(_is_bool(_convert_number(x)) for x in operands):
         return BOOL_ARITHMETIC[op](*(as_tensor(x) for x in operands))
     return coerce_pointwise(op, operands, attrs)
 
