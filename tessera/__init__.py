@@ -17,6 +17,7 @@ from tessera import stable
 from tessera.core.device import default_device, device, set_default_device
 from tessera.core.effects import effects, pure
 from tessera.core.schedule import Schedule, ScheduleSpace
+from tessera.core.schedule import use_schedule as schedule
 from tessera.core.shapes import dims, require
 from tessera.core.types import (
     DType, Policy, accum, bf16, compensated, compute, f16, f32, f64, flush_denormals, fp4, fp6, fp6_e2m3, fp8_e4m3,
@@ -189,6 +190,7 @@ if TYPE_CHECKING:
         compose,
         current_device,
         curry,
+        custom,
         function,
         maybe,
         pipe,

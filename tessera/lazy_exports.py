@@ -23,8 +23,8 @@ EXPORTS = {
         "per_example_grad scan while_loop"
     ),
     "tessera.transforms.functional": (
-        "Just Maybe Nothing compose current_device curry function maybe memoize persistent_cache pipe polymorphic "
-        "specialize_for"
+        "Just Maybe Nothing compose current_device curry custom function maybe memoize persistent_cache pipe "
+        "polymorphic specialize_for"
     ),
     "tessera.frontend.kernel.graph_launch": "launch like",
     "tessera.frontend.kernel.memory_spaces": "memory prefetch",

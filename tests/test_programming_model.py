@@ -51,12 +51,29 @@ def test_1_2_numbers_and_places_are_explicit():
     assert y.dtype == bf16 and (y.numpy() == 3).all()
 
 
-def test_1_3_control_of_numerics():
-    def expert_model(x):
-        with tessera.numerics(accumulate=tf32, round="stochastic"):
-            return x @ x.T
+@tessera.kernel
+def doubled_rows(x, out, *, TILE_M: int = 2, WARPS: int = 4):
+    i = tessera.tile.program_id(0) * TILE_M
+    out[i : i + TILE_M, :] = x[i : i + TILE_M, :] * 2.0
 
-    close(expert_model(ts.ones((4, 4))), np.full((4, 4), 4))
+
+def test_1_3_control_of_everything():
+    seen = []
+    doubled_rows.before(lambda launch: seen.append((launch.constants, launch.group)))
+
+    def custom_kernel(x):
+        out = ts.zeros(x.shape)
+        doubled_rows[lambda c: (-(-4 // c["TILE_M"]),)](x, out)
+        return out @ x
+
+    @tessera.custom
+    def expert_model(x):
+        with tessera.schedule(tile_size=4, warps=8):
+            with tessera.numerics(accumulate=tf32, round="stochastic"):
+                return custom_kernel(x)
+
+    close(expert_model(np.ones((4, 4), "f4")), np.full((4, 4), 8))
+    assert seen[0][0] == {"TILE_M": 4, "WARPS": 8}
 
 
 # Chapter 2

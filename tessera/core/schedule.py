@@ -23,6 +23,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -97,6 +99,7 @@ FIELD_ALIASES = {
     "swizzle_pattern": "swizzle",
     "num_warps": "warps",
     "num_stages": "stages",
+    "tile_size": "tile_m",
 }
 SWIZZLES = ("none", "xor")
 TILE_AXES = ("m", "n", "k")
@@ -312,6 +315,33 @@ def _name_sizes(prefix: str, *sizes: int | None) -> dict[str, int]:
 
 ScheduleConstraint = Callable[[Schedule], bool]
 _NO_CHOICES: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+
+
+# The schedule of the kernels that are launched in a block.
+ACTIVE_SCHEDULE: ContextVar[Schedule | None] = ContextVar("schedule of a block", default=None)
+
+
+@contextmanager
+def use_schedule(given: Schedule | None = None, **changes: Any) -> Iterator[Schedule]:
+    """Launch the kernels of this block with a schedule: its fields replace those of their own schedules.
+
+    `given` is a Schedule; `changes` are fields of one, as in `ts.schedule(tile_size=128, warps=8)`. Blocks may be
+    nested. Constants of a call take precedence. Programs of `ts.jit` are fused and tiled by the compiler, but for the
+    kernels that they launch.
+
+    >>> with use_schedule(warps=8) as found:
+    ...     found
+    Schedule(warps=8)
+
+    Raises:
+        ArgumentError: there is no such field.
+    """
+    found = (ACTIVE_SCHEDULE.get() or Schedule()).derive(**{**(given.given if given else {}), **changes})
+    token = ACTIVE_SCHEDULE.set(found)
+    try:
+        yield found
+    finally:
+        ACTIVE_SCHEDULE.reset(token)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -13,11 +14,15 @@ from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.effects import pure
 from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
 from tessera.core.pytree import flatten
+from tessera.core.schedule import Schedule, use_schedule
 from tessera.core.shapes import bind_shapes
 from tessera.core.types import DType, TensorType
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.argument_checks import check_function
 from tessera.transforms.memoisation import memoize, persistent_cache
+from tessera.transforms.policies import numerics as numeric_context
+from tessera.transforms.recording import arrays_to_tensors
 
 # Composition: compose, pipe, curry. Transforms and effect checks see the functions inside.
 
@@ -116,6 +121,38 @@ def function(body: Function | None = None, **options: Any) -> Any:
         return body
     declared = getattr(body, "__effects__", None) is not None
     return jit(body if declared else pure(body), **options)
+
+
+def custom(
+    body: Function | None = None, *, schedule: Schedule | None = None, numerics: Mapping[str, Any] | None = None
+) -> Any:
+    """A function that runs as its author wrote it: op by op and kernel by kernel, with their schedules and numerics.
+
+    Arrays become tensors. `schedule` holds for the kernels that a call launches (`ts.schedule`), `numerics` for its ops
+    (the arguments of `ts.numerics`); the body may open such blocks itself. A function under `ts.jit` may call it.
+
+    >>> import tessera as ts
+    >>> @custom(numerics={"round": "toward_zero"})
+    ... def expert(x):
+    ...     with ts.schedule(tile_size=128, warps=8):
+    ...         return x * 2.0
+    >>> expert(ts.Tensor([1.0, 2.0]))
+    Tensor([2., 4.], f32 @ rounding=toward_zero)
+    """
+    if body is None:
+        return functools.partial(custom, schedule=schedule, numerics=numerics)
+    check_function(body, "custom")
+
+    @functools.wraps(body)
+    def run(*args: Any, **named: Any) -> Any:
+        with ExitStack() as blocks:
+            if schedule is not None:
+                blocks.enter_context(use_schedule(schedule))
+            if numerics is not None:
+                blocks.enter_context(numeric_context(**numerics))
+            return body(*arrays_to_tensors(args), **arrays_to_tensors(named))
+
+    return run
 
 
 _SPECIALISED_DEVICE: ContextVar[str | None] = ContextVar("specialised device", default=None)

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.core.device import default_device
 from tessera.core.errors import ArgumentError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
-from tessera.core.schedule import Schedule
+from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
 from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.frontend.kernel import autotuning as tuning
@@ -118,6 +118,18 @@ class Kernel:
             ArgumentError: this is no Schedule.
         """
         return self.like(_apply_schedule(self.options, schedule, self.parameters.constants))
+
+    def follows(self, schedule: Schedule) -> bool:
+        """Whether the fields of a schedule are those of the kernel's own."""
+        own = self.schedule.given
+        return all(own.get(name) == value for name, value in schedule.given.items())
+
+    def scheduled(self, schedule: Schedule) -> Kernel:
+        """This kernel with the fields of a schedule in place of its own; made once for each."""
+        key = ("schedule", schedule)
+        if key not in self._configured:
+            self._configured[key] = self.with_schedule(self.schedule.derive(**schedule.given))
+        return self._configured[key]
 
     def like(self, options: KernelOptions) -> Kernel:
         """This kernel with other options, and the same hooks."""
@@ -256,6 +268,8 @@ class KernelLaunch:
 
     @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
+        if (active := ACTIVE_SCHEDULE.get()) is not None and not self.kernel.follows(active):
+            return replace(self, kernel=self.kernel.scheduled(active))(*args, **named)
         if CURRENT_BUILDER.get() is not None:
             return record_launch(self, args, named)
         if self.kernel.options.tuning is not None:

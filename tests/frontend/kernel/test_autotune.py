@@ -139,3 +139,33 @@ def test_hooks_see_every_launch(target):
 
     entry.with_schedule(ts.Schedule(block=50))[grid](np.ones(100, "f4"))
     assert seen == [("before", "doubled", (2,), 50, 1.0), ("after", target, 1, 2.0)]
+
+
+# Schedules of a block.
+
+
+@ts.kernel
+def tell_constants(out, *, BLOCK: int = 4, STAGES: int = 1):
+    out[0], out[1] = BLOCK, STAGES
+
+
+def constants_of(call=tell_constants, **named):
+    out = np.zeros(2, np.int32)
+    call[(1,)](out, **named)
+    return out.tolist()
+
+
+def test_a_schedule_of_a_block():
+    """Inner blocks add to outer ones, constants of a call win, and nothing stays behind."""
+    with ts.schedule(tile_size=16) as outer:
+        assert outer == ts.Schedule(tile_m=16) and constants_of() == [16, 1]
+        with ts.schedule(ts.Schedule(stages=3)):
+            assert constants_of() == [16, 3] and constants_of(BLOCK=8) == [8, 3]
+            assert constants_of(tell_constants.with_schedule(ts.Schedule(tile_m=2, stages=2))) == [16, 3]
+        assert constants_of() == [16, 1]
+    assert constants_of() == [4, 1]
+
+
+def test_an_unknown_field_of_a_schedule_of_a_block():
+    with pytest.raises(ArgumentError, match="wraps"), ts.schedule(wraps=2):
+        pass
