@@ -105,10 +105,14 @@ def run_with_bounds(
 
 
 def _lift_arguments(module: Module, arrays: Sequence[Any]) -> list[Any]:
-    return [
-        a if isinstance(p.type, TensorType) else IntervalArray(a).copy()
-        for p, a in zip(module.main.params, arrays, strict=False)
-    ]
+    pairs = zip(module.main.params, arrays, strict=False)
+    return [a if isinstance(p.type, TensorType) else _lift_array(a) for p, a in pairs]
+
+
+def _lift_array(array: Any) -> IntervalArray:
+    """An array as intervals that can be written without changing it: a conversion to f64 has copied it already."""
+    found = IntervalArray(array)
+    return found.copy() if np.may_share_memory(found.value, array) else found
 
 
 def sample_with_bounds(
@@ -121,9 +125,10 @@ def sample_with_bounds(
     """
     if not has_independent_programs(module):
         return None
-    lifted, end = _lift_arguments(module, arrays), time.perf_counter() + seconds
+    end = time.perf_counter() + seconds
+    lifted = _lift_arguments(module, arrays)
     for i in written:
-        lifted[i] = _mark_unwritten(lifted[i].value)
+        lifted[i] = IntervalArray(lifted[i].value, np.full(lifted[i].shape, -0.0))
     counts = [0, 0]
 
     def launch_sample(node: Node, args: list[Any]) -> None:
