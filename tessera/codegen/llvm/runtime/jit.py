@@ -37,6 +37,10 @@ class MachineCode:
         """The address of a function."""
         return _check_address(name, self._engine.get_function_address(name))
 
+    def find_variable(self, name: str) -> int:
+        """The address of a global variable, or 0."""
+        return int(self._engine.get_global_value_address(name))
+
     def variable(self, name: str) -> int:
         """The address of a global variable."""
         return _check_address(name, self._engine.get_global_value_address(name))

@@ -160,7 +160,7 @@ class StopWord:
 
     def __init__(self, code: MachineCode) -> None:
         self._code = code
-        place = code.variable(FAILURE_WORD)  # 0 in the text of an artifact that an earlier version built
+        place = code.find_variable(FAILURE_WORD)  # 0 in the text of an artifact that an earlier version built
         self._word = ctypes.c_int64.from_address(place) if place else ctypes.c_int64()
         self.address = ctypes.addressof(self._word)
 
