@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
+import re
 import struct
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import llvmlite
@@ -17,6 +21,7 @@ import llvmlite.binding as llvm
 
 from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
 from tessera.core.io import find_cache_folder, is_trusted, write_file
+from tessera.core.progress import track
 
 OPTIMISATION_LEVEL = 3
 RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
@@ -29,21 +34,43 @@ class MachineCode:
 
     def __init__(self, text: str, ready: bytes | None = None) -> None:
         code = get_object_code(text) if ready is None or list_unresolved_symbols(ready) else ready
-        self._engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        first, *others = unpack_objects(code)
+        self._engines = [_load_object(first)]
+        for part in others:
+            self._engines.append(_load_object(part, self._engines[0]))
 
     def address(self, name: str) -> int:
         """The address of a function."""
-        return _check_address(name, self._engine.get_function_address(name))
+        found = (engine.get_function_address(name) for engine in self._engines)
+        return _check_address(name, next((place for place in found if place), 0))
 
     def find_variable(self, name: str) -> int:
         """The address of a global variable, or 0."""
-        return int(self._engine.get_global_value_address(name))
+        return int(self._engines[0].get_global_value_address(name))
 
     def variable(self, name: str) -> int:
         """The address of a global variable."""
-        return _check_address(name, self._engine.get_global_value_address(name))
+        return _check_address(name, self.find_variable(name))
+
+
+_LINK_LOCK = Lock()
+
+
+def _load_object(code: bytes, owner: Any = None) -> Any:
+    """An engine with one object file; variables that it shares with another part are those of the engine `owner`.
+
+    RuntimeDyld loads one object for each engine: with several it takes constants of all relative to the first one's
+    table of global offsets.
+    """
+    engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    with _LINK_LOCK:  # the names are those of the process, until the engine has looked them up
+        shared = _list_undefined_symbols(code) if owner is not None else ()
+        for name in (n for n in shared if n.startswith(RUNTIME_PREFIX)):
+            if place := owner.get_global_value_address(name):
+                llvm.add_symbol(name, place)
+        engine.finalize_object()
+    return engine
 
 
 def _check_address(name: str, address: int) -> int:
@@ -113,7 +140,8 @@ def _has_symbol(name: str) -> bool:
 
 def list_unresolved_symbols(code: bytes) -> list[str]:
     """The functions that object code calls and this process lacks: a call of one would end the process."""
-    return [name for name in _list_undefined_symbols(code) if name not in _ELF_SYMBOLS and not _has_symbol(name)]
+    undefined = dict.fromkeys(name for part in unpack_objects(code) for name in _list_undefined_symbols(part))
+    return [name for name in undefined if name not in _ELF_SYMBOLS and not _has_symbol(name)]
 
 
 _ELF_SYMBOLS = ("_GLOBAL_OFFSET_TABLE_",)  # defined by whoever links
@@ -158,11 +186,15 @@ def get_object_code(text: str) -> bytes:
 
 
 def compile_object(text: str) -> bytes:
-    """The object file of a text: parsed, optimised, compiled.
+    """The object code of a text: parsed, optimised, compiled, a large text in parts, between which Ctrl-C takes effect.
 
     Raises:
         UnsupportedOpError: the text declares a function that does not exist; calling it would end the process.
     """
+    return pack_objects([_compile_part(part) for part in track(split_text(text), "compiling machine code")])
+
+
+def _compile_part(text: str) -> bytes:
     module, machine = _parse_text(text), _create_target_machine()
     _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
@@ -174,6 +206,88 @@ def compile_object(text: str) -> bytes:
     code = machine.emit_object(module)
     _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
     return code
+
+
+# Parts: a large text as several, each with some kernels and every internal function that these call.
+
+PART_CHARACTERS = 1 << 17  # LLVM compiles as much in half a second
+PACK_MARK = b"tessera objects\0"
+_DEFINE = re.compile(r'define (?P<internal>internal )?[^"@]*@(?P<name>[\w.$-]+)\(')
+_NAME = re.compile(r"@([\w.$-]+)")
+_DEFINED_GLOBAL = re.compile(r"^(@[\w.$-]+ = )(global \w+) .*$", re.MULTILINE)
+
+
+def split_text(text: str) -> list[str]:
+    """A text as parts that LLVM compiles one by one; a small one, or one whose functions do not divide, is one part."""
+    if len(text) <= 2 * PART_CHARACTERS or sys.platform != "linux":  # parts are linked by the symbols of ELF files
+        return [text]
+    head, functions, internal = _take_functions(text)
+    families: dict[str, list[str]] = {}
+    for name in functions:
+        if name not in internal:
+            families.setdefault(name.removesuffix(".range").removesuffix(".task"), []).append(name)
+    parts: list[set[str]] = [set()]
+    for names in families.values():
+        needed = _find_called(names, functions)
+        if not internal.issuperset(needed.difference(names)):
+            return [text]  # a kernel calls another one
+        if sum(len(functions[name]) for name in parts[-1] | needed) > PART_CHARACTERS and parts[-1]:
+            parts.append(set())
+        parts[-1] |= needed
+    heads = [head, *[_DEFINED_GLOBAL.sub(r"\1external \2", head)] * (len(parts) - 1)]
+    bodies = [[functions[name] for name in functions if name in part] for part in parts]
+    return ["\n".join([first, *body, ""]) for first, body in zip(heads, bodies, strict=True)]
+
+
+def _take_functions(text: str) -> tuple[str, dict[str, str], set[str]]:
+    """The lines of a text outside of functions, the functions by name, and the names of the internal ones."""
+    head: list[str] = []
+    functions: dict[str, str] = {}
+    internal: set[str] = set()
+    body: list[str] = []
+    for line in text.splitlines():
+        if not body and not line.startswith("define "):
+            head.append(line)
+            continue
+        body.append(line)
+        if line == "}":
+            found = _DEFINE.match(body[0])
+            if found is None:
+                return text, {}, set()
+            functions[found["name"]] = "\n".join(body)
+            internal |= {found["name"]} if found["internal"] else set()
+            body = []
+    return "\n".join(head), functions, internal
+
+
+def _find_called(names: Sequence[str], functions: Mapping[str, str]) -> set[str]:
+    """Functions and those that they refer to, directly or not."""
+    found: set[str] = set()
+    pending = [*names]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += [n for n in _NAME.findall(functions[name]) if n in functions]
+    return found
+
+
+def pack_objects(objects: Sequence[bytes]) -> bytes:
+    """Object files as one piece of object code: the file itself, if there is only one."""
+    if len(objects) == 1:
+        return objects[0]
+    sizes = struct.pack(f"<Q{len(objects)}Q", len(objects), *map(len, objects))
+    return b"".join([PACK_MARK, sizes, *objects])
+
+
+def unpack_objects(code: bytes) -> list[bytes]:
+    """The object files of a piece of object code."""
+    if not code.startswith(PACK_MARK):
+        return [code]
+    (count,) = struct.unpack_from("<Q", code, len(PACK_MARK))
+    sizes = struct.unpack_from(f"<{count}Q", code, len(PACK_MARK) + 8)
+    ends = [*itertools.accumulate(sizes, initial=len(PACK_MARK) + 8 + 8 * count)]
+    return [code[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def compute_cache_key(text: str) -> str:
