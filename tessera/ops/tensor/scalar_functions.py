@@ -123,9 +123,17 @@ def sinh(x):
 def _(x):
     # Where exp(x) overflows and its half does not, the square of exp(x / 2) still has a value.
     size = abs(x)
-    near, root = expm1(minimum(size, 1.0)), exp(0.5 * size)
-    found = where(size < 1.0, 0.5 * (near + near / (near + 1.0)), 0.5 * root * root - 0.5 / root / root)
+    near, root = minimum(size, 1.0), exp(0.5 * size)
+    found = where(size < 1.0, _sum_sinh_series(near), 0.5 * root * root - 0.5 / root / root)
     return where(x < 0.0, -found, where(not_equal(x, 0.0), found, x))
+
+
+def _sum_sinh_series(x: Tensor) -> Tensor:
+    """x + x³/3! + x⁵/5! + ... for |x| ≤ 1, where the subtraction of exponentials loses digits."""
+    square, total = x * x, 1.0
+    for n in range(18 if x.dtype.bits == 64 else 10, 0, -2):
+        total = square * (1.0 / (n * (n + 1))) * total + 1.0
+    return x * total
 
 
 @op(coerce=coerce_floating, domain=(-5.0, 5.0), method=True)

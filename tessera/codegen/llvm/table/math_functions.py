@@ -19,7 +19,6 @@ from tessera.lower.scalar_functions.single_precision import make_trigonometric_r
 from tessera.ops.dialects import arith
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import scalar_functions as f
 
 if TYPE_CHECKING:
     from tessera.core.types import DType
@@ -114,7 +113,7 @@ LARGE_ARGUMENT = 2.0**28
 DIVISIONS = {e.floor_divide, e.remainder}
 # Of f64: the functions that are LLVM's intrinsics, and those of the C library.
 INTRINSICS = (e.exp, e.exp2, e.log, e.log2, e.tanh, e.sin, e.cos, e.pow)
-LIBC_FUNCTIONS = (e.erf, f.expm1, f.log1p, f.atan)
+LIBC_FUNCTIONS = (e.erf,)
 DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype == f64 and op in (*INTRINSICS, *LIBC_FUNCTIONS))
 _OPS = {op.__name__: op for op in DECOMPOSITIONS.ops()}
 _CALL_PATTERN = re.compile(r"@ts\.(?P<name>[a-z_]\w*)\.(?:v(?P<width>\d+))?f(?P<bits>32|64)\(")
