@@ -231,6 +231,11 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
         ResourceError: it exceeds a limit.
     """
     try:
+        if not isinstance(folder, (str, os.PathLike)):
+            raise ArgumentError(
+                "load takes the folder of an artifact", expected="a path", received=type(folder).__name__,
+                suggestion="in a kernel, tile.load(place) reads memory",
+            )  # fmt: skip
         artifact = read_artifact(folder)
         own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
         check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {folder}")

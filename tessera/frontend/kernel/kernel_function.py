@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.device import default_device
-from tessera.core.errors import ArgumentError, hides_internal_frames, user_location
+from tessera.core.errors import ArgumentError, OutOfBoundsError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
 from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
 from tessera.core.types import Type
@@ -284,7 +284,17 @@ class KernelLaunch:
         started = self._started(module, found)
         for hook in self.kernel.hooks.before:
             hook(started)
-        outputs = run_module(module, found.arrays, self.kernel.options.target)
+        try:
+            outputs = run_module(module, found.arrays, self.kernel.options.target)
+        except OutOfBoundsError as error:
+            grid = module.functions[1].attrs["grid"]
+            if self.grid is None and not self.kernel.options.tile_shape and tuple(grid) != (1,):
+                programs = ", ".join(str(n) for n in grid)
+                name = self.kernel.__name__  # type: ignore[attr-defined]
+                error.suggestion = (
+                    f"choose the grid: without one a program runs for each element, {name}[({programs},)](...)"
+                )
+            raise
         for hook in self.kernel.hooks.after:
             hook(started)
         results = [Tensor(a) if found.tensors else a for a in outputs]

@@ -415,7 +415,8 @@ def _select_scalar(view: MemRefView, axis: int, item: Tensor) -> tuple[Index, in
     if not item.dtype.is_integer:
         raise DTypeError(
             f"an index into {view.memory.name} is not an integer", expected="int64", received=str(item.type),
-            suggestion="cast it: int(x)",
+            suggestion="choose elements: A[...] = tile.where(condition, new, old)" if item.dtype == bool_ else
+            "cast it: int(x)",
         )  # fmt: skip
     return item, 1
 

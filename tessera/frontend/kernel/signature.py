@@ -106,8 +106,13 @@ class KernelParameters:
         try:
             bound = self.signature.bind(*args, **{**{k: v for k, v in missing.items() if k not in given}, **named})
         except TypeError as error:
-            expected = f"{self.name}({', '.join(names)})"
-            raise ArgumentError(f"{self.name}: {error}", location=user_location(), expected=expected) from None
+            fields = [
+                f"{_SCHEDULE_FIELDS[n]}={v!r}" for n, v in named.items() if n in _SCHEDULE_FIELDS and n not in names
+            ]
+            raise ArgumentError(
+                f"{self.name}: {error}", location=user_location(), expected=f"{self.name}({', '.join(names)})",
+                suggestion=f"{self.name}.with_schedule(ts.Schedule({', '.join(fields)}))" if fields else None,
+            ) from None  # fmt: skip
         bound.apply_defaults()
         return bound.arguments
 
@@ -245,6 +250,7 @@ def _evaluate_annotation(function: Callable[..., Any], name: str, annotation: An
         ).at(user_location()) from None  # fmt: skip
 
 
+_SCHEDULE_FIELDS = {"num_warps": "warps", "num_stages": "stages"}  # arguments of a launch in Triton
 _PYTHON_TYPES = {int: as_dtype(int), float: as_dtype(float), bool: as_dtype(bool)}
 
 

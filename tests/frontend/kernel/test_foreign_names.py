@@ -173,3 +173,33 @@ def test_shared_memory_has_the_name_of_its_variable(read, name, tmp_path):
     with ts.debug.checked(), pytest.raises(TesseraError) as error:
         module.named_buffers[1,](np.zeros(4, "f4"))
     assert f"the shared memory `{name}`" in str(error.value)
+
+
+def blocks_of(x, y, BLOCK: ts.constexpr = 4):
+    i = tile.program_id(0) * BLOCK
+    y[i : i + BLOCK] = x[i : i + BLOCK]
+
+
+def stores_where(x, y):
+    v = x[0:4]
+    v[v > 0] = 0.0
+
+
+def loads_an_artifact(x, y):
+    y[0:4] = ts.load(x[0:4])
+
+
+@pytest.mark.parametrize(
+    ("body", "grid", "named", "suggestion"),
+    [
+        (blocks_of, None, {}, "choose the grid: without one a program runs for each element, blocks_of[(16,)](...)"),
+        (blocks_of, (4,), {"num_warps": 8}, "blocks_of.with_schedule(ts.Schedule(warps=8))"),
+        (stores_where, (1,), {}, "choose elements: A[...] = tile.where(condition, new, old)"),
+        (loads_an_artifact, (1,), {}, "in a kernel, tile.load(place) reads memory"),
+    ],
+)
+def test_launches_as_elsewhere(body, grid, named, suggestion):
+    entry = ts.kernel(body)
+    with pytest.raises(TesseraError) as error:
+        (entry if grid is None else entry[grid])(np.zeros(16, "f4"), np.zeros(16, "f4"), **named)
+    assert error.value.suggestion == suggestion
