@@ -19,6 +19,7 @@ from tessera.core.errors import (
     _PACKAGE_FOLDER,
     ArgumentError,
     Location,
+    ProgramError,
     ShapeError,
     TesseraError,
     is_package_file,
@@ -368,11 +369,12 @@ def check(function: Callable[..., Any], *types: Any, **named: Any) -> CheckRepor
 
 
 # Sizes of the names in a kernel's annotations, by their order: an error that some of them do not have is none.
-SAMPLED_SIZES: tuple[Callable[[int], int], ...] = (lambda n: 64 << n, lambda n: 1024 >> n, lambda n: 16 * (n + 2))
+DIFFERENT_SIZES: tuple[Callable[[int], int], ...] = (lambda n: 64 << n, lambda n: 1024 >> n, lambda n: 16 * (n + 2))
+EQUAL_SIZES: tuple[Callable[[int], int], ...] = (lambda n: 16, lambda n: 32, lambda n: 128)
 
 
 def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckReport:
-    """Compile a kernel for several sizes; its error is the one that all of them have."""
+    """Compile a kernel for sizes until it has no error; else its error is the one that all different sizes have."""
     name = kernel.kernel_function.__name__
     try:
         given = {**kernel.parameters.signature.bind_partial(*types, **named).arguments}
@@ -380,21 +382,32 @@ def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckR
         raise ArgumentError(f"{name}: {error}", location=user_location()) from None
     annotated = [a for a in kernel.parameters.annotations.values() if isinstance(a, TensorType)]
     symbols = sorted(symbol_names(itertools.chain(*(a.shape for a in annotated))))
-    errors = []
-    for choose in SAMPLED_SIZES:
+    errors: dict[str, TesseraError] = {}
+    for choose in (*DIFFERENT_SIZES, *EQUAL_SIZES):
         sizes = {symbol: choose(n) for n, symbol in enumerate(symbols)}
         found, untyped = _kernel_arguments(kernel, given, sizes)
         if untyped:
             note = f"{name}: {untyped} has no type: the kernel is not checked"
             return CheckReport(name, (), (note,), typed=False)
-        try:
-            kernel.specialize(found.types, found.constants, (1, 1, 1), kernel.plan(found, None, None)[1])
-        except TesseraError as error:
-            errors.append(error)
-    if len(errors) == len(SAMPLED_SIZES) and len({(type(e), e.location) for e in errors}) == 1:
-        return CheckReport(name, (_describe_kernel_error(kernel, errors[0]),), ())
-    notes = (f"{name}: an error for some sizes alone: {errors[0].message}",) if errors else ()
-    return CheckReport(name, (), notes)
+        error = _find_compile_error(kernel, found)
+        if error is None:
+            return CheckReport(name, (), tuple(f"{name}: where {s}: {e.message}" for s, e in list(errors.items())[:1]))
+        errors[", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())] = error
+    first, *others = list(errors.values())[: len(DIFFERENT_SIZES)]
+    if all(type(e) is type(first) and e.location == first.location for e in others):
+        return CheckReport(name, (_describe_kernel_error(kernel, first),), ())
+    where = next(iter(errors))
+    return CheckReport(name, (), (f"{name}: not checked: no size tried suits it; where {where}: {first.message}",))
+
+
+def _find_compile_error(kernel: Kernel, found: KernelArguments) -> TesseraError | None:
+    try:
+        kernel.specialize(found.types, found.constants, (1, 1, 1), kernel.plan(found, None, None)[1])
+    except TesseraError as error:
+        return error
+    except Exception as error:  # of a function that the kernel calls while it is compiled
+        return ProgramError(f"{type(error).__name__}: {error}")
+    return None
 
 
 def _kernel_arguments(

@@ -128,6 +128,32 @@ def needs_a_constant(x: T["N"], *, BLOCK: ts.constexpr):
     tile.store(x[0:BLOCK], x[0:BLOCK] + x[0 : 2 * BLOCK])
 
 
+@ts.kernel
+def needs_small_sizes(x: T["M", "N"], out: T["M", "N"]):
+    held = tile.alloc_shared((32, 33), ts.f32)
+    held[0:M, 0:N] = x
+    tile.store(out, held[0:M, 0:N])
+
+
+def raises():
+    raise KeyError("nothing")
+
+
+@ts.kernel
+def calls_what_raises(x: T["N"]):
+    x[0] = raises()
+
+
+def test_sizes_that_a_kernel_is_not_for_are_no_errors():
+    report = ts.check(needs_small_sizes)
+    assert report.ok and report.notes[0].startswith("needs_small_sizes: where M = 64, N = 128: ")
+
+
+def test_an_exception_of_a_function_that_a_kernel_calls_is_a_finding():
+    (finding,) = ts.check(calls_what_raises).findings
+    assert "nothing" in finding.message
+
+
 def test_kernels():
     report = ts.check(needs_a_constant)
     assert report.ok and not report.typed and "BLOCK has no type" in report.notes[0]
