@@ -389,10 +389,10 @@ def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckR
         if untyped:
             note = f"{name}: {untyped} has no type: the kernel is not checked"
             return CheckReport(name, (), (note,), typed=False)
-        error = _find_compile_error(kernel, found)
-        if error is None:
+        problem = _find_compile_error(kernel, found)
+        if problem is None:
             return CheckReport(name, (), tuple(f"{name}: where {s}: {e.message}" for s, e in list(errors.items())[:1]))
-        errors[", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())] = error
+        errors[", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())] = problem
     first, *others = list(errors.values())[: len(DIFFERENT_SIZES)]
     if all(type(e) is type(first) and e.location == first.location for e in others):
         return CheckReport(name, (_describe_kernel_error(kernel, first),), ())
