@@ -40,8 +40,8 @@ list_generators = Hook("tessera.codegen.contract:list_backends")
 load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
 # frontend, a kernel -> frontend: a launch in a program that is being traced.
 record_launch = Hook("tessera.frontend.kernel.graph_launch:update_arguments")
-# frontend, a recorded launch -> transforms: its batching and derivative rules.
-load_launch_rules = Hook("tessera.transforms.flow.launch_batching:load_launch_rules")
+# frontend, a recorded launch -> transforms: recorded in the open trace, or run and put on the tape.
+bind_region_op = Hook("tessera.transforms.flow.region_ops:bind_region_op")
 # interp, the Graph interpreter -> interp, the Tile interpreter: a launch in a Graph function.
 run_graph_launch = Hook("tessera.interp.tile.interpreter:run_graph_launch")
 run_graph_launch_with_bounds = Hook("tessera.interp.tile.interpreter:run_graph_launch_with_bounds")

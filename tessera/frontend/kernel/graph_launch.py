@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
-from tessera.core.hooks import load_launch_rules
+from tessera.core.hooks import bind_region_op
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType, as_dtype
@@ -40,8 +40,8 @@ class OutputMemory:
 def like(x: Any, shape: Any = None, dtype: Any = None) -> OutputMemory:
     """New memory for a result of `ts.launch`: of the shape and element type of `x`, unless they are given.
 
-    >>> like(Tensor([1.0, 2.0]), dtype="f16").type
-    tensor<2xf16>
+    >>> str(like(Tensor([1.0, 2.0]), dtype="f16").type)
+    '2xf16'
 
     Raises:
         DTypeError: `dtype` names no element type.
@@ -78,30 +78,39 @@ def launch(kernel: Kernel, grid: Any, *args: Any, **named: Any) -> Any:
             expected="a function decorated with @ts.kernel", suggestion="ts.launch(kernel, grid, x, out=ts.like(x))",
         )  # fmt: skip
     chosen = kernel[grid]
-    if CURRENT_BUILDER.get() is not None:
+    if CURRENT_BUILDER.get() is not None or any(is_differentiated(a) for a in (*args, *named.values())):
         return _unwrap(list(record_launch(chosen, args, named).values()))
-    given = [_make_memory(a) for a in args], {k: _make_memory(a) for k, a in named.items()}
-    module = chosen.module(*given[0], **given[1])
-    found = kernel.bind(*given)
+    fresh: set[int] = set()
+    given = [_make_memory(a, fresh) for a in args], {k: _make_memory(a, fresh) for k, a in named.items()}
+    if kernel.options.tuning is not None:
+        chosen = kernel.configured(chosen.tune(*given[0], **given[1]).config)[grid]
+    return _run_on_copies(chosen, chosen.kernel.bind(*given), fresh)
+
+
+def is_differentiated(argument: Any) -> bool:
+    """Whether a tape records what is computed from an argument."""
+    return isinstance(argument, Tensor) and argument.requires_grad
+
+
+def _run_on_copies(chosen: KernelLaunch, found: KernelArguments, fresh: set[int]) -> Any:
+    """Run a launch on copies of the memories that it writes."""
+    grid, group = chosen.kernel.plan(found, chosen.grid, chosen.group)
+    module = chosen.kernel.specialize(found.types, found.constants, grid, group)
     written = _find_written(module, len(found.arrays))
-    named_arrays = enumerate(zip(found.types, found.arrays, strict=True))
-    memories = {name: Tensor(np.array(array)) for i, (name, array) in named_arrays if i in written}
-    returned = chosen(**_name_arguments(kernel, given, memories))
+    arrays = [np.array(a) if i in written and id(a) not in fresh else a for i, a in enumerate(found.arrays)]
+    found = found._replace(arrays=tuple(arrays), tensors=True)
+    returned = chosen.run(module, found)
     rest = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
-    return _unwrap([*memories.values(), *rest])
+    return _unwrap([*(Tensor(a) for i, a in enumerate(arrays) if i in written), *rest])
 
 
-def _name_arguments(
-    kernel: Kernel, given: tuple[list[Any], dict[str, Any]], memories: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {**dict(zip(kernel.parameters.signature.parameters, given[0], strict=False)), **given[1], **memories}
-
-
-def _make_memory(argument: Any) -> Any:
+def _make_memory(argument: Any, fresh: set[int]) -> Any:
+    """Memory for an `OutputMemory`, whose array is noted in `fresh`; any other argument as it is."""
     if not isinstance(argument, OutputMemory):
         return argument
-    sizes = tuple(int(n) for n in argument.type.shape)
-    return Tensor(np.zeros(sizes, argument.type.dtype.numpy), argument.type.policy or argument.type.dtype)
+    array = np.zeros(tuple(int(n) for n in argument.type.shape), argument.type.dtype.numpy)
+    fresh.add(id(array))
+    return Tensor(array, argument.type.policy or argument.type.dtype)
 
 
 def _unwrap(results: list[Tensor]) -> Any:
@@ -155,7 +164,6 @@ def _make_ownership_error(kernel: Kernel, name: str) -> TraceError:
 
 def record_launch(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Tensor]:
     """Record a launch in the open trace: the written memories by parameter, then the values that the kernel returns."""
-    load_launch_rules()
     fresh: dict[Value, OutputMemory] = {}
 
     def stand_in(argument: Any) -> Any:
@@ -199,35 +207,24 @@ class _LaunchRecorder:
 
     def record(self) -> dict[str, Tensor]:
         """Add the node, and return its results by name."""
-        builder = CURRENT_BUILDER.get()
-        assert builder is not None, "a launch outside of a trace runs at once"
         function, arrays = self.module.functions[1], self.found.arrays
-        written = _find_written(self.module, len(arrays))
+        stored = _find_written(self.module, len(arrays))
         pairs = list(zip(function.params, arrays, strict=False))
-        self._check_aliasing(function, pairs, written)
+        self._check_aliasing(function, pairs, stored)
         memories = [p for p, a in pairs if isinstance(p.type, RefType) and not self._is_fresh(a)]
         new = [p for p, a in pairs if self._is_fresh(a)] + list(function.params[len(arrays) :])
         constants = [_make_constant(p, a, function) for p, a in pairs if not isinstance(p.type, RefType)]
         params = (*memories, *new)
         body = copy_block(Block(params, (*constants, *function.body.nodes), ()))
-        operands = [_make_operand(builder, p, a) for p, a in pairs if p in memories]
+        operands = [_make_operand(p, a) for p, a in pairs if p in memories]
         # In the order of the kernel's parameters.
-        results = [p for i, p in enumerate(function.params) if i in written or p in new]
-        attrs = {k: v for k, v in function.attrs.items() if k != "grid"}
-        node = builder.add(
-            control_flow.launch,
-            operands,
-            {
-                "kernel": function.name,
-                "grid": function.attrs["grid"],
-                "written": tuple(params.index(p) for p in results),
-                "attrs": Attrs(attrs),
-            },
-            types=tuple(TensorType(p.type.shape, p.type.dtype, p.type.policy) for p in results),  # type: ignore[union-attr]
-            regions=(body,),
-            loc=user_location(),
-        )
-        return {p.hint: Tensor(v) for p, v in zip(results, node.results, strict=True)}
+        results = [p for i, p in enumerate(function.params) if i in stored or p in new]
+        hints = {k: v for k, v in function.attrs.items() if k != "grid"}
+        written = tuple(params.index(p) for p in results)
+        attrs = {"kernel": function.name, "grid": function.attrs["grid"], "written": written, "attrs": Attrs(hints)}
+        types = tuple(TensorType(p.type.shape, p.type.dtype, p.type.policy) for p in results)  # type: ignore[union-attr]
+        found = bind_region_op(control_flow.launch, operands, attrs, [body], types)
+        return {p.hint: t for p, t in zip(results, found, strict=True)}
 
     def _is_fresh(self, argument: Any) -> bool:
         return isinstance(argument, Tensor) and argument.is_traced and argument.data in self.fresh
@@ -253,7 +250,7 @@ def _make_constant(param: Value, value: Any, function: Function) -> Node:
     return Node(full, (), attrs, (param,), (), function.loc)
 
 
-def _make_operand(builder: Builder, param: Value, argument: Any) -> Value:
+def _make_operand(param: Value, argument: Any) -> Tensor:
     tensor = argument if isinstance(argument, Tensor) else Tensor(np.asarray(argument))
     if tensor.dtype != param.type.dtype:
         tensor = cast(tensor, dtype=param.type.dtype)
@@ -261,4 +258,4 @@ def _make_operand(builder: Builder, param: Value, argument: Any) -> Value:
         raise DTypeError(
             f"argument `{param.hint}` has another type", location=user_location(), received=str(tensor.type)
         )
-    return tensor.data if tensor.is_traced else builder.capture(tensor.data, tensor)
+    return tensor

@@ -277,10 +277,11 @@ class KernelLaunch:
         module, found = self.kernel.bind_launch(self, args, named)
         stream = order_launch(module, lambda: dict(zip(found.types, found.arrays, strict=True)))
         if stream is not None:
-            return stream.queue(lambda: self._run(module, found))
-        return self._run(module, found)
+            return stream.queue(lambda: self.run(module, found))
+        return self.run(module, found)
 
-    def _run(self, module: Module, found: KernelArguments) -> Any:
+    def run(self, module: Module, found: KernelArguments) -> Any:
+        """Run the module of this launch on bound arguments, between the kernel's hooks."""
         started = self._started(module, found)
         for hook in self.kernel.hooks.before:
             hook(started)

@@ -155,7 +155,3 @@ def _launch_in_sequence(node: Node, lanes: list[BatchValue], size: Any) -> Seque
         return bind_region_op(node.op, operands, node.attrs, node.regions, node.result_types)
 
     return [BatchValue(t, True) for t in bind_scan(step, [], stacks, shared, size)]
-
-
-def load_launch_rules() -> None:
-    """Import this package, whose modules fill the rule tables of the transforms."""

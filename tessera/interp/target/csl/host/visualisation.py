@@ -26,7 +26,7 @@ def summarise_run(run: Simulation) -> dict[str, Any]:
     launched: dict[tuple[int, int], int] = {}
     for place, _, start, end in run.timeline:
         busy[place] = busy.get(place, 0) + end - start
-        inside = (min(end, end if one.ended is None else one.ended) - max(start, one.started) for one in run.launches)
+        inside = (min(end, one.ended) - max(start, one.started or 0) for one in run.launches)
         launched[place] = launched.get(place, 0) + sum(max(0, cycles) for cycles in inside)
     pes = [
         {
