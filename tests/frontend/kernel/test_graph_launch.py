@@ -1,0 +1,169 @@
+"""Kernel launches in traced functions: both forms, on every level and target, and what they refuse."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import tile
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, TraceError
+from tessera.ir.parser import parse_module
+from tessera.ir.printer import print_module
+from tessera.ir.verify import verify
+from tessera.runtime import driver
+
+TARGETS = ("interp", "llvm", "ptx", "csl:2x2")
+X, Y = np.arange(24, dtype="f4"), np.linspace(-1, 1, 24, dtype="f4")
+
+
+@ts.kernel
+def axpy(x, y, out, alpha: float, *, BM: int = 8):
+    """out = x + alpha y."""
+    i = tile.program_id(0) * BM
+    out[i : i + BM] = x[i : i + BM] + y[i : i + BM] * alpha
+
+
+@ts.kernel
+def accumulate(x, total, *, BM: int = 8):
+    """total += x."""
+    i = tile.program_id(0) * BM
+    total[i : i + BM] += x[i : i + BM]
+
+
+@ts.kernel
+def halves(x, low, high, *, BM: int = 8):
+    """Two results of different types."""
+    i = tile.program_id(0) * BM
+    low[i : i + BM] = x[i : i + BM] * 0.5
+    high[i : i + BM] = tile.cast(x[i : i + BM] * 2.0, ts.int32)
+
+
+@ts.kernel
+def mean(x, *, N: int):
+    """A kernel that returns a value."""
+    return tile.sum(x[0:N]) / N
+
+
+def in_place(x, y):
+    out = ts.empty((24,))
+    axpy[(3,)](x * 2.0, y, out, 3.0)
+    return out + 1.0
+
+
+def functional(x, y):
+    return ts.launch(axpy, (3,), x * 2.0, y, ts.like(x), 3.0) + 1.0
+
+
+def updated(x, y):
+    total = ts.zeros(24) + 1.0
+    accumulate[(3,)](x * 2.0, total)
+    accumulate[lambda sizes: (3,)](y * 3.0, total)
+    return total
+
+
+def kept(x, y):
+    """The initial memory is used again after the launch: the launch writes a copy."""
+    start = x * 2.0
+    total = ts.launch(accumulate, (3,), y * 3.0, start)
+    return total + (start - x * 2.0) + 1.0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("program", (in_place, functional, updated, kept), ids=lambda f: f.__name__)
+def test_launch_is_part_of_the_program(program, target):
+    expected = X * 2 + Y * 3 + 1
+    np.testing.assert_allclose(ts.jit(program, target=target)(X, Y), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("program", (in_place, functional, updated, kept), ids=lambda f: f.__name__)
+def test_every_level_has_a_meaning_and_a_text(program):
+    levels = driver.lower(ts.jit(program).trace(X, Y).function, "interp")
+    for level in ("graph", "schedule", "tile"):
+        module = verify(parse_module(print_module(levels[level])))
+        (found,) = driver.compile_level({**levels, level: module}, level, "interp", {})([X, Y])
+        np.testing.assert_allclose(found, X * 2 + Y * 3 + 1, rtol=1e-6)
+
+
+def test_memory_that_only_the_launch_uses_is_not_copied():
+    tile_module = driver.lower(ts.jit(updated).trace(X, Y).function, "llvm")["tile"]
+    launches = [n for n in tile_module.main.body.walk() if n.op.name == "host.launch"]
+    assert len(launches) == 5  # the fill, two products and two launches of the kernel
+    assert [n.attrs["kernel"] for n in launches].count("accumulate") == 2
+    assert [f.name for f in tile_module.functions].count("accumulate") == 1
+
+
+@pytest.mark.parametrize("target", TARGETS[:3])
+def test_results_of_several_types_and_returned_values(target):
+    def program(x):
+        low, high = ts.launch(halves, (3,), x, ts.like(x), ts.like(x, dtype="int32"))
+        return low, high, ts.launch(mean, (1,), x, N=24), mean[(1,)](x, N=24)
+
+    low, high, first, second = ts.jit(program, target=target)(X)
+    np.testing.assert_array_equal(low, X / 2)
+    np.testing.assert_array_equal(high, (X * 2).astype("i4"))
+    np.testing.assert_allclose([first, second], X.mean(), rtol=1e-6)
+
+
+def test_outside_of_a_trace_arguments_do_not_change():
+    total = X.copy()
+    found = ts.launch(accumulate, (3,), Y, total)
+    np.testing.assert_array_equal(total, X)
+    np.testing.assert_allclose(found, X + Y)
+    np.testing.assert_allclose(ts.launch(axpy, (3,), X, Y, ts.like(X), 2.0), X + 2 * Y, rtol=1e-6)
+
+
+def test_an_autotuned_kernel_runs_in_a_trace_with_its_first_configuration():
+    tuned = ts.autotune({"BM": [4, 8]})(ts.kernel(axpy.kernel_function))
+    program = ts.jit(lambda x, y: ts.launch(tuned, lambda c: (24 // c["BM"],), x, y, ts.like(x), 2.0))
+    np.testing.assert_allclose(program(X, Y), X + 2 * Y, rtol=1e-6)
+
+
+def test_artifact_holds_the_kernel(tmp_path):
+    ts.build(ts.jit(functional), X, Y, target="llvm", out=tmp_path / "out")
+    np.testing.assert_allclose(ts.load(tmp_path / "out")(X, Y), X * 2 + Y * 3 + 1, rtol=1e-6)
+
+
+def test_errors_of_a_launch_name_the_kernel_s_line():
+    program = ts.jit(lambda x, y: ts.launch(axpy, (4,), x, y, ts.like(x), 1.0))
+    with pytest.raises(OutOfBoundsError, match=r"program \(3,\)") as caught:
+        program(X, Y)
+    assert caught.value.location.file == __file__
+
+
+def view_first(x, y):
+    out = ts.zeros(24)
+    seen = ts.reshape(out, shape=(4, 6))
+    axpy[(3,)](x, y, out, 1.0)
+    return seen
+
+
+def outer_memory(x, y):
+    total = ts.zeros(24)
+    step = lambda s, v: (s + 1.0, accumulate[(3,)](v, total))  # noqa: E731
+    return ts.scan(step, ts.Tensor(0.0), ts.stack([x, y]))
+
+
+REFUSED = {
+    "one tensor twice": (lambda x, y: ts.launch(axpy, (3,), x, out := x * 1.0, out, 1.0), ArgumentError, "and as `y`"),
+    "an input as the output": (lambda x, y: axpy[(3,)](x, y, y, 1.0), ArgumentError, "one tensor is passed"),
+    "a parameter of the function": (lambda x, y: accumulate[(3,)](x, y), TraceError, "not made in the function"),
+    "a captured array": (lambda x, y: accumulate[(3,)](x, X), TraceError, "not made in the function"),
+    "a view taken before": (view_first, TraceError, "shares memory with a view"),
+    "memory of an outer trace": (outer_memory, TraceError, "not made in the function"),
+    "no kernel": (lambda x, y: ts.launch(np.sin, (3,), x), ArgumentError, "launch takes a kernel"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    program, error, text = REFUSED[name]
+    with pytest.raises(error, match=text):
+        ts.jit(program)(X, Y)
+
+
+def test_symbolic_sizes_are_refused():
+    @ts.jit
+    def program(x: ts.Tensor["N"]):
+        return ts.launch(axpy, (3,), x, x * 1.0, ts.like(x), 1.0)
+
+    with pytest.raises(ShapeError, match="sizes that are numbers"):
+        program.trace(ts.Tensor["N"])

@@ -1,0 +1,225 @@
+"""Reverse mode of kernels: against central differences in f64, and against the same maths in ts operations."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera import tile
+from tessera.core.errors import UnsupportedOpError
+from tessera.ops.dialects import tile as dialect
+from tessera.stdlib.attention import attend
+from tessera.stdlib.normalisation import normalize_rows, softmax_rows
+from tessera.transforms.flow.launch_derivatives import AdjointKernel
+
+TARGETS = ("interp", "llvm", "ptx")
+RANDOM = np.random.default_rng(0)
+
+
+@ts.kernel
+def smooth(x, w, out, *, BM: int = 4):
+    """Pointwise ops and a row that all programs share."""
+    i = tile.program_id(0) * BM
+    v = tile.load(x[i : i + BM], edge="clip")
+    tile.store(out[i : i + BM], tile.exp(v) * tile.tanh(v + w[0]) + v / (w[1] + 2.0), edge="clip")
+
+
+@ts.kernel
+def recurrent(x, w, out, *, BM: int = 4, STEPS: int = 5):
+    """A loop whose carried block is used nonlinearly, and a branch on the program's number."""
+    i = tile.program_id(0) * BM
+    v = x[i : i + BM]
+    state = tile.zeros((BM,), x.dtype)
+    for _ in tile.range(0, STEPS):
+        state = tile.tanh(state * w[0:BM] + v)
+    if i > BM:
+        state = state * state
+    out[i : i + BM] = state
+
+
+@ts.kernel
+def nested(x, out):
+    """A loop in a loop, with bounds that differ between programs."""
+    p = tile.program_id(0)
+    total = tile.zeros((), x.dtype)
+    for i in tile.range(0, p + 1):
+        part = tile.full((), 1.0, x.dtype)
+        for j in tile.range(0, 3):
+            part = part * tile.sin(x[i, j])
+        total = total * 0.5 + part
+    out[p] = total
+
+
+@ts.kernel
+def overwritten(x, y, out, *, BM: int = 4):
+    """Stores to the same elements: the last one counts."""
+    i = tile.program_id(0) * BM
+    for k in tile.range(0, 3):
+        out[i : i + BM] = x[k, i : i + BM] ** 2
+    out[i : i + 2] = y[i : i + 2] * 3.0
+
+
+@ts.kernel
+def picked(x, rows, out, *, BM: int = 4):
+    """A gather whose rows repeat, and a scatter."""
+    i = tile.program_id(0) * BM + tile.arange(0, BM)
+    tile.store(out, (BM * 2 - 1) - i, tile.load(x, rows[i]) ** 2)
+
+
+def random(*shape, dtype="f8"):
+    return RANDOM.standard_normal(shape).astype(dtype)
+
+
+PROGRAMS = {
+    "pointwise": (lambda x, w: ts.launch(smooth, (3,), x, w, ts.like(x)), random(10), random(2)),
+    "recurrent": (lambda x, w: ts.launch(recurrent, (3,), x, w, ts.like(x)), random(12), random(4)),
+    "nested": (lambda x: ts.launch(nested, (3,), x, ts.like(x, shape=(3,))), random(3, 3)),
+    "overwritten": (lambda x, y: ts.launch(overwritten, (2,), x, y, ts.like(y)), random(3, 8), random(8)),
+    "gathered": (
+        lambda x: ts.launch(picked, (2,), x, ts.Tensor([0, 2, 2, 1, 4, 0, 0, 2]), ts.like(x, shape=(8,))),
+        random(5),
+    ),
+}
+
+
+def weigh(program):
+    def loss(*args):
+        y = program(*args)
+        return (y * ts.Tensor(np.cos(np.arange(y.size, dtype="f8")).reshape(y.shape))).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_against_central_differences(name, target):
+    program, *args = PROGRAMS[name]
+    loss, step = weigh(program), 1e-6
+    found = ts.jit(ts.grad(loss, tuple(range(len(args)))), target=target)(*args)
+    for place, (x, g) in enumerate(zip(args, found, strict=True)):
+        for index in np.ndindex(x.shape):
+            moved = [[a.copy() for a in args] for _ in range(2)]
+            moved[0][place][index] += step
+            moved[1][place][index] -= step
+            high, low = (float(loss(*each)) for each in moved)
+            assert abs((high - low) / (2 * step) - g.numpy()[index]) < 1e-6 * (1 + abs(g.numpy()[index]))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 21), st.sampled_from([4, 8, 16]))
+def test_softmax_of_any_size(rows, columns, block):
+    x, w = random(rows, columns), random(rows, columns)
+    grid = (-(-rows // 4),)
+    own = lambda x: (ts.launch(softmax_rows, grid, x, ts.like(x), BM=4, BN=block) * w).sum()  # noqa: E731
+    other = lambda x: (ts.softmax(x, axis=-1) * w).sum()  # noqa: E731
+    np.testing.assert_allclose(ts.grad(own)(x), ts.grad(other)(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_layer_norm(target):
+    x, weight, bias, w = random(9, 20), random(20), random(20), random(9, 20)
+    constants = {"eps": 1e-5, "center": True, "BM": 4, "BN": 16}
+    own = lambda x, a, b: (ts.launch(normalize_rows, (3,), x, a, b, ts.like(x), **constants) * w).sum()  # noqa: E731
+    other = lambda x, a, b: (ts.layer_norm(x, (20,), a, b) * w).sum()  # noqa: E731
+    found = ts.jit(ts.grad(own, (0, 1, 2)), target=target)(x, weight, bias)
+    for g, expected in zip(found, ts.grad(other, (0, 1, 2))(x, weight, bias), strict=True):
+        np.testing.assert_allclose(g, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("causal", (False, True))
+def test_flash_attention_with_grouped_queries(causal, target):
+    q, k, v = random(2, 4, 20, 8, dtype="f4"), random(2, 2, 20, 8, dtype="f4"), random(2, 2, 20, 8, dtype="f4")
+    constants = {"causal": causal, "scale": 8**-0.5, "BM": 8, "BN": 8}
+
+    def own(q, k, v):
+        return (ts.launch(attend, (2, 4, 3), q, k, v, None, None, ts.like(q), **constants) ** 2).sum()
+
+    def other(q, k, v):
+        k, v = (ts.repeat(t, 2, axis=1) for t in (k, v))
+        scores = ts.einsum("bhsd,bhtd->bhst", q, k) * 8**-0.5
+        scores = ts.where(ts.tril(ts.ones((20, 20))) > 0, scores, -float("inf")) if causal else scores
+        return (ts.einsum("bhst,bhtd->bhsd", ts.softmax(scores, axis=-1), v) ** 2).sum()
+
+    found = ts.jit(ts.grad(own, (0, 1, 2)), target=target)(q, k, v)
+    for g, expected in zip(found, ts.grad(other, (0, 1, 2))(q, k, v), strict=True):
+        np.testing.assert_allclose(g, expected, atol=2e-5)
+
+
+def build_adjoint(program, *args):
+    function = ts.jit(program).trace(*args).function
+    (node,) = [n for n in function.body.nodes if n.op.name == "ts.launch"]
+    return AdjointKernel(node, tuple(v.type.dtype.is_float for v in node.args)).build()
+
+
+def test_programs_that_own_their_elements_add_without_atomics():
+    rows = build_adjoint(lambda x: ts.launch(softmax_rows, (3,), x, ts.like(x), BM=4, BN=16), random(9, 20))
+    assert not [n for n in rows.body.walk() if n.op is dialect.atomic]
+    shared = build_adjoint(PROGRAMS["pointwise"][0], random(10), random(2))
+    assert {n.args[0].hint for n in shared.body.walk() if n.op is dialect.atomic} == {"w_gradient"}
+
+
+def test_carried_values_that_no_derivative_needs_are_not_kept():
+    @ts.kernel
+    def summed(x, out, *, BM: int = 4):
+        total = tile.zeros((BM,), x.dtype)
+        for i in tile.range(0, 5):
+            total = total + x[i, 0:BM]
+        out[0:BM] = total
+
+    linear = build_adjoint(lambda x: ts.launch(summed, (1,), x, ts.like(x, shape=(4,))), random(5, 4))
+    assert not [p for p in linear.params if p.hint.startswith("carried")]
+    kept = build_adjoint(PROGRAMS["recurrent"][0], random(12), random(4))
+    assert [p.hint for p in kept.params if p.hint.startswith("carried")] == ["carried0"]
+
+
+def test_transforms_compose():
+    x, w = random(12), random(4)
+    loss = weigh(PROGRAMS["recurrent"][0])
+    expected = ts.grad(loss, (0, 1))(x, w)
+    for found in (ts.grad(ts.checkpoint(loss), (0, 1))(x, w), ts.value_and_grad(loss, (0, 1))(x, w)[1]):
+        for g, e in zip(found, expected, strict=True):
+            np.testing.assert_allclose(g, e, rtol=1e-12)
+    many = ts.vmap(ts.grad(loss), in_dims=(0, None))(np.stack([x, x * 2]), w)
+    np.testing.assert_allclose(many.numpy()[1], ts.grad(loss)(x * 2, w), rtol=1e-12)
+    both = ts.grad(lambda x: ts.vmap(lambda a: loss(a, w))(ts.stack([x, x * 2])).sum())(x)
+    np.testing.assert_allclose(both, ts.grad(loss)(x, w) + 2 * ts.grad(loss)(x * 2, w), rtol=1e-10)
+
+
+def test_a_rule_of_the_user_takes_precedence():
+    @ts.custom_vjp
+    def clipped(x):
+        return ts.launch(softmax_rows, (3,), x, ts.like(x), BM=4, BN=16)
+
+    clipped.defvjp(lambda x: (clipped(x), None), lambda kept, g: (g * 7.0,))
+    np.testing.assert_allclose(ts.grad(lambda x: clipped(x).sum())(random(9, 20)), np.full((9, 20), 7.0))
+
+
+@ts.kernel
+def reads_its_result(x, out):
+    out[0] = x[0]
+    out[1] = out[0] * x[1]
+
+
+@ts.kernel
+def shares(x, out, *, N: int):
+    held = tile.alloc_shared((N,), ts.f64)
+    held[tile.local_id()] = x[tile.local_id()]
+    tile.barrier()
+    out[tile.local_id()] = held[N - 1 - tile.local_id()]
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (lambda x: ts.launch(reads_its_result, (1,), x, ts.like(x)), "reads `out`, which it writes"),
+        (lambda x: ts.launch(shares, ((1,), 8), x, ts.like(x), N=8), "tile.alloc in it"),
+    ],
+)
+def test_no_derivative_is_an_error_at_the_kernel_s_line(program, text):
+    with pytest.raises(UnsupportedOpError, match=text) as caught:
+        ts.grad(lambda x: program(x).sum())(random(8))
+    assert caught.value.location.file == __file__ and "custom_vjp" in str(caught.value)
+    with pytest.raises(UnsupportedOpError, match="forward mode"):
+        ts.jvp(program, (random(8),), (random(8),))
