@@ -8,11 +8,21 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
-from tessera.core.types import Type, f32
+from tessera.core.types import DType, Type, as_dtype, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
-from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, compute_dtype, routine
+from tessera.ir.tensor import Tensor
+from tessera.stdlib.routine import (
+    ceil_div,
+    check_array,
+    check_same_dtype,
+    check_shape,
+    compute,
+    compute_dtype,
+    is_recorded,
+    routine,
+)
 
 # Scaled dot-product attention: one pass over the keys with online softmax (Dao et al. 2022; Dao 2023).
 
@@ -191,19 +201,17 @@ def flash_attention(
             f"dropout with probability {dropout}", location=library_caller_location(), expected="0 to before 1"
         )
     batch, heads, length, features = q.shape
-    out = np.zeros((batch, heads, length, v.shape[3]), q.dtype)
-    if out.size:
-        grid = lambda constants: (batch, heads, ceil_div(length, constants["BM"]))  # noqa: E731
-        weight = 1 / math.sqrt(features) if scale is None else float(scale)
-        drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
-        kernel[grid](q, k, v, mask, held, out, causal=bool(causal), scale=weight, **drop)
-    return out
+    grid = lambda constants: (batch, heads, ceil_div(length, constants["BM"]))  # noqa: E731
+    weight = 1 / math.sqrt(features) if scale is None else float(scale)
+    drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
+    shape, named = (batch, heads, length, v.shape[3]), {"causal": bool(causal), "scale": weight, **drop}
+    return compute(kernel, grid, shape, q.dtype, q, k, v, mask, held, **named)
 
 
 flash_attention_2 = flash_attention
 
 
-def _check_operands(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None) -> None:
+def _check_operands(q: Any, k: Any, v: Any, mask: Any) -> None:
     rank = q.ndim == k.ndim == v.ndim == 4
     if not rank or q.shape[::3] != k.shape[::3] or k.shape[:3] != v.shape[:3] or q.shape[1] % max(k.shape[1], 1):
         raise ShapeError(
@@ -221,9 +229,11 @@ def _check_operands(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarra
         )
 
 
-def _check_lengths(lengths: Sequence[int], q: np.ndarray, k: np.ndarray, causal: bool) -> np.ndarray:
-    held = np.asarray(lengths, np.int64)
+def _check_lengths(lengths: Any, q: Any, k: Any, causal: bool) -> Any:
+    held = lengths if is_recorded(lengths) else np.asarray(lengths, np.int64)
     check_shape(held, "lengths", q.shape[:1])
+    if is_recorded(lengths):  # the values are not known yet; no key after the cache is read in any case
+        return held
     least = q.shape[2] if causal else 1
     if held.size and not (least <= held.min() and held.max() <= k.shape[2]):
         raise ArgumentError(
@@ -290,7 +300,7 @@ def rotary_embedding(
             expected="[..., S, even D]",
             received=x.shape,
         )
-    (length, features), dtype = x.shape[-2:], np.float64 if x.dtype == np.float64 else np.float32
+    (length, features), dtype = x.shape[-2:], compute_dtype(as_dtype(x.dtype))
     if offset < 0 or (cos is None) != (sin is None):
         raise ArgumentError(
             "rotary_embedding takes offset >= 0, and both of cos and sin or none", location=library_caller_location()
@@ -301,15 +311,17 @@ def rotary_embedding(
         else (check_array(cos, "cos"), check_array(sin, "sin"))
     )
     for name, table in zip(("cos", "sin"), tables, strict=True):
-        check_shape(table, name, (max(len(table), offset + length), features // 2))
-    parts = [np.ascontiguousarray(t[offset : offset + length].astype(dtype)) for t in tables]
-    flat = x.reshape(-1, length, features)
-    out = np.empty_like(flat)
-    if out.size:
-        kernel[lambda constants: (ceil_div(length, constants["BM"]), len(flat))](
-            flat, *parts, out, interleaved=interleaved
-        )
-    return out.reshape(x.shape)
+        check_shape(table, name, (max(table.shape[0], offset + length), features // 2))
+    parts = [_select_rows(t, offset, length, dtype) for t in tables]
+    flat = x.reshape(math.prod(x.shape[:-2]), length, features)
+    grid = lambda constants: (ceil_div(length, constants["BM"]), flat.shape[0])  # noqa: E731
+    return compute(kernel, grid, flat.shape, x.dtype, flat, *parts, interleaved=interleaved).reshape(x.shape)
+
+
+def _select_rows(table: Any, offset: int, length: int, dtype: DType) -> Any:
+    """The rows of the positions from `offset` on, in the compute type."""
+    rows = table[offset : offset + length]
+    return rows.to(dtype) if isinstance(table, Tensor) else np.ascontiguousarray(rows.astype(dtype.numpy))
 
 
 def _angle_tables(length: int, features: int, base: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,16 +1,16 @@
 """Deterministic reductions: a two-launch tree sum and a scatter-add in index order, without atomics."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tessera.core.errors import ArgumentError, library_caller_location
-from tessera.core.types import Type
+from tessera.core.types import Type, as_dtype, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
-from tessera.stdlib.routine import ceil_div, check_array, routine
+from tessera.ops.api.creation import zeros
+from tessera.stdlib.routine import ceil_div, check_array, compute, compute_dtype, routine
 
 # The sum of a long vector over a whole grid, in two launches and without atomics: the same bits every time.
 
@@ -54,24 +54,25 @@ def tree_sum(kernel: Any, x: Any) -> Any:
         ArgumentError: the schedule's block is not a power of two.
         DTypeError: the elements are not numbers.
 
-    >>> int(tree_sum(np.arange(100_000)))
+    >>> int(tree_sum(range(100_000)))
     4999950000
     """
-    x = check_array(x, "x", "fi").reshape(-1)
-    narrow = x.dtype.kind in "iu"
-    state = np.int64 if narrow else np.float64 if x.dtype == np.float64 else np.float32
-    block = kernel.bind((x, x), {"per": 1}).constants["BLOCK"]
+    held = check_array(x, "x", "fi")
+    flat, element = held.reshape(math.prod(held.shape)), as_dtype(held.dtype)
+    state = compute_dtype(element) if element.is_float else int64
+    block = kernel.bind((flat, flat), {"per": 1}).constants["BLOCK"]
     if block & (block - 1):
         raise ArgumentError(
             f"BLOCK={block} cannot be halved to one", location=library_caller_location(), expected="a power of two"
         )
-    per = max(ceil_div(ceil_div(x.size, block), MAX_PARTIAL_SUMS), 1)
-    partial = np.zeros(max(ceil_div(x.size, per * block), 1), state)
-    total = np.zeros(1, state)
-    if x.size:
-        kernel[(len(partial),)](x, partial, per=per)
-        kernel[(1,)](partial, total, per=max(ceil_div(len(partial), block), 1))
-    return total.astype(np.int64 if narrow else x.dtype)[0]
+    count = flat.shape[0]
+    if not count:
+        return zeros((), dtype=element if element.is_float else int64)
+    per = max(ceil_div(ceil_div(count, block), MAX_PARTIAL_SUMS), 1)
+    partials = ceil_div(count, per * block)
+    partial = compute(kernel, (partials,), (partials,), state, flat, per=per)
+    total = compute(kernel, (1,), (1,), state, partial, per=max(ceil_div(partials, block), 1))
+    return total.reshape(()).to(element if element.is_float else int64)
 
 
 # Scatter-add of rows in the order of the indices: the same bits on every run.

@@ -11,7 +11,16 @@ from tessera.core.types import DType, as_dtype, f32, fp8_e4m3, fp8_e5m2, int8
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
-from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, routine
+from tessera.ops.tensor.basic import broadcast_to
+from tessera.stdlib.routine import (
+    ceil_div,
+    check_array,
+    check_same_dtype,
+    check_shape,
+    compute,
+    is_recorded,
+    routine,
+)
 
 # Activations that a product applies before the store, selected at compile time.
 
@@ -138,7 +147,7 @@ def batched_matmul(kernel: Any, a: Any, b: Any, bias: Any = None, *, activation:
     return _launch_batch(kernel, check_array(a, "a"), check_array(b, "b"), bias, activation)
 
 
-def _launch_batch(kernel: Any, a: np.ndarray, b: np.ndarray, bias: Any, activation: Activation) -> np.ndarray:
+def _launch_batch(kernel: Any, a: Any, b: Any, bias: Any, activation: Activation) -> Any:
     bias = None if bias is None else check_array(bias, "bias")
     check_same_dtype(a=a, b=b, bias=bias)
     if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
@@ -150,14 +159,11 @@ def _launch_batch(kernel: Any, a: np.ndarray, b: np.ndarray, bias: Any, activati
         )
     check_shape(bias, "bias", b.shape[-1:])
     lead = _broadcast_batch_shape(a.shape[:-2], b.shape[:-2])
-    out = np.zeros((int(np.prod(lead)), a.shape[-2], b.shape[-1]), a.dtype)
-    if out.size:
-        _, m, n = out.shape
-        grid = lambda c: (ceil_div(m, c["BM"]), ceil_div(n, c["BN"]), len(out))  # noqa: E731
-        kernel[grid](
-            _flatten_batch(a, lead), _flatten_batch(b, lead), bias, out, activation=resolve_activation(activation)
-        )
-    return out.reshape(*lead, *out.shape[1:])
+    count, m, n = math.prod(lead), a.shape[-2], b.shape[-1]
+    grid = lambda c: (ceil_div(m, c["BM"]), ceil_div(n, c["BN"]), count)  # noqa: E731
+    operands = (_flatten_batch(a, lead), _flatten_batch(b, lead), bias)
+    out = compute(kernel, grid, (count, m, n), a.dtype, *operands, activation=resolve_activation(activation))
+    return out.reshape(*lead, m, n)
 
 
 def _broadcast_batch_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -169,11 +175,13 @@ def _broadcast_batch_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int,
         ) from None
 
 
-def _flatten_batch(x: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
+def _flatten_batch(x: Any, lead: tuple[int, ...]) -> Any:
     """The matrices of a batch merged to one axis; a matrix shared by all keeps size 1."""
-    if int(np.prod(x.shape[:-2])) == 1:
+    if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])
-    return np.broadcast_to(x, (*lead, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+    whole = (*lead, *x.shape[-2:])
+    spread = broadcast_to(x, shape=whole) if isinstance(x, Tensor) else np.broadcast_to(x, whole)
+    return spread.reshape(math.prod(lead), *x.shape[-2:])
 
 
 @kernel
@@ -216,18 +224,16 @@ def grouped_matmul(
     check_same_dtype(a=a, b=b, bias=bias)
     counts = np.asarray(sizes, np.int64)
     fits = a.ndim == 2 and b.ndim == 3 and a.shape[1] == b.shape[1] and counts.shape == b.shape[:1]
-    if not fits or counts.min(initial=0) < 0 or counts.sum() != len(a):
+    if not fits or counts.min(initial=0) < 0 or counts.sum() != a.shape[0]:
         raise ShapeError("the groups do not fit", location=library_caller_location(),
                          expected="a [R, K], b [G, K, N], G sizes that sum to R",
                          received=f"{a.shape}, {b.shape}, sizes {counts.tolist()}")  # fmt: skip
     groups, _, n = b.shape
     check_shape(bias, "bias", (groups, n))
-    out = np.zeros((len(a), n), a.dtype)
-    if out.size:
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        grid = lambda c: (ceil_div(int(counts.max()), c["BM"]), ceil_div(n, c["BN"]), groups)  # noqa: E731
-        kernel[grid](a, b, bias, ends, out, activation=resolve_activation(activation))
-    return out
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    grid = lambda c: (ceil_div(int(counts.max()), c["BM"]), ceil_div(n, c["BN"]), groups)  # noqa: E731
+    found = resolve_activation(activation)
+    return compute(kernel, grid, (a.shape[0], n), a.dtype, a, b, bias, ends, activation=found)
 
 
 # Matrix product of quantised operands: int8 or fp8 elements with a scale for each row and column.
@@ -278,8 +284,8 @@ def quantized_matmul(
     >>> quantized_matmul(a + 0, b, a_scale=0.5, b_scale=[2.0], bias=[1.0])
     array([[1.]], dtype=float32)
     """
-    a, b = (x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in (a, b))
-    if a.dtype != b.dtype or as_dtype(a.dtype) not in QUANTIZED_TYPES:
+    a, b = (x if is_recorded(x) else np.asarray(x) for x in (a, b))
+    if as_dtype(a.dtype) != as_dtype(b.dtype) or as_dtype(a.dtype) not in QUANTIZED_TYPES:
         raise DTypeError("the operands do not have the same quantised type", location=library_caller_location(),
                          expected="one of " + ", ".join(map(str, QUANTIZED_TYPES)),
                          received=f"{as_dtype(a.dtype)} and {as_dtype(b.dtype)}")  # fmt: skip
@@ -289,15 +295,14 @@ def quantized_matmul(
     m, n = a.shape[0], b.shape[1]
     scales = _expand_scale(a_scale, "a_scale", m), _expand_scale(b_scale, "b_scale", n)
     added = None if bias is None else _expand_scale(bias, "bias", n)
-    out = np.zeros((m, n), out_dtype.numpy)
-    if out.size:
-        grid = lambda constants: (ceil_div(m, constants["BM"]), ceil_div(n, constants["BN"]))  # noqa: E731
-        kernel[grid](a, b, *scales, added, out, activation=resolve_activation(activation))
-    return out
+    grid = lambda constants: (ceil_div(m, constants["BM"]), ceil_div(n, constants["BN"]))  # noqa: E731
+    return compute(kernel, grid, (m, n), out_dtype, a, b, *scales, added, activation=resolve_activation(activation))
 
 
-def _expand_scale(scale: Any, name: str, size: int) -> np.ndarray:
+def _expand_scale(scale: Any, name: str, size: int) -> Any:
     """Scales as f32, one for each of `size` rows or columns."""
+    if is_recorded(scale):
+        return broadcast_to(scale.to(f32), shape=(size,))
     held = check_array(np.asarray(scale, np.float32), name)
     held = np.full(size, held) if held.ndim == 0 else held
     check_shape(held, name, (size,))

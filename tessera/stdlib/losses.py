@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import zeros
+from tessera.ops.tensor.elementwise import maximum
 from tessera.stdlib.deterministic_reductions import tree_sum
 from tessera.stdlib.normalisation import load_block
-from tessera.stdlib.routine import ceil_div, check_array, check_shape, compute_dtype, routine
+from tessera.stdlib.routine import ceil_div, check_array, check_shape, compute_dtype, is_recorded, routine
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -67,25 +72,39 @@ def cross_entropy(
     >>> print(round(float(loss), 4), grad)
     0.6931 [[-0.5  0.5]]
     """
-    logits, targets = check_array(logits, "logits"), check_array(targets, "targets", "i").astype(np.int64, copy=False)
+    logits, targets = check_array(logits, "logits"), check_array(targets, "targets", "i")
     _check_labels(logits, targets, reduction, ignore_index)
-    state = np.float64 if logits.dtype == np.float64 else np.float32
-    counted = max(int((targets != ignore_index).sum()), 1) if reduction == "mean" else 1
-    losses, grad = np.zeros(len(logits), state), np.zeros_like(logits) if gradient else None
-    if logits.size:
-        grid = lambda constants: (ceil_div(len(logits), constants["BM"]),)  # noqa: E731
-        kernel[grid](logits, targets, np.array([1 / counted], state), losses, grad, ignore=int(ignore_index))
-    loss = losses if reduction == "none" else state(tree_sum(losses) / counted)
-    return (loss, grad) if gradient else loss
+    state, rows = compute_dtype(as_dtype(logits.dtype)), logits.shape[0]
+    labels = targets.to(int64) if isinstance(targets, Tensor) else targets.astype(np.int64, copy=False)
+    used = as_tensor(labels != ignore_index)
+    counted = maximum(used.to(state).sum(), 1.0) if reduction == "mean" else as_tensor(1.0).to(state)
+    losses, *grads = _launch_entropy(kernel, logits, labels, (1.0 / counted).reshape((1,)), gradient, ignore_index)
+    if reduction != "none":
+        losses = as_tensor(tree_sum(losses)) / counted if rows else zeros((), dtype=state)
+    return (losses, *grads) if gradient else losses
 
 
-def _check_labels(logits: np.ndarray, targets: np.ndarray, reduction: str, ignore: int) -> None:
+def _launch_entropy(kernel: Any, logits: Any, labels: Any, scale: Any, gradient: bool, ignore: int) -> Any:
+    """The losses and, if asked for, the gradient; zeros where there are no logits."""
+    rows, state = logits.shape[0], scale.dtype
+    if 0 in logits.shape:
+        return (zeros((rows,), dtype=state), *([zeros(logits.shape, dtype=as_dtype(logits.dtype))] if gradient else []))
+    grid = lambda constants: (ceil_div(rows, constants["BM"]),)  # noqa: E731
+    losses = OutputMemory(TensorType((rows,), state))
+    grad = OutputMemory(TensorType(logits.shape, as_dtype(logits.dtype))) if gradient else None
+    found = launch(kernel, grid, logits, labels, scale, losses, grad, ignore=int(ignore))
+    return found if gradient else (found,)
+
+
+def _check_labels(logits: Any, targets: Any, reduction: str, ignore: int) -> None:
     if reduction not in REDUCTIONS:
         raise ArgumentError(
             f'"{reduction}" is not a reduction', location=library_caller_location(), expected=", ".join(REDUCTIONS)
         )
-    check_shape(logits, "logits", (len(targets), *logits.shape[1:2]))
+    check_shape(logits, "logits", (targets.shape[0], *logits.shape[1:2]))
     check_shape(targets, "targets", logits.shape[:1])
+    if is_recorded(targets):  # the values are not known yet
+        return
     wrong = (targets != ignore) & ((targets < 0) | (targets >= logits.shape[1]))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])

@@ -15,6 +15,7 @@ from tessera.stdlib.routine import (
     check_array,
     check_same_dtype,
     check_shape,
+    compute,
     compute_dtype,
     flatten_rows,
     routine,
@@ -95,13 +96,11 @@ def _launch_normalisation(kernel: Any, x: Any, weight: Any, bias: Any, eps: floa
     rows = flatten_rows(x)
     check_shape(weight, "weight", rows.shape[1:])
     check_shape(bias, "bias", rows.shape[1:])
-    out = np.empty_like(rows)
-    if out.size:
-        kernel[_row_grid(rows)](rows, weight, bias, out, eps=float(eps), center=center)
+    out = compute(kernel, _row_grid(rows), rows.shape, x.dtype, rows, weight, bias, eps=float(eps), center=center)
     return out.reshape(x.shape)
 
 
-def _row_grid(rows: np.ndarray) -> Any:
+def _row_grid(rows: Any) -> Any:
     return lambda constants: (ceil_div(len(rows), constants["BM"]),)
 
 
@@ -137,7 +136,4 @@ def stable_softmax(kernel: Any, x: Any) -> np.ndarray:
     """
     x = check_array(x, "x")
     rows = flatten_rows(x)
-    out = np.empty_like(rows)
-    if out.size:
-        kernel[_row_grid(rows)](rows, out)
-    return out.reshape(x.shape)
+    return compute(kernel, _row_grid(rows), rows.shape, x.dtype, rows).reshape(x.shape)

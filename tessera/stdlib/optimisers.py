@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.errors import ArgumentError, TraceError, library_caller_location
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
-from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, routine
+from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, is_recorded, routine
 
 
 @kernel
@@ -49,6 +49,7 @@ def fused_adam(
     Raises:
         ArgumentError: `step` is less than 1, or an array is not contiguous or cannot be written.
         DTypeError, ShapeError: the arrays do not fit together.
+        TraceError: an argument is a value of a program being traced.
 
     >>> p, m, v = np.array([1.0, 2.0], np.float32), np.zeros(2, np.float32), np.zeros(2, np.float32)
     >>> fused_adam(p, np.array([0.5, -4.0], np.float32), m, v, step=1, lr=0.125)
@@ -59,6 +60,11 @@ def fused_adam(
         raise ArgumentError(
             f"step={step} is no step", location=library_caller_location(), expected="1 for the first step"
         )
+    if any(is_recorded(a) for a in (param, grad, m, v)):
+        raise TraceError(
+            "fused_adam writes its arguments, which a traced function cannot do", location=library_caller_location(),
+            expected="arrays", suggestion="ts.launch(tessera.stdlib.fused_adam.kernel, ...) returns the new memory",
+        )  # fmt: skip
     param, grad, m, v = (check_array(a, n) for a, n in ((param, "param"), (grad, "grad"), (m, "m"), (v, "v")))
     check_same_dtype(param=param, grad=grad)
     state = np.dtype(np.float64) if param.dtype == np.float64 else np.dtype(np.float32)

@@ -10,19 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import DTypeError, ShapeError, TraceError, library_caller_location
+from tessera.core.errors import DTypeError, ShapeError, library_caller_location
 from tessera.core.schedule import Schedule
-from tessera.core.types import DType, as_dtype, f32, f64
+from tessera.core.types import DType, TensorType, as_dtype, f32, f64
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.kernel_function import Kernel
 from tessera.frontend.kernel.signature import make_writable
+from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
+from tessera.ops.api.creation import zeros
 
 
 class Routine:
     """A function whose first parameter is its kernel: calls leave it out, and `with_schedule` changes it.
 
-    It takes and returns arrays; if one of the arguments is a Tensor, it returns Tensors. A call runs at once on the
-    default device (`ts.set_default_device`): `@ts.jit` does not trace it.
+    It takes and returns arrays; if one of the arguments is a Tensor, it returns Tensors. In a traced function
+    (`ts.jit`, `ts.grad`, `ts.vmap`) its launches are part of the program, with derivatives from the kernel.
     """
 
     def __init__(self, function: Callable[..., Any], kernel: Kernel) -> None:
@@ -33,20 +36,10 @@ class Routine:
         self.kernel = kernel
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """The result of the function.
-
-        Raises:
-            TraceError: an argument is a value of a program being traced.
-        """
-        tensors = [a for a in (*args, *named.values()) if isinstance(a, Tensor)]
-        if any(t.is_traced for t in tensors):
-            raise TraceError(
-                f"stdlib.{self.function.__name__} was called with a value of a program being traced",
-                location=library_caller_location(), expected="elements: it launches a kernel when it is called",
-                suggestion="call it outside of @ts.jit, or use the ts. operation there: ts.softmax, ts.layer_norm, …",
-            )  # fmt: skip
+        """The result of the function."""
+        with_tensors = CURRENT_BUILDER.get() is not None or any(isinstance(a, Tensor) for a in (*args, *named.values()))
         found = self.function(self.kernel, *args, **named)
-        return _as_tensors(found) if tensors else found
+        return _map_results(_as_tensor if with_tensors else _as_array, found)
 
     @property
     def schedule(self) -> Schedule:
@@ -61,10 +54,16 @@ class Routine:
         return f"<routine {self.function.__name__}>"
 
 
-def _as_tensors(found: Any) -> Any:
-    if isinstance(found, tuple):
-        return tuple(_as_tensors(f) for f in found)
+def _map_results(change: Callable[[Any], Any], found: Any) -> Any:
+    return tuple(_map_results(change, f) for f in found) if isinstance(found, tuple) else change(found)
+
+
+def _as_tensor(found: Any) -> Any:
     return Tensor(np.asarray(found)) if isinstance(found, (np.ndarray, np.generic)) else found
+
+
+def _as_array(found: Any) -> Any:
+    return found.numpy() if isinstance(found, Tensor) else found
 
 
 def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
@@ -72,13 +71,25 @@ def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
     return lambda function: Routine(function, kernel)
 
 
-def check_array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
-    """An argument as an array of rank 1 or more.
+def compute(kernel: Kernel, grid: Any, shape: Sequence[int], dtype: Any, *args: Any, **constants: Any) -> Any:
+    """The memory of this shape and type that a launch writes as its parameter `out`; zeros where it has no elements."""
+    if 0 in shape:
+        return zeros(tuple(shape), dtype=as_dtype(dtype))
+    return launch(kernel, grid, *args, out=OutputMemory(TensorType(tuple(shape), as_dtype(dtype))), **constants)
+
+
+def is_recorded(x: Any) -> bool:
+    """Whether an argument is a value of a program being traced, or one that a tape records."""
+    return isinstance(x, Tensor) and (x.is_traced or x.requires_grad)
+
+
+def check_array(x: Any, name: str, kind: str = "fV") -> Any:
+    """An argument as an array of rank 1 or more; a value of a program being traced stays a Tensor.
 
     Raises:
         DTypeError: its elements are not of a `kind` that the routine takes ("f" floats, "i" integers).
     """
-    held = make_writable(x) if isinstance(x, Tensor) else np.asarray(x)
+    held = x if is_recorded(x) else make_writable(x) if isinstance(x, Tensor) else np.asarray(x)
     element = as_dtype(held.dtype)
     if (element.is_float and "f" not in kind) or (not element.is_float and "i" not in kind):
         expected = " or ".join(w for k, w in (("f", "a float type"), ("i", "an integer type")) if k in kind)
@@ -91,24 +102,24 @@ def check_array(x: Any, name: str, kind: str = "fV") -> np.ndarray:
     return held
 
 
-def check_same_dtype(**arrays: np.ndarray | None) -> None:
+def check_same_dtype(**arrays: Any) -> None:
     """Refuse arrays of more than one element type.
 
     Raises:
         DTypeError: two differ; it names both.
     """
-    held = {name: each.dtype for name, each in arrays.items() if each is not None}
+    held = {name: as_dtype(each.dtype) for name, each in arrays.items() if each is not None}
     first = next(iter(held))
     for name, dtype in held.items():
         if dtype != held[first]:
             raise DTypeError(
                 f"`{name}` and `{first}` hold different types", location=library_caller_location(),
-                expected=str(as_dtype(held[first])), received=str(as_dtype(dtype)),
+                expected=str(held[first]), received=str(dtype),
                 suggestion=f"{name}.astype({first}.dtype)",
             )  # fmt: skip
 
 
-def check_shape(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
+def check_shape(x: Any, name: str, shape: Sequence[int]) -> None:
     """Refuse an array of another shape.
 
     Raises:
@@ -123,7 +134,7 @@ def check_shape(x: np.ndarray | None, name: str, shape: Sequence[int]) -> None:
         )
 
 
-def flatten_rows(x: np.ndarray) -> np.ndarray:
+def flatten_rows(x: Any) -> Any:
     """An array as a matrix whose rows are its last axis."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim else x.reshape(1, 1)
 

@@ -113,6 +113,11 @@ def _make_memory(argument: Any, fresh: set[int]) -> Any:
     return Tensor(array, argument.type.policy or argument.type.dtype)
 
 
+def _name_arguments(kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the name of their parameter."""
+    return {**dict(zip(kernel.parameters.signature.parameters, args, strict=False)), **named}
+
+
 def _unwrap(results: list[Tensor]) -> Any:
     return tuple(results) if len(results) > 1 else results[0] if results else None
 
@@ -123,7 +128,7 @@ def update_arguments(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[s
     Raises:
         TraceError: the kernel writes a tensor that is not made in this trace, or one of which views exist.
     """
-    given = dict(zip(chosen.kernel.parameters.signature.parameters, args, strict=False)) | dict(named)
+    given = _name_arguments(chosen.kernel, args, named)
     builder = CURRENT_BUILDER.get()
     assert builder is not None, "a launch outside of a trace runs at once"
     before = {n: a.data for n, a in given.items() if isinstance(a, Tensor)}
@@ -174,9 +179,15 @@ def record_launch(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str,
         return Tensor(value)
 
     kernel = chosen.kernel
-    found = kernel.bind([stand_in(a) for a in args], {k: stand_in(a) for k, a in named.items()})
+    given = [stand_in(a) for a in args], {k: stand_in(a) for k, a in named.items()}
+    found = kernel.bind(*given)
     for name, type in found.types.items():
         _check_static(kernel, name, type)
+    tensors = _name_arguments(kernel, *given)  # as tensors, so that a tape knows them
+    arrays = [
+        x if isinstance(x := tensors.get(n), Tensor) else a for n, a in zip(found.types, found.arrays, strict=True)
+    ]
+    found = found._replace(arrays=tuple(arrays))
     grid, group = kernel.plan(found, chosen.grid, chosen.group)
     module = kernel.specialize(found.types, found.constants, grid, group)
     return _LaunchRecorder(module, found, fresh).record()
