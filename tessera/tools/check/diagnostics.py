@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -322,6 +323,10 @@ def _format_received(error: TesseraError, operands: Sequence[OperandInfo]) -> st
 
 
 def _suggest_for_callee(error: TesseraError, operands: Sequence[OperandInfo]) -> tuple[str, ...]:
-    """The suggestion for a value that an annotation refuses, with the value as it is written."""
-    written = (o.text for o in operands if format_annotation(o.type, dtype=True) == error.received)
-    return (error.suggestion.replace("{value}", next(written, "x")),) if error.suggestion else ()
+    """The suggestions for a value that an annotation refuses, with the value as it is written."""
+    name = next((o.text for o in operands if format_annotation(o.type, dtype=True) == error.received), "x")
+    found = [error.suggestion.replace("{value}", name)] if error.suggestion else []
+    last = re.search(r"axis (\d+): expected (\d+), received (\d+)$", error.message)
+    if last and len(operands) == 1 and int(last[1]) == operands[0].type.rank - 1 > 0:
+        found.append(f"Project it first: {operands[0].text} @ w, where w is Tensor[{last[3]}, {last[2]}]")
+    return tuple(found)
