@@ -70,7 +70,10 @@ SPELLINGS = {
     "language": "tessera.tile",
     "make_jaxpr": "ts.jit(f).trace(x), or tessera inspect",
     "next_power_of_2": "1 << (n - 1).bit_length()",
+    "normalize": "ts.lp_normalize",
     "numel": "x.size",
     "save": "ts.build(f, x, target='llvm', out='folder')",
+    "unfold": "ts.im2col; its inverse is ts.col2im",
     "unsqueeze": "ts.expand_dims",
+    **dict.fromkeys(("upsample", "upsample_bilinear", "upsample_nearest"), "ts.interpolate"),
 }

@@ -311,3 +311,37 @@ def test_16_bits_are_rounded_once(name):
     got = first(function(name)(*narrow))
     want = first(function(name)(*(x.to(ts.f64) if x.dtype.is_float else x for x in narrow)))
     assert got.dtype == ts.bf16 and np.mean(got.numpy() == want.to(ts.bf16).numpy()) >= 0.95
+
+
+def test_sizes_that_are_known_by_name():
+    """Batches of any size; windows whose number does not divide an unknown size are refused."""
+
+    def model(x: ts.Tensor["B", 4, "H", "W"]):
+        x = ts.max_pool2d(ts.conv2d(x, ts.ones((4, 4, 3, 3)), padding="same"), 2)
+        return ts.adaptive_avg_pool2d(ts.group_norm(ts.hardswish(x), 2), 1), ts.pixel_shuffle(x, 2)
+
+    def windows(x: ts.Tensor["B", 4, "H", 6]):
+        return ts.adaptive_max_pool2d(x, 2)
+
+    def more_windows(x: ts.Tensor["B", 4, "H", 6]):
+        return ts.max_pool2d(x, 2, ceil_mode=True)
+
+    assert ts.check(model).ok and ts.jit(model)(np.ones((2, 4, 7, 5), "f4"))[0].shape == (2, 4, 1, 1)
+    assert "a known size, or a multiple of 2" in str(ts.check(windows))
+    assert "known sizes" in str(ts.check(more_windows))
+
+
+# What ts calls otherwise or does not have (docs/tensors.md), beside variants that change their arguments or the result.
+DIFFERENT = (
+    "normalize unfold upsample upsample_bilinear upsample_nearest native_channel_shuffle conv_tbc grouped_mm scaled_mm "
+    "scaled_grouped_mm multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d"
+).split()
+HELPERS = "Optional assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function".split()
+
+
+def test_no_function_of_pytorch_is_forgotten():
+    functional = pytest.importorskip("torch").nn.functional
+    names = {n for n in dir(functional) if n[0] != "_" and callable(getattr(functional, n))}
+    names = {n.removesuffix("_with_indices") for n in names if not n.endswith("_") and n not in HELPERS}
+    names = {n for n in names if not n.startswith("has_torch_function") and n[0].islower()}
+    assert {n for n in names if not hasattr(ts, n)} <= set(DIFFERENT)

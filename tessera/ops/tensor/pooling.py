@@ -111,6 +111,11 @@ def _count_windows(size: Any, kernel: int, stride: int, padding: int, dilation: 
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
+    if not isinstance(size, int):
+        raise ShapeError(
+            f"a pool of {size} elements with ceil_mode", location=user_location(), expected="known sizes",
+            received=str(size), suggestion="pad the input, and leave ceil_mode out",
+        )  # fmt: skip
     count = -(-room // stride) + 1
     return count - 1 if (count - 1) * stride >= size + padding else count  # the last window starts in the input
 
@@ -344,6 +349,11 @@ def _split_axis(x: Tensor, axis: int, start: Tensor, length: Tensor, size: int, 
 
 
 def _longest_window(size: Any, count: int) -> int:
+    if not isinstance(size, int):
+        raise ShapeError(
+            f"an adaptive pool of {size} elements with {count} windows", location=user_location(),
+            expected=f"a known size, or a multiple of {count}", received=str(size),
+        )  # fmt: skip
     ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
     return np.max([end - start for start, end in ends]).item()
 
