@@ -87,6 +87,8 @@ def test_one_mask_for_all_examples_on_request():
     assert (found == found[0]).all()
     columns = ts.jacfwd(lambda x: ts.dropout(x * x, 0.5))(ts.ones(32)).numpy()
     assert set(np.diag(columns)) == {0.0, 4.0}
+    both = ts.jacfwd(lambda p: ts.dropout(p["a"] * p["b"], 0.5))({"a": ts.ones(32), "b": ts.ones(32)})
+    np.testing.assert_array_equal(both["a"].numpy(), both["b"].numpy())
     with pytest.raises(ts.errors.ArgumentError, match="no such randomness"):
         ts.vmap(drop, randomness="none")
 

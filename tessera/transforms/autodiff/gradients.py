@@ -13,6 +13,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import cast, splat
 from tessera.ops.tensor.elementwise import equal
+from tessera.ops.tensor.random import get_random_state
 from tessera.ops.tensor.shape import count_elements, iota, reshape
 from tessera.transforms.autodiff.linearisation import Dual, LinearisedBlock, linearise, push_forward
 from tessera.transforms.batching import vmap
@@ -197,7 +198,11 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
     def wrapper(*args: Any) -> Any:
         (at,) = normalise_argnums(argnums, len(args))
         given = flatten_float_arguments(args[at], function_name(function))
-        columns = [_compute_columns(function, args, at, given, i) for i in range(len(given.tensors))]
+        state = get_random_state()
+        start, columns = state.save(), []
+        for place in range(len(given.tensors)):
+            state.restore(start)  # one function of all leaves: it draws the same numbers for each
+            columns.append(_compute_columns(function, args, at, given, place))
         first, tree = flatten(columns[0], empty=True)
         leaves = [flatten(c, empty=True)[0] for c in columns]
         return tree.build(iter([given.build([c[i][1] for c in leaves]) for i in range(len(first))]))
