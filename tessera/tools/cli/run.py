@@ -307,7 +307,14 @@ def _check_bounds(table: Table, program: PreparedProgram, run: TimedRun, full: b
             f"[yellow]not checked[/]: its bounds take over {_duration(max(limit, CHECK_PATIENCE))}; {FULL_CHECK}",
         )
         return True
-    agreements = [compare_with_bound(r, b) for r, b in sample.select(run.results)]
+    pairs = sample.select(run.results)
+    if sample.programs < sample.total and not any(r.size for r, _ in pairs):
+        table.add_row(
+            "error",
+            f"[yellow]not checked[/]: {sample.programs} of {sample.total} programs were tried, and wrote nothing; {FULL_CHECK}",
+        )
+        return True
+    agreements = [compare_with_bound(r, b) for r, b in pairs]
     worst = max((a.worst_share for a in agreements), default=0.0)
     good = all(a.ok for a in agreements)
     mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"

@@ -59,6 +59,21 @@ def test_a_sample_is_named_and_the_full_check_checks_all(capsys, monkeypatch):
     assert "within the bound reference" in said(capsys, MATMUL, "--full-check")
 
 
+def test_a_sample_that_writes_nothing_checks_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "CHECK_SHARE", 0.0)
+    monkeypatch.setattr("tessera.interp.tile.interpreter.SAMPLE_BYTES", 1)
+    (tmp_path / "model.py").write_text(
+        "import numpy as np, tessera as ts\n"
+        "@ts.example(lambda rng: (np.ones(8, np.float32),), grid=8)\n@ts.kernel\n"
+        "def one(x: ts.Tensor[8]):\n"
+        "    if ts.tile.program_id(0) == 5:\n        x[5] = 2.0\n"
+    )
+    assert "not checked: 1 of 8 programs were tried, and wrote nothing; --full-check" in said(
+        capsys, str(tmp_path / "model.py")
+    )
+
+
 def test_bounds_that_take_too_long_are_not_checked_and_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(run.PreparedProgram, "sample_bounds", lambda self, *seconds: None)
     assert "not checked: its bounds take over" in said(capsys, MLP)
