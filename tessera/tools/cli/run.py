@@ -309,10 +309,8 @@ def _check_bounds(table: Table, program: PreparedProgram, run: TimedRun, full: b
         return True
     pairs = sample.select(run.results)
     if sample.programs < sample.total and not any(r.size for r, _ in pairs):
-        table.add_row(
-            "error",
-            f"[yellow]not checked[/]: {sample.programs} of {sample.total} programs were tried, and wrote nothing; {FULL_CHECK}",
-        )
+        tried = f"{sample.programs} of {sample.total} programs were tried, and wrote nothing"
+        table.add_row("error", f"[yellow]not checked[/]: {tried}; {FULL_CHECK}")
         return True
     agreements = [compare_with_bound(r, b) for r, b in pairs]
     worst = max((a.worst_share for a in agreements), default=0.0)
