@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
@@ -42,6 +44,16 @@ def gathered(w: Any, x: Any) -> Any:
     return (ts.gather(w, places, axis=0) ** 2).sum() + x.sum()
 
 
+def smooth(x: Any, y: Any) -> Any:
+    """Functions that are smooth at zeros and ties, where their lowerings are not."""
+    of_one = ts.sinh(x) + ts.cosh(x) + ts.asinh(x) + ts.softplus(x) + ts.elu(x) + ts.silu(x) + ts.gelu(x)
+    of_two = ts.atan2(x, y) + ts.hypot(x, y) + ts.logaddexp(x, y)
+    return (of_one + of_two).sum() + ts.huber_loss(x, y) + ts.binary_cross_entropy_with_logits(x, y)
+
+
+ZEROS_AND_TIES = np.array([[0.0, 2.0], [1.0, 1.0], [-3.0, -3.0], [2.0, -2.0], [0.5, 3.0]], np.float32).T
+
+
 PROGRAMS = (network, attention, norms, recurrent, kept, gathered)
 
 
@@ -55,3 +67,9 @@ def cases() -> Iterator[Case]:
     yield Case("graph/gradients/jvp", lambda: (Jit(lambda w, x: ts.jvp(network, (w, x), (w, x))[1]), (w, x)))
     yield Case("graph/gradients/vmap", lambda: (Jit(ts.per_example_grad(lambda w, x: network(w, x[None]))), (w, x)))
     yield Case("graph/gradients/hessian", lambda: (Jit(ts.hessian(lambda x: ts.exp(x @ x.T).sum())), (x,)))
+    x, y = ZEROS_AND_TIES.copy()
+    yield Case("graph/gradients/zeros-and-ties", lambda: (Jit(ts.grad(smooth, argnums=(0, 1))), (x, y)))
+    slope = ts.grad(smooth)
+    yield Case(
+        "graph/gradients/curvature", lambda: (Jit(lambda x, y: ts.jvp(slope, (x, y), (x * 0 + 1, y))[1]), (x, y))
+    )
