@@ -29,7 +29,7 @@ def bench(
     The first call, which compiles, is not counted. `warmup` and `rep` are the milliseconds to spend on calls before
     and during the measurement; each makes at least one call. `quantiles` gives a list of quantiles;
     else `return_mode` selects "mean", "median", "min", "max", or "all" (a list of every time). Caches are not cleared
-    between calls.
+    between calls, and a call on a GPU includes the copies of host arrays.
 
     Raises:
         ArgumentError: `fn` is no function, the mode has another name, or a quantile is not in [0, 1].

@@ -210,7 +210,8 @@ def select_definitions(body: list[ast.stmt], wanted: str = "") -> list[ast.stmt]
     """
     kept = {s for s in body if _is_definition(s) or _is_harmless(s)}
     needed = {wanted}.union(*map(_loaded_names, kept))
-    while more := {s for s in body if s not in kept and _bound_names(s) & needed}:
+    imported = set().union(*(_bound_names(s) for s in body if isinstance(s, IMPORTS)))
+    while more := {s for s in body if s not in kept and (_bound_names(s) | _filled_names(s) - imported) & needed}:
         kept |= more
         needed = needed.union(*map(_loaded_names, more))
     return [s for s in body if s in kept]
@@ -232,12 +233,33 @@ def _loaded_names(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
+# Methods by which a statement at the top of a file fills a container.
+FILLING_METHODS = {"append", "extend", "insert", "update", "setdefault", "add"}
+
+
 def _bound_names(node: ast.AST) -> set[str]:
     """The names that a statement binds, those of definitions and imports inside it too."""
     inner = list(ast.walk(node))
     names = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     names |= {n.name for n in inner if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     return names | {(a.asname or a.name).partition(".")[0] for n in inner if isinstance(n, IMPORTS) for a in n.names}
+
+
+def _filled_names(node: ast.AST) -> set[str]:
+    """The variables whose containers a statement fills."""
+    return {_root_name(n) for n in ast.walk(node) if isinstance(n, (ast.Subscript, ast.Attribute)) and _fills(n)}
+
+
+def _fills(node: ast.Subscript | ast.Attribute) -> bool:
+    method = isinstance(node, ast.Attribute) and node.attr in FILLING_METHODS
+    return method or isinstance(node.ctx, ast.Store)
+
+
+def _root_name(node: ast.expr) -> str:
+    """The variable under subscripts and attributes."""
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _import_with(loader: SourceFileLoader, file: Path, path: str) -> ModuleType:

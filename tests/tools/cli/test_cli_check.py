@@ -153,6 +153,19 @@ def test_what_the_functions_do_not_use_is_not_run_and_what_is_imported_is_said(m
     assert main(["check", f"{file}:unused"]) == 2  # it is asked for, hence run
 
 
+def test_loops_that_fill_what_a_function_uses_are_run(tmp_path, capsys):
+    file = tmp_path / "filled.py"
+    file.write_text(
+        "import tessera as ts\nSIZES, NAMES, LEFT = {}, [], []\n"
+        "for n in range(3):\n    SIZES[n] = n + 1\n"
+        "NAMES.extend(['a', 'b'])\n"
+        "LEFT.append(1 / 0)\n"
+        "def f(x: ts.Tensor['B', 3]):\n    return x.reshape(x.shape[0], SIZES[2]) * float(len(NAMES))\n"
+    )
+    assert main(["check", str(file)]) == 0
+    assert "not run: line 6 of filled.py" in (out := capsys.readouterr().out) and "no errors in 1 function" in out
+
+
 def test_a_file_with_a_main_guard_is_imported_as_it_is(module, capsys):
     file, helper = module('if __name__ == "__main__":\n    raise SystemExit')
     assert main(["check", str(file)]) == 0
