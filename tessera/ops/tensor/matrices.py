@@ -170,7 +170,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
         n >>= 1
         x = matmul(x, x) if n else x
     assert out is not None
-    return out.expand(shape=x.shape) if out.ndim < x.ndim else out
+    return out.expand(x.shape) if out.ndim < x.ndim else out
 
 
 def _matrix(x: Any, name: str) -> Tensor:

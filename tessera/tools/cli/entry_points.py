@@ -69,18 +69,19 @@ def _locate_exception(error: BaseException) -> tuple[Location, bool]:
 
     Frames outside the command are ignored, and frames of libraries count as their callers'.
     """
-    found, own, step = UNKNOWN, True, error.__traceback__
+    found, own, step, depth = UNKNOWN, True, error.__traceback__, 0
     libraries = tuple(path for name, path in sysconfig.get_paths().items() if name.endswith("lib"))
     while step is not None:
         file = step.tb_frame.f_code.co_filename
         if is_command_file(file):
             found, own = UNKNOWN, True
         elif is_package_file(file):
-            own = True
+            own, depth = True, depth + 1
         elif not file.startswith(("<", *libraries)):
-            found, own = traceback_location(step), False
+            found, own, depth = traceback_location(step), False, 0
         step = step.tb_next
-    return found, own
+    asked = isinstance(error, AttributeError) and depth == 1  # the user's line asks for a name that an object lacks
+    return found, own and not asked
 
 
 # Entry points in files: `file.py`, `file.py:name`, and their inputs.

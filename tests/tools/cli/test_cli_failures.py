@@ -28,7 +28,7 @@ def fails(capsys, file, command="run"):
         ("def g():\n    return 1 / 0\n\nvalue = g()\n", ":2", "ZeroDivisionError: division by zero"),
         ("import no_such_package\n", ":1", "ModuleNotFoundError: No module named 'no_such_package'"),
         (model(body="raise ValueError('mine')"), ":7", "ValueError: mine"),
-        (model(body="return x.nothing()"), ":7", "no attribute 'nothing'"),
+        (model(body="return x.nothing()"), ":7", "AttributeError: a tensor has no 'nothing'"),
         (model(reference="lambda x: x @ np.ones((9, 9))"), ":4", "ValueError: matmul"),
         (HEAD + "@ts.example(lambda rng: (missing,))\n@ts.jit\ndef f(x):\n    return x\n", ":4", "NameError"),
     ],
