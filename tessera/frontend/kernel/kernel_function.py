@@ -161,12 +161,14 @@ class Kernel:
         """Choose the launch: as requested, or the default."""
         if callable(grid):
             grid = grid({**self.parameters.sizes(found.types), **found.constants})
-        if grid is not None:
-            return _check_grid(grid), _check_size("group", 1 if group is None else group, 1)
+        if grid is not None and group is not None:
+            return _check_grid(grid), _check_size("group", group, 1)
         from tessera.frontend.kernel import specialisation
         from tessera.frontend.kernel.python_ast.source import read_source
 
         body = read_source(self.kernel_function).body
+        if grid is not None:
+            return _check_grid(grid), specialisation.choose_thread_count(body, self.options.num_warps)
         chosen, size = specialisation.choose_launch(body, found.types, self.options.tile_shape, self.options.num_warps)
         return chosen, _check_size("group", size if group is None else group, 1)
 

@@ -28,7 +28,7 @@ from tessera.frontend.kernel.python_ast.scope import KernelFrame, OuterScope, gu
 from tessera.frontend.kernel.python_ast.source import FunctionSource, read_source
 from tessera.frontend.kernel.signature import KernelParameters, find_dim_names
 from tessera.frontend.kernel.tile_api import ids
-from tessera.frontend.kernel.tile_api.ids import GRID_IDS, GROUP_IDS, WARP_SIZE
+from tessera.frontend.kernel.tile_api.ids import GRID_IDS, GROUP_IDS, THREAD_IDS, WARP_SIZE
 from tessera.frontend.kernel.trace import CURRENT_TRACE, KernelBuilder, TraceState, is_number
 from tessera.ir.builder import override_numerics
 from tessera.ir.composites import expand_composites
@@ -48,6 +48,7 @@ from tessera.ops.tensor.basic import full
 #   parameter (the one written), or the first where the kernel returns a value.
 # - A kernel that asks for its place in the grid runs once for each element of that tensor's first axis.
 # - Any other kernel runs once.
+# - Launched with a grid alone, a kernel that asks for threads, lanes or warps has groups of 32 · num_warps tiles.
 #
 # Only the kernel's own lines are searched for such questions, not the functions it calls.
 
@@ -96,6 +97,11 @@ def choose_launch(
         return (*sizes[:-2], -(-sizes[-2] // tile_shape[0])), group
     blocks = [-(-size // tile) for size, tile in zip(sizes, tile_shape or (1,), strict=False)]
     return tuple(blocks) or (1,), group
+
+
+def choose_thread_count(body: Iterable[ast.stmt], num_warps: int) -> int:
+    """The group size of a launch that gives a grid alone: all threads of a program that asks for threads or warps."""
+    return num_warps * WARP_SIZE if find_mentioned_names(body) & THREAD_IDS else 1
 
 
 def has_observable_effect(node: Node) -> bool:

@@ -153,3 +153,21 @@ def test_string_annotations():
     x = np.float32([1, 2])
     strings.halve(x)
     assert x.tolist() == [0.5, 1]
+
+
+@kernel(num_warps=2)
+def threads(out):
+    """Each thread writes its number: a thread program in the sense of CUDA."""
+    (x, _, _) = tile.thread_id()
+    out[tile.program_id(0) * 64 + x] = tile.lane_id() + 100 * tile.warp_id()
+
+
+def test_a_thread_program_has_all_its_threads():
+    out = np.zeros(128, np.int64)
+    threads[(2,)](out)
+    one = np.arange(32)
+    np.testing.assert_array_equal(out, np.tile(np.concatenate([one, one + 100]), 2))
+    out[:] = 0
+    threads[(2,), 32](out)
+    np.testing.assert_array_equal(out[64:96], one)
+    assert not out[32:64].any()

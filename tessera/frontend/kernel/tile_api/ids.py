@@ -112,15 +112,13 @@ def static_range(*bounds: int) -> range:
     return range(*bounds)
 
 
-# Program ids: where a tile stands in the grid and in its group, and the block sizes of the tile configuration.
-
-
-# Where a tile stands: in the grid, in its group; and how large both are.
+# Program ids: the tile's index in the grid and in its group, and the sizes of both.
 
 
 WARP_SIZE = 32
-# A kernel that asks for one of these is meant for a group of tiles (see defaults.py).
+# A kernel that asks for one of these is meant for a group of tiles (`choose_launch` in specialisation.py).
 GROUP_IDS = frozenset({"local_id", "group_size", "thread_id", "warp_id", "warp", "cooperative_group"})
+THREAD_IDS = frozenset({"thread_id", "lane_id", "warp_id", "warp"})
 GRID_IDS = frozenset({"program_id", "linear_id", "group_id", "block_id", "row_index", "lane_id"})
 
 
