@@ -89,7 +89,7 @@ def test_grids_that_are_none(grid):
 
 
 def test_a_kernel_writes_no_argument_of_a_traced_program():
-    with pytest.raises(TraceError, match="writes `out`, which is not made in the function being traced"):
+    with pytest.raises(TraceError, match="writes `o`, which is not made in the function being traced"):
         ts.jit(lambda x, y: ts.kernel(double)[4](x, y))(ts.ones((4,)), ts.ones((4,)))
 
 
