@@ -65,11 +65,6 @@ from tessera.ops.tensor.nn import (
     batch_norm, dropout, elu, gelu, layer_norm, leaky_relu, log_softmax, mish, relu, rms_norm, running_statistics,
     scaled_dot_product_attention, silu, softmax, softplus,
 )
-from tessera.ops.tensor.pooling import (
-    adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, adaptive_max_pool1d, adaptive_max_pool2d,
-    adaptive_max_pool3d, avg_pool1d, avg_pool2d, avg_pool3d, lp_pool1d, lp_pool2d, lp_pool3d, max_pool1d, max_pool2d,
-    max_pool3d, max_unpool1d, max_unpool2d, max_unpool3d,
-)
 from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.tensor.rearrange import (
     broadcast_arrays, chunk, diff, flip, meshgrid, narrow, one_hot, pad, repeat, roll, split, take_along_axis, tiled,
@@ -153,6 +148,28 @@ if TYPE_CHECKING:
         soft_margin_loss,
         triplet_margin_loss,
         triplet_margin_with_distance_loss,
+    )
+    from tessera.ops.tensor.pooling import (
+        adaptive_avg_pool1d,
+        adaptive_avg_pool2d,
+        adaptive_avg_pool3d,
+        adaptive_max_pool1d,
+        adaptive_max_pool2d,
+        adaptive_max_pool3d,
+        avg_pool1d,
+        avg_pool2d,
+        avg_pool3d,
+        fractional_max_pool2d,
+        fractional_max_pool3d,
+        lp_pool1d,
+        lp_pool2d,
+        lp_pool3d,
+        max_pool1d,
+        max_pool2d,
+        max_pool3d,
+        max_unpool1d,
+        max_unpool2d,
+        max_unpool3d,
     )
     from tessera.ops.tensor.resampling import (
         affine_grid,

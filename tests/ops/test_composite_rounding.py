@@ -169,7 +169,8 @@ AT_MOST_ONE_OP = """
     squeeze flatten stack embedding matmul inv eigvalsh svdvals matrix_rank matrix_transpose moveaxis swapaxes diagonal
     diag trace manual_seed rand randn randint bernoulli permutation isclose threshold relu6 softmin im2col pixel_shuffle
     pixel_unshuffle channel_shuffle max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d
-    adaptive_max_pool3d max_unpool1d max_unpool2d max_unpool3d dropout1d dropout2d dropout3d complex_eig
+    adaptive_max_pool3d fractional_max_pool2d
+    fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d dropout1d dropout2d dropout3d complex_eig
 """.split()
 RANDOM = "gumbel_softmax alpha_dropout feature_alpha_dropout".split()  # composites whose samples are no function of x
 

@@ -53,6 +53,12 @@ OTHER = {
     "adaptive_max_pool1d": lambda x: ts.adaptive_max_pool1d(x, 3),
     "adaptive_max_pool2d": lambda x: ts.adaptive_max_pool2d(x, (4, 3), return_indices=True),
     "adaptive_max_pool3d": lambda x: ts.adaptive_max_pool3d(x, (3, 2, 1), return_indices=True),
+    "fractional_max_pool2d": lambda x, s: ts.fractional_max_pool2d(
+        x, (2, 3), (3, 2), return_indices=True, samples=s
+    ),
+    "fractional_max_pool3d": lambda x, s: ts.fractional_max_pool3d(
+        x, 2, output_ratio=0.6, return_indices=True, samples=s
+    ),
     "max_unpool1d": lambda x: ts.max_unpool1d(*ts.max_pool1d(x, 2, return_indices=True), 2),
     "max_unpool2d": lambda x: ts.max_unpool2d(*ts.max_pool2d(x, 2, return_indices=True), 2, output_size=(6, 5)),
     "max_unpool3d": lambda x: ts.max_unpool3d(
@@ -187,6 +193,7 @@ BAD_SHAPES = {
     "im2col": lambda x: ts.im2col(x[0], 2),
     "col2im": lambda x: ts.col2im(x[0], 4, 2),
     "max_pool1d": lambda x: ts.max_pool1d(x, 2),
+    "fractional_max_pool2d": lambda x: ts.fractional_max_pool2d(x, 4, 3, samples=ts.zeros((2, 4, 2))),
     "max_unpool2d": lambda x: ts.max_unpool2d(x, ts.Tensor([1]), 2),
     "adaptive_avg_pool2d": lambda x: ts.adaptive_avg_pool2d(x[:, :, :0], 2),
     "interpolate": lambda x: ts.interpolate(x[0, 0], 2),
@@ -210,6 +217,7 @@ BAD_ARGUMENTS = {
     "max_pool2d": lambda x: ts.max_pool2d(x, 2, padding=2),
     "adaptive_max_pool2d": lambda x: ts.adaptive_max_pool2d(x, (1, 2, 3)),
     "lp_pool2d": lambda x: ts.lp_pool2d(x, 0, 2),
+    "fractional_max_pool2d": lambda x: ts.fractional_max_pool2d(x, 2),
     "interpolate none": lambda x: ts.interpolate(x),
     "interpolate mode": lambda x: ts.interpolate(x, 2, mode="linear"),
     "interpolate corners": lambda x: ts.interpolate(x, 2, align_corners=True),
@@ -334,7 +342,7 @@ def test_sizes_that_are_known_by_name():
 # What ts calls otherwise or does not have (docs/tensors.md), beside variants that change their arguments or the result.
 DIFFERENT = (
     "normalize unfold upsample upsample_bilinear upsample_nearest native_channel_shuffle conv_tbc grouped_mm scaled_mm "
-    "scaled_grouped_mm multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d"
+    "scaled_grouped_mm multi_head_attention_forward"
 ).split()
 HELPERS = "Optional assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function".split()
 

@@ -49,6 +49,10 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "adaptive_max_pool1d": (lambda x: pooling.adaptive_max_pool1d(x, 4), (SIGNAL,)),
     "adaptive_max_pool2d": (lambda x: pooling.adaptive_max_pool2d(x, (3, 2), True), (IMAGE,)),
     "adaptive_max_pool3d": (lambda x: pooling.adaptive_max_pool3d(x, 2), (VOLUME,)),
+    "fractional_max_pool2d": (
+        lambda x: pooling.fractional_max_pool2d(x, 2, 3, samples=np.full((2, 4, 2), 0.3, "f4")),
+        (IMAGE,),
+    ),
     "max_unpool1d": (lambda x, i: pooling.max_unpool1d(x, i, 3), (SIGNAL, np.arange(72).reshape(SIGNAL) % 9 * 3)),
     "max_unpool2d": (
         lambda x, i: pooling.max_unpool2d(x, i, 1),

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.types import int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
 from tessera.ops.tensor.elementwise import less, maximum, minimum, where
+from tessera.ops.tensor.random import Generator, rand
+from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.reduce import argmax, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
-from tessera.ops.tensor.shape import count_elements, gather, iota, permute, reshape
+from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, permute, reshape, squeeze
 
 
 @dataclass(frozen=True)
@@ -449,6 +452,104 @@ def _adaptive_maximum(rank: int, input: Any, output_size: Any, return_indices: b
     x = as_tensor(input)
     windows, _ = _adaptive_windows(f"an adaptive {rank}D pool", rank, x, output_size, _find_lowest_value(x))
     return windows.maximum(return_indices)
+
+
+# Fractional pools: windows of one size at places that are drawn for each channel (Graham 2014).
+
+
+@check_arguments
+def fractional_max_pool2d(
+    input: Any, kernel_size: IntPair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
+    samples: Any = None, generator: Generator | None = None,
+) -> Any:  # fmt: skip
+    """The largest elements of windows of `input` [B, C, H, W] at random places, `output_size` along each axis.
+
+    Instead of `output_size`, `output_ratio` gives the share of the size of each axis. `samples` [B, C, 2] are numbers
+    from 0 to 1 (for W, then H) that determine the places; without them they come from `generator`. With
+    `return_indices` the result is a pair, as of `max_pool2d`.
+
+    >>> fractional_max_pool2d([[[[1.0, 2.0, 3.0]]]], (1, 1), (1, 2), samples=[[[0.0, 0.0]]])
+    Tensor([[[[1., 3.]]]], f32)
+
+    Raises:
+        ShapeError: `input` or `samples` have other shapes, or a window is larger than the input.
+        ArgumentError: both or none of `output_size` and `output_ratio`.
+    """
+    return _fractional_maximum(
+        2, input, kernel_size, output_size, output_ratio, return_indices, samples, generator, order=(1, 0)
+    )
+
+
+@check_arguments
+def fractional_max_pool3d(
+    input: Any, kernel_size: IntPair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False,
+    samples: Any = None, generator: Generator | None = None,
+) -> Any:  # fmt: skip
+    """The largest elements of windows of `input` [B, C, D, H, W] at random places; see `fractional_max_pool2d`.
+
+    `samples` are [B, C, 3], for D, H and W.
+
+    >>> from tessera import ones
+    >>> fractional_max_pool3d(ones((1, 2, 4, 4, 4)), 2, output_ratio=0.5).shape
+    (1, 2, 2, 2, 2)
+    """
+    return _fractional_maximum(
+        3, input, kernel_size, output_size, output_ratio, return_indices, samples, generator, order=(0, 1, 2)
+    )
+
+
+def _fractional_maximum(
+    rank: int, input: Any, kernel_size: IntPair, output_size: Any, output_ratio: Any, return_indices: bool,
+    samples: Any, generator: Generator | None, order: tuple[int, ...],
+) -> Any:  # fmt: skip
+    x, kernel = (
+        _check_input(f"a fractional {rank}D pool", rank, input),
+        expand_per_axis("kernel_size", kernel_size, rank),
+    )
+    sizes: tuple[Any, ...] = x.shape[2:]
+    lead, counts = x.shape[:2], _find_fractional_counts(sizes, output_size, output_ratio)
+    drawn = rand((*lead, rank), generator=generator) if samples is None else as_tensor(samples)
+    too_large = any(k + n - 1 > size for k, n, size in zip(kernel, counts, sizes, strict=True))
+    if drawn.shape != (*lead, rank) or too_large:
+        raise ShapeError(
+            "the windows of a fractional pool do not fit", location=user_location(),
+            expected=f"samples of shape {(*lead, rank)}, and windows that lie within the input",
+            received=f"{drawn.type}; {counts} windows of {kernel} in {x.type}",
+        )  # fmt: skip
+    place: Any = 0
+    for axis, (size, count, k) in enumerate(zip(sizes, counts, kernel, strict=True)):
+        start = _find_fractional_starts(drawn[..., order[axis]], size, count, k)
+        around = (1,) * axis, (1,) * (rank - 1 - axis)
+        inner = reshape(iota(shape=(k,)), shape=(1, 1, *around[0], k, *around[1], *(1,) * rank))
+        place = place * size + inner + reshape(start, shape=(*lead, *(1,) * rank, *around[0], count, *around[1]))
+    place = reshape(place, shape=(*lead, count_elements(kernel), *counts))
+    plane = reshape(iota(shape=(count_elements(lead),)), shape=(*lead, *(1,) * (rank + 1)))
+    values = gather(reshape(x, shape=(-1,)), plane * count_elements(sizes) + place, axis=0)
+    largest = max(values, axis=2)
+    if not return_indices:
+        return largest
+    return largest, squeeze(take_along_axis(place, argmax(values, axis=2, keepdims=True), 2), 2)
+
+
+def _find_fractional_counts(sizes: Sequence[Any], output_size: Any, output_ratio: Any) -> tuple[int, ...]:
+    if not all(isinstance(n, int) for n in sizes):
+        raise ShapeError("a fractional pool of unknown sizes", location=user_location(), received=str(sizes))
+    if (output_size is None) == (output_ratio is None):
+        raise ArgumentError(
+            "a fractional pool needs output_size or output_ratio", location=user_location(), expected="one of them"
+        )
+    if output_ratio is None:
+        return _expand_output_size(output_size, sizes)
+    ratios = output_ratio if isinstance(output_ratio, (list, tuple)) else (output_ratio,) * len(sizes)
+    return _expand_output_size([math.floor(n * r) for n, r in zip(sizes, ratios, strict=True)], sizes)
+
+
+def _find_fractional_starts(sample: Tensor, size: int, count: int, kernel: int) -> Tensor:
+    """The first places [B, C, count] of the windows; the last one ends with the axis."""
+    step = (size - kernel) / (count - 1) if count > 1 else 0.0
+    index, share = iota(shape=(count,)), expand_dims(cast(sample, dtype=sample.type.compute), -1)
+    start = cast((share + index) * step, dtype=int64) - cast(share * step, dtype=int64)
+    return where(less(index, count - 1), start, size - kernel)
 
 
 # The inverse of a maximum: each element back at its index.
