@@ -79,6 +79,11 @@ def showing_progress(show: ShowProgress) -> Iterator[None]:
         _SHOW.reset(token)
 
 
+def is_progress_shown() -> bool:
+    """Whether anyone shows what is reported: where nobody does, it need not be computed."""
+    return _SHOW.get() is not None
+
+
 def report_progress(operation: str, done: float, total: float | None = None) -> None:
     """Say how far an operation is; without a `total` no one knows how much is left.
 

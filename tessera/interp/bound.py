@@ -15,6 +15,7 @@ from tessera.core.hooks import run_graph_launch_with_bounds
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
 from tessera.interp.graph import control_flow_rules as host_flow
+from tessera.interp.observers import report_ops
 from tessera.ir.builder import NodeSemantics, evaluate_block
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Function, Node
@@ -47,7 +48,8 @@ def run(function: Function, arrays: Sequence[Any], between: Callable[[], None] |
         return apply_with_bounds(node.op, types, results, resolve_attributes(node, sizes), args)
 
     body = expand_composites(function, keep=lambda op: op in error).body
-    return evaluate_block(body, [to_interval(a) for a in arrays], call_between(meaning, between))
+    with report_ops(call_between(meaning, between), body, f"bounding {function.name}") as shown:
+        return evaluate_block(body, [to_interval(a) for a in arrays], shown)
 
 
 class TimeLimitReached(Exception):

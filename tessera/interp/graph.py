@@ -13,7 +13,7 @@ from tessera.core.shapes import bind_shapes
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType, Type
 from tessera.interp.host import keep_heap_pages
-from tessera.interp.observers import is_observed, observe_graph
+from tessera.interp.observers import is_observed, observe_graph, report_ops
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS
 from tessera.ir.builder import NodeSemantics, evaluate_block
 from tessera.ir.core import Function, Node, Value
@@ -93,7 +93,8 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
 
         checked = check_graph_values(meaning, checks)
     if not is_observed(function.body):
-        return [np.asarray(a) for a in evaluate_block(function.body, arrays, checked)]
+        with report_ops(checked, function.body, f"interpreting {function.name}") as shown:
+            return [np.asarray(a) for a in evaluate_block(function.body, arrays, shown)]
     with observe_graph(checked, function, arrays) as seen:
         return [np.asarray(a) for a in evaluate_block(function.body, arrays, seen)]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+from tessera.core.progress import is_progress_shown, operation, report_progress
 from tessera.interp.tile.machine import TileMachine
 from tessera.ir.builder import NodeSemantics
-from tessera.ir.core import Block, Function, Module
+from tessera.ir.core import Block, Function, Module, Node
 from tessera.ops.dialects import tile
 
 
@@ -85,3 +86,20 @@ def observe_graph(meaning: NodeSemantics, function: Function, arrays: Sequence[A
 @lru_cache(maxsize=1024)
 def _has_pause(body: Block) -> bool:
     return any(node.op is tile.pause for node in body.walk())
+
+
+@contextmanager
+def report_ops(meaning: NodeSemantics, body: Block, name: str) -> Iterator[NodeSemantics]:
+    """The same semantics of nodes, which reports as progress how many of a body's own nodes have run."""
+    if not is_progress_shown():
+        yield meaning
+        return
+    places = {id(node): number for number, node in enumerate(body.nodes)}
+
+    def mean(node: Node, args: list[Any], walk: Any) -> Any:
+        if id(node) in places:
+            report_progress(name, places[id(node)], len(places))
+        return meaning(node, args, walk)
+
+    with operation(name):
+        yield mean

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import OutOfBoundsError, TesseraError
+from tessera.core.progress import track
 from tessera.core.types import TensorType
 from tessera.interp import host
 from tessera.interp.tile import interpreter as tile_interpreter
@@ -172,7 +173,7 @@ def _(module, node, args):
         return
     order = split_into_stages(block, analyse_body(block, dims), loop)
     outer = [[(0, n)] if d in loop else split_extent(n, tile[d]) for d, (_, n, _) in enumerate(dims)]
-    for spans in itertools.product(*outer):
+    for spans in track([*itertools.product(*outer)], f"interpreting the loops of line {node.loc.line}"):
         nest = LoopNest(dims, list(spans), dict(zip(block.params, args, strict=True)))
         for stage in order:
             _run_stage(nest, stage, [(d, split_extent(dims[d][1], tile[d])) for d in loop])

@@ -64,6 +64,18 @@ def test_interpreters_and_emulators_report(level, target, name):
     assert found[0][1] == 0 and found[-1] == (name, None, None)
 
 
+@pytest.mark.parametrize(
+    "level, name", (("graph", "interpreting program"), ("schedule", "interpreting the loops"), ("bounds", "bounding"))
+)
+def test_interpreters_of_whole_programs_report(level, name):
+    def program(x):
+        return ts.softmax(x @ x)
+
+    made = prepare(ts.jit(program), (np.ones((8, 8), np.float32),))
+    found = [r for r in reports(lambda: made.bounds() if level == "bounds" else made.run(level)) if name in r[0]]
+    assert found[0][1] == 0 and found[-1][1] is None and any(r[1:] == (0, r[2]) and r[2] for r in found)
+
+
 def test_tuning_and_compilation_report():
     tuned = ts.kernel.autotune(space={"B": [16, 32, 64]}, cache=False)(add.kernel_function)
     x = np.zeros(64, np.float32)
