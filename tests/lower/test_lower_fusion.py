@@ -5,7 +5,7 @@ import pytest
 
 import tessera.lower.pipeline as pipeline
 from tessera.core.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
-from tessera.core.types import bf16, f32
+from tessera.core.types import bf16, f32, fp4
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import schedule
 from tessera.interp.tile import interpreter
@@ -13,13 +13,15 @@ from tessera.ir.composites import expand_composites
 from tessera.ir.core import Module
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
+from tessera.ir.rewrite import eliminate_common_subexpressions
 from tessera.ir.tensor import Tensor
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.kernel_summary import format_summary, summarise_kernels
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import contractions, nn, reduce, shape
+from tessera.ops.tensor import basic, contractions, losses, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e
+from tessera.transforms.autodiff.gradients import grad
 from tests.lower.levels import agree, modules, traced
 
 B, S, D, H, F = 2, 16, 24, 3, 40
@@ -187,6 +189,29 @@ def test_what_is_kept_is_narrow():
     # The product is kept as it is rounded, not as the norm after it reads it.
     found = written(lambda x, w: nn.layer_norm(x @ w), *narrow((64, 32), (32, 48)))
     assert [t.dtype for t in found] == [bf16] * 2
+
+
+def test_composites_of_narrow_floats_keep_narrow_values():
+    """What is computed in f32 from narrow values is computed again in each kernel, and not kept."""
+    rows = narrow((64, 32), (32,), (32,))
+    programs = {
+        "batch_norm": (lambda x, w, b: nn.batch_norm(x, w, w, w, b), rows),
+        "layer_norm": (lambda x, w, b: nn.layer_norm(x, 32, w, b), rows),
+        "huber_loss": (grad(lambda x, y: losses.huber_loss(x, y), (0, 1)), narrow((64, 32), (64, 32))),
+        "loss of a product": (lambda x, w, y: losses.mse_loss(x @ w, y), narrow((64, 32), (32, 64), (64, 64))),
+    }
+    for name, (function, given) in programs.items():
+        made = modules(jit(function).trace(*given).function, LoweringPlan())["schedule"]
+        kept = [n.out.type for n in made.main.body.nodes if n.op.name == "host.alloc"]
+        assert all(t.dtype is bf16 or np.prod(t.shape) <= 64 for t in kept), (name, kept)
+
+
+def test_the_negative_of_a_rounded_value_is_not_rounded_again():
+    for dtype, casts in ((bf16, 1), (fp4, 2)):  # a NaN gives +0 in fp4, whatever its sign
+        graph = jit(lambda x, d=dtype: (x.to(d), (-x).to(d))).trace(np.zeros(4, np.float32)).function
+        made = dict(pipeline.lower(Module("graph", (graph,))))["simplify"].main
+        merged = eliminate_common_subexpressions(made)
+        assert [n.op for n in merged.body.nodes].count(basic.cast) == casts
 
 
 def test_a_launch_reads_through_a_reshape():

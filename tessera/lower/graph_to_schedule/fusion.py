@@ -184,23 +184,29 @@ class KernelFusion:
         return self.base(value) in self.uses
 
     def is_cheap(self, value: Value) -> bool:
-        """Whether a value takes only a few cheap ops to compute from the inputs."""
-        return self._left(value, MAX_RECOMPUTED_OPS) >= 0
+        """Whether a value takes only a few cheap ops to compute from memory: the inputs, and what is widened.
 
-    def _left(self, value: Value, budget: int) -> int:
+        Beside a widened operand the results of reductions count as memory, too: they are small, and the narrow operand
+        is read instead of the wide value.
+        """
+        node = self.uses.get(value)
+        widens = node is not None and any(v in self.uses and is_widening(self.uses[v]) for v in node.args)
+        return self._left(value, MAX_RECOMPUTED_OPS, REDUCTIONS if widens else ()) >= 0
+
+    def _left(self, value: Value, budget: int, memory: tuple[Op, ...]) -> int:
         """The rest of a budget after the ops that compute a value; negative where it does not suffice."""
         node = self.uses.get(value)
-        if node is None or node.op in CONSTANTS:
+        if node is None or node.op in (*CONSTANTS, *memory) or is_widening(node):
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1
         budget -= 0 if node.op in VIEWS else 1
         for each in dict.fromkeys(node.args):
-            budget = self._left(each, budget) if budget >= 0 else budget
+            budget = self._left(each, budget, memory) if budget >= 0 else budget
         return budget
 
-    def walk_producers(self, value: Value) -> Iterator[Node]:
-        """The nodes that compute a value, back through elementwise ops and views."""
+    def walk_producers(self, value: Value, narrow: bool = False) -> Iterator[Node]:
+        """The nodes that compute a value, back through elementwise ops and views; if `narrow`, up to widening casts."""
         seen: set[Value] = set()
         work = [value]
         while work:
@@ -210,22 +216,24 @@ class KernelFusion:
                 continue
             yield node
             seen.add(value)
-            work += [v for v in node.args if v not in self.memory] if node.op in (*POINTWISE, *VIEWS) else ()
+            if node.op in (*POINTWISE, *VIEWS) and not (narrow and is_widening(node)):
+                work += [v for v in node.args if v not in self.memory]
 
-    def depends_through_pointwise(self, value: Value, *ops: Op) -> bool:
+    def depends_through_pointwise(self, value: Value, *ops: Op, narrow: bool = False) -> bool:
         """Whether a value depends on one of these ops through elementwise ops and views alone."""
-        return any(n.op in ops for n in self.walk_producers(value))
+        return any(n.op in ops for n in self.walk_producers(value, narrow))
 
     def is_product_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value belongs to the epilogue of a dot rather than to a kernel that reduces rows.
 
-        The dot cannot be inlined there, and its epilogue is free.
+        The dot cannot be inlined there, and its epilogue is free. It ends where a value is widened: memory keeps the
+        narrow one.
         """
         if value in self.forced_roots or all(c.row is None for c in wanting):
             return False
-        return self.depends_through_pointwise(value, contractions.dot) and not self.depends_through_pointwise(
-            value, *REDUCTIONS
-        )
+        return self.depends_through_pointwise(
+            value, contractions.dot, narrow=True
+        ) and not self.depends_through_pointwise(value, *REDUCTIONS)
 
     def is_reduction_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value depends on reductions along one axis, and a kernel that reads it reduces along another.

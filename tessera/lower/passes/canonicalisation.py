@@ -56,10 +56,18 @@ def _move_splat(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | No
 def _(rewriter, node, args):
     if args[0].type == node.out.type:
         return args[0]
+    inner = rewriter.find_producer(args[0], elementwise.neg)
+    if inner and _rounds_symmetrically(_get_element_type(args[0]), _get_element_type(node.out)):
+        return rewriter.add(elementwise.neg, rewriter.add(basic.cast, inner.args[0], dtype=node.attrs["dtype"]))
     value = get_splat_number(rewriter, args[0])
     if value is None:
         return None
     return make_splat(rewriter, node.out, _fold_constants(node, [_get_splat_array(rewriter, args[0])]))
+
+
+def _rounds_symmetrically(source: TensorType, out: TensorType) -> bool:
+    """Whether the cast of -x is that of x, negated: one cast then serves both. Types of 6 bits make +0 of a NaN."""
+    return source.dtype.is_float and out.dtype.is_float and out.dtype.bits >= 8 and source.policy is None is out.policy
 
 
 @canonicalisation(shape.reshape)
