@@ -45,7 +45,8 @@ class Case:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a case on one engine; `share` is the largest error relative to the bound, `useless` marks a bound
-    that is too wide to check anything."""
+    that is too wide to check anything. `nans`, `infinities` and `unbounded` count the elements of the results that are
+    not finite, and those without a finite bound."""
 
     case: str
     engine: str
@@ -54,6 +55,9 @@ class Outcome:
     detail: str = ""
     useless: bool = False
     missing: tuple[str, ...] = ()  # the ops of an unsupported case for which the engine's target has no row
+    nans: int = 0
+    infinities: int = 0
+    unbounded: int = 0
 
 
 def all_cases() -> Iterator[Case]:

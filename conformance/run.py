@@ -89,7 +89,7 @@ def _run_on_engine(
             return Outcome(case.name, engine.name, "fail", detail="the lines differ: " + "\n".join(lines))
         if alike is not None and [r.tobytes() for r in results] != [w.tobytes() for w in alike]:
             return Outcome(case.name, engine.name, "fail", detail="the bits differ from those of the interpreter")
-        return Outcome(case.name, engine.name, *judge(case, results, bounds))
+        return judge(case, engine.name, results, bounds)
     except (UnsupportedOpError, ResourceError) as error:
         missing = _find_missing_ops(engine.target, program, error)
         return Outcome(case.name, engine.name, "unsupported", detail=str(error), missing=missing)
@@ -132,17 +132,26 @@ def rank_missing_ops(outcomes: Iterable[Outcome]) -> list[MissingOp]:
     return ranked
 
 
-def judge(case: Case, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> tuple[str, float, str, bool]:
-    """The status, the largest share of the bound, the difference, and whether a bound is too wide to check anything."""
-    share, detail, useless = 0.0, "", False
-    for number, (result, bound) in enumerate(zip(results, bounds, strict=True)):
-        agreement = compare_with_bound(result, bound)
-        share, useless = max(share, agreement.worst_share), useless or agreement.useless
-        if not agreement.ok:
+def judge(case: Case, engine: str, results: Sequence[np.ndarray], bounds: Sequence[Any]) -> Outcome:
+    """The outcome of the results of an engine: NaNs and infinities must be where the reference has or allows them."""
+    detail = ""
+    agreements = [compare_with_bound(r, b) for r, b in zip(results, bounds, strict=True)]
+    for number, (agreement, result, bound) in enumerate(zip(agreements, results, bounds, strict=True)):
+        if not agreement.ok or agreement.unlike is not None:
             detail = f"output {number} {agreement}"
         if case.exact and not np.array_equal(np.asarray(result, np.float64), bound.value, equal_nan=True):
             detail = f"output {number} is not equal to the reference"
-    return ("fail" if detail else "pass"), share, detail, useless
+    return Outcome(
+        case.name,
+        engine,
+        "fail" if detail else "pass",
+        max((a.worst_share for a in agreements), default=0.0),
+        detail,
+        any(a.useless for a in agreements),
+        nans=sum(a.nans for a in agreements),
+        infinities=sum(a.infinities for a in agreements),
+        unbounded=sum(a.unbounded for a in agreements),
+    )
 
 
 def _capture_output(case: Case) -> AbstractContextManager[io.StringIO | None]:

@@ -9,6 +9,7 @@ from conformance.run import Engine, judge, list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
+from tessera.interp.bound import compare_with_bound
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 
 CASES = list(all_cases())
@@ -60,8 +61,27 @@ def test_verdicts(kind, status):
 
 
 def test_a_failure_says_where_and_by_how_much():
-    outcome = judge(doubled(), [np.float32([1, 2])], [IntervalArray(np.array([1.0, 1.9]), np.array([0.01, 0.01]))])
-    assert outcome[0] == "fail" and outcome[2] == "output 0 at [1]: the error is 10 times its bound"
+    bounds = [IntervalArray(np.array([1.0, 1.9]), np.array([0.01, 0.01]))]
+    outcome = judge(doubled(), "tile", [np.float32([1, 2])], bounds)
+    assert outcome.status == "fail" and outcome.detail == "output 0 at [1]: the error is 10 times its bound"
+
+
+def test_nan_and_infinities_are_counted_and_compared_by_place_and_kind():
+    nan, inf = np.nan, np.inf
+    bounds = [IntervalArray(np.array([1.0, nan, inf, -inf]), np.zeros(4))]
+    good = judge(doubled(), "tile", [np.float32([1, nan, inf, -inf])], bounds)
+    assert (good.status, good.nans, good.infinities) == ("pass", 1, 2)
+    for wrong in ([1, nan, inf, inf], [nan, 1, inf, -inf], [1, nan, nan, -inf], [1, 7, inf, -inf]):
+        assert judge(doubled(), "tile", [np.float32(wrong)], bounds).status == "fail"
+
+
+def test_an_infinite_bound_is_not_within():
+    unknown = IntervalArray(np.array([1.0, 2.0]), np.array([np.inf, 0.0]))
+    near = compare_with_bound(np.float32([1, 2]), unknown)
+    assert near.ok and not near.within and near.compared and near.unbounded == 1
+    lost = judge(doubled(), "tile", [np.float32([np.nan, 2])], [unknown])
+    assert lost.status == "fail" and "1 NaN of 2 elements, unlike the reference at [0]" in lost.detail
+    assert not compare_with_bound(np.float32([np.nan]), IntervalArray(np.array([np.nan]), np.zeros(1))).compared
 
 
 def test_an_expected_error_must_come():
@@ -71,8 +91,8 @@ def test_an_expected_error_must_come():
 
 def test_a_wide_bound_is_told():
     x = tensor("x", (8,))
-    assert judge(doubled(), [x], [IntervalArray(x, abs(x) * 9)])[3]
-    assert not judge(doubled(), [x], bound.run(Jit(lambda v: v * 1.0).trace(x).function, [x]))[3]
+    assert judge(doubled(), "tile", [x], [IntervalArray(x, abs(x) * 9)]).useless
+    assert not judge(doubled(), "tile", [x], bound.run(Jit(lambda v: v * 1.0).trace(x).function, [x])).useless
 
 
 def test_selection_reads_as_pytest_does():

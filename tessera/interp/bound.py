@@ -192,7 +192,12 @@ class BoundSample:
 
 @dataclass(frozen=True)
 class BoundAgreement:
-    """How results compare with a bound: the worst |difference| / radius, its index, and the two there."""
+    """How results compare with a bound: the worst |difference| / radius, its index, and the two there.
+
+    `nans` and `infinities` count the elements that are not finite. `unbounded` counts those that were not compared,
+    since their bound is not finite. `unlike` is the index of the first element that is NaN or infinite where the
+    reference is not, or the other way round; None if there is none.
+    """
 
     ok: bool
     worst_share: float
@@ -201,19 +206,53 @@ class BoundAgreement:
     useless: bool
     difference: float = 0.0
     radius: float = 0.0
+    size: int = 0
+    nans: int = 0
+    infinities: int = 0
+    unbounded: int = 0
+    unlike: tuple[int, ...] | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether every element is within a finite bound, or is the NaN or infinity of the reference."""
+        return self.ok and not self.unbounded
+
+    @property
+    def compared(self) -> bool:
+        """Whether the comparison says anything: some element is a number or an infinity, and has a finite bound."""
+        return not self.size or self.size > max(self.nans, self.unbounded)
 
     def __str__(self) -> str:
         notes = f", {self.ambiguous_share:.0%} ambiguous" if self.ambiguous_share else ""
         notes += ", a bound too wide to say anything" if self.useless else ""
+        notes += f", {held}" if (held := self.describe_non_finite()) else ""
         if self.ok:
             return f"agrees: uses {self.worst_share:.3g} of its bound at {list(self.where)}{notes}"
         return f"at {list(self.where)}: {self._describe_error()}{notes}"
+
+    def describe_non_finite(self) -> str:
+        """The numbers of NaNs and infinities, and whether the reference has them in the same places; "" without any."""
+        counts = count_non_finite(self.nans, self.infinities, self.size)
+        if self.unlike is not None:
+            return f"{counts}, unlike the reference at {list(self.unlike)}"
+        return f"{counts}, where the reference has or allows them" if self.nans or self.infinities else ""
 
     def _describe_error(self) -> str:
         """The error that exceeds its bound; a bound of 0, inf or NaN gives no number of times."""
         if 0 < self.radius < np.inf and self.difference < np.inf:
             return f"the error is {self.worst_share:.3g} times its bound"
         return f"the error is {self.difference:.3g}, and its bound is {self.radius:.3g}"
+
+
+def count_non_finite(nans: int, infinities: int, size: int) -> str:
+    """The numbers of NaNs and infinities in words.
+
+    >>> count_non_finite(2, 1, 8)
+    '2 NaN and 1 infinity of 8 elements'
+    """
+    named = ((nans, "NaN"), (infinities, "infinity" if infinities == 1 else "infinities"))
+    listed = [f"{count} {name}" for count, name in named if count]
+    return f"{' and '.join(listed) or 'no NaN or infinity'} of {size} elements"
 
 
 def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
@@ -231,6 +270,8 @@ def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
     worst = int(np.argmax(share)) if share.size else 0
     top = float(share.flat[worst]) if share.size else 0.0
     ambiguous = _find_ambiguous(result, bounded)
+    kinds = _find_kinds(result)
+    unlike = np.argwhere((kinds != _find_kinds(bounded.value)) & ((share > 1) | ambiguous))
     return BoundAgreement(
         top <= 1.0,
         top,
@@ -239,7 +280,30 @@ def compare_with_bound(result: Any, bounded: IntervalArray) -> BoundAgreement:
         _is_useless(bounded, ambiguous),
         float(np.broadcast_to(apart, share.shape).flat[worst]) if share.size else 0.0,
         float(np.broadcast_to(radius, share.shape).flat[worst]) if share.size else 0.0,
+        share.size,
+        int(np.count_nonzero(kinds == NAN)),
+        int(np.count_nonzero(np.abs(kinds) == INFINITE)),
+        int(np.count_nonzero(np.isinf(radius))),
+        tuple(int(i) for i in unlike[0]) if len(unlike) else None,
     )
+
+
+def describe_non_finite(values: Any) -> str:
+    """The numbers of NaNs and infinities in an array, in words; "" without any."""
+    kinds = np.abs(_find_kinds(np.asarray(values)))
+    nans, infinities = (int(np.count_nonzero(kinds == kind)) for kind in (NAN, INFINITE))
+    return count_non_finite(nans, infinities, kinds.size) if nans or infinities else ""
+
+
+INFINITE, NAN = 1, 2  # the kinds of elements; that of -inf is -INFINITE, that of numbers is 0
+
+
+def _find_kinds(values: np.ndarray) -> np.ndarray:
+    """The kind of each element: a number, an infinity of either sign, or NaN."""
+    if values.dtype.kind in "biu":
+        return np.zeros(values.shape, np.int8)
+    wide = values.astype(np.float64)
+    return np.where(np.isnan(wide), NAN, np.where(np.isinf(wide), np.copysign(INFINITE, wide), 0)).astype(np.int8)
 
 
 def _find_ambiguous(result: np.ndarray, bounded: IntervalArray) -> np.ndarray:

@@ -16,6 +16,7 @@ from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 from tessera.frontend.kernel.kernel_function import Kernel
 from tessera.interp import host
+from tessera.interp.bound import describe_non_finite
 from tessera.interp.tile import op_rules
 from tessera.interp.tile.interpreter import choose_chunk_shape, find_written_params, wrap_argument
 from tessera.interp.tile.machine import TileMachine
@@ -44,7 +45,11 @@ class NumericsRule:
         held = value.astype(np.float64)
         wrong = (np.isnan(held) | (np.isinf(held) & fresh)) & self.stable
         if wrong.any():
-            raise NonFiniteError(f"{what} gives {held[wrong][0]}", location=place, expected="finite numbers")
+            first = [int(i) for i in np.argwhere(wrong)[0]]
+            raise NonFiniteError(
+                f"{what} gives {held[wrong][0]}", location=place, expected="finite numbers",
+                received=f"{describe_non_finite(np.where(wrong, held, 0.0))}, the first at {first}",
+            )  # fmt: skip
         outside = np.isfinite(held) & ((held < self.low) | (held > self.high))
         if outside.any():
             found = f"{held[outside][0]:g} ({int(outside.sum())} of {held.size} elements are outside)"
@@ -84,8 +89,12 @@ class VerifiedEntry:
         found = call(*args, **named)
         written = [program.arrays[i] for i in program.written]
         listed = found if isinstance(found, tuple) else () if found is None else (found,)
-        for number, array in enumerate([*map(np.asarray, listed), *written]):
-            self.rule.check(f"output {number} of {program.name}", array, user_location())
+        try:
+            for number, array in enumerate([*map(np.asarray, listed), *written]):
+                self.rule.check(f"output {number} of {program.name}", array, user_location())
+        except NonFiniteError as error:
+            error.suggestion = None if written else _describe_origin(program, self.rule)
+            raise
         return found
 
     def _prepared(self, args: tuple, named: dict[str, Any]) -> tuple[PreparedProgram, Callable[..., Any]]:
@@ -94,6 +103,15 @@ class VerifiedEntry:
         grid, group = self.entry.plan(self.entry.bind(args, named), self.grid, self.group)
         names = dict(zip(self.entry.parameters.signature.parameters, args, strict=False)) | named
         return prepare(self.entry, names, grid=grid, group=group), self.entry[grid, group]
+
+
+def _describe_origin(program: PreparedProgram, rule: NumericsRule) -> str | None:
+    """The op that breaks the rule where the interpreter runs the program, if one does, and its line."""
+    try:
+        _interpret_checked(program, rule)
+    except NonFiniteError as error:
+        return f"in the interpreter {error.message} at {error.location}"
+    return None
 
 
 def numerics(*, stable: bool = True, bounded: Sequence[float] | None = None) -> Callable[[Any], VerifiedEntry]:

@@ -70,3 +70,13 @@ def test_refusals():
         verify.numerics()(lambda x: x)
     with pytest.raises(ArgumentError, match="is no range"):
         verify.numerics(bounded=[3, 1])
+
+
+def test_nan_is_counted_and_traced_to_its_op():
+    rule = ts.verify.numerics()
+    for target in ("interp", "llvm"):
+        function = rule(ts.jit(lambda x: ts.log(x - 1.0) * 2.0, target=target))
+        with pytest.raises(NonFiniteError, match="gives nan") as caught:
+            function(np.float32([[3, 0.5], [0.25, 4]]))
+        text = str(caught.value)
+        assert "2 NaN of 4 elements, the first at [0, 1]" in text and "ts.log gives nan" in text

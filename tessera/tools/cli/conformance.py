@@ -97,7 +97,7 @@ def _cell(outcome: Outcome | None) -> str:
     if outcome is None:
         return "[dim]–[/]"
     share = f" {outcome.share:.0%}" if outcome.status == "pass" and outcome.share else ""
-    return MARKS[outcome.status] + share
+    return MARKS[outcome.status] + share + (" [yellow]*[/]" if outcome.unbounded else "")
 
 
 def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
@@ -106,6 +106,10 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
     listed = ", ".join(f"{counts[s]} {s}" for s in MARKS)
     wide = sum(o.useless for o in outcomes)
     note = f"; {wide} against a bound too wide to say much" if wide else ""
+    if held := sum(bool(o.nans or o.infinities) for o in outcomes):
+        note += f"; {held} with NaN or infinities, where the reference has or allows them"
+    if unbounded := sum(bool(o.unbounded) for o in outcomes):
+        note += f"; {unbounded} with elements that have no finite bound"
     error = f"worst error of the passing runs: {worst:.0%} of its bound"
     return f"{cases} cases, {len(outcomes)} runs: {listed}; {error}{note}"
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from tessera.codegen.contract import get_backend
 from tessera.core.device import INTERP, find_generator_name
@@ -21,7 +22,7 @@ from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.progress import operation
 from tessera.core.types import TensorType, as_dtype
-from tessera.interp.bound import BoundSample, compare_with_bound
+from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound, describe_non_finite
 from tessera.runtime.artifacts import LoadedArtifact, load
 from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
@@ -253,7 +254,7 @@ def _name(level: str, target: str) -> str:
 def _report(
     entry: EntryPoint, program: PreparedProgram, arguments: Any, run: TimedRun, where: str, options: argparse.Namespace
 ) -> bool:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("entry", f"[bold]{program.name}[/]")
     shown = list(zip(program.names, program.arrays, strict=True))
     for name, array in shown[:6]:
@@ -313,18 +314,48 @@ def _check_bounds(table: Table, program: PreparedProgram, run: TimedRun, full: b
         table.add_row("error", f"[yellow]not checked[/]: {tried}; {FULL_CHECK}")
         return True
     agreements = [compare_with_bound(r, b) for r, b in pairs]
-    worst = max((a.worst_share for a in agreements), default=0.0)
-    good = all(a.ok for a in agreements)
-    mark = "[green]within the bound[/]" if good else "[red]outside the bound[/]"
-    wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
-    share = f"{worst:.1%} of the bound" if worst < 10 else f"{worst:.3g} times the bound"
-    table.add_row("error", f"{share}: {mark}{wide}")
+    table.add_row("error", _describe_error(agreements))
     if sample.programs < sample.total:
         checked = f"{sample.programs} of {sample.total} programs, spread over the grid"
         table.add_row("", f"[yellow]checked in a sample[/]: {checked}; {FULL_CHECK}")
-    if not good:
+    for number, agreement in enumerate(agreements):
+        if held := agreement.describe_non_finite():
+            table.add_row("", f"[{'red' if agreement.unlike else 'yellow'}]output {number}[/]: {held}")
+    if any(a.nans or a.infinities for a in agreements):
+        table.add_row("", _find_non_finite_origin(program, sample))
+    if not all(a.ok for a in agreements):
         table.add_row("", "`tessera bisect` names the first step of the lowering that goes wrong")
-    return good
+    return all(a.ok and a.unlike is None and a.nans < max(a.size, 1) for a in agreements)
+
+
+def _describe_error(agreements: Sequence[BoundAgreement]) -> str:
+    """The largest error and what it says; an element without a finite bound is not within it."""
+    worst = max((a.worst_share for a in agreements), default=0.0)
+    size, unbounded = sum(a.size for a in agreements), sum(a.unbounded for a in agreements)
+    share = f"{worst:.1%} of the bound" if worst < 10 else f"{worst:.3g} times the bound"
+    if not all(a.ok for a in agreements):
+        return f"{share}: [red]outside the bound[/]"
+    if not any(a.compared for a in agreements) and size:
+        return f"[yellow]not checked[/]: none of {size} elements is a number with a finite bound"
+    if unbounded:
+        return f"{share}, where it is finite; [yellow]{unbounded} of {size} elements have no finite bound[/]"
+    wide = " (a bound too wide to say much)" if any(a.useless for a in agreements) else ""
+    return f"{share}: [green]within the bound[/]{wide}"
+
+
+def _find_non_finite_origin(program: PreparedProgram, sample: BoundSample) -> str:
+    """Where NaNs and infinities arise: in the inputs, or at the first op that makes one of finite operands."""
+    for name, array in zip(program.names, program.arrays, strict=True):
+        if (held := describe_non_finite(array)) and name not in {program.names[i] for i in program.written}:
+            return f"the input {name} holds {held}"
+    if sample.programs < sample.total:
+        return "`tessera run --debug` names the op that makes the first"
+    with checked(collect=True, nan=True) as report:
+        program.run(program.top)
+    first = next((f for f in report if f.kind == "non-finite"), None)
+    if first is None:
+        return "no op makes one of finite operands"
+    return escape(f"{first.message}\n{first.location}\n{first.location.excerpt()}".rstrip())
 
 
 def _check_reference(
@@ -391,6 +422,7 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     generator = np.random.default_rng(options.seed)
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
     arrays += [_random(generator, p) for p in parameters[len(arrays) :]]
+<<<<<<< HEAD
     run = _call_artifact(artifact, arrays, options.repeat)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
@@ -398,6 +430,18 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
         table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
     for result in run.results:
         table.add_row("output", _type(result))
+=======
+    start = time.perf_counter()
+    results = artifact.run(arrays)
+    seconds = time.perf_counter() - start
+    table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
+    for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
+        table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
+    for result in results:
+        held = describe_non_finite(result)
+        table.add_row("output", _type(result) + (f": [yellow]{held}[/]" if held else ""))
+>>>>>>> 469724b (NaN and infinities are counted, compared by place and kind, and traced to their op; an infinite bound is not within)
     if hasattr(artifact.runtime, "where"):
         table.add_row("ran on", artifact.runtime.where)
     table.add_row("time", run.describe())
