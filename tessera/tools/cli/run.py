@@ -422,26 +422,14 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     generator = np.random.default_rng(options.seed)
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
     arrays += [_random(generator, p) for p in parameters[len(arrays) :]]
-<<<<<<< HEAD
     run = _call_artifact(artifact, arrays, options.repeat)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
-    for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
-        table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
-    for result in run.results:
-        table.add_row("output", _type(result))
-=======
-    start = time.perf_counter()
-    results = artifact.run(arrays)
-    seconds = time.perf_counter() - start
     table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
     for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
         table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
-    for result in results:
+    for result in run.results:
         held = describe_non_finite(result)
         table.add_row("output", _type(result) + (f": [yellow]{held}[/]" if held else ""))
->>>>>>> 469724b (NaN and infinities are counted, compared by place and kind, and traced to their op; an infinite bound is not within)
     if hasattr(artifact.runtime, "where"):
         table.add_row("ran on", artifact.runtime.where)
     table.add_row("time", run.describe())
