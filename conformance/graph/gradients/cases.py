@@ -67,9 +67,9 @@ def cases() -> Iterator[Case]:
     yield Case("graph/gradients/jvp", lambda: (Jit(lambda w, x: ts.jvp(network, (w, x), (w, x))[1]), (w, x)))
     yield Case("graph/gradients/vmap", lambda: (Jit(ts.per_example_grad(lambda w, x: network(w, x[None]))), (w, x)))
     yield Case("graph/gradients/hessian", lambda: (Jit(ts.hessian(lambda x: ts.exp(x @ x.T).sum())), (x,)))
-    x, y = ZEROS_AND_TIES.copy()
-    yield Case("graph/gradients/zeros-and-ties", lambda: (Jit(ts.grad(smooth, argnums=(0, 1))), (x, y)))
+    a, b = ZEROS_AND_TIES.copy()
+    yield Case("graph/gradients/zeros-and-ties", lambda: (Jit(ts.grad(smooth, argnums=(0, 1))), (a, b)))
     slope = ts.grad(smooth)
     yield Case(
-        "graph/gradients/curvature", lambda: (Jit(lambda x, y: ts.jvp(slope, (x, y), (x * 0 + 1, y))[1]), (x, y))
+        "graph/gradients/curvature", lambda: (Jit(lambda x, y: ts.jvp(slope, (x, y), (x * 0 + 1, y))[1]), (a, b))
     )
