@@ -190,9 +190,10 @@ def _effects_of(item: Any, seen: set[int]) -> frozenset[str]:
             return BUILTIN_EFFECTS[item]
     except TypeError:  # it has no hash, so that it is no builtin
         pass
-    if id(item) in seen:
-        return frozenset()
-    seen.add(id(item))
+    if not isinstance(item, MethodType):  # made anew at each access: its function is remembered
+        if id(item) in seen:
+            return frozenset()
+        seen.add(id(item))
     if isinstance(item, functools.partial):
         return frozenset().union(*(_effects_of(x, seen) for x in (item.func, *item.args, *item.keywords.values())))
     inner = getattr(item, "function", None)  # jit, custom rules

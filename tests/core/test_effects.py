@@ -64,6 +64,11 @@ def test_inference_through_objects_methods_defaults_and_lists(calls):
     assert ts.effects.of(calls) == {"random", "io"}
 
 
+def test_every_method_is_looked_into():
+    """Bound methods are made anew at each access, in memory that the last one left."""
+    assert ts.effects.of(lambda x: QUIET.forward(QUIET.forward(x)) + NOISY.forward(x)) == {"random", "io"}
+
+
 def test_attributes_that_a_method_does_not_use():
     assert ts.effects.of(QUIET) == ts.effects.of(lambda x: QUIET.forward(x)) == set()
 
