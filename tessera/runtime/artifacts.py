@@ -270,10 +270,21 @@ def _check_interface(manifest: Mapping[str, Any]) -> None:
     parameters, written = manifest["interface"]["parameters"], manifest["interface"]["written"]
     wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
     wrong += [i for i in written if i >= len(parameters)]
+    if "random" in manifest["interface"] and not _is_random_use(manifest["interface"]["random"], parameters):
+        wrong.append(manifest["interface"]["random"])
     if wrong:
         raise ArtifactError(
             "the interface in the manifest is not valid", received=repr(wrong[0]), suggestion="build the artifact again"
         )
+
+
+def _is_random_use(value: Any, parameters: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether JSON data describes a `RandomUse`, and the generator's state is among the parameters if it is drawn."""
+    fields = {"count": is_count, "seed": lambda v: v is None or type(v) is int, "drawn": lambda v: isinstance(v, bool)}
+    if not has_fields(**fields)(value) or value.keys() != fields.keys():
+        return False
+    state = [p["name"] for p in parameters if p["name"] in RANDOM_STATE_NAMES]
+    return state == list(RANDOM_STATE_NAMES if value["drawn"] else ())
 
 
 @contextmanager
