@@ -387,12 +387,17 @@ def _encode_initialiser(v: PtxVariable, symbols: dict[str, Any]) -> bytes:
 
 def _resolve_initial_address(v: PtxVariable, operand: PtxOperand, symbols: dict[str, Any]) -> int:
     """The address of a name in an initial value: of a variable or a function."""
-    name, offset = operand, 0
+    name, offset, mask = operand, 0, 0
     if isinstance(operand, AddressOperand):
-        name, offset = NameOperand(str(operand.base)), operand.offset
+        name, offset, mask = NameOperand(str(operand.base)), operand.offset, operand.mask
     result = symbols.get(name.text) if isinstance(name, NameOperand) else None
     if isinstance(result, PtxFunction) and not result.entry:
-        return assign_function_addresses(symbols)[result.name]
+        return _select_byte(assign_function_addresses(symbols)[result.name], mask)
     if not isinstance(result, PtxVariableAddress):
         raise UnsupportedOpError(f"the initial value of {v.name} is not supported", location=v.location)
-    return result.address + offset
+    return _select_byte(result.address + offset, mask)
+
+
+def _select_byte(address: int, mask: int) -> int:
+    """The byte of an address that a mask selects; the whole address where there is no mask."""
+    return (address & mask) >> (mask & -mask).bit_length() - 1 if mask else address

@@ -88,3 +88,73 @@ def test_memory_as_it_is_needed(debug):
     out = np.zeros(50, "u4")
     PtxModule(HEAD + ALLOCATED).launch("k", block=50, args=[out], debug=debug)
     assert (out == np.arange(50) + 100).all()
+
+
+def run_lines(lines, functions="", count=4):
+    """What a kernel stores at `%p`; the registers of its body are declared."""
+    out = np.zeros(count, "u4")
+    head = ".reg .b64 %p, %q; .reg .b32 %r<8>; .reg .f32 %f<8>; .reg .v2 .f32 %v; ld.param.u64 %p, [p];"
+    PtxModule(f"{HEAD}{functions}\n.visible .entry k(.param .u64 p) {{ {head}\n{lines}\nret; }}").launch(
+        "k", args=[out]
+    )
+    return out.tolist()
+
+
+BOTH = """.func (.reg .u32 sum, .reg .u32 left) both(.reg .u32 a, .reg .u32 b)
+{ add.u32 sum, a, b; add.u32 a, a, 100; mov.u32 left, a; ret; }"""
+
+
+@pytest.mark.parametrize("arguments", ["%r1, %r2", "5, %r2", "5, 7"])
+def test_registers_are_passed_by_value_and_several_come_back(arguments):
+    """A function may write its parameters, and a result may be the register of an argument."""
+    lines = f"mov.u32 %r1, 5; mov.u32 %r2, 7; call (%r2, %r3), both, ({arguments});"
+    stored = "st.global.v4.u32 [%p], {%r1, %r2, %r3, %r3};"
+    assert run_lines(lines + stored, BOTH) == [5, 12, 105, 105]
+
+
+def test_a_function_in_another_s_arguments_and_early_returns():
+    functions = """.func (.reg .u32 r) least(.reg .u32 a, .reg .u32 b)
+    { .reg .pred %q; mov.u32 r, a; setp.le.u32 %q, a, b; @%q ret; mov.u32 r, b; ret; }
+    .func (.reg .u32 r) least3(.reg .u32 a, .reg .u32 b, .reg .u32 c)
+    { .reg .u32 t; call (t), least, (a, b); call (r), least, (t, c); ret; }"""
+    lines = "".join(f"call (%r{i}), least3, ({a});" for i, a in enumerate(("3, 2, 1", "1, 2, 3", "2, 1, 3", "9, 9, 9")))
+    assert run_lines(lines + "st.global.v4.u32 [%p], {%r0, %r1, %r2, %r3};", functions) == [1, 1, 1, 9]
+
+
+def test_parameters_in_memory_take_registers_and_numbers():
+    function = """.func (.param .b32 x) twice(.param .b32 a)
+    { .reg .b32 %t; ld.param.b32 %t, [a]; add.u32 %t, %t, %t; st.param.b32 [x], %t; ret; }"""
+    lines = "mov.u32 %r1, 21; call (%r2), twice, (%r1); call (%r3), twice, (4);"
+    assert run_lines(lines + "st.global.v2.u32 [%p], {%r2, %r3};", function)[:2] == [42, 8]
+
+
+def test_elements_of_vector_parameters():
+    function = ".func (.reg .f32 r) dot(.reg .v2 .f32 a) { mul.f32 r, a.x, a.x; fma.rn.f32 r, a.g, a.y, r; ret; }"
+    lines = "mov.v2.f32 %v, {0f40400000, 0f40800000}; call (%f1), dot, (%v); st.global.f32 [%p], %f1;"
+    assert run_lines(lines, function)[0] == np.float32(25).view("u4")
+
+
+BODY_VARIABLES = """.func (.reg .u32 r) count() { .global .u32 calls = 10; atom.global.add.u32 r, [calls], 1; ret; }
+.global .b8 table[16] = {1, 2, 3, 4, 5};"""
+
+
+def test_variables_of_a_body_in_global_memory_exist_once():
+    """They keep their values between calls and between launches, and are not those of another scope."""
+    text = f"""{HEAD}{BODY_VARIABLES}
+    .visible .entry k(.param .u64 p) {{ .reg .b64 %p; .reg .b32 %r<4>; ld.param.u64 %p, [p];
+    .global .u32 calls; .const .u32 seven = 7; st.global.u32 [calls], 1; call (%r0), count, (); call (%r1), count, ();
+    ld.global.u32 %r2, [calls]; ld.const.u32 %r3, [seven]; st.global.v4.u32 [%p], {{%r0, %r1, %r2, %r3}}; ret; }}"""
+    module, out = PtxModule(text), np.zeros(4, "u4")
+    for first in (10, 12):
+        module.launch("k", args=[out])
+        assert out.tolist() == [first, first + 1, 1, 7]
+
+
+def test_addresses_as_values_and_in_initial_values():
+    """`table + 1` as a source, and single bytes of an address in an array."""
+    masks = ", ".join(f"0xFF{'00' * k}(table + 2)" for k in range(8))
+    functions = f"{BODY_VARIABLES}\n.global .align 8 .u8 bytes[8] = {{{masks}}};"
+    lines = """.global .u64 kept; st.global.u64 [kept], table + 1 - 2 + 2; ld.global.u64 %q, [kept];
+    ld.global.u8 %r0, [%q]; ld.global.u64 %q, [bytes]; ld.u8 %r1, [%q]; mov.u64 %q, table + 3;
+    ld.global.u8 %r2, [%q + 1]; st.global.v4.u32 [%p], {%r0, %r1, %r2, %r2};"""
+    assert run_lines(lines, functions) == [2, 3, 5, 5]

@@ -24,6 +24,7 @@ from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, LaneStep, PtxMachine, PtxProgram
 from tessera.interp.target.ptx.text.syntax import (
     TYPES,
+    AddressOperand,
     BranchTargetList,
     NameOperand,
     PtxFunction,
@@ -36,6 +37,7 @@ from tessera.interp.target.ptx.text.syntax import (
     get_callee_operand,
     get_variable_size,
     list_call_operands,
+    name_body_variable,
 )
 
 # Rule tables.
@@ -146,7 +148,8 @@ class PtxDecoder(OperandDecoder):
             start = -(-self.program.local // v.align) * v.align
             self.program.local = start + size
         else:
-            raise UnsupportedOpError(f".{v.space} variable {v.name} in a body", location=v.location)
+            names.names[v.name] = self.module_scope.names[name_body_variable(v)]
+            return
         names.names[v.name] = PtxVariableAddress("shared" if v.space == "shared" else "local", start)
 
     def _declare_registers(self, name: str, v: PtxVariable, names: NameScope) -> None:
@@ -160,6 +163,9 @@ class PtxDecoder(OperandDecoder):
             names.names[part] = len(self.program.register_widths)
             self.program.register_widths.append(bits)
             self.program.names.append(part)
+        for position, color in zip("xyzw", "rgba", strict=True):
+            if f"{name}.{position}" in parts:
+                names.names[f"{name}.{color}"] = names.names[f"{name}.{position}"]
         if len(parts) > 1:
             names.names[name], self.has_register_groups = VectorOperand(tuple(map(NameOperand, parts))), True
 
@@ -242,18 +248,60 @@ class PtxDecoder(OperandDecoder):
         if len(arguments) != len(formal):
             message = f"{function.name} has {len(formal)} results and parameters"
             raise ParseError(message, received=f"{len(arguments)}", location=inst.location)
-        actual = [self._bind_argument(inst, v, o, names) for v, o in zip(formal, arguments, strict=True)]
-        results, params = actual[: len(function.results)], actual[len(function.results) :]
+        inner = NameScope(self.module_scope)
+        moves = NameScope(names)
+        before, after = [], []
+        for k, (v, operand) in enumerate(zip(formal, arguments, strict=True)):
+            actual = names.find(operand.text) if isinstance(operand, NameOperand) else None
+            if v.space == "param" and isinstance(actual, PtxVariableAddress):
+                inner.names[v.name] = actual
+                continue
+            self._declare(v, inner)
+            self._share_names(v, inner, moves)
+            (after if k < len(function.results) else before).append((v, operand))
         if function.name in self.inlining:
-            self._emit_recursive_call(inst, self.inlining[function.name], results, params)
+            bound = [inner.names[v.name] for v in formal]
+            count = len(function.results)
+            self._emit_moves(inst, before, moves, into=True)
+            self._emit_recursive_call(inst, self.inlining[function.name], bound[:count], bound[count:])
+            self._emit_moves(inst, after, moves, into=False)
             return
-        instance = InlinedFunction(function, self.make_label(), end, results, params, len(self.program.register_widths))
-        inner = NameScope(self.module_scope, {v.name: a for v, a in zip(formal, actual, strict=True)}, end, instance)
+        self._emit_moves(inst, before, moves, into=True)
+        inner.end = self.make_label()
+        bound = [inner.names[v.name] for v in formal]
+        results, params = bound[: len(function.results)], bound[len(function.results) :]
+        instance = InlinedFunction(
+            function, self.make_label(), inner.end, results, params, len(self.program.register_widths)
+        )
+        inner.instance = instance
         self.inlining[function.name], self.labels[instance.start] = instance, len(self.pending)
         assert function.body is not None
         self._decode_scope(function.body, inner)
         instance.last = len(self.program.register_widths)
         del self.inlining[function.name]
+        self.labels[inner.end] = len(self.pending)
+        self._emit_moves(inst, after, moves, into=False)
+
+    def _share_names(self, v: PtxVariable, inner: NameScope, moves: NameScope) -> None:
+        """Give the copies of arguments access to a parameter of the function, as `$name`."""
+        for name, meaning in inner.names.items():
+            if name == v.name or name.startswith(f"{v.name}."):
+                if isinstance(meaning, VectorOperand):
+                    meaning = VectorOperand(tuple(NameOperand(f"${p.text}") for p in meaning.parts))  # type: ignore[union-attr]
+                moves.names[f"${name}"] = meaning
+
+    def _emit_moves(
+        self, inst: PtxInstruction, pairs: list[tuple[PtxVariable, PtxOperand]], names: NameScope, into: bool
+    ) -> None:
+        """Copy arguments to a function's parameters, or its results back: they are passed by value."""
+        for v, operand in pairs:
+            kind = v.type if v.type == "pred" else f"b{TYPES[v.type].bits}"
+            words = (f"v{v.vector}", kind) if v.vector > 1 else (kind,)
+            formal: PtxOperand = NameOperand(f"${v.name}") if v.space == "reg" else AddressOperand(f"${v.name}", 0)
+            op = "mov" if v.space == "reg" else "st.param" if into else "ld.param"
+            pair = (formal, operand) if into else (operand, formal)
+            move = PtxInstruction((*op.split("."), *words), pair, None, inst.location, inst.source)
+            self.pending.append(_PendingInstruction(move, names))
 
     def _emit_recursive_call(
         self, inst: PtxInstruction, instance: InlinedFunction, results: list[Any], params: list[Any]
@@ -270,12 +318,6 @@ class PtxDecoder(OperandDecoder):
             m.push(self.labels[instance.start], lanes)
 
         self.pending.append(_PendingInstruction(inst, self.module_scope, control))
-
-    def _bind_argument(self, inst: PtxInstruction, variable: PtxVariable, operand: PtxOperand, names: NameScope) -> Any:
-        result = names.find(operand.text) if isinstance(operand, NameOperand) else None
-        if result is None or isinstance(result, PtxVariableAddress) != (variable.space == "param"):
-            raise UnsupportedOpError(f"argument {variable.name} of {inst.name}", location=inst.location)
-        return result
 
     def _decode_line(self, pending: _PendingInstruction) -> DecodedInstruction:
         inst, self.names = pending.instruction, pending.names

@@ -15,6 +15,7 @@ from tessera.interp.target.ptx.isa import (
     mma,
     system_calls,
     tensor_copy,
+    video,
     warp,
     wgmma,
 )
@@ -36,6 +37,7 @@ INSTRUCTION_FAMILIES = (
     system_calls,
     tensor_copy,
     tensor_copy,
+    video,
     warp,
     wgmma,
     mma,

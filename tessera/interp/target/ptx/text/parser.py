@@ -6,7 +6,8 @@ import operator
 import re
 import struct
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxScope,
     PtxVariable,
     VectorOperand,
+    name_body_variable,
 )
 from tessera.interp.target.tokens import MAX_DIGITS, check_digits, deep_nesting
 
@@ -375,7 +377,7 @@ def _parse_single_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOper
         return VectorOperand(tuple(parts))
     if cursor.accept("["):
         return _parse_address(cursor)
-    if cursor.at("!") and cursor.after_kind == "word":
+    if cursor.at("!", "-") and cursor.after_kind == "word":  # `-` in vmad alone
         cursor.take()
         return NameOperand(cursor.kind("word"), negated=True)
     return _parse_immediate(cursor)
@@ -383,9 +385,12 @@ def _parse_single_operand(cursor: PtxTokenCursor, call: bool = False) -> PtxOper
 
 def _parse_name(cursor: PtxTokenCursor) -> PtxOperand:
     text = cursor.kind("word")
-    if cursor.at("+") and cursor.after_kind == "number":
-        cursor.take()
-        return AddressOperand(text, cursor.integer())
+    if cursor.at("+", "-") and cursor.after_kind == "number":
+        offset = 0
+        while cursor.at("+", "-"):
+            cursor.accept("+")
+            offset += cursor.integer()
+        return AddressOperand(text, offset)
     return _make_name_operand(text)
 
 
@@ -521,7 +526,9 @@ class PtxModuleParser:
             limits.append(self._parse_limit())
         if cursor.accept(";"):
             return PtxFunction(name, entry, results, params, None, tuple(limits), location)
-        return PtxFunction(name, entry, results, params, parse_body(cursor, self.files), tuple(limits), location)
+        body = parse_body(cursor, self.files)
+        self.variables.extend(replace(v, name=name_body_variable(v)) for v in _list_static_variables(body))
+        return PtxFunction(name, entry, results, params, body, tuple(limits), location)
 
     def _parse_limit(self) -> tuple[str, tuple[int, ...]]:
         cursor = self.cursor
@@ -540,15 +547,24 @@ class PtxModuleParser:
         cursor.expect("(")
         result: list[PtxVariable] = []
         while not cursor.at(")"):
-            result.extend(parse_variables(cursor))
+            result.extend(parse_variables(cursor, single=True))
             if not cursor.accept(","):
                 break
         cursor.expect(")")
         return tuple(result)
 
 
-def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVariable]:
-    """One declaration; only registers may be several, since commas also separate parameters."""
+def _list_static_variables(scope: PtxScope) -> Iterator[PtxVariable]:
+    """The variables of a body in global and constant memory: they exist once, like those of a module."""
+    for item in scope.items:
+        if isinstance(item, PtxScope):
+            yield from _list_static_variables(item)
+        elif isinstance(item, PtxVariable) and item.space in ("global", "const"):
+            yield item
+
+
+def parse_variables(cursor: PtxTokenCursor, extern: bool = False, single: bool = False) -> list[PtxVariable]:
+    """One declaration, of several variables unless it is a `single` parameter: commas also separate parameters."""
     location = cursor.place()
     space = cursor.take()[1:]
     align, type, vector = 0, "", 1
@@ -575,7 +591,7 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False) -> list[PtxVar
                 name, space, type, max(align, size, 1), count, register_count, vector, initial, extern, location
             )
         )
-        if space == "param" or not cursor.accept(","):
+        if single or not cursor.accept(","):
             return result
 
 
@@ -596,6 +612,8 @@ def _parse_initialiser(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
         inside = parse_operand(cursor)
         cursor.expect(")")
         return (inside,)
+    if cursor.here_kind == "number" and cursor.after_text == "(":
+        return (_parse_masked_address(cursor),)
     if not cursor.accept("{"):
         return (parse_operand(cursor),)
     result: list[PtxOperand] = []
@@ -603,6 +621,19 @@ def _parse_initialiser(cursor: PtxTokenCursor) -> tuple[PtxOperand, ...]:
         result.extend(_parse_initialiser(cursor))
         cursor.accept(",")
     return tuple(result)
+
+
+def _parse_masked_address(cursor: PtxTokenCursor) -> AddressOperand:
+    """`0xFF00(name + 4)`: one byte of an address, which the mask selects."""
+    mask = cursor.integer()
+    cursor.expect("(")
+    inside = parse_operand(cursor)
+    cursor.expect(")")
+    if isinstance(inside, NameOperand):
+        inside = AddressOperand(inside.text, 0)
+    if not isinstance(inside, AddressOperand) or mask not in [0xFF << 8 * k for k in range(8)]:
+        cursor.fail("expected one byte of an address")
+    return replace(inside, mask=mask)
 
 
 def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:

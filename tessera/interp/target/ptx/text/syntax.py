@@ -33,11 +33,15 @@ class ImmediateOperand:
 
 @dataclass(frozen=True)
 class AddressOperand:
-    """`[base + offset]`; without a base it is an absolute address; `[map, {x, y}]` has coordinates."""
+    """`[base + offset]`; without a base it is an absolute address; `[map, {x, y}]` has coordinates.
+
+    In an initial value, `mask` selects a byte of the address.
+    """
 
     base: str | None
     offset: int = 0
     coordinates: tuple[PtxOperand, ...] | None = None
+    mask: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,11 @@ class PtxModuleSyntax:
     target: tuple[str, ...]
     variables: tuple[PtxVariable, ...]
     functions: tuple[PtxFunction, ...]
+
+
+def name_body_variable(v: PtxVariable) -> str:
+    """The name under which a variable that is declared in a body is one of the module's."""
+    return f"{v.name}@{v.location.line}:{v.location.column}"
 
 
 def get_callee_operand(inst: PtxInstruction) -> NameOperand:
