@@ -250,7 +250,8 @@ class PtxDecoder(OperandDecoder):
             raise ParseError(message, received=f"{len(arguments)}", location=inst.location)
         inner = NameScope(self.module_scope)
         moves = NameScope(names)
-        before, after = [], []
+        before: list[tuple[PtxVariable, PtxOperand]] = []
+        after: list[tuple[PtxVariable, PtxOperand]] = []
         for k, (v, operand) in enumerate(zip(formal, arguments, strict=True)):
             actual = names.find(operand.text) if isinstance(operand, NameOperand) else None
             if v.space == "param" and isinstance(actual, PtxVariableAddress):

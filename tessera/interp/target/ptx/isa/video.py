@@ -93,14 +93,14 @@ def _make_scalar_step(
     a, b = (_read_part(d, o, t) for o, t in zip(inst.operands[1:3], types, strict=True))
     if len(inst.operands) != (4 if kind or secondary else 3):
         raise d.unsupported(inst)
-    c = _read_word(d, inst.operands[3]) if kind or secondary else None
     signed, bits = _is_signed(result), _PART_BITS.get(kind, 32)
+    c = _read_word(d, inst.operands[3]) if kind or secondary else None
 
     def combine(value: np.ndarray, other: np.ndarray) -> np.ndarray:
-        if kind:
-            shift = bits * int(digit)
-            return (value & ((1 << bits) - 1)) << shift | other & ~(((1 << bits) - 1) << shift)
-        return secondary(_extend(value, 32, signed), _extend(other, 32, signed))
+        if secondary is not None:
+            return secondary(_extend(value, 32, signed), _extend(other, 32, signed))
+        shift = bits * int(digit)
+        return (value & ((1 << bits) - 1)) << shift | other & ~(((1 << bits) - 1) << shift)
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         value = compute(a(m, lanes), b(m, lanes))
