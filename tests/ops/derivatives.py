@@ -210,6 +210,23 @@ SMOOTH = {
         lambda x, y, z: 3 * x + z - 4 * log_sum(x, y, z), ROWS, across(ts.log_softmax, 3, 0, 1), lost=8
     ),
     "logsumexp": Smooth(log_sum, ROWS, across(ts.logsumexp), lost=1),
+    "softmin": Smooth(lambda *xs: weigh_softmax(*(-x for x in xs)), ROWS, across(ts.softmin, 1, 2, 3), lost=4),
+    "glu": Smooth(lambda x, y: x * logistic(y), (*PLANE, (3.0, -800.0), (-3.0, 200.0)), across(ts.glu, 1), lost=4),
+    "prelu": Smooth(
+        lambda x, w: x if x > 0 else x * w, [(0.5, 0.25), (-3.0, 0.25)],
+        lambda x, w: ts.reshape(ts.prelu(ts.reshape(x, (1, -1)), ts.reshape(w, (-1,))), x.shape),
+    ),
+    "soft_margin_loss": Smooth(
+        lambda x, y: softplus(-x * y), [(0.0, 1.0), (0.0, -1.0), (3.0, 1.0), (-800.0, -1.0), (200.0, -1.0)],
+        lambda x, y: ts.soft_margin_loss(x, y, "none"), lost=2,
+    ),
+    "poisson_nll_loss": Smooth(
+        lambda x, y: mp.exp(x) - x * y, PLANE[:-1], lambda x, y: ts.poisson_nll_loss(x, y, reduction="none")
+    ),
+    "gaussian_nll_loss": Smooth(
+        lambda x, y, v: (mp.log(v) + (x - y) ** 2 / v) / 2, [(*p, v) for p in PLANE[:4] for v in (0.25, 2.0)],
+        lambda x, y, v: ts.gaussian_nll_loss(x, y, v, reduction="none"), lost=1,
+    ),
     "kl_div": Smooth(
         lambda x, y: y * (mp.log(y) - x), [(-1.0, 0.5), (-3.0, 1.0), (0.0, 0.25)], lambda x, y: ts.kl_div(x, y, "none")
     ),
@@ -269,11 +286,14 @@ KINKS = {
     "binary_cross_entropy": [((0.0, 0.0), (1.0, 100.0)), ((1.0, 1.0), (-1.0, -100.0))],
     "binary_cross_entropy_with_logits": [((INF, 1.0), (0.0, -INF))],
     "kl_div": [((-1.0, 0.0), (0.0, 0.0))],
+    "relu6": [((3.0,), (1.0,)), ((0.0,), (0.0,)), ((6.0,), (0.0,)), ((INF,), (0.0,))],
     "nextafter": [((1.0, 2.0), (1.0, 0.0)), ((0.0, -1.0), (1.0, 0.0))],
     "nan_to_num": [((INF,), (0.0,)), ((float("nan"),), (0.0,))],
 }
 
 
+PAIRED = "hinge_embedding margin_ranking cosine_embedding triplet_margin multi_margin multilabel_margin".split()
+PAIRED += ["multilabel_soft_margin", "triplet_margin_with_distance"]
 # The reason why a function has no case here.
 UNCHECKED = {
     **dict.fromkeys("reshape permute slice pad concatenate gather broadcast mesh_shift".split(), "moves elements"),
@@ -289,6 +309,10 @@ UNCHECKED = {
     **dict.fromkeys("scaled_dot_product_attention positional_attention".split(), "softmax between products"),
     **dict.fromkeys("layer_norm batch_norm running_statistics".split(), "normalize, mean and var with affine ops"),
     **dict.fromkeys("cross_entropy nll_loss".split(), "log_softmax and where; tests/ops/test_against_torch.py"),
+    **dict.fromkeys("cosine_similarity pairwise_distance pdist lp_normalize".split(), "quotients of norms"),
+    **dict.fromkeys("rrelu threshold gumbel_softmax".split(), "where, softmax and random numbers"),
+    **{f"{name}_loss": "sums of hinges, distances and logsigmoid: tests/ops/test_against_torch.py" for name in PAIRED},
+    **dict.fromkeys(("ctc_loss", "linear_cross_entropy"), "logsumexp and log_softmax"),
     "mse": "an alias",
     "dropout": "a product with a random mask",
     "stop_gradient": "its derivative is 0 on purpose: tests/transforms/autodiff/test_custom.py",

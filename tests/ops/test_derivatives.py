@@ -8,9 +8,9 @@ from mpmath import mp, mpf
 
 import tessera as ts
 from tessera.ir.rules import REGISTRY, jvp, lower
-from tessera.ops.tensor import elementwise, losses, nn, reduce, scalar_functions
+from tessera.ops.tensor import activations, elementwise, losses, metric_losses, nn, reduce, scalar_functions
 
-MODULES = {m.__name__ for m in (elementwise, losses, nn, reduce, scalar_functions)}
+MODULES = {m.__name__ for m in (activations, elementwise, losses, metric_losses, nn, reduce, scalar_functions)}
 # The error of a derivative, in units of eps: some ten roundings, and those of the functions in its rule. Of 16 bits:
 # the rounding of the result that it is computed from, and its own.
 ULPS = {64: 32, 32: 32, 16: 3}
@@ -102,3 +102,9 @@ def test_conventions_and_limits(name, target):
     slope = ts.grad(lambda *xs: ts.sum(call(*xs)), argnums=tuple(range(len(columns))))
     found = ts.jit(slope, target=target)(*columns)
     np.testing.assert_allclose(np.stack(found, axis=-1), np.array(wanted, np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("p", "wanted"), ((1.0, 1.0), (2.0, 0.0), (3.0, 0.0)))
+def test_pools_of_zeros(p, wanted):
+    slope = ts.grad(lambda x: ts.sum(ts.lp_pool1d(x, p, 2)))
+    assert (slope(np.zeros((1, 1, 4), np.float32)).numpy() == wanted).all()

@@ -20,7 +20,7 @@ from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis,
 from tessera.ops.tensor.elementwise import less, maximum, minimum, where
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.rearrange import take_along_axis
-from tessera.ops.tensor.reduce import argmax, max, mean, sum
+from tessera.ops.tensor.reduce import apply_root, argmax, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, permute, reshape, squeeze
 
@@ -315,7 +315,7 @@ def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) ->
     if not p > 0:
         raise ArgumentError(f"a pool with the norm {p}", location=user_location(), expected="a positive number")
     total = sum(_plan(x, kernel, stride, 0, 1, ceil).extract(x**p, 0).values, axis=2)
-    return total ** (1.0 / p)
+    return total if p == 1 else apply_root(lambda t: t ** (1.0 / p), total)
 
 
 # Adaptive pools: window i of n elements in m windows has the elements from ⌊i·n/m⌋ to before ⌈(i + 1)·n/m⌉.

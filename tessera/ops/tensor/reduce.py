@@ -470,10 +470,10 @@ def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tens
     if ord == 1:
         return sum(size, axis=axis, keepdims=keepdims)
     total = sum(pow(size, float(ord)), axis=axis, keepdims=keepdims)
-    return _apply_root(lambda t: pow(t, 1.0 / ord), total) if ord > 0 else pow(total, 1.0 / ord)
+    return apply_root(lambda t: pow(t, 1.0 / ord), total) if ord > 0 else pow(total, 1.0 / ord)
 
 
-def _apply_root(root: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def apply_root(root: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A root of `x`. At 0 a norm has no derivative; it is 0 there, the subgradient of least norm."""
     none = equal(x, 0.0)
     return where(none, 0.0, root(where(none, 1.0, x)))
@@ -486,5 +486,5 @@ def _euclidean_norm(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     # The norm does not depend on the scale.
     scale = stop_gradient(where(equal(top, 0.0) | equal(top, math.inf), 1.0, top))
     unit = x / scale
-    total = _apply_root(sqrt, sum(unit * unit, axis=axis, keepdims=True)) * scale
+    total = apply_root(sqrt, sum(unit * unit, axis=axis, keepdims=True)) * scale
     return total if keepdims else reshape(total, shape=sum(x, axis=axis).shape)
