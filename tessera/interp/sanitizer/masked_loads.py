@@ -2,20 +2,27 @@
 
 The taint follows them through pointwise ops and changes of shape. It ends where a mask or a choice leaves them out
 again, and where zeros do no harm: in sums and products of blocks. Taint does not pass through loops and branches.
+
+Wide masks: where a load is clipped, by `other=` or `edge="clip"`, a mask that compares an index with a bound beyond the
+axis has no effect that anyone sees. They are found in the IR, by affine forms (`tessera.ir.analysis.affine`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.core.types import RefType
 from tessera.interp.sanitizer.report import Finding
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import expand_block_axes
-from tessera.ir.core import Node, Value
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
+from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
@@ -140,3 +147,83 @@ def _(masks, machine, node, args, found, again):
     if len(args) > 2 + rank:
         used = used & np.asarray(machine.arrays([args[2 + rank]])[0])
     masks.use(machine, node, found[1], used, "a store writes")
+
+
+# Wide masks.
+
+
+# A comparison x op y is x - y < limit: the operands that are x and y, and the limit.
+_COMPARISONS = {
+    elementwise.less: (0, 1, 0), elementwise.less_equal: (0, 1, 1),
+    elementwise.greater: (1, 0, 0), elementwise.greater_equal: (1, 0, 1),
+}  # fmt: skip
+# The position of the ref's first index among the operands, and that of the mask after the last.
+_MASKED_OPS = {tile.load: 1, tile.gather: 1, tile.store: 2, tile.scatter: 2}
+
+
+def find_wide_masks(function: Function, grid: Sequence[int] | None = None) -> Iterator[Finding]:
+    """The masks that admit indices beyond an axis where the access is clipped; `grid` limits what indices there are."""
+    uses = UseDef(function)
+    analysis, ranges = AffineAnalysis(uses), IntervalAnalysis(uses, grid)
+    for node in function.body.walk():
+        if node.op in _MASKED_OPS:
+            yield from _find_wide_axes(node, analysis, ranges)
+
+
+def _find_wide_axes(node: Node, analysis: AffineAnalysis, ranges: IntervalAnalysis) -> Iterator[Finding]:
+    ref, first = node.args[0].type, _MASKED_OPS[node.op]
+    assert isinstance(ref, RefType)
+    last = first + len(ref.shape)
+    gathers = node.op in (tile.gather, tile.scatter)
+    if len(node.args) <= last or not (gathers or node.attrs["edge"] == "clip"):
+        return
+    tests = list(_list_comparisons(node.args[last], analysis))
+    block = () if gathers else node.attrs["shape"] if node.op is tile.load else node.args[1].type.shape  # type: ignore[union-attr]
+    for axis, (index, size) in enumerate(zip(node.args[first:last], map(int, ref.shape), strict=True)):
+        ramp = {} if gathers or block[axis] == 1 else {axis: 1}
+        form = _find_form(analysis, index).plus(AffineForm(0, {}, ramp))
+        greatest = ranges.of(index)[1] + (0 if gathers else block[axis] - 1)
+        bounds = [limit for test in tests if (limit := _bound_index(form, test)) is not None]
+        if gathers and size in bounds:
+            bounds.remove(size)  # the test that `edge="clip"` adds
+        if bounds and size < min(bounds) <= greatest + 1:
+            yield _describe_wide_mask(node, axis, size, min(bounds))
+
+
+def _find_form(analysis: AffineAnalysis, index: Value) -> AffineForm:
+    """The form of an index; one that is not affine is a term of its own, whatever block it is broadcast to."""
+    form = analysis.find_form(index)
+    if form is not None:
+        return form
+    node = analysis.producers.get(index)
+    if node is not None and node.op in (basic.broadcast_to, shape.reshape, basic.cast):
+        return _find_form(analysis, node.args[0])
+    return AffineForm(0, {index: 1})
+
+
+def _list_comparisons(mask: Value, analysis: AffineAnalysis) -> Iterator[tuple[AffineForm, int]]:
+    """The comparisons whose conjunction a mask is, as a form and a limit that it is below."""
+    node = analysis.producers.get(mask)
+    if node is None:
+        return
+    if node.op in (elementwise.bitwise_and, basic.broadcast_to, shape.reshape):
+        for part in node.args:
+            yield from _list_comparisons(part, analysis)
+    elif node.op in _COMPARISONS:
+        left, right, limit = _COMPARISONS[node.op]
+        x, y = (_find_form(analysis, node.args[i]) for i in (left, right))
+        yield x.plus(y, -1), limit
+
+
+def _bound_index(index: AffineForm, test: tuple[AffineForm, int]) -> int | None:
+    """The bound that an index is below where a test holds; None where the test is not of this index."""
+    form, limit = test
+    same = index.scalars == form.scalars and sorted(index.ramps.values()) == sorted(form.ramps.values())
+    return limit - form.constant + index.constant if same and not index.is_constant else None
+
+
+def _describe_wide_mask(node: Node, axis: int, size: int, bound: int) -> Finding:
+    name, extra = node.args[0].hint or "the memory", bound - size
+    places = f"index {size}" if extra == 1 else f"{extra} indices from {size} on"
+    message = f"the mask admits {places} outside axis {axis} of {name} (size {size}); clipping the access hides it"
+    return Finding("wide mask", message, node.loc, None, f"compare with the size: index < {name}.shape[{axis}]")

@@ -13,7 +13,7 @@ from tessera.interp.observers import ObservedLaunch, Observer
 from tessera.interp.sanitizer import async_copies
 from tessera.interp.sanitizer.access import InstanceAccess, clip_access, find_lanes
 from tessera.interp.sanitizer.grid_chunk import GridChunk
-from tessera.interp.sanitizer.masked_loads import MaskTracker
+from tessera.interp.sanitizer.masked_loads import MaskTracker, find_wide_masks
 from tessera.interp.sanitizer.memory_transactions import TransactionLint
 from tessera.interp.sanitizer.report import Checks, Finding, SanitizerStopped
 from tessera.interp.sanitizer.shadow_memory import (
@@ -64,6 +64,8 @@ class Monitor:
             observer.enter(started)
         if not self.checking:
             return
+        for finding in find_wide_masks(started.function, self.grid):
+            self.found(finding)
         spans = sorted((*array_span(a), i) for i, a in enumerate(args) if isinstance(a, np.ndarray) and a.size)
         clusters: list[tuple[int, int, list[int]]] = []
         for low, high, i in spans:

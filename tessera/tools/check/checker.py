@@ -32,6 +32,8 @@ from tessera.core.types import DType, RefType, TensorType, Type, as_dtype, scala
 from tessera.frontend.jit.tracing import Jit
 from tessera.frontend.kernel.kernel_function import Kernel
 from tessera.frontend.kernel.signature import KernelArguments
+from tessera.interp.sanitizer.masked_loads import find_wide_masks
+from tessera.interp.sanitizer.report import Finding
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value
 from tessera.ir.rules import Op
@@ -389,9 +391,10 @@ def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckR
         if untyped:
             note = f"{name}: {untyped} has no type: the kernel is not checked"
             return CheckReport(name, (), (note,), typed=False)
-        problem = _find_compile_error(kernel, found)
+        problem, lint = _compile_kernel(kernel, found)
         if problem is None:
-            return CheckReport(name, (), tuple(f"{name}: where {s}: {e.message}" for s, e in list(errors.items())[:1]))
+            notes = [f"{name}: where {s}: {e.message}" for s, e in list(errors.items())[:1]]
+            return CheckReport(name, (), (*notes, *(f"{name}: {f.location}: {f.message}" for f in lint)))
         errors[", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())] = problem
     first, *others = list(errors.values())[: len(DIFFERENT_SIZES)]
     if all(type(e) is type(first) and e.location == first.location for e in others):
@@ -400,14 +403,15 @@ def _check_kernel(kernel: Kernel, types: tuple, named: dict[str, Any]) -> CheckR
     return CheckReport(name, (), (f"{name}: not checked: no size tried suits it; where {where}: {first.message}",))
 
 
-def _find_compile_error(kernel: Kernel, found: KernelArguments) -> TesseraError | None:
+def _compile_kernel(kernel: Kernel, found: KernelArguments) -> tuple[TesseraError | None, tuple[Finding, ...]]:
+    """The error of a kernel for some arguments, if there is one, and the masks in it that are too wide."""
     try:
-        kernel.specialize(found.types, found.constants, (1, 1, 1), kernel.plan(found, None, None)[1])
+        module = kernel.specialize(found.types, found.constants, (1, 1, 1), kernel.plan(found, None, None)[1])
     except TesseraError as error:
-        return error
+        return error, ()
     except Exception as error:  # of a function that the kernel calls while it is compiled
-        return ProgramError(f"{type(error).__name__}: {error}")
-    return None
+        return ProgramError(f"{type(error).__name__}: {error}"), ()
+    return None, tuple(find_wide_masks(module.functions[1]))
 
 
 def _kernel_arguments(
