@@ -24,7 +24,7 @@ from tessera.ir.builder import (
     rebuild_function,
 )
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.levels import FLOW_OPS
+from tessera.ir.levels import FLOW_OPS, GRAPH_LAUNCH_OP
 from tessera.ir.rules import Op
 from tessera.ir.verify import verify_function
 
@@ -254,7 +254,12 @@ SCAN = "ts.scan"
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node does more than compute its results; reading memory is no effect."""
+    """Whether a node does more than compute its results; reading memory is no effect.
+
+    The memories of a launch in a Graph function are its own: only its prints and assertions are effects.
+    """
+    if node.op.name == GRAPH_LAUNCH_OP:
+        return any("io" in n.op.effects for r in node.regions for n in r.walk())
     return bool(node.op.effects - {"read"}) or any(has_effect(n) for r in node.regions for n in r.nodes)
 
 

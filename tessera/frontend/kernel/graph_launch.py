@@ -222,6 +222,11 @@ class _LaunchRecorder:
         stored = _find_written(self.module, len(arrays))
         pairs = list(zip(function.params, arrays, strict=False))
         self._check_aliasing(function, pairs, stored)
+        if not stored and not function.params[len(arrays) :]:
+            raise TraceError(
+                f"{function.name} writes no memory, so it has no part in a traced function", location=user_location(),
+                expected="a kernel that writes an argument or returns a value",
+            )  # fmt: skip
         memories = [p for p, a in pairs if isinstance(p.type, RefType) and not self._is_fresh(a)]
         new = [p for p, a in pairs if self._is_fresh(a)] + list(function.params[len(arrays) :])
         constants = [_make_constant(p, a, function) for p, a in pairs if not isinstance(p.type, RefType)]

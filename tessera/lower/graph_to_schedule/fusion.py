@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rewrite import UseDef
+from tessera.ir.rewrite import UseDef, has_effect
 from tessera.ir.rules import Op, Rules
 from tessera.lower import lowering_plan
 from tessera.lower.indexing_maps import (
@@ -131,7 +131,7 @@ class KernelFusion:
         """Assign one node to clusters."""
         value = node.results[0]
         wanting = [c for c in self.clusters if any(v in c.access_points for v in node.results)]
-        if not wanting and self.forced_roots.isdisjoint(node.results):
+        if not wanting and self.forced_roots.isdisjoint(node.results) and not has_effect(node):
             return
         if node.op in self.launched:
             # A host loop reads the buffers of its operands; a library kernel may read a view.

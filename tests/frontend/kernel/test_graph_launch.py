@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, TraceError
+from tessera.core.errors import ArgumentError, ExecutionError, OutOfBoundsError, ShapeError, TraceError
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
@@ -129,6 +129,11 @@ def test_errors_of_a_launch_name_the_kernel_s_line():
     assert caught.value.location.file == __file__
 
 
+@ts.kernel
+def printing(x):
+    tile.print(x[0])
+
+
 def view_first(x, y):
     out = ts.zeros(24)
     seen = ts.reshape(out, shape=(4, 6))
@@ -149,6 +154,7 @@ REFUSED = {
     "a captured array": (lambda x, y: accumulate[(3,)](x, X), TraceError, "not made in the function"),
     "a view taken before": (view_first, TraceError, "shares memory with a view"),
     "memory of an outer trace": (outer_memory, TraceError, "not made in the function"),
+    "nothing written": (lambda x, y: ts.launch(printing, (1,), x), TraceError, "writes no memory"),
     "no kernel": (lambda x, y: ts.launch(np.sin, (3,), x), ArgumentError, "launch takes a kernel"),
 }
 
@@ -167,3 +173,39 @@ def test_symbolic_sizes_are_refused():
 
     with pytest.raises(ShapeError, match="sizes that are numbers"):
         program.trace(ts.Tensor["N"])
+
+
+@ts.kernel
+def checked(x, out, *, BM: int = 8):
+    """A kernel with an effect beside its result."""
+    i = tile.program_id(0) * BM
+    tile.assert_(x[i : i + BM] < 20.0, "too large")
+    out[i : i + BM] = x[i : i + BM]
+
+
+def count_launches(program, *args):
+    main = driver.lower(ts.jit(program).trace(*args).function, "llvm")["tile"].main
+    return [n.attrs["kernel"] for n in main.body.walk() if n.op.name == "host.launch"]
+
+
+def test_a_launch_whose_results_are_unused_is_removed_unless_it_has_an_effect():
+    def unused(x, y):
+        ts.launch(axpy, (3,), x, y, ts.like(x), 2.0)
+        ts.launch(checked, (3,), x, ts.like(x))
+        return x + y
+
+    assert sorted(count_launches(unused, X, Y)) == ["checked", "k0_add"]
+    for target in ("interp", "llvm"):
+        with pytest.raises(ExecutionError, match="too large"):
+            ts.jit(unused, target=target)(X, Y)
+    gradient = ts.grad(lambda x: ts.launch(axpy, (3,), x, Y, ts.like(x), 2.0).sum())
+    assert "axpy_vjp" in count_launches(gradient, X) and "axpy" not in count_launches(gradient, X)
+
+
+@pytest.mark.parametrize("target", TARGETS[:3])
+def test_memory_without_elements_and_empty_grids(target):
+    empty = np.zeros(0, "f4")
+    program = ts.jit(lambda x, y: ts.launch(axpy, (0,), x, y, ts.like(x), 1.0) + 1.0, target=target)
+    assert program(empty, empty).shape == (0,)
+    kept = ts.jit(lambda x: ts.launch(accumulate, (0,), x, x * 2.0), target=target)
+    np.testing.assert_array_equal(kept(X), X * 2)
