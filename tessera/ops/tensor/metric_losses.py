@@ -12,7 +12,6 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import int64
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.ops.tensor.activations import logsigmoid
 from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.coercion import broadcast_operands, composite, unify_dtypes
 from tessera.ops.tensor.contractions import linear
@@ -30,6 +29,7 @@ from tessera.ops.tensor.elementwise import (
     where,
 )  # fmt: skip
 from tessera.ops.tensor.losses import apply_reduction, cross_entropy
+from tessera.ops.tensor.nn import softplus
 from tessera.ops.tensor.rearrange import pad, take_along_axis
 from tessera.ops.tensor.reduce import any, cumsum, logsumexp, mean, norm, sum
 from tessera.ops.tensor.shape import concatenate, expand_dims, gather, iota, reshape, stack
@@ -97,7 +97,7 @@ def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor
     >>> soft_margin_loss([0.0, 1000.0], [1.0, 1.0], "none")
     Tensor([0.6931472, 0.       ], f32)
     """
-    return apply_reduction(-logsigmoid(as_tensor(input) * as_tensor(target)), reduction)
+    return apply_reduction(softplus(-(as_tensor(input) * as_tensor(target))), reduction)
 
 
 @composite
@@ -285,7 +285,7 @@ def multilabel_soft_margin_loss(input: Any, target: Any, weight: Any = None, red
     Tensor(0.6931472, f32)
     """
     x, y = as_tensor(input), as_tensor(target)
-    losses = -(y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x))
+    losses = y * softplus(-x) + (1.0 - y) * softplus(x)
     return apply_reduction(mean(losses if weight is None else losses * weight, axis=-1), reduction)
 
 
