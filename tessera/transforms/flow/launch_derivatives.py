@@ -13,10 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, TensorType, f32, f64, int64, scalar
+from tessera.frontend.jit.line_marks import strip_marks
 from tessera.frontend.kernel.trace import KernelBuilder
 from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
 from tessera.ir.analysis.intervals import IntervalAnalysis
@@ -103,10 +105,10 @@ class AdjointKernel:
     scratch: list[Value] = field(default_factory=list)
     is_recording: bool = True  # whether nodes leave steps for the way back
 
-    @property
+    @cached_property
     def body(self) -> Block:
-        """The body of the kernel itself."""
-        return self.node.regions[0]
+        """The body of the kernel itself, without the debugger's marks."""
+        return strip_marks(self.node.regions[0])
 
     def build(self) -> Function:
         """The adjoint kernel: its parameters are the operands, the cotangents of results, and those of operands.
