@@ -65,7 +65,7 @@ def find_rounding_model(dtype: DType, policy: Policy | None = None) -> RoundingM
     # tf32 is stored as f32 and keeps 13 bits less of the mantissa.
     wider = 2.0**13 if dtype is tf32 else 1.0
     step = 0.5 if policy is None or policy.rounding == "nearest" else 1.0
-    tiny = float(info.smallest_subnormal) * wider * step
+    tiny = max(float(info.smallest_subnormal) * wider * step, float(np.finfo(np.float64).smallest_subnormal))
     if policy is not None and policy.denormals == "flush":
         tiny = float(info.smallest_normal)
     saturates = dtype in (fp6, fp6_e2m3, fp4) or bool(policy and policy.saturate)

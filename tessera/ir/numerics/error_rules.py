@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tessera.core.types import DType, Policy, as_dtype, tf32
@@ -267,6 +268,55 @@ def _bound_accumulation(
     # Some order of the sum may overflow on its way although the sum itself does not.
     wide = np.where((size * (1 + relative) > site.compute.top) & ~np.isnan(value), np.inf, wide)
     return site.stored(value, wide)
+
+
+def bound_product(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepdims: bool) -> IntervalArray:
+    """For prod: the error of n factors in any order, whose partial products may overflow or vanish on the way."""
+    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    return _bound_factors(site, x, {"axis": axis, "keepdims": keepdims}, np.multiply.reduce, np.add.reduce, count)
+
+
+def bound_cumulative_product(site: ErrorSite, x: IntervalArray, *, axis: int) -> IntervalArray:
+    """For cumprod: as for prod, for each of the products."""
+    return _bound_factors(site, x, {"axis": axis}, np.multiply.accumulate, np.add.accumulate, x.shape[axis])
+
+
+def _bound_factors(
+    site: ErrorSite, x: IntervalArray, attrs: dict[str, Any], multiply: Any, total: Any, count: int
+) -> IntervalArray:
+    """Products of `count` factors: Π(|x| + |Δx|)·(1 + γ(n−1)) − Π|x|, and the roundings of subnormal partial products.
+
+    Any subset of the factors may be a partial product: the largest is that of the factors above 1, the least that of
+    those below 1. Their logarithms are compared with the limits of the format, which they may exceed by far.
+    """
+    value = np.asarray(site.reference(x, **attrs))
+    if value.dtype.kind != "f" or count < 2:
+        return make_interval(value, total(x.radius, **attrs) if count < 2 else _bound_whole(x, total, attrs))
+    known = np.isfinite(x.value)
+    high = np.where(known, np.abs(x.value) + x.radius, 1.0)
+    low = np.where(known, np.maximum(np.abs(x.value) - x.radius, 0.0), 1.0)
+    slack = count * LOGARITHM_ERROR
+    most, least = (total(np.log2(part), **attrs) for part in (np.maximum(high, 1.0), np.minimum(low, 1.0)))
+    top, normal = np.log2(site.compute.top), np.log2(float(ml_dtypes.finfo(site.compute.dtype.numpy).smallest_normal))
+    overflows, vanishes = ~(most <= top - slack), ~(least >= normal + slack)
+    relative = gamma(count - 1, site.compute.unit) + 2 * gamma(count, F64_HALF_ULP)
+    radius = multiply(high, **attrs) * (1 + relative) - finite_magnitude(value)
+    radius = radius + np.where(vanishes, 2 * count * site.compute.tiny * np.exp2(most), 0.0)
+    infinite, none = (total(part, **attrs) > 0 for part in (np.isinf(x.value), high == 0))
+    nan = (total(np.isnan(x.value), **attrs) > 0) | (infinite & none)
+    endless = ~nan & ~vanishes & (infinite | (total(np.log2(low), **attrs) > top + slack))
+    unknown = ~nan & ~endless & (infinite | overflows)
+    sign = multiply(np.where(np.signbit(x.value), -1.0, 1.0), **attrs)
+    value = np.select([nan, endless], [np.nan, np.copysign(np.inf, sign)], np.where(np.isfinite(value), value, 0.0))
+    return site.stored(value, np.select([nan | endless | (none & ~unknown), unknown], [0.0, np.inf], radius))
+
+
+LOGARITHM_ERROR = 1e-9  # of a logarithm to base 2 of an f64, in a sum
+
+
+def _bound_whole(x: IntervalArray, total: Any, attrs: dict[str, Any]) -> np.ndarray:
+    """The radius of products of integers, which may wrap: nothing is known unless all are exact."""
+    return np.where(total(x.radius > 0, **attrs) > 0, np.inf, 0.0)
 
 
 def bound_dot(site: ErrorSite, a: IntervalArray, b: IntervalArray, *, dtype: Any) -> IntervalArray:

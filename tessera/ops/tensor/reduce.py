@@ -276,8 +276,9 @@ def _scan_by_doubling(x: Tensor, axis: int, join: Callable[..., Any], neutral: f
     return x
 
 
-# The bound of the lowering alone would assume its order of additions.
+# The bound of the lowering alone would assume its order of additions and products.
 error(cumsum)(error_rules.bound_cumulative_sum)
+error(cumprod)(error_rules.bound_cumulative_product)
 
 
 @lower(cumsum)
@@ -340,6 +341,9 @@ def prod(x, *, axis: Any = None, keepdims: bool = False):
     Tensor(24, int64)
     """
     return np.prod(x, axis=axis, keepdims=keepdims, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
+
+
+error(prod)(error_rules.bound_product)
 
 
 @lower(prod)

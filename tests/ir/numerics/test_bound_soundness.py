@@ -1,5 +1,8 @@
 """Error rules are sound: every result of a legal target is within the bound."""
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -161,3 +164,72 @@ def test_where_is_sound(seed):
     condition = IntervalArray(taken ^ (unsure & (rng.random(SHAPE) < 0.5)), unsure.astype(float))
     *_, bound = bound_of("where", [bool_, f32, f32], [condition, bx, by])
     assert compare_with_bound(np.where(taken, x, y), bound).ok
+
+
+def combine_in_some_order(rng, parts, join):
+    """All parts joined as a target may: in order or not, in lanes, or as any tree."""
+    parts = [parts[i] for i in rng.permutation(len(parts))] if rng.random() < 0.5 else list(parts)
+    count = int(rng.choice([1, 2, 4, 8]))
+    if rng.random() < 0.5:
+        parts = [functools.reduce(join, parts[i::count]) for i in range(min(count, len(parts)))]
+    while len(parts) > 1:
+        i = int(rng.integers(len(parts) - 1))
+        parts[i : i + 2] = [join(parts[i], parts[i + 1])]
+    return parts[0]
+
+
+def scan_in_some_order(rng, parts, join):
+    """Prefixes as a target may form them: one after the other, by doubling, in blocks, or each by a tree of its own."""
+    kind, count = rng.integers(3), len(parts)
+    if kind == 0:
+        return [combine_in_some_order(rng, parts[: i + 1], join) for i in range(count)]
+    if kind == 1:
+        found, reach = list(parts), 1
+        while reach < count:
+            found = [join(found[i - reach], x) if i >= reach else x for i, x in enumerate(found)]
+            reach *= 2
+        return found
+    size, found = int(rng.integers(1, count + 1)), []
+    for first in range(0, count, size):
+        block = list(itertools.accumulate(parts[first : first + size], join))
+        found += [join(found[-1], x) for x in block] if found else block
+    return found
+
+
+ORDERED = {
+    "cumsum": (np.add, {"axis": -2}), "cumprod": (np.multiply, {"axis": -2}),
+    "sum": (np.add, {"axis": (-2,), "keepdims": False}), "prod": (np.multiply, {"axis": (-2,), "keepdims": False}),
+}  # fmt: skip
+SPREADS = (0.0, 1.0, 6.0, 36.0)  # decimal orders of magnitude
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ORDERED)
+@settings(max_examples=50, deadline=None)
+@given(seed=seeds, n=st.integers(1, 33), spread=st.sampled_from(SPREADS))
+def test_every_order_is_within_the_bound(name, dtype, seed, n, spread):
+    """Sums, products and their prefixes, also where partial results overflow or vanish in one order only."""
+    rng = np.random.default_rng(seed)
+    join, attrs = ORDERED[name]
+    x = rng.normal(size=(n, 8)) * 10.0 ** rng.uniform(-spread, spread, (n, 8))
+    x = np.where(rng.random(x.shape) < 0.02, rng.choice(SPECIAL, x.shape), x)
+    held = convert(x, dtype)
+    op, types, results, bound = bound_of(name, [dtype], [IntervalArray(held)], attrs)
+    wide = results[0].accumulate.numpy
+    parts = [p.astype(wide) for p in held]
+    with np.errstate(all="ignore"):
+        for _ in range(5):
+            found = scan_in_some_order(rng, parts, join) if "cum" in name else combine_in_some_order(rng, parts, join)
+            legal = convert(np.asarray(found), dtype)
+            agreement = compare_with_bound(legal, bound)
+            assert agreement.ok, (agreement, legal, bound)
+        assert compare_with_bound(op.execute(types, results, attrs, [held])[0], bound).ok
+
+
+def test_the_bound_of_a_product_is_tight():
+    """The same products within few roundings; overflow and NaN are known where no order can avoid them."""
+    nan, inf = np.nan, np.inf
+    x = np.float32([[1.5, 2.5, 1e30, 0.0, inf, inf, nan, 1e30], [3.1, -1.1, 1e30, 2.0, -2.0, 0.0, 0.0, 1e-30]])
+    *_, bound = bound_of("prod", [f32], [IntervalArray(x)], {"axis": (-2,), "keepdims": False})
+    np.testing.assert_array_equal(bound.value[2:7], [inf, 0.0, -inf, nan, nan])
+    assert (bound.radius[2:7] == 0).all() and (bound.radius[[0, 1, 7]] < 1e-6).all()
