@@ -130,7 +130,8 @@ def _(x):
 
 def _sum_sinh_series(x: Tensor) -> Tensor:
     """x + x³/3! + x⁵/5! + ... for |x| ≤ 1, where the subtraction of exponentials loses digits."""
-    square, total = x * x, 1.0
+    square: Tensor = x * x
+    total: Tensor | float = 1.0
     for n in range(18 if x.dtype.bits == 64 else 10, 0, -2):
         total = square * (1.0 / (n * (n + 1))) * total + 1.0
     return x * total
