@@ -77,6 +77,12 @@ def find_grid_tensor(body: Sequence[ast.stmt], types: Mapping[str, Type]) -> str
 ROW_BLOCK_IDS = frozenset({"row_index", "range_n"})
 
 
+def names_rows(body: Sequence[ast.stmt], mentioned: frozenset[str]) -> bool:
+    """Whether the blocks of a kernel are rows: it names them, or loads with `rows=`."""
+    keywords = {n.arg for s in body for n in ast.walk(s) if isinstance(n, ast.keyword)}
+    return bool(mentioned & ROW_BLOCK_IDS) or "rows" in keywords
+
+
 def choose_launch(
     body: Sequence[ast.stmt], types: Mapping[str, Type], tile_shape: tuple[int, ...], num_warps: int
 ) -> tuple[tuple[int, ...], int]:
@@ -93,7 +99,7 @@ def choose_launch(
     if not tile_shape and (group > 1 or not mentioned & GRID_IDS):
         return (1,), group
     sizes = [int(s) for s in types[tensor].shape]  # type: ignore[arg-type]
-    if tile_shape and len(sizes) > 2 and mentioned & ROW_BLOCK_IDS:
+    if tile_shape and len(sizes) > 2 and names_rows(body, mentioned):
         return (*sizes[:-2], -(-sizes[-2] // tile_shape[0])), group
     blocks = [-(-size // tile) for size, tile in zip(sizes, tile_shape or (1,), strict=False)]
     return tuple(blocks) or (1,), group

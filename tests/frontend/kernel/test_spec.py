@@ -375,3 +375,14 @@ def test_the_tuned_attention_of_the_goals(rng, tmp_path, monkeypatch):
     e = np.exp(scores - scores.max(-1, keepdims=True))
     want = e @ v / e.sum(-1, keepdims=True)
     np.testing.assert_allclose(np.asarray(found).reshape(2, 16, 8).astype("f4"), want, atol=0.03)
+
+
+@kernel(tile_shape=(4, 4, 8))
+def rows_of_heads(q: KTile["B*H", "S", "D_h"]):
+    T = tile.context()
+    return tile.load(q, rows=T.m, cols=T.d)
+
+
+def test_rows_of_every_head(rng):
+    q = rng.random((2, 16, 8), dtype="f4")
+    np.testing.assert_array_equal(rows_of_heads(q).reshape(q.shape), q)
