@@ -68,6 +68,20 @@ def test_an_index_outside_is_an_error(name, target, wrong):
     assert target == "csl" or f"index {wrong} is outside" in str(caught.value)
 
 
+@pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])
+@pytest.mark.parametrize("wrong", [40, -41, 2**40])
+def test_library_kernels_check_too(target, wrong):
+    """Of many updates, which a kernel of the library adds in order."""
+    rng = np.random.default_rng(0)
+    x, updates, i = np.zeros((40, 70), np.float32), rng.random((30, 70), np.float32), rng.integers(-40, 40, 30)
+    expected = x.copy()
+    np.add.at(expected, i, updates)
+    function = lambda x, i, updates: ts.scatter_add(x, i, updates)  # noqa: E731
+    np.testing.assert_allclose(call(function, target, x, i, updates), expected, rtol=1e-6)
+    with pytest.raises(OutOfBoundsError, match=f"index {wrong} is outside axis 0 of size 40"):
+        call(function, target, x, np.where(np.arange(30) == 17, wrong, i), updates)
+
+
 @pytest.mark.parametrize("target", ["eager", *TARGETS])
 @pytest.mark.parametrize("loss", [ts.cross_entropy, ts.nll_loss])
 @pytest.mark.parametrize("wrong", [-1, 4])

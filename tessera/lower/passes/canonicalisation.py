@@ -15,6 +15,7 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
 from tessera.ops.tensor import basic, contractions, elementwise, nn, reduce, shape
 from tessera.ops.tensor.coercion import is_narrow
+from tessera.ops.tensor.scatter import scatter_add
 
 canonicalisation = RewritePatterns("canonicalisation", same_types=True)
 
@@ -117,6 +118,18 @@ def _(rewriter, node, args):
     if 0 in args[0].type.shape:  # all of it is padding
         return make_splat(rewriter, node.out, node.attrs["value"])
     return args[0] if args[0].type == node.out.type else None
+
+
+@canonicalisation(scatter_add)
+def _(rewriter, node, args):
+    """Indices are checked before a library kernel may take them; its lowering finds them checked."""
+    x, indices, updates = args
+    if rewriter.find_producer(indices, shape.check_index):
+        return None
+    at = node.attrs["axis"] + x.type.rank
+    known = {"size": x.type.shape[at], "along": at, "what": "index", "wrap": indices.type.dtype.kind == "int"}
+    checked = rewriter.add(shape.check_index, indices, **known)
+    return rewriter.add(scatter_add, x, checked, updates, **node.attrs)
 
 
 @canonicalisation(shape.concatenate)
