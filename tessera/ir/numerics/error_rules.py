@@ -246,15 +246,13 @@ def bound_sum(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepd
 
 
 def bound_cumulative_sum(site: ErrorSite, x: IntervalArray, *, axis: int) -> IntervalArray:
-    """For cumsum: γ(n−1)·Σ|x| in any order, and the storage roundings of a scan by doubling (Hillis, Steele 1986)."""
+    """For cumsum: γ(n−1)·Σ|x|, in any order."""
     value = np.asarray(site.reference(x, axis=axis))
     radius = np.cumsum(x.radius, axis=axis)
     if value.dtype.kind != "f":
         return make_interval(value, radius)
     count = max(x.shape[axis] - 1, 0)
     size = np.cumsum(finite_magnitude(x.value) + x.radius, axis=axis)
-    if site.storage.unit > site.compute.unit:
-        radius = radius + gamma(count.bit_length(), site.storage.unit) * size
     return _bound_accumulation(site, value, radius, size, count, 0)
 
 
