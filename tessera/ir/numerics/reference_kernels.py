@@ -60,7 +60,10 @@ def compute_extreme(ufunc: np.ufunc, x: Any, y: Any) -> Any:
     found = ufunc(x, y)
     if found.dtype.kind != "f":
         return found
-    zero = np.equal(found, 0) & np.equal(x, y)
+    zero = np.equal(found, 0)
+    if not zero.any():
+        return found
+    zero &= np.equal(x, y)
     return found if not zero.any() else np.where(zero, np.add(x, y) if ufunc is np.maximum else -(-x - y), found)
 
 

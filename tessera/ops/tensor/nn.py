@@ -13,7 +13,6 @@ from tessera.core.shapes import as_size, broadcast, format_shape, normalize_axes
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
-from tessera.ir.numerics.reference_kernels import compute_extreme
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
@@ -131,7 +130,7 @@ def _canonicalise_softmax_axis(x: TensorType, *, axis: int) -> dict[str, Any]:
 @op(infer=infer_numeric, coerce=coerce_pointwise)
 def relu(x):
     """`x` where it is positive, else 0."""
-    return compute_extreme(np.maximum, x, x.dtype.type(0))
+    return np.maximum(x, 0) + x.dtype.type(0)  # +0 for -0
 
 
 @lower(relu)
