@@ -195,6 +195,7 @@ def composite(function: F) -> F:
         out = function(*wide[: len(args)], **dict(zip(named, wide[len(args) :], strict=True)))
         return tuple(round_result(x, type) for x in out) if isinstance(out, tuple) else round_result(out, type)
 
+    rounded_once.counts_as_one_op = True  # type: ignore[attr-defined]
     return check_arguments(rounded_once)  # type: ignore[return-value]
 
 
