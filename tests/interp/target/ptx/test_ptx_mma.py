@@ -1,5 +1,8 @@
 """Matrix instructions of a warp against NumPy, with the fragments of the ISA's figures."""
 
+import hashlib
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -197,3 +200,73 @@ def test_four_products_of_eight_lanes(left, right, out):
     got = mma(f"mma.sync.aligned.m8n8k4.{left}.{right}.{out}.f16.f16.{out}", *held).view(kind)
     want = (a.astype("f4") @ b.astype("f4") + c)[team[:, None], row, column]
     assert (got == want).all()
+
+
+NARROW_SHAPES = {  # registers of A, B and C
+    "m8n8k32": (1, 1, 2), "m16n8k32": (2, 1, 4), "m16n8k64": (4, 2, 4),
+    "m8n8k128": (1, 1, 2), "m16n8k128": (2, 1, 4), "m16n8k256": (4, 2, 4),
+}  # fmt: skip
+# The first digits of the hash of what an H200 computed (driver 580.159): each shape with all its types.
+ON_H200 = {
+    "m8n8k32": "ce9515714240",
+    "m16n8k32": "2ee672d967a0",
+    "m16n8k64": "d82b7331476e",
+    "m8n8k128": "bec1a5d4c754",
+    "m16n8k128": "dbab8bbf63a8",
+    "m16n8k256": "3c85d84c0103",
+}
+
+
+def narrow_forms(shape):
+    a, b, c = (
+        "{" + ",".join(f"{name}{i}" for i in range(n)) + "}"
+        for name, n in zip("ABC", NARROW_SHAPES[shape], strict=True)
+    )
+    if int(shape.partition("k")[2]) < 128:
+        signs = [f"{x}4.{y}4" for x in "su" for y in "su"]
+        words = [f"{satfinite}.s32.{s}.s32" for s in signs for satfinite in ("", ".satfinite")]
+    else:
+        words = [f".s32.b1.b1.s32.{product}.popc" for product in ("xor", "and")]
+    return [f"mma.sync.aligned.{shape}.row.col{w} {c.replace('C', 'D')},{a},{b},{c};" for w in words]
+
+
+def narrow_registers():
+    """Ten registers of a warp, some accumulators near the ends of their range; the same as on the GPU."""
+    state, numbers = 999, []
+    for i in range(320):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        extreme = (0x7FFFFFFF, 0x80000000, 0x7FFFFFF0)[i % 9 // 3]
+        numbers.append(extreme if i >= 192 and i % 3 == 0 else state >> 32)
+    return numbers
+
+
+@pytest.mark.parametrize("shape", ON_H200)
+def test_products_of_4_bits_and_of_1_bit_give_the_bits_of_a_gpu(shape):
+    names = ["A0", "A1", "A2", "A3", "B0", "B1", "C0", "C1", "C2", "C3"]
+    loads = "".join(f"ld.global.u32 {r}, [q+{128 * i}];\n" for i, r in enumerate(names))
+    forms, count = narrow_forms(shape), NARROW_SHAPES[shape][2]
+    stores = [
+        f"{form} " + "".join(f"st.global.u32 [q+{1280 + 128 * (count * k + i)}], D{i};" for i in range(count))
+        for k, form in enumerate(forms)
+    ]
+    text = f""".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)
+    {{ .reg .b32 A<4>, B<2>, C<4>, D<4>, t; .reg .b64 q, u; ld.param.u64 q, [p]; mov.u32 t, %tid.x;
+    mul.wide.u32 u, t, 4; add.u64 q, q, u; {loads} {" ".join(stores)} ret; }}"""
+    memory = np.array(narrow_registers() + [0] * (32 * count * len(forms)), np.uint32)
+    PtxModule(text).launch("k", 1, 32, [memory])
+    assert hashlib.sha256(memory[320:].tobytes()).hexdigest()[:12] == ON_H200[shape]
+
+
+@pytest.mark.parametrize("words", [*itertools.permutations(("m8n8", "x4", "trans", "shared"))])
+def test_matrix_copies_take_their_modifiers_in_any_order(words):
+    """As ptxas does; a transposed copy there and back is the identity."""
+    order = ".".join(words)
+    text = f""".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 p)
+    {{ .shared .align 16 .b8 s[512]; .reg .b64 q, u; .reg .b32 a, t, A<4>; ld.param.u64 q, [p]; mov.u32 t, %tid.x;
+    mul.wide.u32 u, t, 16; add.u64 q, q, u; ld.global.v4.u32 {{A0, A1, A2, A3}}, [q]; mad.lo.u32 a, t, 16, 0;
+    stmatrix.sync.aligned.{order}.b16 [a], {{A0, A1, A2, A3}};
+    ldmatrix.sync.aligned.{order}.b16 {{A3, A2, A1, A0}}, [a]; st.global.v4.u32 [q], {{A0, A1, A2, A3}}; ret; }}"""
+    memory = np.arange(128, dtype=np.uint32) * 0x10003
+    expected = memory.reshape(32, 4)[:, ::-1].copy()
+    PtxModule(text).launch("k", 1, 32, [memory])
+    np.testing.assert_array_equal(memory.reshape(32, 4), expected)

@@ -90,8 +90,18 @@ def convert_fragment_to_matrix(
     registers: np.ndarray, t: PtxType, order: np.ndarray, rows: int, columns: int
 ) -> np.ndarray:
     """The matrices [groups, rows, columns] of fragments in registers, as float32 (f64 as it is)."""
-    elements = np.ascontiguousarray(registers).view(get_storage_dtype(t)).reshape(len(registers), -1)
+    if t.bits < 8:
+        elements = _unpack_bits(np.ascontiguousarray(registers), t.bits)
+    else:
+        elements = np.ascontiguousarray(registers).view(get_storage_dtype(t)).reshape(len(registers), -1)
     return widen_elements(elements[:, order].reshape(-1, rows, columns), t)
+
+
+def _unpack_bits(registers: np.ndarray, bits: int) -> np.ndarray:
+    """The elements of 1 or 4 bits in registers [groups, lanes, registers], the lowest first, as bytes."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    mask = np.uint32((1 << bits) - 1)
+    return (registers[..., None] >> shifts & mask).astype(np.uint8).reshape(len(registers), -1)
 
 
 def get_storage_dtype(t: PtxType) -> np.dtype:
@@ -114,6 +124,13 @@ _WIDEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "e4m3": lambda x: _EIGHT["e4m3"][x],
     "e5m2": lambda x: _EIGHT["e5m2"][x],
     "f64": lambda x: x.view(np.float64),
+    "s4": lambda x: (x.astype(np.int8) ^ np.int8(8)).astype(np.float32) - np.float32(8),
+}
+# Integers of 4 bits and 1 bit, which matrix instructions alone have.
+NARROW_TYPES = {
+    "s4": PtxType("s4", np.dtype(np.int8), 4, "s"),
+    "u4": PtxType("u4", np.dtype(np.uint8), 4, "u"),
+    "b1": PtxType("b1", np.dtype(np.uint8), 1, "u"),
 }
 
 
@@ -202,7 +219,18 @@ def _merge_quad_pairs(elements: np.ndarray, t: PtxType) -> np.ndarray:
 # mma, and loads and stores of 8 by 8 matrices.
 
 
-_LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64"}
+_LEFT = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", *NARROW_TYPES}
+
+
+def _multiply(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return x @ y
+
+
+def _count_differing_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return x @ (1 - y) + (1 - x) @ y
+
+
+_BIT_PRODUCTS = {"and": _multiply, "xor": _count_differing_bits}  # with `.popc`
 
 
 def parse_mma_shape(word: str) -> tuple[int, int, int]:
@@ -230,8 +258,13 @@ def require_register_count(
 @decode_rule("mma", table=CONTROL_RULES)
 def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     rows, columns, depth = parse_mma_shape(inst.op[3])
-    words = set(inst.op[4:-4])
-    out, a, b, c = (TYPES[w] for w in inst.op[-4:])
+    product_word = inst.op[-2] if inst.op[-1] == "popc" else ""
+    op = inst.op[:-2] if product_word else inst.op
+    words = set(op[4:-4])
+    out, a, b, c = (NARROW_TYPES.get(w) or TYPES[w] for w in op[-4:])
+    multiply = _BIT_PRODUCTS[product_word] if product_word else _multiply
+    if (a.name == "b1") != bool(product_word):
+        raise d.unsupported(inst)
     allowed = {"row", "col", "satfinite"} | ({"rn"} if a.name == "f64" else set())
     if inst.op[1:3] != ("sync", "aligned") or not words <= allowed or columns != 8:
         raise d.unsupported(inst)
@@ -258,8 +291,8 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (gather_registers(m, lanes, s) for s in sources)
-        product = convert_fragment_to_matrix(x, a, order_a, rows, depth) @ convert_fragment_to_matrix(
-            y, b, order_b, depth, 8
+        product = multiply(
+            convert_fragment_to_matrix(x, a, order_a, rows, depth), convert_fragment_to_matrix(y, b, order_b, depth, 8)
         )
         addend = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
         total = add_to_accumulator(product.reshape(len(z), -1)[:, order_c], addend, out, "satfinite" in words)
@@ -268,13 +301,20 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
     line.step = step
 
 
+_MATRIX_COUNTS = {"x1": 1, "x2": 2, "x4": 4}
+
+
 def _decode_matrix_count(d: PtxDecoder, inst: PtxInstruction) -> tuple[int, bool]:
-    """The number of 8 by 8 matrices that an instruction moves, and whether they are transposed."""
-    words = [w for w in inst.op[4:-1] if w not in ("trans", "shared", "shared::cta")]
-    if inst.op[1:4] != ("sync", "aligned", "m8n8") or inst.op[-1] != "b16":
+    """The number of 8 by 8 matrices that an instruction moves, and whether they are transposed.
+
+    The modifiers may be in any order, as in ptxas.
+    """
+    words = inst.op[1:-1]
+    counts = [w for w in words if w in _MATRIX_COUNTS]
+    rest = sorted(w for w in words if w not in (*_MATRIX_COUNTS, "trans", "shared", "shared::cta"))
+    if rest != ["aligned", "m8n8", "sync"] or len(counts) != 1 or inst.op[-1] != "b16" or len(set(words)) < len(words):
         raise d.unsupported(inst)
-    require_known_modifiers(d, inst, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans")
-    return int(words[0][1:]), "trans" in inst.op
+    return _MATRIX_COUNTS[counts[0]], "trans" in words
 
 
 @decode_rule("ldmatrix", table=CONTROL_RULES)

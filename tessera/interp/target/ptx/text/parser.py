@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
 
-from tessera.core.errors import Location, ParseError
+from tessera.core.errors import Location, ParseError, UnsupportedOpError
 from tessera.interp.target.ptx.text.syntax import (
     TYPES,
     AddressOperand,
@@ -576,6 +576,8 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False, single: bool =
             type = word
         elif word in ("v2", "v4", "v8"):
             vector = int(word[1])
+        elif word in ("texref", "samplerref", "surfref"):
+            raise UnsupportedOpError(f"the PTX emulator has no .{word} variables", location=location)
         elif word not in ("ptr", "global", "shared", "const", "local", "attribute"):
             cursor.index -= 1
             cursor.fail("unknown type or attribute")
