@@ -64,3 +64,25 @@ def test_textures_and_surfaces_are_refused_by_name(kind):
         PtxModule(
             f".version 8.0\n.target sm_80\n.address_size 64\n.global .{kind} t;".replace(".global", "        .global")
         )
+
+
+SPELLINGS = [
+    ("abs.ftz.f32", "abs.f32.ftz", "%f1, %f2"),
+    ("fma.rn.relu.bf16x2", "fma.bf16x2.rn.relu", "%r1, %r2, %r3, %r2"),
+    ("ld.global.cg.u32", "ld.u32.global.cg", "%r1, [%rd]"),
+    ("cvt.rn.satfinite.f16.f32", "cvt.f16.f32.rn.satfinite", "%h1, %f1"),
+    ("set.lt.and.f32.s32", "set.and.f32.s32.lt", "%f1, %r1, %r2, %p1"),
+    ("shfl.sync.up.b32", "shfl.b32.up.sync", "%r1|%p1, %r2, 1, 0, -1"),
+    ("prmt.b32.f4e", "prmt.f4e.b32", "%r1, %r2, %r3, %r1"),
+    ("match.any.sync.b64", "match.sync.b64.any", "%r1, %rd, -1"),
+    ("rcp.approx.ftz.f64", "rcp.ftz.f64.approx", "%d1, %d1"),
+]
+
+
+@pytest.mark.parametrize(("usual", "other", "operands"), SPELLINGS)
+def test_modifiers_are_taken_in_any_order(usual, other, operands):
+    """As ptxas takes them; the order of several types has a meaning and is kept."""
+    head = ".version 8.6\n.target sm_90\n.address_size 64\n.visible .entry k() { .reg .b64 %rd; .reg .b32 %r<4>;"
+    regs = ".reg .f32 %f<4>; .reg .b16 %h<4>; .reg .f64 %d<2>; .reg .pred %p<2>;"
+    one, two = (PtxModule(f"{head} {regs} {op} {operands}; ret; }}").syntax.functions[0].body for op in (usual, other))
+    assert one == two

@@ -402,7 +402,30 @@ def _make_name_operand(text: str) -> NameOperand:
 
 @lru_cache(maxsize=1 << 12)
 def _split_opcode(opcode: str) -> tuple[str, ...]:
-    return tuple(opcode.split("."))
+    """The words of an opcode in the order of the ISA: ptxas takes modifiers in any order."""
+    name, *words = opcode.split(".")
+    if name not in _TYPES_INSIDE:
+        words.sort(key=lambda w: w in TYPES)
+    leading = _LEADING_WORDS.get(name, ())
+    words.sort(key=lambda w: leading.index(w) if w in leading else len(leading))
+    return (name, *words)
+
+
+# The words that come first after some opcodes, in their order.
+_COMPARISONS = "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan and or xor".split()
+_LEADING_WORDS = {
+    **dict.fromkeys(("shfl", "vote", "redux"), ["sync"]),
+    **dict.fromkeys(("ex2", "lg2", "rcp", "rsqrt"), ["approx"]),
+    **dict.fromkeys(("set", "setp"), _COMPARISONS),
+    "match": ["any", "all"],
+    "movmatrix": ["sync", "aligned", "m8n8", "trans"],
+    "prmt": ["b32"],
+}
+# Opcodes whose modifiers follow a type.
+_TYPES_INSIDE = {
+    "prmt", "mma", "wmma", "vset", "vset2", "vset4", "vshl", "vshr", "vmad",
+    *(f"v{name}{count}" for name in ("add", "sub", "absdiff", "min", "max", "avrg") for count in ("", 2, 4)),
+}  # fmt: skip
 
 
 def _parse_address(cursor: PtxTokenCursor) -> AddressOperand:
