@@ -187,6 +187,8 @@ def composite(function: F) -> F:
 
     @functools.wraps(function)
     def rounded_once(*args: Any, **named: Any) -> Any:
+        if args and args[0].__class__ is Tensor and args[0].type.dtype is f32 and args[0].type.policy is None:
+            return function(*args, **named)  # as most calls: the first float operand decides
         given = [_convert_array(x) for x in (*args, *named.values())]
         type = find_narrow_type(given) if CURRENT_NUMERICS.get() is None else None
         if type is None:

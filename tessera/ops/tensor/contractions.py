@@ -338,6 +338,7 @@ def _(lanes, *, dtype):
 # Composite products: gemm, outer, vecdot, kron.
 
 
+@check_arguments
 def gemm(
     a: Any,
     b: Any,
