@@ -20,8 +20,6 @@ from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, TensorType, f32, f64, int64, scalar
 from tessera.frontend.jit.line_marks import strip_marks
 from tessera.frontend.kernel.trace import KernelBuilder
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
-from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import override_numerics
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Block, Function, Node, Value
@@ -30,11 +28,12 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor.basic import cast, full, splat
-from tessera.ops.tensor.elementwise import floor_divide, maximum
+from tessera.ops.tensor.elementwise import floor_divide, maximum, where
 from tessera.ops.tensor.reduce import sum as sum_
 from tessera.ops.tensor.shape import iota, reshape
 from tessera.transforms.autodiff.call_primitives import add_transpose_call
 from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules, linearise
+from tessera.transforms.flow.launch_accesses import KernelAccesses
 from tessera.transforms.flow.region_ops import bind_region_op
 
 # reverse(adjoint, node) adds the node's values and returns what to do on the way back, or None.
@@ -109,6 +108,11 @@ class AdjointKernel:
     def body(self) -> Block:
         """The body of the kernel itself, without the debugger's marks."""
         return strip_marks(self.node.regions[0])
+
+    @cached_property
+    def accesses(self) -> KernelAccesses:
+        """Which elements the kernel's programs access."""
+        return KernelAccesses(self.body, tuple(self.node.attrs["grid"]) or (1,), self.group)
 
     def build(self) -> Function:
         """The adjoint kernel: its parameters are the operands, the cotangents of results, and those of operands.
@@ -294,32 +298,43 @@ def _reverse_pure(adjoint: AdjointKernel, node: Node) -> Step | None:
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     ref = node.args[0]
     args = [adjoint.get(v) for v in node.args]
-    moves = ref in adjoint.memory and ref in adjoint.active
-    adjoint.set_results(node, adjoint.add(node, args), moves)
-    rest = args[1:]
+    rest, other = args[1:], node.args[ref.type.rank + 2 :]  # type: ignore[union-attr]
+    moves, other_moves = ref in adjoint.memory and ref in adjoint.active, adjoint.is_active(other)
+    adjoint.set_results(node, adjoint.add(node, args), moves or other_moves)
 
     def pull() -> None:
         g = adjoint.take(node.out)
-        if g is not None:
+        if g is None:
+            return
+        if other_moves:
+            _pull_other(adjoint, node, g, rest)
+        if moves:
             target = adjoint.memory[ref]
             g = cast(g, dtype=target.type.dtype) if g.dtype != target.type.dtype else g
             (add_block if node.op is tile.load else add_elements)(adjoint, node, target, g, rest)
-            _pull_other(adjoint, node, g)
 
-    return pull if moves else None
+    return pull if moves or other_moves else None
 
 
-def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor) -> None:
-    """The cotangent of the value that a masked load gives where the mask is false."""
-    rank = node.args[0].type.rank  # type: ignore[union-attr]
-    if len(node.args) > rank + 2 and node.args[rank + 2] in adjoint.active:
-        raise adjoint.make_error(node, "a load whose `other` depends on an argument")
+def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor, rest: list[Any]) -> None:
+    """The cotangent of the value that a load gives for the elements that it does not read from memory."""
+    ref, rank = node.args[0], len(rest) - 2
+    indices = rest[:rank]
+    if node.op is tile.load:
+        indices = [start + _make_ramp(node.attrs["shape"], axis) for axis, start in enumerate(indices)]
+    g = where(_find_mask(node, indices, rest, ref), splat(0, g.type), g)
+    value = node.args[rank + 2]
+    shape = value.type.shape  # type: ignore[union-attr]
+    lost = g.ndim - len(shape)
+    spread = [a for a in range(g.ndim) if a < lost or shape[a - lost] != g.shape[a]]
+    g = reshape(sum_(g, axis=tuple(spread)), shape=shape) if spread else g
+    adjoint.accumulate(value, g)
 
 
 def add_block(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
     """Add a block to the memory that it was loaded from."""
     rank, shape = target.type.rank, node.attrs["shape"]  # type: ignore[union-attr]
-    if not is_owned_by_program(adjoint, node.args[0]):
+    if not adjoint.accesses.is_owned_by_program(node.args[0]):
         indices = [start + _make_ramp(shape, axis) for axis, start in enumerate(rest[:rank])]
         mask = _find_mask(node, indices, rest, target)
         _add_atomically(adjoint, target, g, indices, mask)
@@ -354,7 +369,7 @@ def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: V
     """The elements that a load reads from memory: inside, where it clips, and under its mask."""
     rank = len(indices)
     found = [rest[rank]] if len(rest) > rank else []
-    if node.attrs["edge"] == "clip":
+    if node.attrs.get("edge") == "clip":
         sizes = target.type.shape
         found += [(i >= 0) & (i < int(n)) for i, n in zip(indices, sizes, strict=True)]
     mask: Any = None
@@ -367,14 +382,20 @@ def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: V
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     """A store, which the adjoint kernel leaves out: the cotangent of its value is in the memory's cotangent."""
     ref, value = node.args[:2]
-    if value not in adjoint.active or ref not in adjoint.memory:
+    if ref not in adjoint.memory:
         return None
-    overwritten = _may_be_overwritten(adjoint, node)
+    moves, overwritten = value in adjoint.active, adjoint.accesses.may_be_overwritten(node)
+    if moves and adjoint.accesses.overlap_between_programs(node):
+        raise adjoint.make_error(node, f"several programs store to the same elements of `{ref.hint}`")
     rest = [adjoint.get(v).data for v in node.args[2:]]
 
     def pull() -> None:
         target, type = adjoint.memory[ref], value.type
         assert isinstance(type, TensorType)
+        if not moves:  # the value stored before it has no part in the result
+            zeros = splat(0, TensorType(type.shape, target.type.dtype)).data
+            adjoint.builder.add(node.op, [target, zeros, *rest], node.attrs)
+            return
         if node.op is tile.store:
             op, attrs = tile.load, {"shape": type.shape, "edge": node.attrs["edge"], "vector": node.attrs["vector"]}
         else:
@@ -386,65 +407,7 @@ def _(adjoint: AdjointKernel, node: Node) -> Step | None:
         g = reshape(sum_(g, axis=tuple(spread)), shape=type.shape) if spread else g
         adjoint.accumulate(value, cast(g, dtype=type.dtype) if g.dtype != type.dtype else g)
 
-    return pull
-
-
-def _may_be_overwritten(adjoint: AdjointKernel, node: Node) -> bool:
-    """Whether the elements that a store writes may be stored to again, by another store or another trip of a loop."""
-    ref = node.args[0]
-    if len([n for n in adjoint.body.walk() if n.args and n.args[0] is ref and "write" in n.op.effects]) > 1:
-        return True
-    loops = [n for n in adjoint.body.walk() if n.op is control_flow.for_ and node in n.regions[0].walk()]
-    if not loops or node.op is not tile.store:
-        return bool(loops)
-    analysis = AffineAnalysis({v: n for n in adjoint.body.walk() for v in n.results if not n.regions})
-    forms = [analysis.find_form(v) for v in node.args[2 : 2 + ref.type.rank]]  # type: ignore[union-attr]
-    return any(all(f is None or loop.regions[0].params[0] not in f.scalars for f in forms) for loop in loops)
-
-
-def is_owned_by_program(adjoint: AdjointKernel, ref: Value) -> bool:
-    """Whether no two programs of the launch load the same element of a memory.
-
-    Along each axis of the grid, some axis of the memory is cut into windows that no program leaves.
-    """
-    if adjoint.group > 1:
-        return False
-    accesses = [n for n in adjoint.body.walk() if n.args and n.args[0] is ref]
-    if any(n.op is not tile.load for n in accesses):
-        return False
-    analysis = AffineAnalysis({v: n for n in adjoint.body.walk() for v in n.results if not n.regions})
-    forms = [[analysis.find_form(v) for v in n.args[1 : 1 + ref.type.rank]] for n in accesses]  # type: ignore[union-attr]
-    grid = tuple(adjoint.node.attrs["grid"]) or (1,)
-    walked = {axis for axis, size in enumerate(grid) if size > 1}
-    programs = {v: n.attrs["axis"] for n in adjoint.body.walk() if n.op is tile.program_id for v in n.results}
-    covered: set[int] = set()
-    for dim in range(ref.type.rank):  # type: ignore[union-attr]
-        blocks = [int(n.attrs["shape"][dim]) for n in accesses]
-        covered |= _find_windowed_axes([f[dim] for f in forms], blocks, programs, grid)
-    return walked <= covered
-
-
-def _find_windowed_axes(
-    forms: Sequence[AffineForm | None], blocks: Sequence[int], programs: Mapping[Value, int], grid: Sequence[int]
-) -> set[int]:
-    """The axes of the grid whose programs stay in windows of their own along one axis of a memory."""
-    strides: list[dict[int, int]] = []
-    for form in forms:
-        if form is None or form.ramps or not programs.keys() >= form.scalars.keys():
-            return set()
-        listed: dict[int, int] = {}
-        for value, factor in form.scalars.items():
-            listed[programs[value]] = listed.get(programs[value], 0) + factor
-        strides.append({a: k for a, k in listed.items() if grid[a] > 1})
-    if any(s != strides[0] for s in strides):
-        return set()
-    lowest = min(f.constant for f in forms if f is not None)
-    width = max(f.constant + b for f, b in zip(forms, blocks, strict=True) if f is not None) - lowest
-    for axis, stride in sorted(strides[0].items(), key=lambda item: item[1]):
-        if stride < width:
-            return set()
-        width = stride * grid[axis]
-    return set(strides[0])
+    return pull if moves or overwritten else None
 
 
 # Loops and branches.
@@ -525,15 +488,10 @@ def _bound_trips(adjoint: AdjointKernel, node: Node) -> int:
     Raises:
         UnsupportedOpError: nothing bounds them.
     """
-    producers = {v: n for n in adjoint.body.walk() for v in n.results}
-    analysis = IntervalAnalysis(producers, adjoint.node.attrs["grid"])
-    for each in adjoint.body.walk():
-        if each.op is control_flow.for_:
-            analysis.loop(each)
-    (low, _), (_, high), (step, _) = (analysis.of(v) for v in node.args[:3])
-    if step <= 0 or not math.isfinite(high - low):
+    trips, _ = adjoint.accesses.measure_trips(node)
+    if not math.isfinite(trips):
         raise adjoint.make_error(node, "a loop whose trips have no known bound")
-    return max(math.ceil((high - low) / step), 1)
+    return int(trips)
 
 
 def _save(adjoint: AdjointKernel, ref: Value, program: Any, trip: Tensor, value: Tensor) -> None:

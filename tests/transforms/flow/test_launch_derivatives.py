@@ -67,6 +67,37 @@ def picked(x, rows, out, *, BM: int = 4):
     tile.store(out, (BM * 2 - 1) - i, tile.load(x, rows[i]) ** 2)
 
 
+@ts.kernel
+def cleared(x, out):
+    """A store of constants over stored blocks."""
+    out[0:4] = x[0:4] * 2.0
+    out[0:2] = tile.zeros((2,), x.dtype)
+
+
+@ts.kernel
+def sliding(x, out):
+    """Windows of successive trips that overlap."""
+    for k in tile.range(0, 3):
+        out[k : k + 4] = x[k, 0:4] ** 2
+
+
+@ts.kernel
+def diagonals(x, out):
+    """An index that is the sum of two loops' indices."""
+    for i in tile.range(0, 3):
+        for j in tile.range(0, 4):
+            out[i + j] = x[i, j] ** 2
+
+
+@ts.kernel
+def filled(x, other, out):
+    """Loads whose elements outside and under a mask are active blocks."""
+    i = tile.program_id(0) * 4
+    v = tile.load(x[i : i + 4], edge="clip", other=other[0:4])
+    w = tile.load(x, i % 4 + tile.arange(0, 4), mask=tile.arange(0, 4) < 2, other=other[1] ** 2)
+    out[i : i + 4] = v * v + w
+
+
 def random(*shape, dtype="f8"):
     return RANDOM.standard_normal(shape).astype(dtype)
 
@@ -76,6 +107,10 @@ PROGRAMS = {
     "recurrent": (lambda x, w: ts.launch(recurrent, (3,), x, w, ts.like(x)), random(12), random(4)),
     "nested": (lambda x: ts.launch(nested, (3,), x, ts.like(x, shape=(3,))), random(3, 3)),
     "overwritten": (lambda x, y: ts.launch(overwritten, (2,), x, y, ts.like(y)), random(3, 8), random(8)),
+    "cleared": (lambda x: ts.launch(cleared, (1,), x, ts.like(x)), random(4)),
+    "sliding": (lambda x: ts.launch(sliding, (1,), x, ts.like(x, shape=(6,))), random(3, 4)),
+    "diagonals": (lambda x: ts.launch(diagonals, (1,), x, ts.like(x, shape=(6,))), random(3, 4)),
+    "filled": (lambda x, o: ts.launch(filled, (2,), x, o, ts.like(x, shape=(8,))), random(6), random(4)),
     "gathered": (
         lambda x: ts.launch(picked, (2,), x, ts.Tensor([0, 2, 2, 1, 4, 0, 0, 2]), ts.like(x, shape=(8,))),
         random(5),
@@ -210,9 +245,32 @@ def shares(x, out, *, N: int):
     out[tile.local_id()] = held[N - 1 - tile.local_id()]
 
 
+@ts.kernel
+def shared_sum(x, out):
+    """All programs store to the same elements."""
+    out[0:2] = x[0:2] * 2.0
+
+
+@ts.kernel
+def neighbours(x, out):
+    """Programs whose windows overlap."""
+    p = tile.program_id(0)
+    out[p : p + 2] = x[p : p + 2] * 2.0
+
+
+@ts.kernel
+def paired(x, out):
+    """More elements are stored than the memory has."""
+    p = tile.program_id(0)
+    out[p // 2] = x[p]
+
+
 @pytest.mark.parametrize(
     ("program", "text"),
     [
+        (lambda x: ts.launch(shared_sum, (3,), x, ts.like(x)), "several programs store to the same elements of `out`"),
+        (lambda x: ts.launch(neighbours, (3,), x, ts.like(x)), "several programs store to the same elements of `out`"),
+        (lambda x: ts.launch(paired, (8,), x, ts.like(x, shape=(4,))), "several programs store"),
         (lambda x: ts.launch(reads_its_result, (1,), x, ts.like(x)), "reads `out`, which it writes"),
         (lambda x: ts.launch(shares, ((1,), 8), x, ts.like(x), N=8), "tile.alloc in it"),
     ],
