@@ -224,7 +224,7 @@ def __getattr__(name: str) -> Any:
     elif name in HOMES:
         found = getattr(import_module(HOMES[name]), RENAMED.get(name, name))
     else:
-        raise AttributeError(f"module 'tessera' has no attribute {name!r}{_suggest_name(name)}")
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}{_suggest_name(name)}", name=name)
     globals()[name] = found
     return found
 

@@ -200,17 +200,34 @@ def hide_internal_frames(error: BaseException) -> None:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)  # type: ignore[assignment]
 
 
+def _is_raised_by_user(step: TracebackType | None) -> bool:
+    """Whether the innermost frame is outside this package, or asks this package for a name that it does not have."""
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None:
+        return False
+    code = step.tb_frame.f_code
+    missing = code.co_name == "__getattr__" and os.path.dirname(code.co_filename) == _PACKAGE_FOLDER.rstrip(os.sep)
+    return missing or not (is_package_file(code.co_filename) or _is_library_file(code.co_filename))
+
+
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def hides_internal_frames(function: Call) -> Call:
-    """Decorate an entry of the package: typed errors leave it without its frames (JAX's traceback filtering)."""
+    """Decorate an entry of the package: errors leave it without its frames (JAX's traceback filtering).
+
+    Typed errors do, and those that the user's own code raises under the entry. An untyped error of the package is a
+    defect and keeps its frames.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         try:
             return function(*args, **named)
-        except TesseraError as error:
+        except Exception as error:
+            if not isinstance(error, TesseraError) and not _is_raised_by_user(error.__traceback__):
+                raise
             hide_internal_frames(error)
             if sys.version_info < (3, 11):  # there a bare `raise` restores the whole traceback
                 raise error

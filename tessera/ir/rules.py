@@ -84,9 +84,8 @@ class Op:
 
     def split(self, args: tuple, keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Split the arguments of a call into operands and attributes; both may be passed by name."""
-        named = {
-            ATTRIBUTE_ALIASES.get(k, k) if ATTRIBUTE_ALIASES.get(k) in self.attrs else k: v for k, v in keywords.items()
-        }
+        known = (*self.operands, *self.attrs)
+        named = {ATTRIBUTE_ALIASES[k] if ATTRIBUTE_ALIASES.get(k) in known else k: v for k, v in keywords.items()}
         operands = list(args[: len(self.operands)])
         for name in self.operands[len(operands) :]:
             if name in named:
@@ -151,8 +150,8 @@ def _round_to_storage(array: Any, type: Type) -> Any:
     return round_to_storage(array, type.dtype, type.policy, type.policy.seed if type.policy else 0)
 
 
-# Keyword aliases: dim is axis, keepdim is keepdims.
-ATTRIBUTE_ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes"}
+# Keyword aliases: dim is axis, keepdim is keepdims, and PyTorch's names of the mask of attention.
+ATTRIBUTE_ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes", "attn_mask": "mask", "is_causal": "causal"}
 
 REGISTRY: dict[str, Op] = {}
 

@@ -80,6 +80,12 @@ class OperatorStubs:
 # Tensor: an array, or a value of a program being traced; `bind_op` applies an op to either.
 
 
+_KEEP_TENSOR = (
+    "compute with the tensor itself, which takes part in arithmetic as a number does; a size or an index that Python "
+    "needs is a static argument (static_argnames)"
+)
+
+
 class Tensor(OperatorStubs):
     """A multi-dimensional array with an element type and numeric policy.
 
@@ -191,15 +197,18 @@ class Tensor(OperatorStubs):
         Raises:
             TraceError: the tensor is being traced and has no elements yet.
         """
+        self._refuse_traced("call a function of ts: NumPy's functions run on arrays, which exist after the trace")
+        return self.data
+
+    def _refuse_traced(self, suggestion: str) -> None:
         if self.is_traced:
             raise TraceError(
                 "the value of a traced tensor was asked for",
                 location=user_location(),
                 expected="a program whose Python control flow does not depend on tensor values",
                 received=f"a traced tensor {self.type}",
-                suggestion="use ts.where(condition, a, b), or pass the value as a static argument",
+                suggestion=suggestion,
             )
-        return self.data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
@@ -216,22 +225,21 @@ class Tensor(OperatorStubs):
         return format(self.item(), form) if form else str(self)
 
     def __bool__(self) -> bool:
-        return bool(self._only())
+        self._refuse_traced("use ts.where(condition, a, b) or ts.cond, or pass the value as a static argument")
+        return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self._only())
+        self._refuse_traced(_KEEP_TENSOR)
+        return int(self.item())
 
     def __float__(self) -> float:
-        return float(self._only())
-
-    def _only(self) -> Any:
-        """The only element, of a tensor that is not traced."""
-        self.numpy()
-        return self.item()
+        self._refuse_traced(_KEEP_TENSOR)
+        return float(self.item())
 
     def __index__(self) -> int:
         if not self.is_traced and self.dtype.is_integer and not self.shape:
             return int(self.data)
+        self._refuse_traced(_KEEP_TENSOR)
         return self.numpy().__index__()
 
     def item(self) -> Any:
@@ -244,6 +252,7 @@ class Tensor(OperatorStubs):
             raise ShapeError(
                 "item() of a tensor that is not one element", location=user_location(), received=str(self.type)
             )
+        self._refuse_traced(_KEEP_TENSOR)
         return wrap_array(self.numpy().reshape(()), self.type.with_shape(())).tolist()
 
     def tolist(self) -> Any:

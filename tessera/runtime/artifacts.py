@@ -200,8 +200,9 @@ class LoadedArtifact:
     def _check_arguments(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         wanted = self.parameters
         if len(arrays) != len(wanted):
+            noun = "array" if len(wanted) == 1 else "arrays"
             raise ArgumentError(
-                f"{self.interface['entry']} takes {len(wanted)} arrays, received {len(arrays)}",
+                f"{self.interface['entry']} takes {len(wanted)} {noun}, received {len(arrays)}",
                 expected=", ".join(p["name"] for p in wanted),
             )
         return [_check_argument(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
@@ -215,7 +216,10 @@ def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarr
             suggestion="build again with example arguments of this shape",
         )  # fmt: skip
     if array.dtype != dtype.numpy:
-        raise DTypeError(f"argument {name} has another element type", expected=dtype, received=as_dtype(array.dtype))
+        raise DTypeError(
+            f"argument {name} has another element type", expected=dtype, received=as_dtype(array.dtype),
+            suggestion=f"convert it to {dtype}, or build again with an example argument of this type",
+        )  # fmt: skip
     return array
 
 

@@ -46,7 +46,9 @@ def example(
     `inputs(rng)` takes a NumPy Generator and gives a tuple or dict of arguments; `reference`
     takes the same and gives what the entry should return, or for a kernel that writes in place,
     what the written arguments should hold (a dict by name, or the last argument's value).
-    `grid` may be a tuple, or a function of the inputs that gives one.
+    Constants of a kernel are inputs too, by their names, and `reference` receives them with the rest:
+    `{"x": x, "y": y, "BLOCK": 128}`. `grid` may be a tuple, or a function of the inputs that gives one; it
+    names those that it needs.
 
     Raises:
         ArgumentError: `inputs` is no function.

@@ -5,6 +5,7 @@ Helpers flatten the arguments of transforms, check them and put tensors back int
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -202,13 +203,37 @@ def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
     return FloatArguments(tuple(n for n, _ in leaves), tuple(_check_float(n, x) for n, x in leaves), tree)
 
 
+def flatten_chosen_arguments(function: Callable[..., Any], args: Sequence[Any], where: Sequence[int]) -> FloatArguments:
+    """The arguments of a call at these positions, as a list of containers; errors name the function's parameters.
+
+    Raises:
+        DTypeError: a leaf is not of a float type.
+    """
+    try:
+        return flatten_float_arguments([args[i] for i in where], "")
+    except DTypeError:
+        for i in where:
+            flatten_float_arguments(args[i], _parameter_name(function, i))
+        raise
+
+
+def _parameter_name(function: Callable[..., Any], position: int) -> str:
+    """The name of a positional parameter; "argument 2" where the function does not tell."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[: position + 1]
+    except (TypeError, ValueError):
+        parameters = []
+    known = len(parameters) > position and not any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return parameters[position].name if known else f"argument {position}"
+
+
 def _check_float(name: str, value: Any) -> Tensor:
     tensor = as_tensor(value)
     if not tensor.dtype.is_float:
         raise DTypeError(
             f"no derivative with respect to {name}: its elements are not floats", location=user_location(),
             expected="a float tensor", received=str(tensor.type),
-            suggestion=f"cast it first: {name}.to(ts.f32), or name another argument in argnums",
+            suggestion="cast it first with .to(ts.f32), or name another argument in argnums",
         )  # fmt: skip
     return tensor
 

@@ -167,6 +167,24 @@ def test_a_caught_error_is_filtered_at_the_call_of_a_program(monkeypatch):
     assert files - own == {__file__}
 
 
+@pytest.mark.parametrize("body", [lambda x: x * {}["scale"], lambda x: ts.cat([x, x])])
+def test_an_error_of_the_user_s_own_code_is_filtered_too(monkeypatch, body):
+    monkeypatch.delenv(TRACEBACK_VARIABLE, raising=False)
+    with pytest.raises((KeyError, AttributeError)) as caught:
+        ts.jit(body)(np.ones(3, np.float32))
+    files = {s.filename for s in traceback.extract_tb(caught.value.__traceback__)}
+    own = {hides_internal_frames.__code__.co_filename} if sys.version_info < (3, 11) else set()
+    assert files - own == {__file__}
+
+
+def test_an_untyped_error_of_the_package_keeps_its_frames():
+    scope, file = {}, hides_internal_frames.__code__.co_filename
+    exec(compile("def defect(x):\n    raise KeyError('x')", file, "exec"), scope)
+    with pytest.raises(KeyError) as caught:
+        ts.jit(scope["defect"])(np.ones(3, np.float32))
+    assert {s.name for s in traceback.extract_tb(caught.value.__traceback__)} >= {"defect", "__call__"}
+
+
 def test_other_errors_keep_their_frames():
     def fail():
         raise KeyError("x")

@@ -79,6 +79,20 @@ def test_updates_leave_the_tensor():
         x.at[:2].set([1.0, 2.0, 3.0])
 
 
+@pytest.mark.parametrize(
+    ("use", "advice"),
+    [
+        (bool, r"ts\.where"),
+        (float, "with the tensor itself"),
+        (int, "static_argnames"),
+        (np.fft.fft, "a function of ts"),
+    ],
+)
+def test_the_error_of_a_traced_value_says_what_to_write(use, advice):
+    with pytest.raises(TraceError, match=advice):
+        ts.jit(lambda x: use(x.sum()))(X)
+
+
 R = np.arange(120.0).reshape(2, 3, 4, 5)
 I, J = np.array([0, 1, -1]), np.array([[0], [2]])
 INDICES = (

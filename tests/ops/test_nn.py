@@ -94,6 +94,8 @@ def test_attention(rng):
     np.testing.assert_allclose(
         sdpa(*map(Tensor, (q, k, v, mask)), causal=True).numpy(), attention(q, k, v, mask, True), rtol=1e-12
     )
+    torch_names = sdpa(*map(Tensor, (q, k, v)), attn_mask=Tensor(mask), is_causal=True)
+    np.testing.assert_allclose(torch_names.numpy(), attention(q, k, v, mask, True), rtol=1e-12)
     batch = sdpa(*(Tensor(np.stack([t, 2 * t])) for t in (q, k, v)), scale=1 / math.sqrt(8))
     np.testing.assert_allclose(batch.numpy()[1], attention(2 * q, 2 * k, 2 * v), rtol=1e-12)
 

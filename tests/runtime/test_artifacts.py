@@ -86,7 +86,7 @@ def doubled(tmp_path):
     [
         ((X[:1],), ShapeError, "argument x has another shape than the artifact was built for"),
         ((X.astype(np.float64),), DTypeError, "argument x has another element type"),
-        ((), ArgumentError, "takes 1 arrays, received 0"),
+        ((), ArgumentError, "takes 1 array, received 0"),
     ],
 )
 def test_wrong_calls(doubled, arrays, error, says):
@@ -134,7 +134,7 @@ def test_called_as_the_function_was(tmp_path):
     assert repr(alone) == "<scaled for llvm: x: 2x3xf32>"
     with pytest.raises(ArgumentError, match=r"test_artifacts.py:\d+.*scaled has no argument y"):
         alone(y=x)
-    with pytest.raises(ArgumentError, match="scaled takes 1 arrays, received 3"):
+    with pytest.raises(ArgumentError, match="scaled takes 1 array, received 3"):
         alone(params, x)
 
 

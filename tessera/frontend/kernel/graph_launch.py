@@ -37,15 +37,27 @@ class OutputMemory:
     type: TensorType
 
 
-def like(x: Any, shape: Any = None, dtype: Any = None) -> OutputMemory:
+def like(x: Any = None, shape: Any = None, dtype: Any = None) -> OutputMemory:
     """New memory for a result of `ts.launch`: of the shape and element type of `x`, unless they are given.
+
+    Without `x` both must be given.
 
     >>> str(like(Tensor([1.0, 2.0]), dtype="f16").type)
     '2xf16'
+    >>> str(like(shape=(3,), dtype="f32").type)
+    '3xf32'
 
     Raises:
+        ArgumentError: neither `x` nor both of `shape` and `dtype` are given.
         DTypeError: `dtype` names no element type.
     """
+    if x is None:
+        if shape is None or dtype is None:
+            raise ArgumentError(
+                "the type of new memory is not known", location=user_location(),
+                expected="ts.like(x), or ts.like(shape=..., dtype=...)",
+            )  # fmt: skip
+        return OutputMemory(TensorType(parse_shape(shape, as_size), as_dtype(dtype)))
     type = as_tensor(x).type
     sizes = type.shape if shape is None else parse_shape(shape, as_size)
     return OutputMemory(TensorType(sizes, type.dtype if dtype is None else as_dtype(dtype), type.policy))

@@ -353,11 +353,17 @@ def _check_grid(grid: Any) -> tuple[int, ...]:
     return tuple(_check_size("grid", n) for n in listed) or (1,)
 
 
+def _suggest_size(number: Any) -> str:
+    if isinstance(number, Tensor) and number.is_traced:
+        return "a launch has its size before the program runs: use sizes, x.shape[0], or a static argument of ts.jit"
+    return "beside a group size the grid is a tuple: kernel[(8,), 128]"
+
+
 def _check_size(what: str, number: Any, least: int = 0) -> int:
     if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < least:
         raise ArgumentError(
             f"{number!r} is not a {what} size", location=user_location(), expected=f"an int of at least {least}",
-            suggestion="beside a group size the grid is a tuple: kernel[(8,), 128]",
+            suggestion=_suggest_size(number),
         )  # fmt: skip
     return int(number)
 

@@ -86,6 +86,8 @@ class KernelParameters:
         types, arrays, constants = {}, [], {}
         for name, given_as in given.items():
             argument = _adopt_foreign_array(name, given_as)
+            if name in self.constants:
+                self._check_constant(name, argument)
             type = None if name in self.constants and not _is_array(argument) else self._type(name, argument)
             if type is None:
                 constants[name] = argument.item() if isinstance(argument, np.generic) else argument
@@ -94,6 +96,15 @@ class KernelParameters:
             arrays.append(make_array(argument, type))
         self.sizes(types)
         return KernelArguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in given.values()))
+
+    def _check_constant(self, name: str, argument: Any) -> None:
+        """Refuse a scalar tensor for a constant of the compiler; a parameter annotated as memory is none."""
+        if _is_array(argument) and not argument.shape and not isinstance(self.annotations.get(name), TensorType):
+            raise ArgumentError(
+                f"`{name}` of {self.name} is a constant of the compiler", location=user_location(),
+                expected="a Python number", received=f"a tensor {shorten_repr(argument)}",
+                suggestion=f'outside of a trace int(...); in ts.jit a static argument: static_argnames=("{name}",)',
+            )  # fmt: skip
 
     def _given(self, args: tuple, named: Mapping[str, Any], missing: Mapping[str, Any]) -> Mapping[str, Any]:
         """The value of each parameter, in order."""

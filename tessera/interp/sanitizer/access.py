@@ -22,7 +22,7 @@ from tessera.interp.sanitizer.shadow_memory import (
     ShadowRegion,
 )
 from tessera.interp.tile.machine import TileMachine
-from tessera.interp.tile.memory import BlockAccess, InstanceMemory, expand_block_axes
+from tessera.interp.tile.memory import EDGE_ADVICE, BlockAccess, InstanceMemory, expand_block_axes
 from tessera.ir.core import Node
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ def _report_out_of_bounds(
         f"index {index} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}: "
         f"{monitor.name(who)}, element {lane[machine.rank :]} of its block"
     )
-    suggestion = 'guard it with a mask, or give edge="clip" (or other=...) to read past the edge'
-    monitor.found(Finding("bounds", message, access.node.loc, None, suggestion, monitor.instance(who)), last=True)
+    monitor.found(Finding("bounds", message, access.node.loc, None, EDGE_ADVICE, monitor.instance(who)), last=True)
 
 
 def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAccess) -> None:

@@ -256,6 +256,9 @@ def _default_value(other: Any, dtype: np.dtype) -> Any:
     return np.zeros((), dtype) if other is None else other
 
 
+EDGE_ADVICE = 'guard it with a mask, or clip it at the edge: tile.load(..., other=0.0), tile.store(..., edge="clip")'
+
+
 def check_indices(
     memory: InstanceMemory, indices: list[np.ndarray], wanted: np.ndarray | None, clip: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
@@ -279,7 +282,7 @@ def _out_of_bounds_error(memory: InstanceMemory, axis: int, index: int, size: in
         f"index {int(index)} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}",
         expected=f"indices from 0 to {size - 1}",
         received=str(int(index)),
-        suggestion='guard it with a mask, or give edge="clip" (or other=...) to read past the edge',
+        suggestion=EDGE_ADVICE,
     )
     error.lane = tuple(int(i) for i in np.argwhere(bad)[0])
     return error

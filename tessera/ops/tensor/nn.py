@@ -346,7 +346,8 @@ def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, sc
     as PyTorch's function does. `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The
     unnormalised weights exp(score - maximum) are rounded to the type `weights` by `rough_cast` before the product with
     v. The default is the type of v if that has 16 bits, as tensor cores need it; `weights=ts.f32` does not round. The
-    divisor is the sum of the weights before rounding.
+    divisor is the sum of the weights before rounding. PyTorch's names `attn_mask` and `is_causal` are `mask` and
+    `causal`.
     """
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
     s = s if mask is None else s + mask

@@ -20,6 +20,7 @@ from tessera.transforms.batching import vmap
 from tessera.transforms.recording import (
     arrays_to_tensors,
     check_scalar_result,
+    flatten_chosen_arguments,
     flatten_float_arguments,
     normalise_argnums,
     record_arguments,
@@ -59,7 +60,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
     def wrapper(*args: Any, **keywords: Any) -> Any:
         where = normalise_argnums(chosen, len(args))
         args, keywords = arrays_to_tensors(args), arrays_to_tensors(keywords)
-        given = flatten_float_arguments([args[i] for i in where], function_name(function))
+        given = flatten_chosen_arguments(function, args, where)
         body, outcome = record_arguments(
             function, given, lambda new: function(*replace_arguments(args, where, new), **keywords)
         )
@@ -119,7 +120,7 @@ def vjp(function: Function, *primals: Any) -> tuple[Any, Callable[[Any], tuple[A
         ShapeError: a cotangent does not have the shape of the result.
     """
     check_function(function, "vjp")
-    given = flatten_float_arguments(list(primals), function_name(function))
+    given = flatten_chosen_arguments(function, primals, range(len(primals)))
     body, _ = record_arguments(function, given, lambda new: function(*new))
     moves = [i < len(given.tensors) for i in range(len(body.block.params))]
     point = linearise(body.block, [*given.tensors, *body.closed], moves)
@@ -142,7 +143,7 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         ShapeError: a tangent does not have the shape of its argument.
     """
     check_function(function, "jvp")
-    given = flatten_float_arguments(list(primals), function_name(function))
+    given = flatten_chosen_arguments(function, primals, range(len(primals)))
     moved = match_tangents(list(tangents), given.tensors, "tangent")
     body, _ = record_arguments(function, given, lambda new: function(*new))
     duals = [Dual(x, t) for x, t in zip(given.tensors, moved, strict=True)]

@@ -209,3 +209,19 @@ def test_memory_without_elements_and_empty_grids(target):
     assert program(empty, empty).shape == (0,)
     kept = ts.jit(lambda x: ts.launch(accumulate, (0,), x, x * 2.0), target=target)
     np.testing.assert_array_equal(kept(X), X * 2)
+
+
+def test_a_traced_number_is_no_constant_of_a_kernel_and_no_grid():
+    with pytest.raises(ArgumentError, match=r"`BM` of axpy is a constant[^$]*static_argnames=\(\"BM\",\)"):
+        ts.jit(lambda x, n: ts.launch(axpy, (3,), x, x, ts.like(x), 1.0, BM=n))(X, 8)
+    with pytest.raises(ArgumentError, match=r"is not a grid size[^$]*x\.shape\[0\]"):
+        ts.jit(lambda x, n: ts.launch(axpy, (n,), x, x, ts.like(x), 1.0))(X, 3)
+    block = ts.jit(lambda x, n: ts.launch(axpy, (24 // n,), x, x, ts.like(x), 1.0, BM=n), static_argnames=("n",))
+    assert np.array_equal(block(X, n=4), 2 * X)
+
+
+def test_new_memory_of_a_shape_and_type_alone():
+    new = ts.like(shape=(24,), dtype=ts.f32)
+    assert np.array_equal(ts.jit(lambda x: ts.launch(axpy, (3,), x, x, new, 1.0))(X), 2 * X)
+    with pytest.raises(ArgumentError, match="type of new memory is not known"):
+        ts.like(shape=(24,))

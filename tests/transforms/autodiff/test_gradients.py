@@ -76,3 +76,15 @@ def test_a_training_step_lowers_the_loss(target, rng):
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "name"),
+    [
+        (lambda x, t: t["a"].sum(), (1.0, {"a": np.arange(3)}), r"t\.a"),
+        (lambda *both: both[1].sum(), (1.0, np.arange(3)), "argument 1"),
+    ],
+)
+def test_an_argument_of_integers_is_named_in_the_error(function, args, name):
+    with pytest.raises(DTypeError, match=f"no derivative with respect to {name}: "):
+        ts.grad(function, argnums=1)(*args)

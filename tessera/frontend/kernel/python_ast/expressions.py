@@ -429,8 +429,8 @@ def refuse_pointer_arithmetic(frame: KernelFrame, node: Any, base: ast.expr, off
         f"`{name}` is a tensor, not a pointer: an offset would be added to its elements",
         expected=f"its elements by slices, {name}[{slices}], or by blocks of indices, {name}[{blocks}]",
         received=f"{place.memory.type} and {offset.type}",
-        suggestion=f"write tile.load({name}[{slices}], other=0.0)",
-    )
+        suggestion=f'write tile.load({name}[{slices}], other=0.0), or tile.store({name}[{slices}], value, edge="clip")',
+    ) from None
 
 
 @expression(ast.UnaryOp)
