@@ -17,6 +17,7 @@ import numpy as np
 from conformance.case import Case, Outcome
 from tessera.codegen.contract import find_broken_backends, get_backend, list_backends
 from tessera.codegen.coverage import OpCoverage, list_mesh_ops, list_required_ops
+from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare_with_bound
 from tessera.runtime.program import PreparedProgram, prepare
@@ -99,7 +100,7 @@ def _run_on_engine(
 
 def _find_missing_ops(target: str, program: PreparedProgram, error: TesseraError) -> tuple[str, ...]:
     """The ops of a program for which a target has no row: by its coverage where it has one, else by its error."""
-    coverage = getattr(get_backend(target), "coverage", None)
+    coverage = None if target == INTERP else getattr(get_backend(target), "coverage", None)
     if not isinstance(coverage, OpCoverage):
         return tuple(re.findall(r"cannot emit ([\w.]+)", error.message))
     required = set(list_required_ops()) - set(list_mesh_ops())

@@ -108,8 +108,8 @@ class GpuProgram:
     def launch(self, given: Sequence[Any], stream: Any = None) -> None:
         """Queue the program's kernels: `given` holds an address (or a number) for each parameter.
 
-        The GPU's context must be active. Prints, assertions and checked indices are examined by `run` only. The call does not wait,
-        unless a loop, branch or host call of the plan depends on a kernel's result.
+        The GPU's context must be active. Prints, assertions and checked indices are examined by `run` only. The call
+        does not wait, unless a loop, branch or host call of the plan depends on a kernel's result.
         """
         self._check_alignment(given)
         self._queue(given, stream)
