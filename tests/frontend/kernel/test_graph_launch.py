@@ -225,3 +225,12 @@ def test_new_memory_of_a_shape_and_type_alone():
     assert np.array_equal(ts.jit(lambda x: ts.launch(axpy, (3,), x, x, new, 1.0))(X), 2 * X)
     with pytest.raises(ArgumentError, match="type of new memory is not known"):
         ts.like(shape=(24,))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_batched_launch_in_a_scan(target):
+    """On a mesh the elements gather the carried rows before the launch, with the index type of a kernel."""
+    double = lambda c: ts.launch(axpy, (1,), c, c * 1.0, ts.like(c), 1.0)  # noqa: E731
+    steps = lambda v: ts.scan(lambda c, s: (double(c) + s, None), v, ts.ones(3))[0]  # noqa: E731
+    x = np.arange(24, dtype="f4").reshape(3, 8)
+    np.testing.assert_allclose(ts.jit(ts.vmap(steps), target=target)(x), x * 8 + 7, rtol=1e-6)

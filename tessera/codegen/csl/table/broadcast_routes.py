@@ -231,5 +231,5 @@ def _emit_serial_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView,
     with open_block(ctx, f"for (@range(i16, {every.shape[0]})) |{turn}|"):
         emit_chain_broadcast(ctx, piece, x, axis, turn)
         first = replace(every, shape=x.shape, strides=every.strides[1:])
-        emit_move(ctx, first, piece, f"@as(i32, {turn}) * {every.strides[0]}", "")
+        emit_move(ctx, first, piece, f"@as({ctx.index_type}, {turn}) * {every.strides[0]}", "")
     release_view(ctx, piece)
