@@ -51,11 +51,14 @@ def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tens
     except ShapeError:
         fits = False
     if not fits:
+        whole = name.startswith("the ")  # a mask, or what replaces elements outside of it
         raise ShapeError(
             f"a block of shape {format_shape(value.shape)} does not fit into {name}",
             expected=f"shape {format_shape(shape)}",
             received=str(value.type),
-            suggestion="name the part you mean: A[i : i + BM, j : j + BN]",
+            suggestion="give the mask and `other` the shape of the accessed block, or one that broadcasts to it"
+            if whole
+            else "name the part you mean: A[i : i + BM, j : j + BN]",
         )
     return broadcast_to(value, shape=shape)
 

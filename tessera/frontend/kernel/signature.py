@@ -97,6 +97,13 @@ class KernelParameters:
         self.sizes(types)
         return KernelArguments(types, tuple(arrays), constants, any(isinstance(a, Tensor) for a in given.values()))
 
+    def _suggest_memory(self, error: str) -> str | None:
+        """Advice for a call that leaves out a memory: a kernel writes memories that the call gives."""
+        missing = [n for n in self.signature.parameters if n not in self.constants and f"'{n}'" in error]
+        if "missing" not in error or not missing:
+            return None
+        return f"a kernel writes memory that the call gives; ts.launch takes new memory: {missing[0]}=ts.like(x)"
+
     def _check_constant(self, name: str, argument: Any) -> None:
         """Refuse a scalar tensor for a constant of the compiler; a parameter annotated as memory is none."""
         if _is_array(argument) and not argument.shape and not isinstance(self.annotations.get(name), TensorType):
@@ -122,7 +129,9 @@ class KernelParameters:
             ]
             raise ArgumentError(
                 f"{self.name}: {error}", location=user_location(), expected=f"{self.name}({', '.join(names)})",
-                suggestion=f"{self.name}.with_schedule(ts.Schedule({', '.join(fields)}))" if fields else None,
+                suggestion=f"{self.name}.with_schedule(ts.Schedule({', '.join(fields)}))"
+                if fields
+                else self._suggest_memory(str(error)),
             ) from None  # fmt: skip
         bound.apply_defaults()
         return bound.arguments

@@ -88,8 +88,9 @@ def cross_entropy(
         return sum(losses) / count_elements(losses.shape) if reduction == "mean" else apply_reduction(losses, reduction)
     if target.shape != logs.shape[:-1]:
         raise ShapeError(
-            "the classes do not fit the logits", location=user_location(), received=f"{x.type} and {target.type}"
-        )
+            "the classes do not fit the logits", location=user_location(), received=f"{x.type} and {target.type}",
+            expected="classes: integers with the shape of the logits without the axis of the classes",
+        )  # fmt: skip
     counts = not_equal(target, ignore_index)
     hot = _mark_classes(target, counts, classes, axis)
     scale = sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1)
@@ -108,8 +109,10 @@ def _mark_classes(target: Tensor, counts: Tensor, classes: int, axis: int) -> Te
 def _match_rank(target: Tensor, x: Tensor) -> Tensor:
     if target.shape != x.shape:
         raise ShapeError(
-            "the probabilities do not fit", location=user_location(), received=f"{x.type} and {target.type}"
-        )
+            "the probabilities do not fit", location=user_location(), received=f"{x.type} and {target.type}",
+            expected="floats are probabilities, of the shape of the logits; classes are integers",
+            suggestion="cast classes: target.to(ts.int64)",
+        )  # fmt: skip
     return target
 
 

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera import tile
-from tessera.core.errors import TesseraError
+from tessera.core.errors import ArgumentError, TesseraError
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import kernel
 from tessera.ir.tensor import Tensor
@@ -286,3 +287,37 @@ def test_a_kernel_without_source():
     exec("def nowhere(x): x[0] = 1.0", tile)
     with pytest.raises(TesseraError, match="the source of nowhere cannot be read"):
         kernel(tile["nowhere"])(np.ones(1, "f4"))
+
+
+@ts.kernel
+def converts_by_the_type(x, y):
+    y[0] = ts.f64(2.0)
+
+
+@ts.kernel
+def slices_by_a_float(x, y):
+    i = tile.program_id(0) / 2
+    y[0] = tile.sum(x[i : i + 4])
+
+
+@ts.kernel
+def masks_another_shape(x, y):
+    y[0:8] = tile.load(x[0:8], mask=tile.arange(0, 4) < 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (converts_by_the_type, r"ts\.f64 is an element type, not a function[^$]*x\.to\(ts\.f64\)"),
+        (slices_by_a_float, r"is not an integer[^$]*// instead of /"),
+        (masks_another_shape, r"the mask and `other` the shape of the accessed block"),
+    ],
+)
+def test_the_advice_names_the_cause(body, says):
+    with pytest.raises(TesseraError, match=says):
+        body[(1,)](np.zeros(16, "f4"), np.zeros(16, "f4"))
+
+
+def test_a_missing_memory_is_explained():
+    with pytest.raises(ArgumentError, match=r"ts\.launch takes new memory: y=ts\.like\(x\)"):
+        ts.launch(slices_by_a_float, (1,), np.zeros(16, "f4"))

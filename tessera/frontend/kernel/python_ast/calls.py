@@ -136,6 +136,12 @@ def _evaluate_call(frame: KernelFrame, node: ast.Call) -> tuple[Any, list[Any], 
     try:
         return function, args, call_function(frame.trace, function, args, named)
     except TypeError:
+        if isinstance(function, DType):
+            name = ast.unparse(node.func)
+            raise ArgumentError(
+                f"{name} is an element type, not a function",
+                expected=f"a conversion: x.to({name}), or tile.cast(x, {name})",
+            ) from None
         _check_signature(ast.unparse(node.func), function, args, named)
         raise
 
