@@ -381,6 +381,10 @@ def _check_graph_launch(node: Node) -> Iterator[RuleViolation]:
     held = tuple(RefType.of(v.type) for v in node.args)  # type: ignore[arg-type]
     yield from compare_types(node, "the first parameters of the region", held, get_types(body.params[: len(held)]))
     yield from _check_yields_nothing(node, body)
+    if not all(is_integer_from(n) for n in node.attrs["grid"]):
+        yield RuleViolation(node, "a grid is a tuple of sizes", received=node.attrs["grid"])
+    if not is_integer_from(node.attrs["attrs"].get("group", 1), 1):
+        yield RuleViolation(node, "not a group size", "1 or more", node.attrs["attrs"]["group"])
     written = node.attrs["written"]
     if not {*range(len(held), len(body.params))} <= {*written} <= {*range(len(body.params))}:
         yield RuleViolation(node, "the written memories are others", f"some of {len(body.params)}", written)

@@ -218,7 +218,7 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
         DeviceUnavailable: `device` is not available.
     """
     if isinstance(data, Tensor) and data.is_traced:
-        return data if dtype is None else cast(data, dtype=as_dtype(dtype))
+        return data.clone() if dtype is None else cast(data, dtype=as_dtype(dtype))
     data = list(data) if data.__class__ is tuple else data
     made = Tensor(data, dtype, device, requires_grad)
     if made.data is (data.data if isinstance(data, Tensor) else data):

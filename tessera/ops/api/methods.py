@@ -201,10 +201,8 @@ def _detach(self: Tensor) -> Tensor:
 
 
 def _clone(self: Tensor) -> Tensor:
-    """A copy of the elements; a traced tensor is returned itself, since values are immutable."""
-    if self.is_traced:
-        return self
-    out = wrap_array(self.numpy().copy(), self.type)
+    """A copy of the elements; in a trace another tensor of the same value, since values are immutable."""
+    out = Tensor(self.data) if self.is_traced else wrap_array(self.numpy().copy(), self.type)
     if self.requires_grad:  # gradients pass through a copy
         TAPE_HOOK[0](cast, [self], {"dtype": self.dtype}, [out])
     return out

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.core.errors import ArgumentError, ExecutionError, OutOfBoundsError, ShapeError, TraceError
+from tessera.core.errors import ArgumentError, ExecutionError, OutOfBoundsError, ShapeError, TraceError, VerifyError
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
@@ -234,3 +234,31 @@ def test_a_batched_launch_in_a_scan(target):
     steps = lambda v: ts.scan(lambda c, s: (double(c) + s, None), v, ts.ones(3))[0]  # noqa: E731
     x = np.arange(24, dtype="f4").reshape(3, 8)
     np.testing.assert_allclose(ts.jit(ts.vmap(steps), target=target)(x), x * 8 + 7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "message"),
+    [
+        ("grid = [3 : i64]", "grid = [-3 : i64]", "a grid is a tuple of sizes"),
+        ("grid = [3 : i64]", "grid = [3.0 : f64]", "a grid is a tuple of sizes"),
+        ("group = 1 : i64", "group = 0 : i64", "not a group size"),
+        ("written = [2 : i64]", "written = [0 : i64]", "the written memories are others"),
+    ],
+)
+def test_the_text_of_a_launch_is_verified(text, other, message):
+    whole = print_module(driver.lower(ts.jit(functional).trace(X, Y).function, "interp")["graph"])
+    assert text in whole
+    with pytest.raises(VerifyError, match=message):
+        verify(parse_module(whole.replace(text, other)))
+
+
+def test_a_clone_keeps_its_elements_when_the_kernel_writes_the_tensor():
+    def program(x):
+        total = ts.zeros(24)
+        before, again = total.clone(), ts.tensor(total)
+        accumulate[(3,)](x, total)
+        return total, before, again
+
+    for run in (program, ts.jit(program)):
+        for found, expected in zip(run(ts.Tensor(X)), (X, X * 0, X * 0), strict=True):
+            np.testing.assert_array_equal(found, expected)
