@@ -17,9 +17,9 @@ and reports differences. It excuses:
 - sizes of the system's shared memory, clocks, and numbers of multiprocessors;
 - NaN in `cvt.rna.satfinite.tf32.f32`, which is a NaN here and depends on ptxas's expansion on a GPU.
 
-An unsupported instruction is an error at its line: `mma` of 1 and 4 bits and of sparse matrices, conversions of formats
-of 4 and 6 bits, tensor maps of images (im2col), video instructions, textures, surfaces, `multimem`, and the
-instructions of GPUs after sm_90 (tcgen05). The sanitizer does not track bulk copies in global memory.
+An unsupported instruction is an error at its line: conversions of formats of 4 and 6 bits, tensor maps of images
+(im2col), textures, surfaces, and the instructions of GPUs after sm_90 (tcgen05). A multimem address is the address of
+the one copy that this device has. The sanitizer does not track bulk copies in global memory.
 """
 
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap

@@ -76,6 +76,8 @@ SPELLINGS = [
     ("prmt.b32.f4e", "prmt.f4e.b32", "%r1, %r2, %r3, %r1"),
     ("match.any.sync.b64", "match.sync.b64.any", "%r1, %rd, -1"),
     ("rcp.approx.ftz.f64", "rcp.ftz.f64.approx", "%d1, %d1"),
+    ("wmma.load.a.sync.aligned.row.m16n16k16.f16", "wmma.f16.a.row.aligned.m16n16k16.sync.load", "%r1, [%rd]"),
+    ("tensormap.replace.tile.rank.b1024.b32", "tensormap.rank.b32.b1024.tile.replace", "[%rd], %r1"),
 ]
 
 

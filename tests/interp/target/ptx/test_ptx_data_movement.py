@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from ptx_snippets import one, same
 
-from tessera.core.errors import ArgumentError, OutOfBoundsError
+from tessera.core.errors import ArgumentError, OutOfBoundsError, UnsupportedOpError
 from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
@@ -193,3 +193,41 @@ def test_windows_of_constants_parameters_and_other_blocks():
 def test_what_no_launch_can_have(options, says):
     with pytest.raises(ArgumentError, match=says):
         entry(".param .u32 n", "ret;").launch("k", **options)
+
+
+MULTIMEM = """.version 8.6\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 p)
+{{ .reg .b64 %p, %q, %rd<2>; .reg .b32 %r<4>, %i; .reg .f32 %f<4>; .reg .b16 %h<4>; ld.param.u64 %p, [p];
+mov.u32 %i, %tid.x; mad.wide.u32 %q, %i, 16, %p; {line} ret; }}"""
+
+
+def test_multimem_works_on_the_one_copy_of_a_device():
+    """A reducing load, a store and a reduction, of vectors: what load, store and sum do in NumPy."""
+    line = """multimem.ld_reduce.relaxed.gpu.global.add.v4.f32 {%f0, %f1, %f2, %f3}, [%q];
+    multimem.ld_reduce.weak.global.add.acc::f32.v4.f16x2 {%r0, %r1, %r2, %r3}, [%q + 512];
+    multimem.red.release.sys.global.add.v4.f32 [%p + 1024], {%f0, %f1, %f2, %f3};
+    multimem.red.relaxed.gpu.add.v4.f16x2 [%q + 512], {%r0, %r1, %r2, %r3};
+    multimem.st.v4.relaxed.sys.f32.global [%q], {%f3, %f2, %f1, %f0};
+    mov.u32 %r0, %tid.x; multimem.red.relaxed.gpu.global.max.s32 [%p + 1040], %r0;"""
+    memory = np.zeros(264, "f4")
+    values, halves = np.arange(128, dtype="f4").reshape(32, 4), np.arange(256).astype("f2")
+    memory[:128], memory[128:256] = values.reshape(-1), halves.view("f4")
+    PtxModule(MULTIMEM.format(line=line)).launch("k", 1, 32, [memory])
+    assert (memory[:128].reshape(32, 4) == values[:, ::-1]).all()
+    assert (memory[128:256].view("f2") == 2 * halves).all()
+    assert (memory[256:260] == values.sum(0)).all()
+    assert memory[260:261].view("i4") == 31
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "multimem.ld_reduce.relaxed.gpu.global.add.s64 %rd0, [%p];", "multimem.st.relaxed.gpu.global.f16 [%p], %h0;",
+        "multimem.red.relaxed.gpu.global.add.v2.u32 [%p], {%r0, %r1};",
+        "multimem.ld_reduce.relaxed.gpu.global.min.acc::f32.f16x2 %r0, [%p];",
+        "multimem.ld_reduce.relaxed.gpu.shared.add.u32 %r0, [%p];",
+        "multimem.red.relaxed.gpu.global.xor.u32 [%p], %r0;",
+    ],
+)  # fmt: skip
+def test_multimem_has_types_of_each_operation(line):
+    with pytest.raises(UnsupportedOpError, match=r"<ptx>:6:"):
+        PtxModule(MULTIMEM.format(line=line)).launch("k", 1, 1, [np.zeros(4)])

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tessera.core.errors import ExecutionError
+from tessera.core.errors import ExecutionError, UnsupportedOpError
 from tessera.interp.target.ptx import PtxModule
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
@@ -270,3 +270,88 @@ def test_matrix_copies_take_their_modifiers_in_any_order(words):
     expected = memory.reshape(32, 4)[:, ::-1].copy()
     PtxModule(text).launch("k", 1, 32, [memory])
     np.testing.assert_array_equal(memory.reshape(32, 4), expected)
+
+
+# mma.sp: type, depth, the elements of a chunk, and whether a lane's metadata has two rows (or one).
+SPARSE = [("f16", 16, 4, True), ("bf16", 32, 4, True), ("tf32", 8, 2, True), ("tf32", 16, 2, True)]
+SPARSE += [("s8", 32, 4, False), ("u8", 64, 4, False), ("e4m3", 64, 4, False), ("e5m2", 64, 4, False)]
+
+
+def sparse_metadata(codes, selector, two_rows):
+    """The metadata of 32 lanes for codes [16, chunks]; other lanes' is all ones. As an H200 reads it."""
+    words, size = np.full(32, 0xFFFFFFFF, np.uint64), codes.shape[1]
+    for row, chunk in np.ndindex(codes.shape):
+        four = row % 8 * 4
+        lane = four + selector * (size // 4) + chunk // 4 if two_rows else four + row // 8 + 2 * (selector + chunk // 8)
+        bit = 16 * (row // 8) + chunk % 4 * 4 if two_rows else chunk % 8 * 4
+        words[lane] ^= np.uint64((15 ^ int(codes[row, chunk])) << bit)
+    return words.astype(np.uint32).reshape(32, 1)
+
+
+def sparse_mma(op, a, b, c, metadata, selector):
+    """One warp's mma.sp on packed fragments [32, registers]."""
+    memory = np.concatenate([a, b, c, metadata], axis=1).astype(np.uint32)
+    sizes, total = (a.shape[1], b.shape[1], c.shape[1]), memory.shape[1]
+    starts = np.cumsum((0, *sizes))
+    groups = ["{" + ",".join(f"%r{s + i}" for i in range(n)) + "}" for s, n in zip(starts, sizes, strict=False)]
+    loads = " ".join(f"ld.global.b32 %r{i}, [%q+{4 * i}];" for i in range(total))
+    stores = " ".join(f"st.global.b32 [%q+{4 * i}], %r{starts[2] + i};" for i in range(c.shape[1]))
+    text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<20>, %t; .reg .b64 %q;
+    ld.param.u64 %q, [p]; mov.u32 %t, %tid.x; mad.wide.u32 %q, %t, {4 * total}, %q; {loads}
+    {op} {groups[2]}, {groups[0]}, {groups[1]}, {groups[2]}, %r{total - 1}, {selector}; {stores} ret; }}"""
+    PtxModule(text).launch("k", 1, 32, [memory], debug=True)
+    return np.ascontiguousarray(memory[:, : c.shape[1]])
+
+
+@pytest.mark.parametrize("variant", ["sp", "sp::ordered_metadata"])
+@pytest.mark.parametrize(("t", "depth", "span", "two_rows"), SPARSE)
+def test_products_with_a_sparse_matrix(variant, t, depth, span, two_rows):
+    """A is made of the elements it holds and their places, one by one, then multiplied by NumPy."""
+    chunks, bits, acc = depth // span, np.dtype(DTYPES[t]).itemsize * 8, "s32" if t in ("s8", "u8") else "f32"
+    for selector in range(16 // chunks):
+        rng = np.random.default_rng(selector)
+        held, b = random((16, depth // 2), t, 0), random((depth, 8), t, 1)
+        c = random((16, 8), "s8", 2).astype(DTYPES[acc])
+        codes = rng.choice([4, 14] if span == 2 else [4, 8, 9, 12, 13, 14], (16, chunks))
+        a = np.zeros((16, depth))
+        for row, chunk in np.ndindex(codes.shape):
+            places = [codes[row, chunk] // 8] if span == 2 else [codes[row, chunk] & 3, codes[row, chunk] >> 2]
+            for j, place in enumerate(places):
+                a[row, span * chunk + place] = held[row, span // 2 * chunk + j]
+        pair = 32 // bits  # elements of a register
+        at_b = lambda i: (PLACE * pair + i % pair + 4 * pair * (i // pair), GROUP)  # noqa: B023, E731
+        parts = fragment(held, A[16, depth // 2, bits]), fragment(b, at_b), fragment(c, accumulators(16))
+        op = f"mma.{variant}.sync.aligned.m16n8k{depth}.row.col.{acc}.{t}.{t}.{acc}"
+        metadata = sparse_metadata(codes, selector, two_rows)
+        got = sparse_mma(op, *(packed(x, "u4") for x in parts), metadata, selector).view(DTYPES[acc])
+        want = (a @ b.astype("f8") + c).astype(DTYPES[acc])
+        np.testing.assert_array_equal(got, fragment(want, accumulators(16)))
+
+
+@pytest.mark.parametrize(("variant", "code"), [("sp", 0b1010), ("sp::ordered_metadata", 0b0001)])
+def test_metadata_that_means_nothing_is_an_error(variant, code):
+    codes = np.full((16, 4), 4)
+    codes[9, 2] = code
+    zeros = [np.zeros((32, n), "u4") for n in (2, 2, 4)]
+    with pytest.raises(ExecutionError, match=rf"metadata 0b{code:04b} of chunk 2 in row 9: expected two"):
+        op = f"mma.{variant}.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        sparse_mma(op, *zeros, sparse_metadata(codes, 1, True), 1)
+
+
+@pytest.mark.parametrize("selector", [2, -1])
+def test_selectors_have_a_range(selector):
+    zeros = [np.zeros((32, n), "u4") for n in (4, 4, 4, 1)]
+    with pytest.raises(UnsupportedOpError):
+        sparse_mma("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", *zeros, selector)
+
+
+@pytest.mark.parametrize(
+    "words", ["sync.aligned.m16n8k16.row.col", "m16n8k16.row.aligned.col.sync", "row.sync.col.m16n8k16.aligned"]
+)
+def test_products_take_their_modifiers_in_any_order(words):
+    """As ptxas does; the order of the types has a meaning and is kept."""
+    a, b, c = random((16, 16), "s8", 0), random((16, 8), "s8", 1), random((16, 8), "s8", 2).astype("i4")
+    parts = fragment(a, A[16, 16, 8]), fragment(b, B[16, 8]), fragment(c, accumulators(16))
+    got = mma(f"mma.s32.{words}.s8.s8.satfinite.s32", *(packed(x, "u4") for x in parts)).view("i4")
+    want = a.astype("i4") @ b.astype("i4") + c
+    np.testing.assert_array_equal(got, fragment(want, accumulators(16)))

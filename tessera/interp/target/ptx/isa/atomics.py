@@ -1,7 +1,8 @@
-"""Atomic operations (atom, red): conflicting lanes are serialised in lane order."""
+"""Atomic operations (atom, red, multimem): conflicting lanes are serialised in lane order."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,12 @@ import numpy as np
 from tessera.interp.target.ptx.isa.addressing import (
     AddressOperandReader,
     decode_address,
+    find_state_space,
     require_known_modifiers,
     resolve_accesses,
 )
 from tessera.interp.target.ptx.isa.data_movement import record_access
-from tessera.interp.target.ptx.isa.decoder import PtxDecoder, decode_rule
+from tessera.interp.target.ptx.isa.decoder import DECODE_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.floating_point import flush_subnormals
 from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_parts
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
@@ -164,3 +166,44 @@ def split_by_conflict(index: np.ndarray) -> list[np.ndarray]:
 def reduce_cells(cells: np.ndarray, index: np.ndarray, bits: np.ndarray, name: str, t: PtxType) -> None:
     """A reduction into memory that returns nothing, in the order of the values."""
     _update_in_lane_order(cells, index, [bits], _make_update_function(name, t), t)
+
+
+# multimem: one device has one copy of a multicast object, so a multimem address is the address of that memory.
+
+
+_INTEGERS, _HALVES, _WHOLE = ("u32", "s32", "u64"), ("f16", "f16x2", "bf16", "bf16x2"), ("f32", "f64")
+_REDUCED_TYPES = {  # of each operation of multimem.ld_reduce and multimem.red
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    **dict.fromkeys(("min", "max"), (*_INTEGERS, "s64", *_HALVES)),
+    "add": (*_INTEGERS, *_HALVES, *_WHOLE),
+}
+_VECTOR_EXTENTS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+@decode_rule("multimem")
+def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
+    """A reducing load is a load, for lack of other copies; a store and a reduction are those of the one copy."""
+    opcode, type = {"ld_reduce": "ld", "st": "st", "red": "red"}.get(inst.op[1]), inst.op[-1]
+    words = list(inst.op[2:-1])
+    if opcode is None or find_state_space(inst) not in ("global", "generic"):
+        raise d.unsupported(inst)
+    operations = [w for w in words if w in _REDUCED_TYPES]
+    _require_multimem_types(d, inst, opcode, operations)
+    if opcode == "ld":  # the sum of one copy is that copy, in any precision
+        words = [w for w in words if w not in operations and w != "acc::f32"]
+    if opcode != "red":
+        type = f"b{TYPES[type].bits}"
+    return DECODE_RULES[opcode](d, replace(inst, op=(opcode, *words, type)))
+
+
+def _require_multimem_types(d: PtxDecoder, inst: PtxInstruction, opcode: str, operations: list[str]) -> None:
+    """Refuse types that an operation does not have, and vectors that are not of 32, 64 or 128 bits of floats."""
+    type, is_float = inst.op[-1], inst.op[-1] in (*_HALVES, *_WHOLE)
+    extents = [_VECTOR_EXTENTS[w] for w in inst.op if w in _VECTOR_EXTENTS]
+    is_sized = math.prod(extents) * TYPES[type].bits in (32, 64, 128)
+    if len(operations) != (opcode != "st") or any(type not in _REDUCED_TYPES[name] for name in operations):
+        raise d.unsupported(inst)
+    if not is_sized or (extents and (not is_float or type == "f64")):
+        raise d.unsupported(inst)
+    if "acc::f32" in inst.op and (opcode, operations, type in _HALVES) != ("ld", ["add"], True):
+        raise d.unsupported(inst)

@@ -1,4 +1,4 @@
-"""Warp-level matrix instructions: fragment layouts, mma, ldmatrix, stmatrix, movmatrix, mma.m8n8k4 and wmma.
+"""Warp-level matrix instructions: fragment layouts, mma, mma.sp, ldmatrix, stmatrix, movmatrix and wmma.
 
 Layouts are those of the PTX ISA, "Matrix fragments for mma"; the layout of wmma fragments is unspecified there.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import ml_dtypes
@@ -25,7 +26,7 @@ from tessera.interp.target.ptx.isa.operands import Reader, Writer, get_vector_pa
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.simt import DecodedInstruction, PtxMachine, is_whole_thread_groups
-from tessera.interp.target.ptx.text.syntax import TYPES, PtxInstruction, PtxOperand, PtxType
+from tessera.interp.target.ptx.text.syntax import TYPES, ImmediateOperand, PtxInstruction, PtxOperand, PtxType
 
 # Fragment layouts, and the arithmetic of tensor cores on whole matrices.
 
@@ -176,10 +177,10 @@ def _make_quad_accumulator_layout(name: str) -> np.ndarray:
     return (8 * row + (i & 4) + (lane & 2) + (i & 1)).reshape(-1)
 
 
-def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+def decode_mma_m8n8k4(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction, layouts: tuple[str, ...]) -> None:
     """`mma.sync.aligned.m8n8k4.alayout.blayout.dtype.f16.f16.ctype`."""
-    out, a, _, c = (TYPES[w] for w in inst.op[-4:])
-    transposed = [inst.op[4] == "col", inst.op[5] == "row"]
+    out, a, _, c = (TYPES[w] for w in inst.op if w in TYPES)
+    transposed = [layouts[0] == "col", layouts[1] == "row"]
     b32 = TYPES["b32"]
     writers = [d.writer(o, b32) for o in get_vector_parts(inst.operands[0])]
     sources = [[d.reader(o, b32) for o in get_vector_parts(x)] for x in inst.operands[1:4]]
@@ -255,35 +256,64 @@ def require_register_count(
     return parts
 
 
-@decode_rule("mma", table=CONTROL_RULES)
-def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    rows, columns, depth = parse_mma_shape(inst.op[3])
-    product_word = inst.op[-2] if inst.op[-1] == "popc" else ""
-    op = inst.op[:-2] if product_word else inst.op
-    words = set(op[4:-4])
-    out, a, b, c = (NARROW_TYPES.get(w) or TYPES[w] for w in op[-4:])
-    multiply = _BIT_PRODUCTS[product_word] if product_word else _multiply
-    if (a.name == "b1") != bool(product_word):
+@dataclass(frozen=True)
+class _MmaForm:
+    """The modifiers of an mma, which ptxas takes in any order: only layouts and types have one among themselves."""
+
+    shape: tuple[int, int, int]
+    layouts: tuple[str, ...]
+    types: tuple[PtxType, ...]  # of D, A, B and C
+    words: frozenset[str]
+
+
+def _parse_mma_form(d: PtxDecoder, inst: PtxInstruction) -> _MmaForm:
+    words = inst.op[1:]
+    shapes = [w for w in words if re.fullmatch(r"m\d+n\d+k\d+", w)]
+    types = [w for w in words if w in NARROW_TYPES or w in TYPES]
+    layouts = tuple(w for w in words if w in ("row", "col"))
+    rest = [w for w in words if w not in (*shapes, *types, *layouts)]
+    if len(shapes) != 1 or len(types) != 4 or len(layouts) != 2 or len(set(rest)) < len(rest):
         raise d.unsupported(inst)
-    allowed = {"row", "col", "satfinite"} | ({"rn"} if a.name == "f64" else set())
-    if inst.op[1:3] != ("sync", "aligned") or not words <= allowed or columns != 8:
+    found = tuple(NARROW_TYPES.get(w) or TYPES[w] for w in types)
+    return _MmaForm(parse_mma_shape(shapes[0]), layouts, found, frozenset(rest))
+
+
+def _require_mma_form(d: PtxDecoder, inst: PtxInstruction, form: _MmaForm) -> None:
+    """Refuse what is no form of mma or mma.sp."""
+    _, a, b, _ = form.types
+    required = {"sync", "aligned"} | ({"popc"} if a.name == "b1" else set())
+    known = required | {"satfinite", *_SPARSE} | ({"rn"} if a.name == "f64" else set())
+    known |= set(_BIT_PRODUCTS) if a.name == "b1" else set()
+    if not required <= form.words <= known or form.shape[1] != 8:
         raise d.unsupported(inst)
     if a.name not in _LEFT or b.name not in _LEFT or a.bits != b.bits:
         raise d.unsupported(inst)
+    if form.layouts != ("row", "col") and (form.shape, a.name) != ((8, 8, 4), "f16"):
+        raise d.unsupported(inst)
+
+
+@decode_rule("mma", table=CONTROL_RULES)
+def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
+    form = _parse_mma_form(d, inst)
+    _require_mma_form(d, inst, form)
+    (rows, _, depth), (out, a, b, c), words = form.shape, form.types, form.words
     if (rows, a.name) == (8, "f16"):
-        decode_mma_m8n8k4(d, inst, line)
+        decode_mma_m8n8k4(d, inst, line, form.layouts)
         return
+    multiply = next((f for name, f in _BIT_PRODUCTS.items() if name in words), _multiply)
+    expand = _decode_sparsity(d, inst, form) if words & _SPARSE else None
+    held = depth // 2 if expand else depth  # along the depth of A
     elements_per_register = register_type(a).bits // a.bits
     register = [register_type(t) for t in (out, a, b, c)]
-    sides = ((rows * 8, out), (rows * depth, a), (depth * 8, b), (rows * 8, c))
-    for operand, (count, t) in zip(inst.operands, sides, strict=True):
+    sides = ((rows * 8, out), (rows * held, a), (depth * 8, b), (rows * 8, c))
+    for operand, (count, t) in zip(inst.operands[: 4 if expand else None], sides, strict=True):
         require_register_count(d, inst, operand, count * t.bits // 32 // register_type(t).bits)
     writers = [d.writer(o, register[0]) for o in get_vector_parts(inst.operands[0])]
     sources = [
         [d.reader(o, r) for o in get_vector_parts(x)] for x, r in zip(inst.operands[1:4], register[1:], strict=True)
     ]
     order_a, order_b, order_c = (
-        make_a_fragment_layout(rows, depth, elements_per_register),
+        make_a_fragment_layout(rows, held, elements_per_register),
         make_b_fragment_layout(depth, elements_per_register),
         make_accumulator_layout(rows, 8),
     )
@@ -291,14 +321,76 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         x, y, z = (gather_registers(m, lanes, s) for s in sources)
-        product = multiply(
-            convert_fragment_to_matrix(x, a, order_a, rows, depth), convert_fragment_to_matrix(y, b, order_b, depth, 8)
-        )
+        left = convert_fragment_to_matrix(x, a, order_a, rows, held)
+        left = expand(m, lanes, left) if expand else left
+        product = multiply(left, convert_fragment_to_matrix(y, b, order_b, depth, 8))
         addend = np.ascontiguousarray(z).view(c.dtype).reshape(len(z), -1)
         total = add_to_accumulator(product.reshape(len(z), -1)[:, order_c], addend, out, "satfinite" in words)
         scatter_registers(m, lanes, writers, np.ascontiguousarray(total).view(register[0].dtype))
 
     line.step = step
+
+
+# mma.sp: half of A's elements are zeros; metadata has the places of the others.
+
+
+_SPARSE = frozenset({"sp", "sp::ordered_metadata"})
+_DEEPEST_SPARSE_BITS = 512  # of a row of A; the other shape of a type has half of it
+
+
+@lru_cache(maxsize=64)
+def make_metadata_layout(chunks: int, bits: int, selector: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each chunk [16, chunks] of A, of `bits` an element: the lane whose metadata it has, and the bit of its four.
+
+    A lane has four chunks of two rows (elements of 16 and 32 bits), or eight of one row. (PTX ISA, "Matrix fragments
+    for multiply-accumulate operation with sparse matrix A"; an H200 gives the same.)
+    """
+    row, chunk = np.meshgrid(np.arange(16), np.arange(chunks), indexing="ij")
+    lane, lower = 4 * (row % 8), row // 8
+    if bits < 16:
+        return lane + lower + 2 * (selector + chunk // 8), (4 * (chunk % 8)).astype(np.uint32)
+    return lane + selector * (chunks // 4) + chunk // 4, (16 * lower + 4 * (chunk % 4)).astype(np.uint32)
+
+
+def _decode_sparsity(
+    d: PtxDecoder, inst: PtxInstruction, form: _MmaForm
+) -> Callable[[PtxMachine, LaneSet, np.ndarray], np.ndarray]:
+    """The function from the elements that A holds [warps, 16, depth / 2] to A [warps, 16, depth]."""
+    (rows, _, depth), bits = form.shape, form.types[1].bits
+    chunks = depth * bits // (64 if bits >= 16 else 32)
+    is_eight_bit_float = bits == 8 and form.types[1].kind == "f"
+    shortest = _DEEPEST_SPARSE_BITS if is_eight_bit_float else _DEEPEST_SPARSE_BITS // 2
+    if rows != 16 or bits not in (4, 8, 16, 32) or depth * bits not in (shortest, _DEEPEST_SPARSE_BITS):
+        raise d.unsupported(inst)
+    _, _, _, _, metadata, selector = inst.operands
+    if not isinstance(selector, ImmediateOperand) or selector.value not in range(16 // chunks):
+        raise d.unsupported(inst)
+    read = d.reader(metadata, TYPES["b32"])
+    lane, shift = make_metadata_layout(chunks, bits, selector.value)
+    span, is_ordered = depth // chunks, "sp::ordered_metadata" in form.words
+    element = np.arange(span // 2)  # of those that a chunk holds
+
+    def expand(m: PtxMachine, lanes: LaneSet, held: np.ndarray) -> np.ndarray:
+        fours = gather_registers(m, lanes, [read])[:, lane, 0] >> shift & 15
+        _check_metadata(lanes, fours, is_ordered)
+        index = fours[..., None] >> (2 * (2 * element // len(element))).astype(np.uint32) & 3
+        place = index * span // 4 + element % max(span // 4, 1)
+        result = np.zeros((*fours.shape, span), held.dtype)
+        np.put_along_axis(result, place.astype(np.int64), held.reshape(*fours.shape, -1), axis=-1)
+        return result.reshape(len(held), rows, depth)
+
+    return expand
+
+
+def _check_metadata(lanes: LaneSet, fours: np.ndarray, is_ordered: bool) -> None:
+    """Metadata names two places of a chunk; what equal ones mean is undefined."""
+    first, second = fours & 3, fours >> 2
+    wrong = first >= second if is_ordered else first == second
+    if wrong.any():
+        warp, row, chunk = np.argwhere(wrong)[0].tolist()
+        message = f"sparsity metadata {int(fours[warp, row, chunk]):#06b} of chunk {chunk} in row {row}: expected two "
+        message += "ascending indices" if is_ordered else "different indices"
+        raise PtxFault(message, ExecutionError, int(lanes.flat[32 * warp]))
 
 
 _MATRIX_COUNTS = {"x1": 1, "x2": 2, "x4": 4}

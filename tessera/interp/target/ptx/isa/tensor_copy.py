@@ -304,7 +304,8 @@ def _(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
 
 
 def _decode_tensormap_replace(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruction) -> None:
-    field, where = inst.op[3], decode_address(d, inst, inst.operands[0])
+    (field,) = (w for w in inst.op if w in _FIELDS)
+    where = decode_address(d, inst, inst.operands[0])
     require_known_modifiers(d, inst, "replace", "tile", "b1024", field)
     ordinal = inst.operands[1] if field in _ORDINAL else ImmediateOperand(0)
     assert isinstance(ordinal, ImmediateOperand)

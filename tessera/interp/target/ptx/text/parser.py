@@ -418,12 +418,16 @@ _LEADING_WORDS = {
     **dict.fromkeys(("ex2", "lg2", "rcp", "rsqrt"), ["approx"]),
     **dict.fromkeys(("set", "setp"), _COMPARISONS),
     "match": ["any", "all"],
+    "multimem": ["ld_reduce", "st", "red"],
+    "wgmma": ["mma_async", "fence", "commit_group", "wait_group", "sp", "sync", "aligned"],
+    "tensormap": ["replace", "cp_fenceproxy", "tile"],
+    "wmma": ["load", "store", "mma", "a", "b", "c", "d", "sync", "aligned"],
     "movmatrix": ["sync", "aligned", "m8n8", "trans"],
     "prmt": ["b32"],
 }
 # Opcodes whose modifiers follow a type.
 _TYPES_INSIDE = {
-    "prmt", "mma", "wmma", "vset", "vset2", "vset4", "vshl", "vshr", "vmad",
+    "prmt", "mma", "vset", "vset2", "vset4", "vshl", "vshr", "vmad",
     *(f"v{name}{count}" for name in ("add", "sub", "absdiff", "min", "max", "avrg") for count in ("", 2, 4)),
 }  # fmt: skip
 
