@@ -39,6 +39,7 @@ LOG2_E = math.log2(math.e)
 def attend(
     q, k, v, mask, lengths, out, seed=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
     BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0, turned: bool = False,
+    window: int = 0, softcap: float = 0.0,
 ):  # fmt: skip
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
@@ -48,7 +49,8 @@ def attend(
     is in f32; `narrow` rounds the weights to the type of v before their product, and flushes subnormal ones to 0, as
     fast kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the random number at its row-major
     index of the stream of `seed`, an int64 [1], is below it. `turned`: the axis of heads follows that of positions
-    in q, k, v and out.
+    in q, k, v and out. `window` hides key j from query i where j <= i - window, and `softcap` replaces scores by
+    softcap · tanh(scores / softcap) before the mask; 0 turns each off.
     """
     (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
@@ -59,17 +61,20 @@ def attend(
     queries = load_head_rows(q, batch, head, first, BM, turned, None)
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
     # Weights are powers of two. A scale that keeps the order of scores is part of the factor of the exponent.
-    scaled = mask is not None or scale <= 0
+    scaled = mask is not None or scale <= 0 or softcap > 0
     factor = 0.0 if scaled else scale * LOG2_E
     # A causal row attends to no key after its block.
     last = min(first + past + BM, T) if causal else T
-    for start in tile.range(0, last, BN):
+    # Nor does the first row of a block to one before its window.
+    begin = 0 if window == 0 else max(first + past - window + 1, 0) // BN * BN
+    for start in tile.range(begin, last, BN):
         cols = start + tile.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # 0 · NaN after a cache's end is NaN
         keys = load_head_rows(k, batch, shared, start, BN, turned, held)
         values = load_head_rows(v, batch, shared, start, BN, turned, held)
-        scores = scale_and_mask(queries @ keys.T, scale if scaled else None, mask, (batch, head, first, start))
-        scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal)
+        place = (batch, head, first, start)
+        scores = scale_and_mask(queries @ keys.T, scale if scaled else None, softcap, mask, place)
+        scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal, window)
         m, p, old = online_softmax_weights(scores, m, factor, narrow)
         l = l * old + tile.sum(p, axis=-1)
         values = values if narrow else tile.cast(values, f32)
@@ -77,7 +82,7 @@ def attend(
             row = (batch * H + head) * S + first + tile.arange(0, BM)
             p = tile.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
         acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
-    if mask is not None:
+    if mask is not None or window > 0:
         l = tile.where(l == 0.0, 1.0, l)  # a row without an unmasked key gives 0
     store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
 
@@ -104,22 +109,26 @@ def store_head_rows(out, batch, head, first, block, turned):
         tile.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
 
 
-def scale_and_mask(scores, scale, mask, place):
-    """Scores times the scale (None: applied later), plus their block of the mask."""
+def scale_and_mask(scores, scale, softcap, mask, place):
+    """Scores times the scale (None: applied later), capped if `softcap`, plus their block of the mask."""
     batch, head, first, start = place
     if scale is not None:
         scores = scores * scale
+    if softcap > 0:
+        scores = tile.tanh(scores * (1.0 / softcap)) * softcap
     if mask is not None:
         scores = scores + load_mask_block(mask, batch, head, first, start, scores.shape[0], scores.shape[1])
     return scores
 
 
-def hide_keys(scores, rows, cols, T, clipped, causal):
+def hide_keys(scores, rows, cols, T, clipped, causal, window):
     """Scores with minus infinity where the key does not exist or is masked for the row."""
     if clipped:
         scores = tile.where(cols[None, :] < T, scores, -math.inf)
     if causal:
         scores = tile.mask_causal(scores, rows, cols)
+    if window > 0:
+        scores = tile.where(cols[None, :] > rows[:, None] - window, scores, -math.inf)
     return scores
 
 
@@ -160,14 +169,14 @@ def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: floa
     heads, length = middle[::-1] if blocks.get("turned") else middle
     constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
-    constants |= {"p_drop": 0.0, "turned": False, **blocks}
+    constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, **blocks}
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, -(-length // size)))
 
 
 @routine(attend)
 def flash_attention(
     kernel: Any, q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: float | None = None,
-    lengths: Sequence[int] | None = None, dropout: float = 0.0, seed: int = 0,
+    lengths: Sequence[int] | None = None, dropout: float = 0.0, seed: int = 0, window: int = 0, softcap: float = 0.0,
 ) -> np.ndarray:  # fmt: skip
     """softmax(q kᵀ · scale + mask) v without storing the scores: [B, H, S, E] of the type of `q`.
 
@@ -181,8 +190,12 @@ def flash_attention(
     `dropout` sets weights to 0 with this probability and scales the others by 1 / (1 - dropout), before the product
     with `v`: weight [b, h, i, j] where `ts.rand` of shape [B, H, S, T] from `seed` is below it.
 
+    `window` hides key j from query i where j <= i - window, both counted as for `causal` (a sliding window), and
+    `softcap` replaces scores, before the mask, by softcap · tanh(scores / softcap); 0 turns each off.
+
     Raises:
-        ArgumentError: a length is outside the cache, or less than S with `causal`; `dropout` is not in [0, 1).
+        ArgumentError: a length is outside the cache, or less than S with `causal`; `dropout` is not in [0, 1); `window`
+            is no whole number or negative; `softcap` is negative or not finite.
         DTypeError: the types differ, or are not floats.
         ShapeError: the shapes do not fit.
 
@@ -200,11 +213,18 @@ def flash_attention(
         raise ArgumentError(
             f"dropout with probability {dropout}", location=library_caller_location(), expected="0 to before 1"
         )
+    if not isinstance(window, int) or window < 0 or not 0 <= softcap < math.inf:
+        raise ArgumentError(
+            "window or softcap of attention out of range", location=library_caller_location(),
+            expected="a window of at least one key, a finite softcap > 0",
+            received=f"window={window}, softcap={softcap}",
+        )  # fmt: skip
     batch, heads, length, features = q.shape
     grid = lambda constants: (batch, heads, ceil_div(length, constants["BM"]))  # noqa: E731
     weight = 1 / math.sqrt(features) if scale is None else float(scale)
     drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
-    shape, named = (batch, heads, length, v.shape[3]), {"causal": bool(causal), "scale": weight, **drop}
+    more = ({"window": window} if window else {}) | ({"softcap": float(softcap)} if softcap else {})
+    shape, named = (batch, heads, length, v.shape[3]), {"causal": bool(causal), "scale": weight, **drop, **more}
     return compute(kernel, grid, shape, q.dtype, q, k, v, mask, held, **named)
 
 

@@ -59,7 +59,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
         "BM": _choose_block_length(rows, heads_first[0][2]),
         "BN": _choose_block_length(columns, heads_first[1][2]),
     }
-    attrs = {k: v for k, v in node.attrs.items() if k != "weights"}
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
     function = module.functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
@@ -83,8 +83,8 @@ def _is_supported(node: Node, shapes: list[tuple[int, ...]]) -> bool:
         return False
     if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
         return False
-    batches = q[:2] == k[:2] == v[:2]
-    return batches and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+    fits = q[0] == k[0] == v[0] and k[1] == v[1] and q[1] % k[1] == 0
+    return fits and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
 
 
 def _rounds_weights(node: Node) -> bool:

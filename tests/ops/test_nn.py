@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.types import bf16, f16, f32, f64, int32
 from tessera.frontend.jit.tracing import Jit
@@ -98,6 +99,51 @@ def test_attention(rng):
     np.testing.assert_allclose(torch_names.numpy(), attention(q, k, v, mask, True), rtol=1e-12)
     batch = sdpa(*(Tensor(np.stack([t, 2 * t])) for t in (q, k, v)), scale=1 / math.sqrt(8))
     np.testing.assert_allclose(batch.numpy()[1], attention(2 * q, 2 * k, 2 * v), rtol=1e-12)
+
+
+@pytest.mark.parametrize("target", [None, "llvm", "ptx"])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 3}, {"window": 2, "softcap": 0.5}])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_grouped_attention(groups, options, target, rng):
+    q, k, v = (rng.normal(size=(2, h, n, 8)).astype("f4") for h, n in ((6, 9), (groups, 5), (groups, 5)))
+    attend = lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)  # noqa: E731
+    found = (attend if target is None else ts.jit(attend, target=target))(*map(Tensor, (q, k, v))).numpy()
+    cap, window = options.get("softcap"), options.get("window", 99)
+    s = q.astype("f8") @ np.repeat(k, 6 // groups, axis=1).swapaxes(-1, -2) / math.sqrt(8)
+    i, j = np.arange(9)[:, None], np.arange(5)
+    seen = (j > i - window) & ((j <= i) | (not options.get("causal")))
+    e = np.where(seen, np.exp(cap * np.tanh(s / cap) if cap else s), 0.0)
+    total = e.sum(-1, keepdims=True)  # 0 for a query that sees no key, which gives 0
+    want = e @ np.repeat(v, 6 // groups, axis=1) / np.where(total == 0, 1, total)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 3}, {"softcap": 1.5}])
+def test_grouped_attention_is_that_of_repeated_heads(options, rng):
+    """In gradients, too; the cotangent of a shared head is the sum over its group. Lanes of vmap are batches."""
+    q, k, v, w = (Tensor(rng.normal(size=(2, h, 5, 4))) for h in (6, 2, 2, 6))
+    attend = lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, **options)  # noqa: E731
+    repeat = lambda x: ts.reshape(ts.broadcast_to(x[:, :, None], (2, 2, 3, 5, 4)), (2, 6, 5, 4))  # noqa: E731
+    found = ts.grad(lambda *x: (attend(*x) * w).sum(), argnums=(0, 1, 2))(q, k, v)
+    want = ts.grad(lambda q, k, v: (attend(q, repeat(k), repeat(v)) * w).sum(), argnums=(0, 1, 2))(q, k, v)
+    for x, y in zip(found, want, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(ts.vmap(attend)(q, k, v).numpy(), attend(q, k, v).numpy(), rtol=1e-12)
+    shared = ts.vmap(attend, in_axes=(0, None, None))(q, k[0], v[0])
+    np.testing.assert_allclose(shared.numpy()[0], attend(q, k, v).numpy()[0], rtol=1e-12)
+
+
+def test_heads_that_do_not_divide_and_windows_out_of_range():
+    q, k = Tensor(np.ones((6, 3, 2), "f4")), Tensor(np.ones((4, 3, 2), "f4"))
+    with pytest.raises(ShapeError, match="do not divide those of queries"):
+        nn.scaled_dot_product_attention(q, k, k)
+    with pytest.raises(ShapeError, match="do not divide those of queries"):
+        nn.positional_attention(*(x.permute(1, 0, 2).reshape(1, 3, -1, 2) for x in (q, k, k)))
+    with pytest.raises(ShapeError, match="cannot broadcast 6 with 2"):
+        nn.scaled_dot_product_attention(q, k[:2], k[:2], enable_gqa=False)
+    for options in ({"window": -1}, {"softcap": -1.0}, {"softcap": math.inf}):
+        with pytest.raises(ArgumentError, match="window or softcap"):
+            nn.scaled_dot_product_attention(q, q, q, **options)
 
 
 def test_weights_of_attention_are_rounded_as_asked_for(rng):

@@ -39,6 +39,13 @@ UNARY = {
 }
 
 
+GROUPED: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "window": {"causal": True, "window": 7},
+    "softcap": {"softcap": 1.5, "window": 3},
+}
+
+
 def cases() -> Iterator[Case]:
     """Activations and norms at three types; attention; a mask; a whole block."""
     for name, program in UNARY.items():
@@ -50,6 +57,9 @@ def cases() -> Iterator[Case]:
     for dtype, weights in (("f16", None), ("bf16", "f32"), ("f16", "bf16")):
         yield _make_weighed_attention(dtype, weights)
     yield _make_positional_attention()
+    for dtype in ("f32", "bf16"):
+        for name, options in GROUPED.items():
+            yield _make_grouped_attention(name, options, dtype)
     yield _make_rough_cast()
     yield _make_masked_attention()
     yield _make_affine_norm()
@@ -80,6 +90,13 @@ def _make_positional_attention() -> Case:
     """Queries, keys and values as (batch, position, head, feature)."""
     operands = tuple(tensor(f"p{i}", (2, 20, 3, 16)) for i in range(3))
     return Case("graph/composites/attention-positional", lambda: (Jit(_attend_by_position), operands))
+
+
+def _make_grouped_attention(name: str, options: dict[str, Any], dtype: str) -> Case:
+    """Four heads of queries for two of keys and values."""
+    full = f"graph/composites/attention-{name}-{dtype}"
+    q, k, v = (tensor(f"{full}{i}", (2, h, 20, 16), dtype) for i, h in enumerate((4, 2, 2)))
+    return Case(full, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, **options)), (q, k, v)))
 
 
 def _attend_by_position(q: Any, k: Any, v: Any) -> Any:

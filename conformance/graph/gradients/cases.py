@@ -23,6 +23,12 @@ def attention(w: Any, x: Any) -> Any:
     return (ts.scaled_dot_product_attention(x @ w, x, x, causal=True) * x).sum()
 
 
+def grouped_attention(w: Any, x: Any) -> Any:
+    """Grouped queries with a window and capped scores: two heads of queries for one of keys."""
+    q = ts.stack([x @ w, x * 0.5])
+    return (ts.scaled_dot_product_attention(q, x[None], x[None], causal=True, window=5, softcap=2.0) * q).sum()
+
+
 def norms(w: Any, x: Any) -> Any:
     """Both norms and an activation."""
     return (ts.layer_norm(x) * ts.gelu(ts.rms_norm(x))).sum() + w.sum()
@@ -54,7 +60,7 @@ def smooth(x: Any, y: Any) -> Any:
 ZEROS_AND_TIES = np.array([[0.0, 2.0], [1.0, 1.0], [-3.0, -3.0], [2.0, -2.0], [0.5, 3.0]], np.float32).T
 
 
-PROGRAMS = (network, attention, norms, recurrent, kept, gathered)
+PROGRAMS = (network, attention, grouped_attention, norms, recurrent, kept, gathered)
 
 
 def cases() -> Iterator[Case]:

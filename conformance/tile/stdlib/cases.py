@@ -67,6 +67,8 @@ def _make_attention(dtype: str) -> Iterator[Case]:
     ):  # fmt: skip
         given = {"q": q, "k": k, "v": v, "mask": m, "lengths": lengths, "causal": causal, **options}
         yield _make(f"attention-{name}-{dtype}", attention.attend, given, (2, 4, 2))
+    given = {"q": q, "k": k, "v": v, "mask": None, "lengths": None, "causal": False, "window": 5, "softcap": 1.5}
+    yield _make(f"attention-window-{dtype}", attention.attend, {**given, **options}, (2, 4, 2))
 
 
 def _make_rotary(dtype: str, interleaved: bool) -> Case:

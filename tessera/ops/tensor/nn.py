@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, user_location
-from tessera.core.shapes import as_size, broadcast, format_shape, normalize_axes, normalize_axis
+from tessera.core.shapes import Size, as_size, broadcast, format_shape, normalize_axes, normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
@@ -288,18 +288,53 @@ def _attention_coerce(op, operands, attrs):
         tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
     try:
         promote_types([t.type for t in tensors])
-        return bind_op(op, _broadcast_leading_axes(tensors) if op is scaled_dot_product_attention else tensors, attrs)
+        if op is scaled_dot_product_attention:
+            tensors = _broadcast_leading_axes(tensors, grouped=attrs["enable_gqa"])
+        return bind_op(op, tensors, attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
 
 
-def _broadcast_leading_axes(tensors: list[Tensor]) -> list[Tensor]:
-    """Queries, keys and values with the leading axes to which theirs and those of the mask broadcast."""
+def _broadcast_leading_axes(tensors: list[Tensor], grouped: bool) -> list[Tensor]:
+    """Queries, keys and values with the leading axes to which theirs and those of the mask broadcast.
+
+    Keys and values of fewer heads than the queries keep them: each head is shared by a group of heads of queries.
+    """
     if any(t.ndim < 2 for t in tensors[:3]):
         return tensors
-    lead = broadcast(*(t.shape[:-2] for t in tensors))
-    operands = [t if t.shape[:-2] == lead else broadcast_to(t, shape=(*lead, *t.shape[-2:])) for t in tensors[:3]]
+    heads = _find_head_counts(tensors) if grouped else None
+    if heads is None:
+        lead = broadcast(*(t.shape[:-2] for t in tensors))
+        wanted = [lead] * 3
+    else:
+        outer = broadcast(*(t.shape[:-3] for t in tensors))
+        wanted = [(*outer, heads[0]), (*outer, heads[1]), (*outer, heads[1])]
+    operands = [
+        t if t.shape[:-2] == lead else broadcast_to(t, shape=(*lead, *t.shape[-2:]))
+        for t, lead in zip(tensors[:3], wanted, strict=True)
+    ]
     return [*operands, *tensors[3:]]
+
+
+def _find_head_counts(tensors: list[Tensor]) -> tuple[int, int] | None:
+    """The heads of queries and of keys where they differ and the first is more than one; else None."""
+    if any(t.ndim < 3 for t in tensors[:3]):
+        return None
+    heads = broadcast(*(t.shape[-3:-2] for t in (tensors[0], *tensors[3:])))[0]
+    groups = broadcast(*(t.shape[-3:-2] for t in tensors[1:3]))[0]
+    if not (isinstance(heads, int) and isinstance(groups, int)) or heads in (1, groups):
+        return None
+    _check_groups(heads, groups)
+    return heads, groups
+
+
+def _check_groups(heads: Size, groups: Size) -> None:
+    if groups == 0 or heads % groups:
+        raise ShapeError(
+            "the heads of keys and values do not divide those of queries",
+            expected="q [..., H, S, D] with k and v [..., G, T, D], where G divides H",
+            received=f"H = {heads}, G = {groups}", suggestion="give keys and values H heads, or a divisor of H",
+        )  # fmt: skip
 
 
 @op(infer=lambda x, *, dtype: x.with_dtype(dtype), coerce=coerce_plain, numerics=STORAGE)
@@ -317,7 +352,7 @@ def _(x, *, dtype):
 
 
 def _canonicalise_attention(
-    q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights
+    q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights, window, softcap, enable_gqa
 ) -> dict[str, Any]:
     for each in (q, k, v):
         if each.rank < 2 or not each.dtype.is_float:
@@ -325,7 +360,15 @@ def _canonicalise_attention(
     if q.shape[-1] == 0:
         raise ShapeError("attention needs at least one feature", received=str(q))
     scale = float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))
-    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights)}
+    window, softcap = 0 if window is None else as_size(window), 0.0 if softcap is None else float(softcap)
+    if not isinstance(window, int) or window < 0 or not 0 <= softcap < math.inf:
+        raise ArgumentError(
+            "window or softcap of attention out of range",
+            expected="a window of at least one key, a finite softcap > 0",
+            received=f"window={window}, softcap={softcap}",
+        )  # fmt: skip
+    more = {"window": window, "softcap": softcap, "enable_gqa": bool(enable_gqa)}
+    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights), **more}
 
 
 def _weights_type(v: TensorType, weights: Any) -> DType:
@@ -339,20 +382,41 @@ def _weights_type(v: TensorType, weights: Any) -> DType:
 
 
 @op(coerce=_attention_coerce, canonical=_canonicalise_attention)
-def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
-    """softmax(q kᵀ · scale + mask) v, for q [..., S, D], k and v [..., T, D]; leading axes broadcast.
+def scaled_dot_product_attention(
+    q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None, window: Any = None,
+    softcap: Any = None, enable_gqa: bool = True,
+):  # fmt: skip
+    """softmax(q kᵀ · scale + mask) v, for q [..., H, S, D], k and v [..., G, T, D]; other leading axes broadcast.
+
+    G divides H: each head of keys and values is shared by H / G adjacent heads of queries (grouped queries, Ainslie et
+    al. 2023). `enable_gqa=False` requires equal heads, or one that broadcasts. Without heads, q is [S, D].
 
     The mask [..., S, T] is added; a mask of bools is true where a query sees a key. A query that sees no key gives 0,
-    as PyTorch's function does. `causal` hides key j from query i where j > i. `scale` is 1/sqrt(D) unless given. The
-    unnormalised weights exp(score - maximum) are rounded to the type `weights` by `rough_cast` before the product with
-    v. The default is the type of v if that has 16 bits, as tensor cores need it; `weights=ts.f32` does not round. The
-    divisor is the sum of the weights before rounding. PyTorch's names `attn_mask` and `is_causal` are `mask` and
-    `causal`.
+    as PyTorch's function does. `causal` hides key j from query i where j > i, and `window` where j <= i - window (a
+    sliding window; None or 0: no window). `softcap` replaces scores, before the mask, by softcap · tanh(scores /
+    softcap) (None or 0: not). `scale` is 1/sqrt(D) unless given. The unnormalised weights exp(score - maximum) are
+    rounded to the type `weights` by `rough_cast` before the product with v. The default is the type of v if that has
+    16 bits, as tensor cores need it; `weights=ts.f32` does not round. The divisor is the sum of the weights before
+    rounding. PyTorch's names `attn_mask` and `is_causal` are `mask` and `causal`.
+
+    >>> import tessera as ts
+    >>> q, k = ts.zeros((4, 1, 8)), ts.zeros((2, 1, 8))
+    >>> ts.scaled_dot_product_attention(q, k, ts.Tensor([[[1.0]], [[2.0]]])).reshape(4)
+    Tensor([1., 1., 2., 2.], f32)
+
+    Raises:
+        ArgumentError: `window` is negative, or `softcap` is negative or not finite.
+        DTypeError: `weights` is not a float type.
+        ShapeError: G does not divide H, D is 0, or other axes do not fit.
     """
+    if k.ndim > 2 and k.shape[-3] != q.shape[-3]:
+        k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    s = softcap * np.tanh(s / s.dtype.type(softcap)) if softcap else s
     s = s if mask is None else s + mask
-    if causal:
-        seen = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
+    distance = np.arange(q.shape[-2])[:, None] - np.arange(k.shape[-2])[None, :]
+    if causal or window:
+        seen = (distance >= 0 if causal else True) & (distance < window if window else True)
         s = np.where(seen, s, -np.inf).astype(s.dtype)
     most = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     e = np.exp(s - np.where(most == -np.inf, s.dtype.type(0), most))
@@ -362,42 +426,62 @@ def scaled_dot_product_attention(q, k, v, mask=None, *, causal: bool = False, sc
 
 
 @lower(scaled_dot_product_attention)
-def _(q, k, v, mask=None, *, causal, scale, weights):
-    s = dot(q, transpose(k)) * scale
+def _(q, k, v, mask=None, *, causal, scale, weights, window, softcap, enable_gqa):
+    s = _multiply_groups(q, transpose(k)) * scale
+    s = tanh(s * (1.0 / softcap)) * softcap if softcap else s
     s = s if mask is None else s + mask
-    if causal:
-        shape = s.shape[-2:]
-        later = less(iota(shape=shape, axis=-2), iota(shape=shape, axis=-1))
-        s = where(later, -math.inf, s)
-    if s.shape[-1] == 0 or mask is None:  # each query sees a key, if there is one
+    s = _hide_keys(s, causal, window)
+    every = mask is None and not window  # each query sees a key, if there is one
+    if s.shape[-1] == 0 or every:
         e = s if s.shape[-1] == 0 else exp(s - max(s, axis=-1, keepdims=True))
     else:
         most = max(s, axis=-1, keepdims=True)
         e = exp(s - where(equal(most, -math.inf), 0.0, most))
     narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
     total = sum(e, axis=-1, keepdims=True)
-    return dot(narrow, v) / (total if mask is None and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
+    return _multiply_groups(narrow, v) / (total if every and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
+
+
+def _multiply_groups(x: Tensor, y: Tensor) -> Tensor:
+    """x [..., H, S, K] times y [..., G, K, N]: the rows of the heads of a group are the rows of one product."""
+    if y.ndim < 3 or x.shape[-3] == y.shape[-3]:
+        return dot(x, y)
+    (*outer, heads, length, depth), groups = x.shape, y.shape[-3]
+    _check_groups(heads, groups)
+    found = dot(reshape(x, shape=(*outer, groups, heads // groups * length, depth)), y)
+    return reshape(found, shape=(*outer, heads, length, y.shape[-1]))
+
+
+def _hide_keys(s: Tensor, causal: bool, window: int) -> Tensor:
+    """Scores with minus infinity where the key lies after the query, or before its window."""
+    if not causal and not window:
+        return s
+    rows, cols = (iota(shape=s.shape[-2:], axis=a) for a in (-2, -1))
+    s = where(less(rows, cols), -math.inf, s) if causal else s
+    return where(greater_equal(rows, cols + window), -math.inf, s) if window else s
 
 
 HEADS_SECOND_ORDER = (0, 2, 1, 3)  # exchange the axes of heads and positions
 
 
 @op(coerce=_attention_coerce, canonical=_canonicalise_attention)
-def positional_attention(q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None):
-    """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, H, D].
+def positional_attention(
+    q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None, window: Any = None,
+    softcap: Any = None, enable_gqa: bool = True,
+):  # fmt: skip
+    """`scaled_dot_product_attention` with heads after positions: q [B, S, H, D], k and v [B, T, G, D].
 
     The mask is [B, H, S, T], where B, H and S may be 1. The result is [B, S, H, D].
     """
     turned = [np.transpose(x, HEADS_SECOND_ORDER) for x in (q, k, v)]
-    found = scaled_dot_product_attention.ref(*turned, mask, causal=causal, scale=scale, weights=weights)
-    return np.transpose(found, HEADS_SECOND_ORDER)
+    attrs = {"causal": causal, "scale": scale, "weights": weights, "window": window, "softcap": softcap}
+    return np.transpose(scaled_dot_product_attention.ref(*turned, mask, **attrs), HEADS_SECOND_ORDER)
 
 
 @lower(positional_attention)
-def _(q, k, v, mask=None, *, causal, scale, weights):
+def _(q, k, v, mask=None, **attrs):
     turned = [permute(x, axes=HEADS_SECOND_ORDER) for x in (q, k, v)]
-    found = scaled_dot_product_attention(*turned, mask, causal=causal, scale=scale, weights=weights)
-    return permute(found, axes=HEADS_SECOND_ORDER)
+    return permute(scaled_dot_product_attention(*turned, mask, **attrs), axes=HEADS_SECOND_ORDER)
 
 
 # Derivatives and batching of the composites of neural networks.

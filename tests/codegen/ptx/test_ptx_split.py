@@ -101,3 +101,17 @@ def test_attention_of_a_graph_is_streamed(depth, weights, rows):
     (entry,) = artifact.manifest["plan"]["entries"].values()
     assert "wgmma" in artifact.text(TEXT_FILE) and entry["threads"] == 2 * rows + 128
     assert compare_with_bound(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 20}, {"softcap": 2.0}])
+def test_attention_of_grouped_queries_is_one_launch(options, target, turned):
+    q, k, v = (np.random.default_rng(h).standard_normal((2, h, 40, 32)).astype(bf16.numpy) for h in (6, 2, 2))
+    turn = lambda x: x.permute(0, 2, 1, 3) if turned else x  # noqa: E731
+    given = [np.ascontiguousarray(x.swapaxes(1, 2)) if turned else x for x in (q, k, v)]
+    program = ts.jit(lambda *x: turn(nn.scaled_dot_product_attention(*map(turn, x), **options)), target=target)
+    ready = prepare(program, tuple(given), target)
+    launches = [n for n in ready.levels["tile"].main.body.nodes if n.op.name == "host.launch"]
+    assert len(launches) == 1 and ready.levels["tile"].functions[1].name == "attend"
+    assert compare_with_bound(program(*given).numpy(), ready.bounds()[0]).ok

@@ -51,6 +51,20 @@ def test_masks(lead, rng):
         np.testing.assert_allclose(launch(q, k, v, mask, causal, 0.3, BM=16, BN=8), want, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("sizes", [(40, 40), (70, 20), (9, 50)])
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 13}, {"softcap": 2.0}, {"window": 30, "softcap": 0.5}])
+def test_windows_and_capped_scores(options, sizes, rng):
+    """The kernel skips blocks of keys before the window; a row past all windows gives 0."""
+    q, k, v = (
+        rng.standard_normal((1, h, n, 8)).astype("f4") for h, n in zip((4, 2, 2), (*sizes, sizes[1]), strict=True)
+    )
+    for causal in (False, True):
+        wide = (x.astype(np.float64) for x in (q, k, v))
+        want = nn.scaled_dot_product_attention.ref(*wide, causal=causal, scale=0.3, weights=f64, **options)
+        found = launch(q, k, v, None, causal, 0.3, BM=8, BN=4, **options)
+        np.testing.assert_allclose(found, want, atol=2e-6, rtol=2e-6)
+
+
 def test_a_block_that_is_masked_as_a_whole_gives_no_nan(rng):
     q, k, v = rng.standard_normal((3, 1, 1, 16, 4)).astype("f4")
     mask = np.zeros((1, 1, 1, 16), "f4")
