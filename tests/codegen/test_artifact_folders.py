@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import json
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -76,6 +78,20 @@ def test_links_are_not_followed(tmp_path):
     (folder / "a.txt").symlink_to(tmp_path / "outside.txt")
     with pytest.raises(ArtifactError, match=r"a\.txt is a link"):
         read_artifact(folder)
+    (folder / "a.txt").unlink()
+    (tmp_path / "outside.txt").rename(folder / "a.txt")
+    (folder / "sub").rename(tmp_path / "outside")
+    (folder / "sub").symlink_to(tmp_path / "outside")
+    with pytest.raises(ArtifactError, match=r"sub/x\.txt is a link"):
+        read_artifact(folder)
+
+
+def test_a_builder_leaves_the_folders_of_those_at_work(tmp_path):
+    for name, age in (("at-work", 0), ("killed", 2 * artifact.STALE_SECONDS)):
+        (tmp_path / f".a.tessera-{name}").mkdir()
+        os.utime(tmp_path / f".a.tessera-{name}", (time.time() - age,) * 2)
+    ONE.save(tmp_path / "a")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a.tessera-at-work", "a"]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +134,18 @@ def test_an_edited_manifest_is_refused_or_runs(built, data):
         loaded.run([np.ones(p["shape"], "f4") for p in loaded.parameters])
     except TesseraError:
         pass
+    finally:
+        (built / artifact.MANIFEST).write_text(text)
+
+
+def test_a_result_that_is_no_parameter_is_refused(built):
+    text = (built / artifact.MANIFEST).read_text()
+    manifest = json.loads(text)
+    manifest["interface"]["written"] = [len(manifest["interface"]["parameters"])]
+    reseal(built, manifest)
+    try:
+        with pytest.raises(ArtifactError, match="the interface in the manifest is not valid"):
+            ts.load(built)
     finally:
         (built / artifact.MANIFEST).write_text(text)
 

@@ -1,10 +1,12 @@
 """Host plans: slices of buffers, their overlap, and the parameters that a kernel touches."""
 
 import numpy as np
+import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.host_plan import HostBufferSlice, find_touched_parameters
+from tessera.codegen.host_plan import HostBufferSlice, check_plan, find_touched_parameters
+from tessera.core.errors import ArtifactError, ResourceError
 from tessera.runtime.program import prepare
 
 
@@ -32,3 +34,41 @@ def test_an_asynchronous_copy_reads_its_source():
     given = {"x": np.zeros((32, 32), "f4"), "out": np.zeros((32, 32), "f4")}
     function = prepare(copied, given, "llvm", (1,)).levels["tile"].functions[1]
     assert find_touched_parameters(function, "read") == {0} and find_touched_parameters(function, "write") == {1}
+
+
+def make_plan(*steps, argument=None, scratch=0):
+    """A plan with one parameter, 64 bytes of workspace and one launch."""
+    x = {"name": "x", "shape": [4], "dtype": "f32", "role": "input"}
+    launch = {"kernel": "k", "grid": [1, 1, 1], "args": [argument or {"param": 0}]}
+    plan = {"params": [x], "workspace": 64, "launches": [launch], "scratch": {"k": scratch}}
+    return {**plan, "written": [], "read": [0], "steps": list(steps)}
+
+
+def make_loop(count, offset, move, step=1, first=0):
+    """A plan with a loop around the launch; each trip works on 16 bytes of the workspace."""
+    loop = {"loop": 0, "first": first, "step": step, "count": count, "body": [{"run": [0, 1]}]}
+    return make_plan(loop, argument={"offset": offset, "bytes": 16, "moves": [[0, move]]})
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        (make_plan({"run": [0, 1]}), make_plan({"run": [0, 2]})),
+        (make_plan({"run": [1, 1]}), make_plan({"run": [1, 0]})),
+        (make_plan({"run": [0, 1]}), make_plan({"call": 0})),
+        (make_loop(4, 0, 16), make_loop(5, 0, 16)),
+        (make_loop(4, 0, 1, step=16), make_loop(4, 0, 1, step=17)),
+        (make_loop(4, 0, 16, step=-1, first=3), make_loop(4, 0, 16, step=-1, first=4)),
+        (make_loop(4, 48, -16), make_loop(4, 32, -16)),
+    ],
+)
+def test_a_plan_whose_slices_leave_the_memory_is_refused(plan, wrong):
+    check_plan(plan, 1000, 1)
+    with pytest.raises(ArtifactError):
+        check_plan(wrong, 1000, 1)
+
+
+def test_the_scratch_memory_of_a_kernel_counts():
+    check_plan(make_plan(scratch=1000), 1000, 1)
+    with pytest.raises(ResourceError, match="asks for 1,001 bytes of memory"):
+        check_plan(make_plan(scratch=1001), 1000, 1)

@@ -124,16 +124,19 @@ def test_indices_of_every_type(dtype, target):
     np.testing.assert_array_equal(call(lambda x, i: x[i], target, X, i), X[[1, 3]])
     with pytest.raises(OutOfBoundsError, match=f"index {np.iinfo(dtype).max if dtype != np.uint64 else ''}"):
         call(lambda x, i: x[i], target, X, np.array([1, np.iinfo(dtype).max], dtype))
+    with pytest.raises(OutOfBoundsError, match="is outside axis 0 of size 5"):
+        call(ts.take_along_axis, target, X, np.array([1, np.iinfo(dtype).max], dtype))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_places_that_a_guard_leaves_out_are_not_checked(target):
     def function(x, i):
-        return ts.concatenate([x[i + 4], ts.pad(x[i], (2, 3))])
+        return ts.concatenate([x[i + 4], ts.pad(x[i], (2, 3)), ts.pad(x[i + 7], (2, 3))])
 
-    i = indices(-1, 0, -4)
+    i = indices(-3, -4, -5)  # where nothing is read, i may be 0, and i + 7 is no index
     found = call(function, target, X, i)
-    np.testing.assert_array_equal(found, np.concatenate([X[i + 4], np.pad(X[i], (2, 3))]))
+    np.testing.assert_array_equal(found, np.concatenate([X[i + 4], np.pad(X[i], (2, 3)), np.pad(X[i + 7], (2, 3))]))
+    np.testing.assert_array_equal(call(lambda x, i: x[i + 7] * 2.0, target, X, i), X[i + 7] * 2)
 
 
 def test_the_first_failure_is_reported_whatever_the_threads():
@@ -164,6 +167,7 @@ def test_the_check_is_visible_and_dropped_where_proven():
         (lambda x, i: x[i], 1),
         (lambda x, i: x[ts.iota((5,)) % 3], 0),
         (lambda x, i: x[::-1], 0),
+        (lambda x, i: x[ts.iota((6,)) % 6], 1),
     ):
         levels = prepare(ts.jit(function), (X, indices(0)), "interp").levels
         for level in ("schedule", "tile"):
@@ -181,3 +185,11 @@ def test_emulators_of_texts_check_as_machines_do(target):
         with pytest.raises(OutOfBoundsError, match="index 7 is outside axis 0 of size 5"):
             run([X, i])
     np.testing.assert_array_equal(run([X, np.minimum(i, 4)])[0], X[np.minimum(i, 4)] * 2)
+
+
+@pytest.mark.parametrize("target", ["eager", "interp", "llvm"])
+@pytest.mark.parametrize("name", ["gather", "scatter_add"])
+def test_in_a_batch_the_error_names_the_axis_of_an_example(name, target):
+    program = ts.vmap(FUNCTIONS[name][0])
+    with pytest.raises(OutOfBoundsError, match="index 5 is outside axis 0 of size 5"):
+        call(program, target, np.stack([W, W]), np.array([[0, 1], [2, 5]]))

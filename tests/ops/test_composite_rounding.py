@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.ir.numerics.conversion import convert
 from tessera.lower.passes.canonicalisation import sink_widening
-from tessera.ops.tensor import basic, contractions
+from tessera.ops.tensor import basic, coercion, contractions
 from tessera.runtime import driver
 
 CLASSES = ts.Tensor(np.arange(16) % 8)
@@ -258,6 +258,16 @@ def test_mixed_types_are_refused():
     for call in (lambda: ts.linear(x, w), lambda: ts.lerp(x, [0.5, 1.0], 0.5), lambda: ts.norm(x) + ts.norm(w)):
         with pytest.raises(ts.errors.DTypeError):
             call()
+
+
+def test_a_policy_of_any_operand_is_that_of_the_function():
+    """Its accumulation and its compensation of sums hold inside, its rounding for the result."""
+    policy = ts.Policy("bf16", accumulate="f64", compensated=True, rounding="toward_zero")
+    x, plain = ts.Tensor([1.0, 2.0], policy), ts.Tensor([1.0, 2.0], ts.bf16)
+    assert ts.lerp(plain, x, 0.5).type == ts.lerp(x, plain, 0.5).type == x.type
+    assert coercion.widen_operand(x).type.policy == ts.Policy("f32", accumulate="f64", compensated=True)
+    with ts.precision(compute=ts.f16):  # the types of a numeric context are those of the ops inside
+        assert ts.lerp(plain, plain * 2.0, 0.5).type.policy.compute == ts.f16
 
 
 def test_a_policy_rounds_the_result():

@@ -86,12 +86,20 @@ def doubled(tmp_path):
     [
         ((X[:1],), ShapeError, "argument x has another shape than the artifact was built for"),
         ((X.astype(np.float64),), DTypeError, "argument x has another element type"),
+        ((X.astype(np.int32),), DTypeError, "argument x has another element type"),
         ((), ArgumentError, "takes 1 array, received 0"),
     ],
 )
 def test_wrong_calls(doubled, arrays, error, says):
     with pytest.raises(error, match=says):
         doubled(*arrays)
+
+
+def test_a_name_of_weights_is_a_whole_name(tmp_path):
+    ts.build(ts.jit(lambda w, wide: w + wide), X, X, out=tmp_path / "a", weights=("w",))
+    assert [p["name"] for p in ts.load(tmp_path / "a").parameters] == ["wide"]
+    with pytest.raises(ArgumentError, match="has no argument wi"):
+        ts.build(ts.jit(lambda w, wide: w + wide), X, X, out=tmp_path / "b", weights=("wi",))
 
 
 def test_unknown_weights(tmp_path):

@@ -113,7 +113,9 @@ def _run_on_copies(chosen: KernelLaunch, found: KernelArguments, fresh: set[int]
     found = found._replace(arrays=tuple(arrays), tensors=True)
     returned = chosen.run(module, found)
     rest = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
-    return _unwrap([*(Tensor(a) for i, a in enumerate(arrays) if i in written), *rest])
+    types = list(found.types.values())
+    results = [Tensor(a, types[i].policy or types[i].dtype) for i, a in enumerate(arrays) if i in written]
+    return _unwrap([*results, *rest])
 
 
 def _make_memory(argument: Any, fresh: set[int]) -> Any:

@@ -67,20 +67,59 @@ def kept(x, y):
     return total + (start - x * 2.0) + 1.0
 
 
+def started_twice(x, y):
+    """Two launches continue from one memory, and a third from an argument, which stays."""
+    start = ts.launch(axpy, (3,), x, y, ts.like(x), 0.0)
+    low, high = (ts.launch(accumulate, (3,), y * k, start) for k in (1.0, 2.0))
+    return ts.launch(accumulate, (3,), low, x) + high - x + 1.0
+
+
+def two_forms(x, y):
+    """A kernel with two values of its constants."""
+    low, high = ts.launch(axpy, (3,), x, y, ts.like(x), 1.0), ts.launch(axpy, (6,), x, y, ts.like(x), 2.0, BM=4)
+    return low + high + 1.0
+
+
+@ts.kernel
+def accumulate_rows(x, total):
+    i = tile.program_id(0)
+    total[i, 0:4] += x[i, 0:4]
+
+
+def reshaped(x, y):
+    """A launch that updates another shape of a memory that is used again."""
+    start = ts.launch(axpy, (3,), x, y, ts.like(x), 1.0)
+    total = ts.launch(accumulate_rows, (6,), ts.reshape(y * 2.0, shape=(6, 4)), ts.reshape(start, shape=(6, 4)))
+    return ts.reshape(total, shape=(24,)) + start - y + 1.0
+
+
+PROGRAMS = (in_place, functional, updated, kept, started_twice, two_forms, reshaped)
+
+
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("program", (in_place, functional, updated, kept), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_launch_is_part_of_the_program(program, target):
     expected = X * 2 + Y * 3 + 1
     np.testing.assert_allclose(ts.jit(program, target=target)(X, Y), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("program", (in_place, functional, updated, kept), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_every_level_has_a_meaning_and_a_text(program):
     levels = driver.lower(ts.jit(program).trace(X, Y).function, "interp")
     for level in ("graph", "schedule", "tile"):
         module = verify(parse_module(print_module(levels[level])))
         (found,) = driver.compile_level({**levels, level: module}, level, "interp", {})([X, Y])
         np.testing.assert_allclose(found, X * 2 + Y * 3 + 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_memory_that_is_read_after_a_launch_that_continues_from_it(target):
+    def program(x, y):
+        start = ts.launch(axpy, (3,), x, y, ts.like(x), 1.0)
+        return ts.launch(accumulate, (3,), y, start), start * 2.0
+
+    for result, expected in zip(ts.jit(program, target=target)(X, Y), (X + 2 * Y, (X + Y) * 2), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_memory_that_only_the_launch_uses_is_not_copied():
@@ -141,6 +180,12 @@ def view_first(x, y):
     return seen
 
 
+def view_itself(x, y):
+    out = ts.reshape(ts.zeros((4, 6)), shape=(24,))
+    axpy[(3,)](x, y, out, 1.0)
+    return out
+
+
 def outer_memory(x, y):
     total = ts.zeros(24)
     step = lambda s, v: (s + 1.0, accumulate[(3,)](v, total))  # noqa: E731
@@ -153,6 +198,7 @@ REFUSED = {
     "a parameter of the function": (lambda x, y: accumulate[(3,)](x, y), TraceError, "not made in the function"),
     "a captured array": (lambda x, y: accumulate[(3,)](x, X), TraceError, "not made in the function"),
     "a view taken before": (view_first, TraceError, "shares memory with a view"),
+    "a view": (view_itself, TraceError, "shares memory with a view"),
     "memory of an outer trace": (outer_memory, TraceError, "not made in the function"),
     "nothing written": (lambda x, y: ts.launch(printing, (1,), x), TraceError, "writes no memory"),
     "no kernel": (lambda x, y: ts.launch(np.sin, (3,), x), ArgumentError, "launch takes a kernel"),
@@ -262,3 +308,33 @@ def test_a_clone_keeps_its_elements_when_the_kernel_writes_the_tensor():
     for run in (program, ts.jit(program)):
         for found, expected in zip(run(ts.Tensor(X)), (X, X * 0, X * 0), strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+@ts.kernel
+def split(x, out, total, last, *, BM: int = 8):
+    """Writes new memory, memory that it is given, and new memory again."""
+    i = tile.program_id(0) * BM
+    out[i : i + BM] = x[i : i + BM] * 2.0
+    total[i : i + BM] += x[i : i + BM]
+    last[i : i + BM] = x[i : i + BM] * 4.0
+
+
+@pytest.mark.parametrize("wrap", (lambda f: f, ts.jit), ids=("eager", "jit"))
+def test_results_are_in_the_order_of_the_parameters(wrap):
+    found = wrap(lambda x, y: ts.launch(split, (3,), x, ts.like(x), y * 1.0, ts.like(x)))(ts.Tensor(X), ts.Tensor(Y))
+    for result, expected in zip(found, (X * 2, X + Y, X * 4), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_named_arguments_are_differentiated_on_a_tape():
+    x = ts.Tensor(X, requires_grad=True)
+    ts.launch(axpy, (3,), out=ts.like(X), y=x, x=ts.Tensor(X), alpha=3.0).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full(24, 3.0))
+
+
+@pytest.mark.parametrize("wrap", (lambda f: f, ts.jit, ts.vmap), ids=("eager", "jit", "vmap"))
+def test_results_have_the_policy_of_their_memory(wrap):
+    x = ts.Tensor(X.reshape(1, 24) if wrap is ts.vmap else X, ts.bf16 @ ts.accum(ts.f32) @ ts.toward_zero)
+    assert ts.like(x).type == x.type and ts.like(x, shape=(2,)).type.policy == x.type.policy
+    new, updated, _ = wrap(lambda x: ts.launch(split, (3,), x, ts.like(x), x * 1.0, ts.like(x)))(x)
+    assert new.type == updated.type == x.type

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import tile
+from tessera.transforms.flow import launch_batching
 
 TARGETS = ("interp", "llvm", "ptx")
 
@@ -87,3 +88,66 @@ def test_a_shared_operand_is_not_repeated():
     (launch,) = [n for n in function.function.body.nodes if n.op.name == "ts.launch"]
     assert [str(v.type) for v in launch.args] == ["3x5x2xf32", "2xf32"]
     assert launch.attrs["grid"] == (6,)
+
+
+@ts.kernel
+def strided(x, out):
+    """A few programs do the work of many."""
+    for i in tile.range(tile.program_id(0), x.shape[0], tile.num_programs(0)):
+        out[i] = x[i] * 2
+
+
+@ts.kernel
+def claimed(x, slots):
+    """The first program that asks gets a slot; all programs ask for different ones."""
+    tile.atomic_cas(slots[x[tile.program_id(0)]], 0, tile.program_id(0) + 1)
+
+
+@ts.kernel
+def masked(x, out, *, BM: int = 4):
+    """Blocks of rows under masks, one of a single row for all columns."""
+    i = tile.program_id(0) * BM
+    inside = i + tile.arange(0, BM) < x.shape[0]
+    v = tile.load(x[i : i + BM, :], mask=inside[:, None], other=0, edge="clip")
+    tile.store(out[i : i + BM, :], v + 1, mask=inside[:, None], edge="clip")
+
+
+@ts.kernel
+def copied(x, out, *, N: int):
+    """Memory that is copied into memory of the group on the way, and aligned blocks."""
+    held = tile.alloc_shared((N,), ts.int64)
+    tile.async_copy(x[0:N], held)
+    tile.wait_async()
+    tile.barrier()
+    tile.store(out[0:N], held[0:N] * 3)
+
+
+EXAMPLES = {
+    "strided": (lambda v: ts.launch(strided, (3,), v, ts.like(v)), lambda x: x * 2, (2, 7)),
+    "claimed": (
+        lambda v: ts.launch(claimed, (4,), v, ts.zeros(4, dtype="int64")),
+        lambda x: np.argsort(x, axis=-1) + 1,
+        (3, 4),
+    ),
+    "masked": (lambda v: ts.launch(masked, (2,), v, ts.like(v)), lambda x: x + 1, (2, 6, 2)),
+    "copied": (lambda v: ts.launch(copied, (1,), v, ts.like(v), N=4), lambda x: x * 3, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_accesses_of_every_kind(name, target):
+    program, reference, shape = EXAMPLES[name]
+    x = np.argsort(np.random.default_rng(0).random(shape), axis=-1)
+    found = ts.jit(lambda x: ts.vmap(program)(x), target=target)(x)
+    np.testing.assert_array_equal(found, reference(x))
+
+
+@pytest.mark.parametrize("place", (0, 1))
+def test_a_launch_for_one_example_after_the_other(place, monkeypatch):
+    """For kernels with an access that takes no leading index; operands that differ and shared ones in any order."""
+    monkeypatch.setattr(launch_batching, "can_batch", lambda node: False)
+    x, w = np.arange(30, dtype="f4").reshape(3, 5, 2), np.float32([[1, 10], [2, 20], [3, 30]])
+    given, dims = ((x[0], w), (None, 0)) if place else ((x, w[0]), (0, None))
+    found = ts.jit(lambda x, w: ts.vmap(launch_blocks, in_dims=dims)(x, w))(*given)
+    np.testing.assert_array_equal(found, x[0] * w[:, None] if place else x * w[0])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
@@ -98,6 +98,66 @@ def filled(x, other, out):
     out[i : i + 4] = v * v + w
 
 
+@ts.kernel
+def mixed(x, out, *, BM: int = 4):
+    """A block and a gather of one memory."""
+    i = tile.program_id(0) * BM
+    out[i : i + BM] = x[i : i + BM] * tile.load(x, (i + tile.arange(0, BM) * 3) % x.shape[0])
+
+
+@ts.kernel
+def masked(x, w, out, *, BM: int = 4):
+    """Loads under a mask and clipped ones, from memory that programs share."""
+    i = tile.program_id(0)
+    v = tile.load(x[i : i + BM], edge="clip", mask=tile.arange(0, BM) < 3, other=2.0)
+    tile.store(out[i, 0:BM], v * v * tile.load(w[0:BM], mask=tile.arange(0, BM) != 1, other=0.5))
+
+
+@ts.kernel
+def stepped(x, out, *, FIRST: int, END: int, STEP: int):
+    """A loop whose index starts anywhere and takes long steps; no trips are allowed."""
+    state = tile.full((4,), 1.0, x.dtype)
+    for i in tile.range(FIRST, END, STEP):
+        state = tile.sin(state * x[i, 0:4]) + 1.0
+    out[0:4] = state
+
+
+@ts.kernel
+def branched(x, out, *, BM: int = 4):
+    """A block that a branch uses, and what follows it."""
+    i = tile.program_id(0) * BM
+    v = tile.load(x[i : i + BM])
+    u = v * 3.0
+    if i > 0:
+        u = tile.tanh(u) * v
+    out[i : i + BM] = u * tile.sin(v)
+
+
+@ts.kernel
+def grouped(x, w, out):
+    """Tiles of a group that load one element, and each carry a value of their own."""
+    i = tile.local_id()
+    state = x[tile.program_id(0), i]
+    for _ in tile.range(0, 3):
+        state = tile.sin(state * w[0])
+    out[tile.program_id(0), i] = state
+
+
+@ts.kernel
+def scattered(x, out):
+    """Elements that each trip of a loop stores again."""
+    for k in tile.range(0, 3):
+        tile.store(out, 3 - tile.arange(0, 4), x[k, 0:4] ** 2)
+
+
+@ts.kernel
+def spread(x, out):
+    """One element for a block, and a column for several."""
+    tile.store(out, tile.arange(0, 4)[:, None] + 8, tile.arange(0, 2)[None, :], tile.reshape(x[0, 0:2], (1, 2)) ** 4)
+    out[0:4, 0:2] = tile.load(x[0:1, 0:1]) ** 2
+    out[4:8, 0:2] = tile.load(x[0:1, 0:2]) ** 3
+
+
 def random(*shape, dtype="f8"):
     return RANDOM.standard_normal(shape).astype(dtype)
 
@@ -115,7 +175,20 @@ PROGRAMS = {
         lambda x: ts.launch(picked, (2,), x, ts.Tensor([0, 2, 2, 1, 4, 0, 0, 2]), ts.like(x, shape=(8,))),
         random(5),
     ),
+    "mixed": (lambda x: ts.launch(mixed, (2,), x, ts.like(x)), random(8)),
+    "branched": (lambda x: ts.launch(branched, (2,), x, ts.like(x)), random(8)),
+    "masked": (lambda x, w: ts.launch(masked, (3,), x, w, ts.like(x, shape=(3, 4))), random(5), random(4)),
+    "grouped": (lambda x, w: ts.launch(grouped, ((2,), 4), x, w, ts.like(x)), random(2, 4), random(1)),
+    "grouped once": (lambda x, w: ts.launch(grouped, ((1,), 4), x, w, ts.like(x)), random(1, 4), random(1)),
+    "scattered": (lambda x: ts.launch(scattered, (1,), x, ts.like(x, shape=(4,))), random(3, 4)),
+    "spread": (lambda x: ts.launch(spread, (1,), x, ts.like(x, shape=(12, 2))), random(1, 2)),
 }
+for first, end, step in ((0, 6, 1), (1, 6, 2), (4, 6, 1), (3, 3, 1), (4, 2, 2)):
+    constants = {"FIRST": first, "END": end, "STEP": step}
+    PROGRAMS[f"range({first}, {end}, {step})"] = (
+        lambda x, c=constants: ts.launch(stepped, (1,), x, ts.like(x, shape=(4,)), **c),
+        random(6, 4),
+    )
 
 
 def weigh(program):
@@ -281,3 +354,72 @@ def test_no_derivative_is_an_error_at_the_kernel_s_line(program, text):
     assert caught.value.location.file == __file__ and "custom_vjp" in str(caught.value)
     with pytest.raises(UnsupportedOpError, match="forward mode"):
         ts.jvp(program, (random(8),), (random(8),))
+
+
+@ts.kernel
+def windows(x, out, *, A: int, B: int, C: int, SHIFT: int, N: int):
+    """Two loads, from windows that move with the program's numbers."""
+    p, q = tile.program_id(0), tile.program_id(1)
+    first = p * A + q * B
+    other = first + tile.program_id(0) * C + SHIFT
+    out[p, q, 0:N] = x[first : first + N] * x[other : other + N]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(*[st.sampled_from([1, 2, 3])] * 2), st.integers(0, 9), st.integers(0, 9), st.sampled_from([0, 0, 1]),
+    st.integers(0, 3), st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+@example((1, 3), 0, 1, 0, 0, 2)  # neighbours share one element
+@example((2, 2), 3, 2, 0, 0, 2)  # rows of windows do
+@example((2, 1), 2, 0, 0, 1, 2)  # the second load does
+@example((1, 3), 1, 4, 0, 0, 4)
+@example((3, 1), 1, 0, 1, 0, 1)  # the loads move by different steps
+def test_programs_that_share_elements_add_by_atomics(grid, a, b, c, shift, n):
+    constants = {"A": a, "B": b, "C": c, "SHIFT": shift, "N": n}
+    found = build_adjoint(lambda x: ts.launch(windows, grid, x, ts.like(x, shape=(*grid, n)), **constants), random(64))
+    loads = [
+        {s + i for s in (p * a + q * b, p * (a + c) + q * b + shift) for i in range(n)} for p, q in np.ndindex(grid)
+    ]
+    shared = sum(map(len, loads)) != len(set.union(*loads))
+    atomic = any(n.op is dialect.atomic for n in found.body.walk())
+    assert atomic or not shared
+    if not shared and c == shift == 0 and 1 in grid:
+        assert not atomic
+
+
+@ts.kernel
+def scaled(x, w, out, count):
+    """A factor that all programs share, and a result of integers."""
+    i = tile.program_id(0)
+    out[i] = x[i] * w[0]
+    count[i] = 1
+
+
+def test_the_cotangents_of_a_narrow_memory_are_summed_in_f32():
+    x, w = np.ones(4096, "f2"), np.ones(1, "f2")
+    out = lambda w: ts.launch(scaled, (4096,), x, w, ts.like(x), ts.like(x, dtype="int32"))  # noqa: E731
+    found = ts.grad(lambda w: out(w)[0].to(ts.f32).sum())(w)
+    assert found.dtype == ts.f16 and found.item() == 4096.0  # in f16 the sum would stay at 2048
+
+
+@ts.kernel
+def updates(x, total):
+    total[0] += x[0]
+
+
+@ts.kernel
+def overwrites(x, total):
+    total[0] = x[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (lambda x: ts.launch(updates, (1,), x, x * 2.0), "reads `total`, which it writes"),
+        (lambda x: ts.launch(overwrites, (1,), x, x * 2.0), "updates `total`, which has a derivative"),
+    ],
+)
+def test_kernels_that_need_a_rule_of_the_user(program, text):
+    with pytest.raises(UnsupportedOpError, match=text):
+        ts.grad(lambda x: program(x).sum())(random(8))
