@@ -63,11 +63,28 @@ def test_a_stack_has_an_end():
         PtxModule(text).launch("k")
 
 
-def test_recursion_with_registers_as_parameters_is_named():
-    text = (
-        HEAD + ".func f(.reg .b32 %a) { call f, (%a); ret; }\n.visible .entry k() { .reg .b32 %x; call f, (%x); ret; }"
-    )
-    with pytest.raises(UnsupportedOpError, match="recursive call of f with registers"):
+# Binomial coefficients by Pascal's rule: two calls, whose results and arguments are registers of the same names.
+PASCAL = """
+.func (.reg .u32 r) choose(.reg .u32 n, .reg .u32 k)
+{ .reg .u32 a, b; .reg .pred %p, %q; setp.eq.u32 %p, k, 0; setp.eq.or.u32 %q, k, n, %p; mov.u32 r, 1; @%q ret;
+  sub.u32 n, n, 1; call (a), choose, (n, k); sub.u32 k, k, 1; call (b), choose, (n, k); add.u32 r, a, b; ret; }
+.visible .entry k(.param .u64 p)
+{ .reg .b64 %p; .reg .b32 %i, %r; ld.param.u64 %p, [p]; mov.u32 %i, %tid.x; mad.wide.u32 %p, %i, 4, %p;
+  call (%r), choose, (7, %i); st.global.u32 [%p], %r; ret; }
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_recursion_with_registers_as_parameters(debug):
+    out = np.zeros(8, "u4")
+    PtxModule(HEAD + PASCAL).launch("k", block=8, args=[out], debug=debug)
+    assert out.tolist() == [math.comb(7, i) for i in range(8)]
+
+
+def test_recursion_with_vectors_as_parameters_is_named():
+    vector = ".reg .v2 .b32 %a"
+    text = f"{HEAD}.func f({vector}) {{ call f, (%a); ret; }}\n.visible .entry k() {{ {vector}; call f, (%a); ret; }}"
+    with pytest.raises(UnsupportedOpError, match="recursive call of f with vectors"):
         PtxModule(text).launch("k")
 
 

@@ -248,7 +248,7 @@ class PtxDecoder(OperandDecoder):
         if len(arguments) != len(formal):
             message = f"{function.name} has {len(formal)} results and parameters"
             raise ParseError(message, received=f"{len(arguments)}", location=inst.location)
-        inner = NameScope(self.module_scope)
+        inner, first_register = NameScope(self.module_scope), len(self.program.register_widths)
         moves = NameScope(names)
         before: list[tuple[PtxVariable, PtxOperand]] = []
         after: list[tuple[PtxVariable, PtxOperand]] = []
@@ -271,9 +271,7 @@ class PtxDecoder(OperandDecoder):
         inner.end = self.make_label()
         bound = [inner.names[v.name] for v in formal]
         results, params = bound[: len(function.results)], bound[len(function.results) :]
-        instance = InlinedFunction(
-            function, self.make_label(), inner.end, results, params, len(self.program.register_widths)
-        )
+        instance = InlinedFunction(function, self.make_label(), inner.end, results, params, first_register)
         inner.instance = instance
         self.inlining[function.name], self.labels[instance.start] = instance, len(self.pending)
         assert function.body is not None
@@ -308,10 +306,13 @@ class PtxDecoder(OperandDecoder):
         self, inst: PtxInstruction, instance: InlinedFunction, results: list[Any], params: list[Any]
     ) -> None:
         function = instance.function
-        if any(v.space != "param" for v in (*function.results, *function.params)):
-            raise UnsupportedOpError(f"recursive call of {function.name} with registers", location=inst.location)
+        if any(isinstance(v, VectorOperand) for v in (*results, *params)):
+            raise UnsupportedOpError(f"recursive call of {function.name} with vectors", location=inst.location)
         self.program.stack = True
-        sizes = [get_variable_size(v) for v in function.results], [get_variable_size(v) for v in function.params]
+        sizes = (
+            [0 if v.space == "reg" else get_variable_size(v) for v in function.results],
+            [0 if v.space == "reg" else get_variable_size(v) for v in function.params],
+        )
         call = RecursiveCall(instance, results, params, sizes)
 
         def control(m: PtxMachine, lanes: LaneSet, pc: int) -> None:

@@ -25,24 +25,24 @@ STACK_ALIGNMENT = 16
 
 @dataclass
 class InlinedFunction:
-    """An inlined function: the labels of its start and end, addresses of results and parameters, its registers."""
+    """An inlined function: the labels of its start and end, its parameters (addresses or registers), its registers."""
 
     function: PtxFunction
     start: int
     end: int
-    results: list[PtxVariableAddress]
-    params: list[PtxVariableAddress]
+    results: list[PtxVariableAddress | int]
+    params: list[PtxVariableAddress | int]
     first: int
     last: int = 0
 
 
 @dataclass
 class RecursiveCall:
-    """A call of a function within itself: addresses and sizes of the caller's results and parameters."""
+    """A call of a function within itself: the caller's results and parameters, and their sizes."""
 
     instance: InlinedFunction
-    results: list[PtxVariableAddress]
-    params: list[PtxVariableAddress]
+    results: list[PtxVariableAddress | int]
+    params: list[PtxVariableAddress | int]
     sizes: tuple[list[int], list[int]]
 
 
@@ -82,7 +82,7 @@ class PtxCallStack:
         """Save a frame and begin the function again."""
         flat, instance = lanes.flat, call.instance
         arguments = [
-            _read_local(m, flat, self.base[flat], p, n) for p, n in zip(call.params, call.sizes[1], strict=True)
+            _read_variable(m, flat, self.base[flat], p, n) for p, n in zip(call.params, call.sizes[1], strict=True)
         ]
         saved_registers = range(instance.first, instance.last)
         frame = _CallStackFrame(
@@ -101,7 +101,7 @@ class PtxCallStack:
         self.base[flat] = _align_up(self.top[flat], STACK_ALIGNMENT)
         self._set_top(m, lanes, self.base[flat] + self.frame_size)
         for variable, data in zip(instance.params, arguments, strict=True):
-            _write_local(m, flat, self.base[flat], variable, data)
+            _write_variable(m, lanes, self.base[flat], variable, data)
 
     def return_lanes(self, m: PtxMachine, lanes: LaneSet, instance: InlinedFunction, end: int) -> None:
         """Return to the last recursive call of the function, or behind the inlined function if there is none."""
@@ -116,7 +116,7 @@ class PtxCallStack:
     def _pop_frame(self, m: PtxMachine, lanes: LaneSet, frame: _CallStackFrame) -> None:
         flat, call = lanes.flat, frame.call
         found = [
-            _read_local(m, flat, self.base[flat], p, n)
+            _read_variable(m, flat, self.base[flat], p, n)
             for p, n in zip(call.instance.results, call.sizes[0], strict=True)
         ]
         at = np.searchsorted(frame.flat, flat)
@@ -126,7 +126,7 @@ class PtxCallStack:
             if m.debug:
                 m.set_known(call.instance.first + k, lanes, lanes.expand(frame.known[k][at]))
         for variable, data in zip(call.results, found, strict=True):
-            _write_local(m, flat, self.base[flat], variable, data)
+            _write_variable(m, lanes, self.base[flat], variable, data)
         m.push(frame.return_pc, lanes)
 
     def allocate(self, m: PtxMachine, lanes: LaneSet, size: np.ndarray, align: int) -> np.ndarray:
@@ -144,6 +144,26 @@ class PtxCallStack:
             message = f"a stack of more than {m.local_size} bytes"
             raise PtxFault(message, ExecutionError, int(lanes.flat[np.argmax(overflowing)]))
         self.top[lanes.flat] = top
+
+
+def _read_variable(
+    m: PtxMachine, flat: np.ndarray, base: np.ndarray, variable: PtxVariableAddress | int, size: int
+) -> np.ndarray:
+    """The values of a parameter in local memory, or in a register."""
+    if isinstance(variable, int):
+        return _read_registers(m, variable, flat)
+    return _read_local(m, flat, base, variable, size)
+
+
+def _write_variable(
+    m: PtxMachine, lanes: LaneSet, base: np.ndarray, variable: PtxVariableAddress | int, data: np.ndarray
+) -> None:
+    if not isinstance(variable, int):
+        _write_local(m, lanes.flat, base, variable, data)
+        return
+    m.write(variable, lanes, lanes.expand(data))
+    if m.debug:
+        m.set_known(variable, lanes, lanes.expand(np.ones(len(data), bool)))
 
 
 def _read_registers(m: PtxMachine, register: int, flat: np.ndarray) -> np.ndarray:
