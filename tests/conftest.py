@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where in the package it failed
+# A loaded machine is slow: time fails no property. `@settings` of a test add to these.
+settings.register_profile("tessera", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tessera")
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
 QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick

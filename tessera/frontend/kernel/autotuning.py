@@ -230,17 +230,21 @@ class Tuned:
 
 
 def make_settings(
-    space: Mapping[str, Sequence[Any]] | ScheduleSpace | None = None, configs: Iterable[Configuration] | None = None,
-    constraints: Sequence[Constraint] = (), metric: str = "latency_ms", budget_ms: float | None = None,
-    cache: str | Path | bool | None = None, samples: int = 5, search: Autotuner | None = None,
+    space: Mapping[str, Sequence[Any]] | ScheduleSpace | Sequence[Configuration] | None = None,
+    configs: Iterable[Configuration] | None = None, constraints: Sequence[Constraint] = (),
+    metric: str = "latency_ms", budget_ms: float | None = None, cache: str | Path | bool | None = None,
+    samples: int = 5, search: Autotuner | None = None,
 ) -> TuningSettings:  # fmt: skip
     """What to try: `configs` one by one, or every combination of a `space` for which the constraints hold.
+
+    A list of configurations in the place of `space` is `configs`.
 
     A constraint takes a configuration whose entries are attributes: `lambda c: c.BM * c.BN <= 8192`. `search`
     chooses which are measured (tessera/frontend/kernel/autotuning.py); by default all are, in order.
 
     Raises:
-        ArgumentError: neither or both are given, nothing is left to try, or the metric is unknown.
+        ArgumentError: neither or both are given, one is of another type, nothing is left to try, or the metric is
+            unknown.
     """
     if (space is None) == (configs is None):
         raise ArgumentError("autotuning takes a space or configs", location=user_location(), expected="one of the two")
@@ -252,7 +256,7 @@ def make_settings(
         raise ArgumentError(
             "the space has no axis", location=user_location(), expected="a list of values for each constant"
         )
-    listed = [dict(c) for c in configs] if configs is not None else _expand_space(space)  # type: ignore[arg-type]
+    listed = _list_configurations(space if configs is None else configs)
     left = tuple(c for c in listed if all(holds(SimpleNamespace(**c)) for holds in constraints))
     if not left:
         raise ArgumentError(
@@ -261,9 +265,19 @@ def make_settings(
     return TuningSettings(left, metric, budget_ms, cache, samples, search or Autotuner())
 
 
-def _expand_space(space: Mapping[str, Sequence[Any]] | ScheduleSpace) -> list[dict[str, Any]]:
+def _list_configurations(space: Any) -> list[dict[str, Any]]:
+    """The configurations of a space, or of a list of them."""
     if isinstance(space, ScheduleSpace):
         return [schedule.given for schedule in space]
+    if isinstance(space, Iterable) and not isinstance(space, (Mapping, str)):
+        space = tuple(space)
+        if all(isinstance(c, Mapping) for c in space):
+            return [dict(c) for c in space]
+    if not isinstance(space, Mapping):
+        raise ArgumentError(
+            "this is neither a space nor configurations", location=user_location(), received=repr(space),
+            expected='a space {"BLOCK": [64, 128]} or configurations [{"BLOCK": 64}, {"BLOCK": 128}]',
+        )  # fmt: skip
     values = [v if isinstance(v, (list, tuple, range)) else (v,) for v in space.values()]
     return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 

@@ -458,9 +458,9 @@ def make_autotuned(made: Kernel, settings: TuningSettings) -> Kernel:
 def autotune(space: Any = None, *, options: Mapping[str, Any] | None = None, **settings: Any) -> Callable[..., Kernel]:
     """`@kernel.autotune(space=dict(BM=[64, 128]), ...)`: a kernel whose constants are chosen by measuring.
 
-    Takes what `kernel.tuning.configurations.tuning` takes (`space` or `configs`, `constraints`, `metric`, `budget_ms`,
-    `cache`, `samples`, `search`); `options` are those of @kernel. The first launch with arguments of new types runs
-    every configuration on copies of them, on the kernel's own target, and the best is kept in a file.
+    Takes `space` or `configs`, `constraints`, `metric`, `budget_ms`, `cache`, `samples` and `search`; a list of
+    configurations in the place of `space` is `configs`. `options` are those of @kernel. The first launch with arguments
+    of new types runs every configuration on copies of them, on the kernel's own target, and the best is kept in a file.
     A grid must follow from the constants: `k[lambda c: (-(-n // c["BM"]),)]`. `k[grid].tune(...)` tells what was found.
 
     >>> @autotune(space={"BLOCK": [2, 4]}, cache=False)

@@ -310,7 +310,8 @@ def _make_trigonometric_rule(ahead: int) -> Rule:
         odd = (quadrant & 1) == 1
         found = where(odd, sine, cosine) if ahead else where(odd, cosine, sine)
         sign = ((quadrant + ahead) & 2) << 62
-        return bitcast(bitcast(found, dtype=int64) ^ sign, dtype=f64)
+        found = bitcast(bitcast(found, dtype=int64) ^ sign, dtype=f64)
+        return found if ahead else where(x == 0.0, x, found)  # -0 too
 
     return rule
 

@@ -282,6 +282,38 @@ def reduce_quarter_turns(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     return rest, bitcast(shifted, dtype=int64)
 
 
+# From each size on: a power of two by which x is a whole multiple m below 2^51, and 2/pi divided by it, modulo 4, in
+# parts of 29, 29 and 53 bits. Products of m with the first two are exact (Payne and Hanek 1983).
+LARGE_QUARTER_TURNS = (
+    (0.0, 1.0, 0.6366197690367699, 3.3308114738561656e-09, 2.276010073078396e-18),
+    (2.0**50, 2.0**27, 3.447053946554661, 2.168126039814311e-09, 1.0330342399379403e-17),
+    (2.0**77, 2.0**54, 1.291000947356224, 5.111805381763368e-09, 3.0053182646326145e-18),
+    (2.0**104, 2.0**81, 2.6860949024558067, 2.2660121279383105e-09, 1.0688538751642284e-17),
+)
+HALF_PI = 1.57079632679489661923
+
+
+def reduce_all_quarter_turns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of any f32 x after the nearest multiple of pi/2, in f64, and that multiple's bits."""
+    size = e.abs(x)
+    chosen = [constant(value, f64) for value in (1.0, *LARGE_QUARTER_TURNS[0][2:])]
+    for least, unit, *parts in LARGE_QUARTER_TURNS[1:]:
+        large = size >= least
+        chosen = [where(large, constant(new, f64), old) for new, old in zip((1.0 / unit, *parts), chosen, strict=True)]
+    scale, first, second, third = chosen
+    m = cast(x, dtype=f64) * scale
+    high, middle, low = _drop_whole_turns(m * first), _drop_whole_turns(m * second), m * third
+    shifted = high + middle + low + ROUND_TO_INTEGER_F64
+    rest = (high - (shifted - ROUND_TO_INTEGER_F64)) + middle + low
+    return rest * HALF_PI, bitcast(shifted, dtype=int64)
+
+
+def _drop_whole_turns(x: Tensor) -> Tensor:
+    """x less the nearest multiple of 4: exact for |x| < 2^53."""
+    turns = fma(x, 0.25, ROUND_TO_INTEGER_F64) - ROUND_TO_INTEGER_F64
+    return fma(turns, -4.0, x)
+
+
 def sine_of_quadrant(rest: Tensor, quadrant: Tensor, ahead: int) -> Tensor:
     """The sine of `quadrant` quarter turns and `rest`; the cosine is the sine a quarter turn `ahead`."""
     z = rest * rest
@@ -295,15 +327,18 @@ def sine_of_quadrant(rest: Tensor, quadrant: Tensor, ahead: int) -> Tensor:
     return bitcast(bitcast(found, dtype=int32) ^ sign, dtype=f32)
 
 
-def make_trigonometric_rule(parts: int, ahead: int) -> Rule:
-    """The sine (or, a quarter turn ahead, cosine) of f32, the argument reduced by so many parts of pi/2."""
+def make_trigonometric_rule(ahead: int, parts: int | None = None) -> Rule:
+    """The sine (or, a quarter turn ahead, cosine) of f32; the argument is reduced by so many parts of pi/2 if given."""
 
     def rule(x: Tensor) -> Tensor:
-        rest, bits = reduce_quarter_turns(cast(x, dtype=f64), parts)
+        if parts is None:
+            rest, bits = reduce_all_quarter_turns(x)
+        else:
+            rest, bits = reduce_quarter_turns(cast(x, dtype=f64), parts)
         return sine_of_quadrant(cast(rest, dtype=f32), cast(bits, dtype=int32), ahead)
 
     return rule
 
 
-SHARED(e.sin, f32)(make_trigonometric_rule(3, 0))
-SHARED(e.cos, f32)(make_trigonometric_rule(3, 1))
+SHARED(e.sin, f32)(make_trigonometric_rule(0))
+SHARED(e.cos, f32)(make_trigonometric_rule(1))

@@ -18,6 +18,7 @@ from tessera.core.device import check_device
 from tessera.core.effects import current_effect_scope, perform_effects
 from tessera.core.errors import ArgumentError, DTypeError, EffectError, user_location
 from tessera.core.shapes import as_size
+from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, int32, int64
 from tessera.ir.numerics.conversion import LOW_32_BITS, draw_random_bits, philox_4x32, round_to_format
 from tessera.ir.numerics.error_model import ErrorSite
@@ -99,12 +100,13 @@ class RandomState:
         Raises:
             ArgumentError: the number of runs is symbolic.
         """
-        if not isinstance(times, int):
+        static = isinstance(times, int)
+        if not (static or ABSTRACT_TRACE.get()):
             raise ArgumentError(
                 f"random numbers in {body.owner} of a symbolic number of steps", location=user_location(),
                 expected="a static number", received=str(times),
             )  # fmt: skip
-        start = self.advance(body.count * times)
+        start = self.advance(body.count * (times if static else 1))
         steps = iota(shape=(times,)) * body.count
         return (body.count * (times - 1) - steps if reverse else steps) + start
 
@@ -181,14 +183,17 @@ class Generator:
         self.offset += blocks
         return self.seed, start
 
-    def words(self, amount: int) -> Tensor:
-        """The next `amount` random 32-bit words, as int64.
+    def words(self, amount: Size) -> Tensor:
+        """The next `amount` random 32-bit words, as int64; `amount` is symbolic only where types alone are traced.
 
         Raises:
             EffectError: it is called in a pure function, or in a loop that would repeat the same words.
         """
         if current_effect_scope() is not self._frame:  # a generator local to the traced function has no effect outside
             perform_effects(("random",))
+        if isinstance(amount, Dim):
+            self.advance(1)
+            return full(shape=(amount,), value=0, dtype=int64)
         blocks = -(-amount // 4)
         seed, first = self.advance(blocks)
         counter = iota(shape=(blocks,)) + first
@@ -200,7 +205,7 @@ class Generator:
         flat = reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
         return flat if 4 * blocks == amount else slice_(flat, start=(0,), stop=(amount,))
 
-    def uniform(self, amount: int, dtype: DType) -> Tensor:
+    def uniform(self, amount: Size, dtype: DType) -> Tensor:
         """The next `amount` multiples of 2^-24 (f64: 2^-53) in [0, 1)."""
         if dtype is not f64:
             return cast(self.words(amount) >> 8, dtype=f32) * UNIT_24
@@ -267,7 +272,7 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
         raise DTypeError("the distribution has other element types", location=user_location(), received=str(element),
                          expected="a float type" if floats else "an integer type")  # fmt: skip
     sizes = parse_shape(shape, as_size)
-    if not all(isinstance(s, int) for s in sizes):
+    if not (ABSTRACT_TRACE.get() or all(isinstance(s, int) for s in sizes)):
         raise ArgumentError("random tensors need static sizes", location=user_location(), received=str(sizes))
     return sizes, element  # type: ignore[return-value]
 
@@ -282,7 +287,7 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
     """
     sizes, element = _prepare_draw(shape, dtype, device)
     return cast(
-        reshape((generator or DEFAULT_GENERATOR).uniform(int(count_elements(sizes)), element), shape=sizes),
+        reshape((generator or DEFAULT_GENERATOR).uniform(count_elements(sizes), element), shape=sizes),
         dtype=element,
     )
 
@@ -296,7 +301,7 @@ def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: 
     True
     """
     sizes, element = _prepare_draw(shape, dtype, device)
-    amount = int(count_elements(sizes))
+    amount = count_elements(sizes)
     pairs = reshape((generator or DEFAULT_GENERATOR).uniform(2 * amount, element), shape=(2, amount))
     first, second = (reshape(slice_(pairs, start=(i, 0), stop=(i + 1, amount)), shape=sizes) for i in (0, 1))
     normal = sqrt(log(1.0 - first) * -2.0) * cos(second * (2 * math.pi))
@@ -326,7 +331,7 @@ def randint(
         raise ArgumentError(
             f"randint from {low} to {high}", location=user_location(), expected="a range of 1 to 2^31 numbers"
         )
-    words = (generator or DEFAULT_GENERATOR).words(int(count_elements(sizes)))
+    words = (generator or DEFAULT_GENERATOR).words(count_elements(sizes))
     return cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element)
 
 
@@ -356,7 +361,8 @@ def permutation(n: int, generator: Generator | None = None) -> Tensor:
     >>> sorted(permutation(5).tolist())
     [0, 1, 2, 3, 4]
     """
-    if not isinstance(n, (int, np.integer)) or n < 0:
+    symbolic = isinstance(n, Dim) and ABSTRACT_TRACE.get()
+    if not (symbolic or (isinstance(n, (int, np.integer)) and n >= 0)):
         raise ArgumentError(f"a permutation of {n!r} numbers", location=user_location(), expected="a count ≥ 0")
     return argsort((generator or DEFAULT_GENERATOR).words(n))
 

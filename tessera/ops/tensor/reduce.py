@@ -473,7 +473,8 @@ def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tens
         return cast(sum(not_equal(size, 0), axis=axis, keepdims=keepdims), dtype=size.dtype)
     if ord == 1:
         return sum(size, axis=axis, keepdims=keepdims)
-    total = sum(pow(size, float(ord)), axis=axis, keepdims=keepdims)
+    powers = apply_root(lambda s: pow(s, float(ord)), size) if 0 < ord < 1 else pow(size, float(ord))
+    total = sum(powers, axis=axis, keepdims=keepdims)
     return apply_root(lambda t: pow(t, 1.0 / ord), total) if ord > 0 else pow(total, 1.0 / ord)
 
 

@@ -87,6 +87,8 @@ def test_what_cannot_run_is_left_out():
 def test_the_decorators_options_and_auto():
     entry = ts.kernel(autotune=True, autotune_configs=[{"BLOCK": 20}, {"BLOCK": 50}])(doubled)
     assert [c["BLOCK"] for c in entry.options.tuning.configs] == [20, 50]
+    listed = ts.autotune([{"BLOCK": 20}, {"BLOCK": 50}])(doubled)
+    assert [c["BLOCK"] for c in listed.options.tuning.configs] == [20, 50]
     assert [c["BLOCK"] for c in ts.kernel.auto(doubled).options.tuning.configs] == [16, 32, 64, 128]
 
     def plain(x):
@@ -118,7 +120,8 @@ def test_a_damaged_file_is_an_error(own_cache):
 
 @pytest.mark.parametrize(
     "wrong", [{}, {"space": {}, "configs": []}, {"configs": []}, {"space": {"B": [1]}, "metric": "energy"},
-              {"space": {"B": [1]}, "samples": 0}, {"space": {"B": [1]}, "constraints": [lambda c: False]}],
+              {"space": {"B": [1]}, "samples": 0}, {"space": {"B": [1]}, "constraints": [lambda c: False]},
+              {"space": [64, 128]}, {"space": 64}, {"space": "BLOCK"}, {"configs": [64]}],
 )  # fmt: skip
 def test_nothing_to_try(wrong):
     with pytest.raises(ArgumentError):

@@ -272,6 +272,30 @@ def test_functions_with_declared_effects_are_checked():
         assert "does not return what it says" in str(ts.check(function))
 
 
+DRAWS = {
+    "rand": lambda x: x + ts.rand(x.shape),
+    "rand of f64": lambda x: x + ts.cast(ts.rand(x.shape, ts.f64), dtype=ts.f32),
+    "randn": lambda x: x + ts.randn(x.shape),
+    "randint": lambda x: x + ts.cast(ts.randint(0, 3, x.shape), dtype=ts.f32),
+    "bernoulli": lambda x: ts.where(ts.bernoulli(0.5, x.shape), x, 0.0),
+    "dropout": lambda x: ts.dropout(x, 0.5),
+    "permutation": lambda x: x[ts.permutation(x.shape[0])],
+    "loop": lambda x: ts.scan(lambda c, row: (c, row + ts.rand(row.shape)), 0.0, x)[1],
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_draws_of_symbolic_sizes_have_types(draw):
+    def right(x: T["B", "D"]) -> T["B", "D"]:
+        return draw(x)
+
+    def wrong(x: T["B", "D"]) -> T["B"]:
+        return draw(x)
+
+    assert ts.check(right).ok, str(ts.check(right))
+    assert "does not return what it says" in str(ts.check(wrong))
+
+
 def test_unknown_containers_are_unpacked():
     def body(params, pairs, x: T["B", "D"]) -> T["B"]:
         (a, b), c = params["three"]

@@ -150,3 +150,11 @@ def test_none_in_a_container_stays_none():
     for found in (ts.grad(loss)(params), ts.jit(ts.grad(loss), target="llvm")(params), ts.vjp(loss, params)[1](1.0)[0]):
         assert found["w"].tolist() == [2.0, 2.0] and found["b"] is None and found["more"][0] is None
     assert ts.jvp(loss, (params,), (params,))[1].item() == 24.0 and ts.jit(lambda x: (x, None))(1.0)[1] is None
+
+
+@pytest.mark.parametrize("ord", [0.5, 1, 1.5, 2, 3])
+def test_a_norm_has_the_subgradient_zero_where_an_element_is_zero(ord):
+    x = np.array([0.0, 1.0, -4.0])
+    found = ts.grad(lambda x: ts.norm(x, ord))(ts.Tensor(x)).numpy()
+    want = np.sign(x[1:]) * np.abs(x[1:]) ** (ord - 1) * np.linalg.norm(x, ord) ** (1 - ord)
+    np.testing.assert_allclose(found, [0.0, *want], rtol=1e-12)

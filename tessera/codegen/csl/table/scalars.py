@@ -6,6 +6,7 @@ A float of eight bits or fewer is held as its code, and decoded to f32 for each 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -205,7 +206,26 @@ def _(element, node, x, y):
     sign = ">" if node.op is e.maximum else "<"
     if not node.types[0].dtype.is_float:
         return f"(if ({x} {sign} {y}) {x} else {y})"
-    return f"(if ({x} {sign} {y} or {x} != {x}) {x} else {y})"  # a NaN on either side stays
+    x, y = (y, x) if _find_number(x) is not None else (x, y)
+    number = _find_number(y)
+    if number or (number == 0.0 and node.op is e.maximum and y == "0.0"):
+        return f"(if ({x} {sign} {y} or {x} != {x}) {x} else {y})"  # a NaN on either side stays
+    name = f"{node.op.__name__}_f32"
+    element.functions[name] = EXTREMUM_OF_FLOATS.format(name=name, sign=sign, join="&" if sign == ">" else "|")
+    return f"{name}({x}, {y})"
+
+
+def _find_number(text: str) -> float | None:
+    """The number that an expression is, or None."""
+    return float(text) if NUMBER.fullmatch(text) else None
+
+
+NUMBER = re.compile(r"-?\d+\.\d*(e[-+]?\d+)?")
+# Equal numbers have equal bits but for zeros, whose signs are joined; a NaN on either side stays.
+EXTREMUM_OF_FLOATS = """fn {name}(x: f32, y: f32) f32 {{
+  if (x == y) return @bitcast(f32, @bitcast(u32, x) {join} @bitcast(u32, y));
+  return if (x {sign} y or x != x) x else y;
+}}"""
 
 
 @pointwise_rows(e.where)

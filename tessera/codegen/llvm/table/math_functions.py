@@ -225,7 +225,7 @@ def _format_libc_call(name: str, one: RegisterType, operands: Iterable[str]) -> 
 
 
 def _make_trigonometric_definition(name: str, ahead: int) -> Callable[[RegisterType], Iterator[str]]:
-    rule = make_trigonometric_rule(2, ahead)
+    rule = make_trigonometric_rule(ahead, parts=2)
 
     def define(t: RegisterType) -> Iterator[str]:
         yield f"define internal {t} @ts.{name}.{t.suffix}({t} %x) alwaysinline #0 {{"

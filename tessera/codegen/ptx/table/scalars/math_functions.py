@@ -170,9 +170,8 @@ def tanh_f32(x: Tensor) -> Tensor:
     """1 - 2 / (exp(2 |x|) + 1) from 0.625 on, where the errors of the approximate instructions count for little."""
     size = e.abs(x)
     power = exp2_ftz_of(size * 2.88539008)
-    far = copysign(fma(rcp_ftz(power + 1.0), -2.0, 1.0), x)
-    near = tanh_near_zero(x)
-    return where(size < 0.625, near, far)
+    far = fma(rcp_ftz(power + 1.0), -2.0, 1.0)
+    return copysign(where(size < 0.625, tanh_near_zero(x), far), x)
 
 
 @DECOMPOSITIONS(e.erf, f32)

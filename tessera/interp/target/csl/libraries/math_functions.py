@@ -12,6 +12,13 @@ from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ComptimeValue, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslError
 
+
+def _raise_to_power(x: Any, y: Any) -> Any:
+    """C's power: NumPy takes the square root for one half, which is another function at -0 and -inf."""
+    root = np.equal(y, 0.5) & (np.equal(x, 0.0) | np.isinf(x))
+    return np.where(root, np.abs(x), np.power(x, y))
+
+
 # Functions, each computed in f64 and rounded once, with the cycles of one call.
 UNARY_FUNCTIONS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "abs": (np.abs, 2),
@@ -45,7 +52,7 @@ UNARY_FUNCTIONS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "sig": (lambda x: 1.0 / (1.0 + np.exp(-x)), 80),
 }
 BINARY_FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
-    "pow": (np.power, 120),
+    "pow": (_raise_to_power, 120),
     "min": (np.fmin, 3),
     "max": (np.fmax, 3),
     "fmod": (np.fmod, 40),
