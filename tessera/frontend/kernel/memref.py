@@ -435,7 +435,7 @@ def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]
         if not is_traced(bound):
             _check_bound(view, axis, bound, "bound", None)
     for bound in (lower, upper):
-        if is_traced(bound) and not bound.dtype.is_integer:
+        if isinstance(bound, Tensor) and not bound.dtype.is_integer:
             raise DTypeError(
                 f"a bound of this slice of {view.memory.name} is not an integer", expected="int64",
                 received=str(bound.type), suggestion="divide by // instead of /, or cast it: int(x)",
