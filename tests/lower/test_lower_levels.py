@@ -14,9 +14,9 @@ from tests.lower.levels import agree
 
 FLOATS = [e.add, e.sub, e.mul, e.div, e.maximum, e.minimum, e.pow, f.atan2]
 UNARY = [
-    e.neg, e.abs, e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt, e.tanh, e.erf, e.erfc, e.sin, e.cos, e.floor, e.ceil, e.round,
-    nn.relu, nn.sigmoid, nn.silu, nn.gelu, f.expm1, f.log1p, f.atan, f.log10, f.tan, f.sinh, f.cosh, f.asin, f.acos,
-    f.sign, f.trunc, f.isnan, f.isinf, f.isfinite, basic.stop_gradient,
+    e.neg, e.abs, e.exp, e.exp2, e.log, e.log2, e.sqrt, e.rsqrt, e.tanh, e.erf, e.erfc, e.sin, e.cos, e.floor, e.ceil,
+    e.round, nn.relu, nn.sigmoid, nn.silu, nn.gelu, f.expm1, f.log1p, f.atan, f.log10, f.tan, f.sinh, f.cosh, f.asin,
+    f.acos, f.sign, f.trunc, f.isnan, f.isinf, f.isfinite, basic.stop_gradient,
 ]  # fmt: skip
 COMPARISONS = [e.less, e.less_equal, e.greater, e.greater_equal, e.equal, e.not_equal]
 INTEGERS = [e.add, e.mul, e.bitwise_and, e.bitwise_or, e.bitwise_xor]

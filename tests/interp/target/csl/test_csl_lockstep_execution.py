@@ -25,7 +25,9 @@ def agree(folder, body, arch="wse3", seed=None, turns=3):
     return run
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(body=bodies(), arch=st.sampled_from(["wse2", "wse3"]), seed=st.sampled_from([None, 1, 2]))
 def test_random_programs_agree(body, arch, seed, tmp_path):
     agree(tmp_path, body, arch, seed)
