@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -274,6 +275,8 @@ def _check_interface(manifest: Mapping[str, Any]) -> None:
     parameters, written = manifest["interface"]["parameters"], manifest["interface"]["written"]
     wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
     wrong += [i for i in written if i >= len(parameters)]
+    memory = _count_memory()
+    wrong += [p["shape"] for p in parameters if math.prod(p["shape"]) > memory]  # an element takes a byte or more
     if "random" in manifest["interface"] and not _is_random_use(manifest["interface"]["random"], parameters):
         wrong.append(manifest["interface"]["random"])
     if wrong:

@@ -124,7 +124,11 @@ def test_compare_reports_the_worst_place():
     (
         (3.5, 0.0, "at [0]: the error is 0.5, and its bound is 0"),
         (3.5, np.nan, "at [0]: the error is 0.5, and its bound is nan"),
-        (np.nan, 0.1, "at [0]: the error is inf, and its bound is 0.1"),
+        (
+            np.nan,
+            0.1,
+            "at [0]: the error is inf, and its bound is 0.1, 1 NaN of 1 elements, unlike the reference at [0]",
+        ),
     ),
 )
 def test_compare_says_a_bound_without_a_ratio(result, radius, says):
