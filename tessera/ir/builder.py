@@ -1,5 +1,5 @@
-"""IR builder: the insertion point where tracing, the kernel front end and passes record nodes; and the current
-numerics context.
+"""IR builder and evaluator: where nodes are recorded, the current numerics context, and the walk that applies one
+semantics function to each node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from tessera.core.errors import Location, TesseraError, user_location
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rules import Op
-
-# IR builder: the insertion point where tracing, the kernel front end and passes record nodes; and the current
-# numerics context.
-
 
 # The builder.
 

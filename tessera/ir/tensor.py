@@ -1,6 +1,4 @@
-"""Operator stubs: the operators and methods of Tensor that tessera/ops/api/methods.py attaches, declared for type
-checkers.
-"""
+"""Tensor: an array, or a value of a program being traced; `bind_op` applies an op to either."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Affine index expressions: sums of mixed-radix digits of iteration dims, so that reshapes fold away.
+"""Indexing maps: which elements of its operands each Graph op reads, as affine expressions (MLIR linalg's maps).
 
-A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds
-them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a
-kernel body, with the dims on which each value depends.
+An index is a sum of mixed-radix digits of iteration dims, so that reshapes fold away. A digit is
+(i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds them up again,
+scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a kernel body, with
+the dims on which each value depends.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.basic import recompute
 
-# Affine index expressions: sums of mixed-radix digits of iteration dims, so that reshapes fold away.
-#
-# A digit is (i // divisor) % modulus for the index i of one dim. Splitting an axis makes digits and merging axes adds
-# them up again, scaled; `divide_expr` finds where one undoes the other. `analyse_body` recovers the expressions from a
-# kernel body, with the dims on which each value depends.
+# Affine index expressions.
 
 
 @dataclass(frozen=True)

@@ -268,9 +268,6 @@ def _check_lengths(lengths: Any, q: Any, k: Any, causal: bool) -> Any:
 # Rotary position embedding (Su et al. 2021): pairs of features rotated by an angle proportional to the position.
 
 
-# mypy: disable-error-code="operator, attr-defined, index"
-
-
 @kernel
 def rotate(x, cos, sin, out, *, interleaved: bool, BM: int = 64):
     """out[b, s] = x[b, s] rotated by the angles of cos[s] and sin[s], on the grid (ceil(S / BM), B).

@@ -78,10 +78,6 @@ def tree_sum(kernel: Any, x: Any) -> Any:
 # Scatter-add of rows in the order of the indices: the same bits on every run.
 
 
-# mypy: disable-error-code="operator, attr-defined, index"
-# Tensor gets its operators when the ops are loaded, which mypy does not see.
-
-
 BLOCK_ROWS, BLOCK_COLS = 64, 64
 
 

@@ -72,9 +72,6 @@ def resolve_activation(activation: str | Callable[..., Any] | None) -> Callable[
 # Matrix products with an epilogue: single, batched, and grouped by rows.
 
 
-# mypy: disable-error-code="operator, attr-defined, index"
-
-
 Activation = str | Callable[..., Any] | None
 
 
@@ -237,9 +234,6 @@ def grouped_matmul(
 
 
 # Matrix product of quantised operands: int8 or fp8 elements with a scale for each row and column.
-
-
-# mypy: disable-error-code="operator, attr-defined, index"
 
 
 QUANTIZED_TYPES = (int8, fp8_e4m3, fp8_e5m2)

@@ -1,4 +1,5 @@
-"""Function attributes of the PTX level: facts that a pass records for later passes and for emission.
+"""Ops and function attributes of the PTX level, which the target's passes introduce: layout conversion, asynchronous
+MMAs, staged operands; facts that a pass records for later passes.
 
 They are part of the IR: the printer writes them, the parser reads them, and no pass keeps state beside the module.
 
@@ -42,27 +43,7 @@ from tessera.ops.dialects.control_flow import refuse_direct_call
 from tessera.ops.tensor import basic, contractions, elementwise
 from tessera.ops.tensor import shape as shapes
 
-# Function attributes of the PTX level: facts that a pass records for later passes and for emission.
-#
-# They are part of the IR: the printer writes them, the parser reads them, and no pass keeps state beside the module.
-#
-# | attribute | recorded by | meaning |
-# |---|---|---|
-# | `ptx.arch` | launch analysis | the architecture, as in ".target" |
-# | `ptx.grids` | launch analysis | the grid of each launch, all of one rank |
-# | `ptx.noalias` | launch analysis | in no launch does a written array share memory with another argument |
-# | `ptx.alignments` | launch analysis | for each parameter, a number of bytes that its address is a multiple of |
-# | `ptx.rounding` | launch analysis | present if a result has a rounding policy: passes then leave the function alone |
-# | `ptx.kernel` | kernel selection | `uniform`, `warp_specialised` or `prefetching` |
-# | `ptx.stages` | kernel selection | the stages of the ring buffer in shared memory |
-# | `ptx.cluster` | kernel selection | size, grid axis and multicast operand of a thread-block cluster |
-# | `ptx.threads` | thread mapping | the threads that work on one tile |
-# | `ptx.teams` | thread mapping | the teams of a block that work on tiles of their own (2: ping-pong) |
-# | `ptx.vector` | thread mapping | neighbouring elements that a thread holds |
-# | `ptx.resident` | thread mapping | blocks that a multiprocessor should hold at once; 0: any |
-# | `ptx.raster` | rasterisation | of a persistent kernel: axes, whether the last falls, and the programs of a section |
-# | `ptx.layouts` | layout assignment | the distributed layouts of the function's blocks |
-# | `ptx.value_layouts` | layout assignment | for each value in order the index of its layout, or - for a ref |
+# Function attributes: facts that a pass records for later passes and for emission.
 
 
 PREFIX = "ptx."

@@ -1,4 +1,6 @@
-"""Affine analysis of indices: an index as a constant plus multiples of scalars and iotas, by use-def chains."""
+"""Memory references: the memrefs that a kernel names, the subviews and gathers that subscripts select, and how kernel
+functions take them.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +86,6 @@ def build_scalar_part(found: AffineForm) -> Index:
         each = Tensor(scalar)
         total = add_indices(total, each if factor == 1 else each * factor)  # type: ignore[operator]
     return add_indices(total, found.constant)
-
-
-# Memory references: the memrefs that a kernel names, the subviews and gathers that subscripts select from them.
 
 
 # Places in memory: a tensor or buffer that a kernel names, and blocks of it.

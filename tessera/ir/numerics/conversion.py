@@ -1,4 +1,6 @@
-"""Philox4x32-10: the counter-based random generator of Salmon et al. (2011), on anything with int64 arithmetic."""
+"""Conversion and rounding: one exact rounding from a source to a target format, with direction, saturation and flushed
+denormals; stochastic rounding by Philox4x32-10 (Salmon et al. 2011).
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,6 @@ def _multiply_words(x: Any, factor: int) -> tuple[Any, Any]:
     """The high and low words of a product, which fills 64 bits: int64 wraps, and its bits are those of the product."""
     whole = x * factor
     return (whole >> 32) & LOW_32_BITS, whole & LOW_32_BITS
-
-
-# Conversion and rounding: one exact rounding from a source to a target format, with direction, saturation and
-# flushed subnormals.
 
 
 # Rounding to a float format under a policy: three directions, saturation, flushed denormals, each exact.

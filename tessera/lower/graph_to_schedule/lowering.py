@@ -1,4 +1,6 @@
-"""Tiling: the tile size of each dim of a kernel, and the dim that a loop walks."""
+"""Graph to Schedule: each value that is kept becomes a buffer, computed by one kernel with its tile sizes
+(bufferisation and tiling).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sharding: the mesh, how tensors are cut over its axes, and values held in pieces (GSPMD, Xu et al. 2021)."""
+"""Mesh lowering state: the SPMD program under construction, and the sharding and resharding of its values (GSPMD, Xu
+et al. 2021).
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,6 @@ from tessera.ops.dialects import schedule, tile
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
 
-# Tile emitter: records the ops of a tile function, with the layout of each block over the loop dims.
-
-
 # Block layouts: the access of a tile as one rectangular block of memory, if it is one.
 
 

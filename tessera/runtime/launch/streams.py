@@ -1,4 +1,6 @@
-"""Kernel execution: runs a Tile module on arrays in place, with a program cache, and on the current stream."""
+"""Streams and events: kernels run at once or queued in order beside the program, and races between streams are detected
+by vector clocks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poison value (LLVM LangRef): the result of an erroneous operation, propagated silently through every use."""
+"""Abstract interpretation of user code over types: `check` reports all shape and dtype errors with no op executed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Occupancy model: thread groups resident on a multiprocessor of named GPUs.
-
-The limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""Kernel profiler: operations, bytes, flops, sectors and bank conflicts by launch, from the accesses of each node; and
+the occupancy of named GPUs.
 """
 
 from __future__ import annotations
@@ -107,9 +106,6 @@ def estimate_occupancy(name: str, threads: int, shared: int, registers: int) -> 
         fitting["shared memory"] = 0
     limit = min(fitting, key=lambda k: fitting[k])
     return Occupancy(name, fitting[limit], fitting[limit] * warps * _WARP / gpu.threads, limit)
-
-
-# Kernel profiler: operations, bytes, flops, sectors and bank conflicts by launch, from the accesses of each node.
 
 
 # The accesses of a node that touches memory: which elements each instance reads and writes.

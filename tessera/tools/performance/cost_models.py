@@ -1,4 +1,6 @@
-"""Device peaks: of named GPUs from their data sheets, of this machine's processor by measurement."""
+"""Cost models: the run time of a kernel's configuration by roofline (Williams et al. 2009), by interpolation between
+measurements, or by ridge regression; and the peaks of devices, from data sheets or measured.
+"""
 
 from __future__ import annotations
 
@@ -97,10 +99,6 @@ def _find_min_time(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-# Cost models: the run time of a kernel's configuration by roofline (Williams et al. 2009), by interpolation between
-# measurements, or by ridge regression.
 
 
 # Models of performance: what a configuration of a kernel takes, predicted from counts or from measurements.

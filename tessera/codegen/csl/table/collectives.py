@@ -1,4 +1,4 @@
-"""Arg reductions: the index of the largest or smallest element along an axis of a block."""
+"""Collectives along chains of neighbours: all-reduce, chain broadcast, shift and rotate; and arg reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: the program's continuation after asynchronous operations, completion tasks, and task IDs."""
+"""Program files: pe_program.csl with its tasks, layout.csl, and the commands that build and run the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Emission of decompositions: an IR function of scalars as instructions on vector registers of any width."""
+"""Math functions: definitions of the scalar functions that a text calls, for any vector width, and the emission of
+their decompositions.
+"""
 
 from __future__ import annotations
 

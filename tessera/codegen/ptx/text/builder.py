@@ -1,4 +1,6 @@
-"""Register types: the PTX register class and the instruction type of each element type."""
+"""PTX builder: the instructions, registers with their types, labels and source locations of an entry, and its hidden
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run-time indexing: lists of buffers packed into one allocation, and register blocks by traced indices."""
+"""Expressions: a rule for each kind of Python expression, with short-circuit logic and indices on traced values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import elementwise
 from tessera.ops.tensor.basic import full
-
-# Run-time indexing: lists of buffers packed into one allocation, and register blocks by traced indices.
-
 
 # Buffers in a list: one allocation with a leading axis, so that the list can be indexed while the kernel runs.
 
@@ -97,9 +94,6 @@ def index_block(block: Tensor, index: Any) -> Tensor:
     buffer = alloc_register(block.shape, block.dtype)
     buffer.store(block)
     return load_if_memref(subscript_view(buffer, index))  # type: ignore[no-any-return]
-
-
-# Expressions: a rule for each kind of Python expression, with short-circuit logic on traced values.
 
 
 # Truth and choice on traced values: `and`, `or`, `not`, `a if c else b`, evaluated no further than Python would.

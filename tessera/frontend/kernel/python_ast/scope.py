@@ -26,9 +26,6 @@ from tessera.ops.api import methods
 from tessera.ops.dialects import tile
 from tessera.ops.tensor.basic import full
 
-# Scopes: the names of a function being interpreted, and which lists and dicts may be mutated.
-
-
 # The names of a function being interpreted, and where a name is looked up.
 
 

@@ -1,4 +1,4 @@
-"""Emission of decompositions: an IR function of scalars as instructions on the registers of one element."""
+"""Math functions: emission of scalar decompositions, and the decompositions that use instructions of this target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host arrays of memcpy: a tensor `A[h][w][l]` with one row for each PE, 16-bit elements in words, time stamps."""
+"""SDK runtime: `SdkRuntime` and `debug_util` on the simulator: load, run, copy arrays, launch, stop, read PE memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ from tessera.interp.target.csl.simulation import (
     list_region,
     shorten_report,
 )
-
-# Host arrays of memcpy: a tensor `A[h][w][l]` with one row for each PE, 16-bit elements in words, time stamps.
-
 
 # The host's tensor of a copy: A[h][w][l], one row of l elements for each PE of a region.
 
@@ -156,9 +153,6 @@ def calculate_cycles(timestamp_buf: np.ndarray) -> np.int64:
     halves = [int(half) for half in np.ascontiguousarray(timestamp_buf).reshape(-1).view(np.uint16)[:6]]
     start, end = (sum(half << 16 * i for i, half in enumerate(part)) for part in (halves[:3], halves[3:]))
     return np.int64(end - start)
-
-
-# SDK runtime: `SdkRuntime` and `debug_util` on the simulator: load, run, copy, launch, stop, and read PE memory.
 
 
 # `SdkRuntime`.

@@ -1,4 +1,4 @@
-"""Lexer of CSL text: tokens, and a cursor over them."""
+"""Lexer and recursive-descent parser of CSL: expressions by precedence climbing, then statements and declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lexer of LLVM IR text, and a cursor over its tokens."""
+"""Lexer and operand parser of LLVM IR: types, values and constants, attributes and flags."""
 
 from __future__ import annotations
 
@@ -120,9 +120,6 @@ class LlvmCursor(tokens.TokenCursor):
         line = self.line()
         while self.here.kind != "end" and self.line() == line:
             self.take()
-
-
-# Operand parser: types, values and constants, attributes and flags.
 
 
 # Types.

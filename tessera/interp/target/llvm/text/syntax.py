@@ -248,9 +248,6 @@ class LlvmStruct(LlvmAggregate):
 VOID, PTR, I1, I8, I32, I64 = LlvmVoid(), LlvmPointer(), LlvmInt(1), LlvmInt(8), LlvmInt(32), LlvmInt(64)
 
 
-# Syntax tree of an LLVM module, and the source locations in its debug metadata.
-
-
 # The syntax tree: frozen values without behaviour.
 
 

@@ -1,4 +1,6 @@
-"""Fault: the exception of an executing instruction, raised before its location is known."""
+"""State spaces as flat arrays: one arena for global memory, shared memory by CTA and local memory by lane; the fault of
+an instruction that executes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PTX lexer: tokens, and a cursor over them."""
+"""PTX lexer and recursive-descent parser: modules, functions, variables, bodies, operands and constant expressions."""
 
 from __future__ import annotations
 
