@@ -79,7 +79,7 @@ def emit_kernel(module: Module, ctx: CslContext) -> None:
 
 def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[str, Any]:
     """The host plan of a kernel: every PE receives all arrays, and the host copies the written ones back."""
-    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    written = tile.find_written_refs(function.body)
     entries = [_describe_array(ctx, p) for p in function.params]
     input_count = len(entries) - outputs  # outputs are returned; other written arrays are copied back to their inputs
     back = [{**e, "into": i} for i, (e, p) in enumerate(zip(entries, function.params, strict=True)) if p in written]

@@ -22,7 +22,7 @@ from tessera.frontend.kernel.signature import KernelArguments
 from tessera.ir.builder import CURRENT_BUILDER, Builder, copy_block
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.ops.dialects import control_flow
+from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor.argument_checks import parse_shape
 from tessera.ops.tensor.basic import cast, full
 from tessera.ops.tensor.shape import permute, reshape, slice_
@@ -218,7 +218,7 @@ def _check_static(kernel: Kernel, name: str, type: Any) -> None:
 def _find_written(module: Module, count: int) -> set[int]:
     """The numbers of the first `count` parameters that a kernel writes."""
     kernel = module.functions[1]
-    targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
+    targets = tile.find_written_refs(kernel.body)
     return {i for i, p in enumerate(kernel.params[:count]) if p in targets}
 
 

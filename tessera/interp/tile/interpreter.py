@@ -29,6 +29,7 @@ from tessera.ir.core import Block, Function, Module, Node
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
 from tessera.lower.passes.tail_duplication import duplicate_tails
 from tessera.ops.dialects import host as host_ops
+from tessera.ops.dialects import tile
 from tessera.ops.dialects.tile import uses_grid_barrier
 
 if TYPE_CHECKING:
@@ -62,12 +63,7 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
 
 def run_graph_launch(node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:
     """Run a launch of a Graph function on arrays, which do not change; return the memories that it writes."""
-    function, count, written = host_ops.launched_function(node), len(arrays), node.attrs["written"]
-    held = [np.array(a) if i in written else np.ascontiguousarray(a) for i, a in enumerate(arrays)]
-    shaped = [a.reshape(p.type.shape) for a, p in zip(held, function.params, strict=False)]
-    module = host_ops.make_launch_module(function, len(function.params) - count)
-    memories = [*shaped, *run(module, shaped)]
-    return [memories[i] for i in written]
+    return host_ops.launch_on_copies(host_ops.launched_function(node), node.attrs["written"], arrays, run)
 
 
 def run_graph_launch_with_bounds(node: Node, values: Sequence[Any]) -> list[IntervalArray]:
@@ -284,7 +280,7 @@ def choose_chunk_shape(
 @lru_cache(maxsize=1024)
 def _find_store_targets(body: Block) -> tuple[int, ...]:
     """Yield the refs that a body writes."""
-    written = {n.args[0] for n in body.walk() if n.op.effects & {"write"}}
+    written = tile.find_written_refs(body)
     return tuple(i for i, p in enumerate(body.params) if p in written)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from tessera.core.errors import Location, ShapeError
 from tessera.core.types import DType, Policy, RefType, f32
@@ -118,3 +120,16 @@ def launched_function(node: Node) -> Function:
 def make_launched_function(attrs: Mapping[str, Any], body: Block, loc: Location) -> Function:
     """The tile function that a launch at the Graph level with these attributes and this region runs."""
     return Function(attrs["kernel"], body, Attrs({**attrs["attrs"], "grid": attrs["grid"]}), loc)
+
+
+def launch_on_copies(
+    function: Function, written: Sequence[int], arrays: Sequence[Any], run: Callable[[Module, list[Any]], list[Any]]
+) -> list[Any]:
+    """The memories with the numbers `written` after a launch on arrays, which do not change.
+
+    `run(module, arrays)` runs the launch's module in place, and returns the memories that no array fills.
+    """
+    held = [np.array(a) if i in written else np.ascontiguousarray(a) for i, a in enumerate(arrays)]
+    shaped = [a.reshape(p.type.shape) for a, p in zip(held, function.params, strict=False)]  # a scalar has rank 0
+    memories = [*shaped, *run(make_launch_module(function, len(function.params) - len(arrays)), shaped)]
+    return [memories[i] for i in written]

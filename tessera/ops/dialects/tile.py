@@ -334,6 +334,11 @@ def grid_barrier():
     """Wait for every tile of every group of the launch; their earlier writes are then visible to all."""
 
 
+def find_written_refs(body: Any) -> set[Any]:
+    """The memories that the nodes of a block, inner regions included, write."""
+    return {n.args[0] for n in body.walk() if "write" in n.op.effects}
+
+
 def uses_grid_barrier(body: Any) -> bool:
     """Whether a launch of this block has a grid barrier, so that all its programs must be resident at once."""
     return any(n.op is grid_barrier for n in body.walk())

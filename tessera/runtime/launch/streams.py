@@ -25,6 +25,7 @@ from tessera.core.errors import ArgumentError, ExecutionError, Location, user_lo
 from tessera.core.progress import CANCEL_TOKEN, CancelToken
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
+from tessera.ops.dialects import tile
 
 # Kernel execution: runs a Tile module on arrays in place, with a program cache, and on the current stream.
 
@@ -72,7 +73,7 @@ def find_written_params(module: Module) -> tuple[int, ...]:
     """Return the indices of the parameters that a kernel writes, without its outputs."""
     kernel = module.functions[1]
     count = len(kernel.params) - int(module.main.attrs.get("outputs", 0))
-    targets = {n.args[0] for n in kernel.body.walk() if n.op.effects & {"write"}}
+    targets = tile.find_written_refs(kernel.body)
     return tuple(i for i, p in enumerate(kernel.params[:count]) if p in targets)
 
 

@@ -70,7 +70,7 @@ def bind_adjoint(
     zeros = [splat(0, TensorType(x.shape, sum_dtype(x.dtype))) for x in moving]
     kept = [g for g in cotangents if g is not None]
     operands = [*primals, *kept, *zeros]
-    stored = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    stored = tile.find_written_refs(function.body)
     first = len(operands) - len(zeros)  # from here on: the gradients, then scratch memory
     written = tuple(i for i, p in enumerate(function.params) if p in stored or i >= first)
     refs: list[Any] = [function.params[i].type for i in written]

@@ -172,11 +172,7 @@ def _(attrs, regions, operands):
 @eager_control_flow_rules(control_flow.launch)
 def _(attrs, regions, operands):
     function = host.make_launched_function(attrs, regions[0], user_location())
-    written, params = attrs["written"], function.params
-    held = [np.array(t.data) if i in written else np.ascontiguousarray(t.data) for i, t in enumerate(operands)]
-    shaped = [a.reshape(p.type.shape) for a, p in zip(held, params, strict=False)]
-    memories = [*shaped, *run_module(host.make_launch_module(function, len(params) - len(operands)), shaped, None)]
-    return [
-        wrap_array(memories[i], TensorType(params[i].type.shape, params[i].type.dtype, params[i].type.policy))
-        for i in written
-    ]
+    arrays, written = [t.data for t in operands], attrs["written"]
+    found = host.launch_on_copies(function, written, arrays, lambda module, held: run_module(module, held, None))
+    types: list[Any] = [function.params[i].type for i in written]
+    return [wrap_array(a, ref.block(ref.shape)) for a, ref in zip(found, types, strict=True)]

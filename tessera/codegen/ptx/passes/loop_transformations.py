@@ -58,7 +58,7 @@ def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Functio
     held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
     if held > most or any(n.op is contractions.dot for n in function.body.walk()):
         return function
-    written = {node.args[0] for node in function.body.walk() if "write" in node.op.effects}
+    written = tile.find_written_refs(function.body)
     body = _hoist_in_block(function.body, frozenset(written))
     return Function(function.name, body, function.attrs, function.loc)
 

@@ -249,7 +249,7 @@ def _can_join_rounds(uses: UseDef, loop: MatmulLoop) -> bool:
 
 def _has_fixed_operands(function: Function, uses: UseDef, loop: MatmulLoop, index: Value) -> bool:
     """Whether the operands are read-only parameters with starts that are the index or scalars of the program."""
-    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    written = tile.find_written_refs(function.body)
     if {loop.left.ref, loop.right.ref} & written or not {loop.left.ref, loop.right.ref} <= set(function.params):
         return False
     starts = [v for side in (loop.left, loop.right) for v in side.starts if v is not index]
@@ -374,7 +374,7 @@ def _loads_left_operand(loop: Node) -> bool:
 
 
 def _find_written_refs(function: Function) -> set[Value]:
-    return {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    return tile.find_written_refs(function.body)
 
 
 def _estimate_registers(rights: dict[Node, OperandSource]) -> int:

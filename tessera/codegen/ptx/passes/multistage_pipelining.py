@@ -107,7 +107,7 @@ class _FetchFinder:
         self.align = align
         self.inside = UseDef(self.body, nested=False)
         self.variable = {v for n in self.body.walk() for v in n.results} | set(self.body.params[1:])
-        self.written = {n.args[0] for n in self.body.walk() if "write" in n.op.effects}
+        self.written = tile.find_written_refs(self.body)
         if not apart and any(v.type.space == GLOBAL for v in self.written):  # type: ignore[union-attr]
             self.written |= set(align)
 

@@ -84,7 +84,7 @@ def _find_prefetchable_loads(function: Function, grid: Sequence[int]) -> dict[No
     """The loads that bulk copies can do, and whether each is the same for all programs."""
     uses = UseDef(function)
     ranges = IntervalAnalysis(uses, grid)
-    written = {n.args[0] for n in function.body.walk() if "write" in n.op.effects}
+    written = tile.find_written_refs(function.body)
     free = [n for n in function.body.nodes if n.op is tile.load and n.args[0] not in written]
     return {n: _is_program_invariant(uses, n) for n in free if _is_prefetchable(function, uses, ranges, n)}
 
