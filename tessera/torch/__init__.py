@@ -1,0 +1,1 @@
+"""PyTorch bridge: programs of PyTorch as functions of Tessera values (`torch.export`, ATen)."""
