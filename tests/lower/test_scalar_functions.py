@@ -1,5 +1,6 @@
 """Decompositions of scalar functions, evaluated with NumPy: no target is involved."""
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -93,3 +94,33 @@ def test_log1p_at_the_ends(dtype):
     x = np.array([-1, 0, np.inf, -2, np.nan, -0.5], dtype.numpy)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(run(SHARED.find(f.log1p, dtype), x), np.log1p(x), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("op", (e.sin, e.cos), ids=lambda op: op.name)
+def test_angles_of_every_size(op):
+    exponents = np.random.default_rng(0).uniform(0, 1024, 300)
+    x = np.concatenate([2.0**exponents, -(2.0**exponents), [6381956970095103 * 2.0**797, 2.0**30, 1e22]])
+    with mpmath.workprec(1200):
+        want = [float(getattr(mpmath, op.__name__)(mpmath.mpf(each))) for each in x]
+    np.testing.assert_allclose(run(SHARED.find(op, f64), x), want, rtol=4e-16, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_fma_rounds_once():
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 500)) * 10.0 ** random.uniform(-150, 150, (2, 500))
+    z = -(x * y) * random.choice([1, 1 + 2**-52, 1 + 2**-20, 2, 1e-20, 1e20, 0], 500)
+    with mpmath.workprec(2500):
+        want = [float(mpmath.mpf(a) * mpmath.mpf(b) + mpmath.mpf(c)) for a, b, c in zip(x, y, z, strict=True)]
+    np.testing.assert_allclose(arith.fma.ref(x, y, z), want, rtol=2.3e-16, atol=1e-320)
+    ends = np.array([np.inf, np.nan, 1e308])
+    np.testing.assert_array_equal(arith.fma.ref(ends, np.full(3, 2.0), np.zeros(3)), [np.inf, np.nan, np.inf])
+    np.testing.assert_array_equal(arith.fma.ref(np.ones(1), np.ones(1), -ends[:1]), [-np.inf])
+
+
+def test_multiply_high():
+    x, y = np.random.default_rng(0).integers(0, 2**64, (2, 200), np.uint64)
+    x[:3], y[:2] = 2**64 - 1, (2**64 - 1, 0)
+    want = [int(a) * int(b) >> 64 for a, b in zip(x, y, strict=True)]
+    np.testing.assert_array_equal(arith.multiply_high.ref(x, y), np.array(want, np.uint64))

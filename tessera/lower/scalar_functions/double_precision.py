@@ -8,10 +8,14 @@ from __future__ import annotations
 from tessera.core.types import f64, int64
 from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions.decomposition import SHARED, Rule, constant, evaluate_polynomial
+from tessera.lower.scalar_functions.quarter_turns import (
+    ROUND_TO_INTEGER_F64,
+    SMALL_ANGLE,
+    reduce_large_quarter_turns,
+    reduce_quarter_turns,
+)
 from tessera.lower.scalar_functions.single_precision import (
     INF,
-    ROUND_TO_INTEGER_F64,
-    reduce_quarter_turns,
     select_erfc_side,
     select_log_special_cases,
     select_power_special_cases,
@@ -290,31 +294,40 @@ def power_f64(x: Tensor, y: Tensor) -> Tensor:
     return select_power_special_cases(x, y, size, e.abs(found))
 
 
-def _make_trigonometric_rule(ahead: int) -> Rule:
-    """The sine, or with 1 quarter turn `ahead` the cosine."""
+def _sine_of_quadrant(rest: Tensor, bits: Tensor, ahead: int) -> Tensor:
+    """The sine of a number of quarter turns, of which the low bits count, and `rest`; `ahead` as below."""
+    z = rest * rest
+    q = evaluate_polynomial(
+        z, -7.5866368828251596492e-13, 1.6058530596645954712e-10, -2.5052106225994400694e-8,
+        2.755731921932057977e-6, -0.00019841269841265041047, 0.008333333333333331481, -0.16666666666666666665,
+    )  # fmt: skip
+    sine = fma(z * rest, q, rest)
+    q = evaluate_polynomial(
+        z, 4.7458384125310229648e-14, -1.1470460319209511842e-11, 2.0876755787492605948e-9,
+        -2.7557319221392490652e-7, 0.000024801587301584633141, -0.0013888888888888887859, 0.041666666666666666666,
+    )  # fmt: skip
+    cosine = fma(q, z * z, fma(z, -0.5, 1.0))
+    quadrant = bits & 3
+    odd = (quadrant & 1) == 1
+    found = where(odd, sine, cosine) if ahead else where(odd, cosine, sine)
+    sign = ((quadrant + ahead) & 2) << 62
+    return bitcast(bitcast(found, dtype=int64) ^ sign, dtype=f64)
 
-    def rule(x: Tensor) -> Tensor:
-        rest, bits = reduce_quarter_turns(x, 3)
-        z = rest * rest
-        q = evaluate_polynomial(
-            z, -7.5866368828251596492e-13, 1.6058530596645954712e-10, -2.5052106225994400694e-8,
-            2.755731921932057977e-6, -0.00019841269841265041047, 0.008333333333333331481, -0.16666666666666666665,
-        )  # fmt: skip
-        sine = fma(z * rest, q, rest)
-        q = evaluate_polynomial(
-            z, 4.7458384125310229648e-14, -1.1470460319209511842e-11, 2.0876755787492605948e-9,
-            -2.7557319221392490652e-7, 0.000024801587301584633141, -0.0013888888888888887859, 0.041666666666666666666,
-        )  # fmt: skip
-        cosine = fma(q, z * z, fma(z, -0.5, 1.0))
-        quadrant = bits & 3
-        odd = (quadrant & 1) == 1
-        found = where(odd, sine, cosine) if ahead else where(odd, cosine, sine)
-        sign = ((quadrant + ahead) & 2) << 62
-        found = bitcast(bitcast(found, dtype=int64) ^ sign, dtype=f64)
+
+def _make_trigonometric_rules(ahead: int) -> tuple[Rule, Rule, Rule]:
+    """The sine, or with 1 quarter turn `ahead` the cosine: of small angles, of large ones, of all."""
+
+    def small(x: Tensor) -> Tensor:
+        found = _sine_of_quadrant(*reduce_quarter_turns(x, 3), ahead)
         return found if ahead else where(x == 0.0, x, found)  # -0 too
 
-    return rule
+    def large(x: Tensor) -> Tensor:
+        return _sine_of_quadrant(*reduce_large_quarter_turns(x), ahead)
+
+    return small, large, lambda x: where(e.abs(x) < SMALL_ANGLE, small(x), large(x))
 
 
-SHARED(e.sin, f64)(_make_trigonometric_rule(0))
-SHARED(e.cos, f64)(_make_trigonometric_rule(1))
+# A target that has branches computes the rule of large angles for those alone.
+TRIGONOMETRIC_RULES = {e.sin: _make_trigonometric_rules(0), e.cos: _make_trigonometric_rules(1)}
+for _op, (_, _, _rule) in TRIGONOMETRIC_RULES.items():
+    SHARED(_op, f64)(_rule)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tessera.core.types import f32, f64, int32, int64
 from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions.decomposition import SHARED, Rule, constant, evaluate_polynomial
+from tessera.lower.scalar_functions.quarter_turns import reduce_all_quarter_turns, reduce_quarter_turns
 from tessera.ops.dialects.arith import bitcast, copysign, divide, fma, fmod, is_nan
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
@@ -267,51 +268,7 @@ def floor_divide(x: Tensor, y: Tensor) -> Tensor:
     return where(y == 0.0, plain, found)
 
 
-# Sine and cosine of f32: reduced by quarter turns in f64, then two polynomials.
-
-QUARTER_TURNS, ROUND_TO_INTEGER_F64 = 0.63661977236758134308, 6755399441055744.0  # 2/pi; 1.5 * 2^52
-
-
-def reduce_quarter_turns(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """What is left of f64 x after the nearest multiple of pi/2, by so many parts of pi/2, and that multiple's bits."""
-    shifted = fma(x, QUARTER_TURNS, ROUND_TO_INTEGER_F64)
-    n = shifted - ROUND_TO_INTEGER_F64
-    rest = x
-    for part in (-1.57079632679489655800, -6.12323399573676603587e-17, 1.4973849048591833e-33)[:parts]:
-        rest = fma(n, part, rest)
-    return rest, bitcast(shifted, dtype=int64)
-
-
-# From each size on: a power of two by which x is a whole multiple m below 2^51, and 2/pi divided by it, modulo 4, in
-# parts of 29, 29 and 53 bits. Products of m with the first two are exact (Payne and Hanek 1983).
-LARGE_QUARTER_TURNS = (
-    (0.0, 1.0, 0.6366197690367699, 3.3308114738561656e-09, 2.276010073078396e-18),
-    (2.0**50, 2.0**27, 3.447053946554661, 2.168126039814311e-09, 1.0330342399379403e-17),
-    (2.0**77, 2.0**54, 1.291000947356224, 5.111805381763368e-09, 3.0053182646326145e-18),
-    (2.0**104, 2.0**81, 2.6860949024558067, 2.2660121279383105e-09, 1.0688538751642284e-17),
-)
-HALF_PI = 1.57079632679489661923
-
-
-def reduce_all_quarter_turns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of any f32 x after the nearest multiple of pi/2, in f64, and that multiple's bits."""
-    size = e.abs(x)
-    chosen = [constant(value, f64) for value in (1.0, *LARGE_QUARTER_TURNS[0][2:])]
-    for least, unit, *parts in LARGE_QUARTER_TURNS[1:]:
-        large = size >= least
-        chosen = [where(large, constant(new, f64), old) for new, old in zip((1.0 / unit, *parts), chosen, strict=True)]
-    scale, first, second, third = chosen
-    m = cast(x, dtype=f64) * scale
-    high, middle, low = _drop_whole_turns(m * first), _drop_whole_turns(m * second), m * third
-    shifted = high + middle + low + ROUND_TO_INTEGER_F64
-    rest = (high - (shifted - ROUND_TO_INTEGER_F64)) + middle + low
-    return rest * HALF_PI, bitcast(shifted, dtype=int64)
-
-
-def _drop_whole_turns(x: Tensor) -> Tensor:
-    """x less the nearest multiple of 4: exact for |x| < 2^53."""
-    turns = fma(x, 0.25, ROUND_TO_INTEGER_F64) - ROUND_TO_INTEGER_F64
-    return fma(turns, -4.0, x)
+# Sine and cosine of f32: the argument is reduced in f64, then two polynomials.
 
 
 def sine_of_quadrant(rest: Tensor, quadrant: Tensor, ahead: int) -> Tensor:

@@ -55,8 +55,27 @@ def bitcast(x: Any, *, dtype: DType) -> Any:
 @define_primitive(infer_same)
 def fma(x, y, z):
     """`x` times `y` plus `z`, rounded once where the target has such an instruction, else twice."""
-    wide = np.float64 if np.asarray(x).dtype == np.float32 else np.longdouble
-    return (np.multiply(x, y, dtype=wide) + z).astype(np.asarray(x).dtype)
+    if np.asarray(x).dtype == np.float32:
+        return (np.multiply(x, y, dtype=np.float64) + z).astype(np.float32)
+    (a, b), (c, d) = _split_in_halves(x), _split_in_halves(y)
+    total, lost = _add_exactly(a * c, np.asarray(z, np.longdouble))
+    total, lost_too = _add_exactly(total, a * d + b * c)
+    plain = np.multiply(x, y, dtype=np.longdouble) + z
+    return np.where(np.isfinite(plain), total + (lost + lost_too + b * d), plain).astype(np.float64)
+
+
+def _split_in_halves(x):
+    """Numbers of f64 as sums of two of at most 27 bits, whose products a long double holds."""
+    x = np.asarray(x, np.float64)
+    high = (x.view(np.int64) & ~((1 << 26) - 1)).view(np.float64)
+    return high.astype(np.longdouble), (x - high).astype(np.longdouble)
+
+
+def _add_exactly(x, y):
+    """The rounded sum, and what rounding lost (Knuth 1969)."""
+    total = x + y
+    part = total - x
+    return total, (x - (total - part)) + (y - part)
 
 
 @define_primitive(infer_same)
@@ -87,6 +106,16 @@ def trunc(x):
 def extract_bit(x, n):
     """Bit `n` of an unsigned integer, as 0 or 1."""
     return (x >> n) & 1
+
+
+@define_primitive(infer_same)
+def multiply_high(x, y):
+    """The upper 64 bits of the product of two unsigned integers of 64 bits."""
+    x, y = np.asarray(x), np.asarray(y)
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    low, cross = (x & mask) * (y & mask), (x >> half) * (y & mask)
+    middle = (x & mask) * (y >> half) + (low >> half) + (cross & mask)
+    return (x >> half) * (y >> half) + (cross >> half) + (middle >> half)
 
 
 @define_primitive(infer_comparison)

@@ -1,5 +1,6 @@
 """The scalar functions lie within their bounds over their whole range, special values among them."""
 
+import mpmath
 import numpy as np
 import pytest
 from ptxcheck import emit_checked
@@ -60,3 +61,42 @@ def test_powers_lie_within_the_bound(dtype):
         (off <= find_ulp_bound(e.pow, dtype)) | (found == want.astype(element)) | (np.isnan(found) & np.isnan(want))
     )
     assert not wrong.any(), f"{x[wrong][:5]} to {y[wrong][:5]}: {found[wrong][:5]}, not {want[wrong][:5]}"
+
+
+def run_on_emulator(op, *inputs):
+    k = Kernel(*inputs, inputs[0])
+    k.store(k.params[-1], k(op, *[k.load(p) for p in k.params[:-1]]))
+    found = np.empty_like(inputs[0])
+    BACKEND.interpreter(emit_checked(k.module()))([*inputs, found])
+    return found
+
+
+@pytest.mark.parametrize("dtype", (f32, f64), ids=str)
+@pytest.mark.parametrize("op", (e.sin, e.cos), ids=lambda op: op.name)
+def test_angles_of_every_size_lie_within_the_bound(op, dtype):
+    """Whole numbers of quarter turns are left out to the last digit, also where nearly nothing else is left."""
+    bits = np.random.default_rng(0).integers(0, 2**dtype.bits, 1000, np.uint64 if dtype == f64 else np.uint32)
+    limit = np.finfo(dtype.numpy).max
+    edges = [6381956970095103 * 2.0**797, 5.319372648326541e255, 2.0**30, 2.0**28, 1e22, 1e5, 16367173 * 2.0**72]
+    edges = np.clip([*edges, np.inf, -np.inf, 0.0, -0.0], -limit, limit)
+    x = np.concatenate([bits.view(dtype.numpy), edges.astype(dtype.numpy)])
+    x = x[np.isfinite(x)]
+    found = run_on_emulator(op, x)
+    with mpmath.workprec(1200):
+        want = [getattr(mpmath, op.__name__)(mpmath.mpf(float(each))) for each in x]
+        off = [float(abs(mpmath.mpf(float(a)) - b)) for a, b in zip(found, want, strict=True)]
+    off /= np.spacing(np.abs(np.array(want, np.float64).astype(dtype.numpy))).astype(np.float64)
+    wrong = off > find_ulp_bound(op, dtype)
+    assert not wrong.any(), f"{x[wrong][:5]}: {found[wrong][:5]}, {off[wrong][:5]} ulp"
+    ends = run_on_emulator(op, np.array([np.inf, -np.inf, np.nan], dtype.numpy))
+    assert np.isnan(ends).all()
+
+
+@pytest.mark.parametrize("dtype", (f32, f64), ids=str)
+def test_remainders_of_any_two_numbers(dtype):
+    """The quotient may lie beyond the largest number: it is taken away in parts, and that ends."""
+    least, most = np.finfo(dtype.numpy).smallest_subnormal, np.finfo(dtype.numpy).max
+    ends = [least, 3 * least, 1e-310, 1e-40, 1e-3, 0.7, 1.0, 3.0, 1e30, most / 3, most, np.nextafter(most, 0)]
+    ends = np.array([*ends, *np.negative(ends)]).astype(dtype.numpy)
+    x, y = (each.ravel() for each in np.meshgrid(ends, ends[ends != 0]))
+    np.testing.assert_array_equal(run_on_emulator(e.remainder, x, y), np.remainder(x, y))

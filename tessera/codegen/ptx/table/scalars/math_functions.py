@@ -68,6 +68,11 @@ def _(s, x, y, z):
     return s.do(f"fma.rn.{s.word}", x, y, z)
 
 
+@emit(arith.multiply_high)
+def _(s, x, y):
+    return s.do("mul.hi.u64", x, y)
+
+
 @emit(arith.copysign)
 def _(s, x, y):
     return s.do(f"copysign.{s.word}", y, x)
@@ -102,25 +107,32 @@ def _(s, x, y):
 
 
 DOUBLE_ZERO, DOUBLE_INFINITY, DOUBLE_NAN = "0d0000000000000000", "0d7FF0000000000000", "0d7FF8000000000000"
+DOUBLE_2_TO_537 = "0d6180000000000000"
 
 
 def _emit_fmod(text: PtxBuilder, x: str, y: str) -> str:
     """What is left of f64 `x` when whole multiples of `y` are taken away: exact.
 
-    Each round takes away a multiple of 26 bits, rounded down, so that the rest is exact as well.
+    Each round takes away a multiple of 26 bits, rounded down, so that the rest is exact as well. It is a multiple of
+    `y`, or of `y` by 2^537 or 2^1074 where that is below the rest: so no quotient overflows.
     """
     large, size = text.let("abs.f64", "f64", x), text.let("abs.f64", "f64", y)
     usable = text.let("setp.gt.f64", "pred", size, DOUBLE_ZERO)
     finite = text.let("setp.lt.f64", "pred", large, DOUBLE_INFINITY)
     fine = text.let("and.pred", "pred", usable, finite)
     rest = text.let("selp.f64", "f64", large, DOUBLE_NAN, fine)
+    larger = text.let("mul.rn.f64", "f64", size, DOUBLE_2_TO_537)
+    largest = text.let("mul.rn.f64", "f64", larger, DOUBLE_2_TO_537)
     again, done = text.new_label("again"), text.new_label("done")
     text.label(again)
     text.do(f"bra {done}", guard=text.let("setp.ltu.f64", "pred", rest, size))
-    quotient = text.let("cvt.rzi.f64.f64", "f64", text.let("div.rz.f64", "f64", rest, size))
+    divisor = size
+    for scaled in (larger, largest):
+        divisor = text.let("selp.f64", "f64", scaled, divisor, text.let("setp.ge.f64", "pred", rest, scaled))
+    quotient = text.let("cvt.rzi.f64.f64", "f64", text.let("div.rz.f64", "f64", rest, divisor))
     bits = text.let("and.b64", "b64", text.let("mov.b64", "b64", quotient), "0xFFFFFFFFF8000000")
     taken = text.let("neg.f64", "f64", text.let("mov.b64", "f64", bits))
-    text.do("fma.rn.f64", rest, taken, size, rest)
+    text.do("fma.rn.f64", rest, taken, divisor, rest)
     text.do(f"bra {again}")
     text.label(done)
     return text.let("copysign.f64", "f64", x, rest)
@@ -131,8 +143,6 @@ def _emit_fmod(text: PtxBuilder, x: str, y: str) -> str:
 # Those of f32 are built on the hardware's power of two. Each result lies within the bounds of the OpenCL full profile;
 # `tests/codegen/ptx/test_ptx_functions.py` measures them.
 
-
-assert double_precision  # fills the table of decompositions
 
 POWERS_OF_TWO = (e.exp, e.exp2, e.tanh, e.erf)  # of f32 by the hardware's power of two
 DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype == f32 and op in POWERS_OF_TWO)
@@ -202,7 +212,7 @@ def _make_row(op: Op) -> Callable[..., str]:
 
 
 MATH_FUNCTIONS = DECOMPOSITIONS.ops() | {e.exp2}
-for _op in MATH_FUNCTIONS - {e.exp2, e.floor_divide, e.remainder}:
+for _op in MATH_FUNCTIONS - {e.exp2, e.floor_divide, e.remainder, *double_precision.TRIGONOMETRIC_RULES}:
     emit(_op)(_make_row(_op))
 _exp2_by_decomposition = _make_row(e.exp2)
 
@@ -212,4 +222,24 @@ def _(s, x):
     return s.do("ex2.approx.f32", x) if s.word == "f32" else _exp2_by_decomposition(s, x)
 
 
+def _make_trigonometric_row(op: Op) -> Callable[..., str]:
+    """The row that computes the rule of large angles for threads that have one."""
+    of_f32, (small, large, _) = _make_row(op), double_precision.TRIGONOMETRIC_RULES[op]
+
+    def row(s: ScalarContext, x: str) -> str:
+        if s.word != "f64":
+            return of_f32(s, x)
+        found = s.text.new("f64")
+        s.text.do("mov.f64", found, emit_decomposition(s.text, DECOMPOSITIONS.build(small, f64), x))
+        done, size = s.text.new_label("done"), s.text.let("abs.f64", "f64", x)
+        s.text.do(f"bra {done}", guard=s.text.let("setp.lt.f64", "pred", size, s.number(double_precision.SMALL_ANGLE)))
+        s.text.do("mov.f64", found, emit_decomposition(s.text, DECOMPOSITIONS.build(large, f64), x))
+        s.text.label(done)
+        return found
+
+    return row
+
+
+for _op in double_precision.TRIGONOMETRIC_RULES:
+    emit(_op)(_make_trigonometric_row(_op))
 floor_divide_floats, remainder_of_floats = _make_row(e.floor_divide), _make_row(e.remainder)
