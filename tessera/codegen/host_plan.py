@@ -27,9 +27,11 @@ from tessera.codegen.artifact import (
     is_table,
     is_text,
 )
+from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
+from tessera.core.symbolic_dim import Dim, Size, ceil_divide, proves_at_most
 from tessera.core.types import DTYPES, RefType, TensorType, as_dtype
-from tessera.ir.core import Block, Function, Module, Node, Value
+from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host
 
@@ -186,6 +188,8 @@ class ArrayPlanEngine(PlanEngine):
 
     def argument(self, argument: Mapping[str, Any]) -> Any:
         """The value bound to a parameter, or the bytes of a slice of a parameter or of the workspace."""
+        if "value" in argument:
+            return argument["value"]
         whole = self.workspace if "param" not in argument else self.arrays[argument["param"]]
         if "param" in argument and "moves" not in argument:
             return whole
@@ -346,6 +350,9 @@ class _PlanChecker:
     def check_arguments(self, arguments: Sequence[Mapping[str, Any]]) -> None:
         """Check that every argument lies in a parameter or in the workspace, at each index of the loops."""
         for a in arguments:
+            if set(a) == {"value"}:
+                self.expect(is_count(a["value"]), a)
+                continue
             moves = a.get("moves", [])
             self.expect(is_list(is_list(_is_whole))(moves) and all(len(m) == 2 for m in moves), a)
             self.expect(all(m[0] in self.extents for m in moves), a)
@@ -405,32 +412,36 @@ class HostBufferSlice:
     """
 
     param: int
-    offset: int
-    bytes: int
-    moves: tuple[tuple[int, int], ...] = ()
-    reachable_bytes: int = 0
+    offset: Size
+    bytes: Size
+    moves: tuple[tuple[int, Size], ...] = ()
+    reachable_bytes: Size = 0
 
     def overlaps(self, other: HostBufferSlice) -> bool:
         """Whether two slices may share memory; two parameters never do, since the runtime copies aliased arguments."""
         if self.param != other.param or self.param >= 0:
             return self.param == other.param
-        return self.offset < other.offset + other.extent and other.offset < self.offset + self.extent
+        before = proves_at_most(self.offset + self.extent, other.offset)
+        return not (before or proves_at_most(other.offset + other.extent, self.offset))
 
     @property
-    def extent(self) -> int:
+    def extent(self) -> Size:
         """The bytes from its offset that it may touch."""
-        return max(self.bytes, self.reachable_bytes)
+        return self.reachable_bytes or self.bytes
 
-    def slice(self, loop: int, count: int) -> HostBufferSlice:
+    def slice(self, loop: int, count: Size) -> HostBufferSlice:
         """A slice of `count` bytes, selected by the index of a loop."""
         return HostBufferSlice(self.param, self.offset, count, (*self.moves, (loop, count)), self.extent)
 
     def describe(self) -> dict[str, Any]:
         """This slice as JSON data."""
         data: dict[str, Any] = (
-            {"param": self.param} if self.param >= 0 else {"offset": self.offset, "bytes": self.bytes}
+            {"param": self.param}
+            if self.param >= 0
+            else {"offset": describe_size(self.offset), "bytes": describe_size(self.bytes)}
         )
-        return {**data, "bytes": self.bytes, "moves": [list(m) for m in self.moves]} if self.moves else data
+        moves = [[loop, describe_size(count)] for loop, count in self.moves]
+        return {**data, "bytes": describe_size(self.bytes), "moves": moves} if self.moves else data
 
 
 class HostPlanBuilder:
@@ -440,7 +451,7 @@ class HostPlanBuilder:
         self.slices: dict[Value, HostBufferSlice] = {
             v: HostBufferSlice(i, 0, _count_bytes(v)) for i, v in enumerate(main.params)
         }
-        self.workspace = int(main.attrs.get("workspace", 0))
+        self.workspace: Size = main.attrs.get("workspace", 0)
         self.launches: list[Node] = []
         self.flags: list[HostBufferSlice] = []
         self.calls: list[dict[str, Any]] = []
@@ -465,9 +476,9 @@ class HostPlanBuilder:
         self.flags.append(self.slices[value])
         return len(self.flags) - 1
 
-    def reserve(self, count: int) -> int:
+    def reserve(self, count: Size) -> Size:
         """The offset of `count` new bytes at the end of the workspace."""
-        start = math.ceil(self.workspace / WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        start = ceil_divide(self.workspace, WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         self.workspace = start + count
         return start
 
@@ -491,14 +502,14 @@ def _(plan, node):
 
 
 def _describe_type(v: Value) -> dict[str, Any]:
-    return {"shape": [int(n) for n in v.type.shape], "dtype": v.type.dtype.name}
+    return {"shape": [describe_size(n) for n in v.type.shape], "dtype": v.type.dtype.name}
 
 
 @control_rule(host.loop)
 def _(plan, node):
     (body,) = node.regions
     number = plan.loops[body.params[0]] = len(plan.loops)
-    return {"loop": number, **node.attrs, "body": plan.walk(body)}
+    return {"loop": number, **{k: describe_size(v) for k, v in node.attrs.items()}, "body": plan.walk(body)}
 
 
 @control_rule(host.while_)
@@ -535,8 +546,8 @@ def _(plan, node):
     plan.launches.append(node)
 
 
-def _count_bytes(v: Value) -> int:
-    return math.prod(int(n) for n in v.type.shape) * v.type.dtype.numpy.itemsize
+def _count_bytes(v: Value) -> Size:
+    return math.prod(v.type.shape) * v.type.dtype.numpy.itemsize
 
 
 def find_touched_parameters(function: Function, *effects: str) -> set[int]:
@@ -569,14 +580,22 @@ def build_host_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any
     inputs = len(main.params) - outputs
     return {
         "params": [_describe_parameter(v, i >= inputs) for i, v in enumerate(main.params)],
-        "workspace": plan.workspace,
-        "launches": [_describe_launch(node, plan) for node in plan.launches],
+        "workspace": describe_size(plan.workspace),
+        "launches": [_describe_launch(node, plan, module) for node in plan.launches],
         "scratch": dict(scratch),
         "written": _find_touched_entry_parameters(module, plan, "write"),
         "read": _find_touched_entry_parameters(module, plan, "read"),
         **({"steps": plan.steps, "flags": [s.describe() for s in plan.flags]} if _has_control_flow(plan) else {}),
         **({"calls": plan.calls} if plan.calls else {}),
+        **_describe_sizes(main),
     }
+
+
+def _describe_sizes(main: Function) -> dict[str, Any]:
+    """The names of the symbolic sizes of a program, and its constraints on them."""
+    names = find_size_names(main)
+    constraints = list(main.attrs.get("constraints", ()))
+    return {"sizes": list(names), "constraints": constraints} if names else {}
 
 
 def _has_control_flow(plan: HostPlanBuilder) -> bool:
@@ -585,12 +604,14 @@ def _has_control_flow(plan: HostPlanBuilder) -> bool:
 
 def _describe_parameter(v: Value, output: bool) -> dict[str, Any]:
     role = "output" if output else "input" if isinstance(v.type, RefType) else "scalar"
-    return {"name": v.hint, "shape": [int(n) for n in v.type.shape], "dtype": v.type.dtype.name, "role": role}
+    return {"name": v.hint, **_describe_type(v), "role": role}
 
 
-def _describe_launch(node: Node, plan: HostPlanBuilder) -> dict[str, Any]:
-    grid = [int(n) for n in node.attrs["grid"]]
+def _describe_launch(node: Node, plan: HostPlanBuilder, module: Module) -> dict[str, Any]:
+    """A launch: the symbolic sizes that its kernel mentions are its last arguments."""
+    grid = [describe_size(n) for n in node.attrs["grid"]]
     args = [plan.slices[v].describe() for v in node.args]
+    args += [{"value": describe_size(Dim.of(n))} for n in find_size_names(module.function(node.attrs["kernel"]))]
     return {"kernel": node.attrs["kernel"], "grid": [*grid, 1, 1, 1][: max(3, len(grid))], "args": args}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Union
 
 from tessera.core.errors import ShapeError
@@ -22,6 +24,9 @@ class UnknownSizeError(ShapeError):
 
 # The sizes of the names in the function being traced; None outside a trace.
 KNOWN_SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
+# Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
+SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
+DEFAULT_ESTIMATE = 128
 # Whether a program is traced for its types (`ts.check`) and never run.
 ABSTRACT_TRACE: ContextVar[bool] = ContextVar("types alone", default=False)
 
@@ -120,6 +125,22 @@ class Dim:
     def __repr__(self) -> str:
         return "+".join(_format_monomial(m, c) for m, c in self.terms).replace("+-", "-")
 
+    @_of_sizes
+    def __lt__(self, other: Size) -> bool:
+        return _decide_order(self - other, "<", 0)
+
+    @_of_sizes
+    def __le__(self, other: Size) -> bool:
+        return _decide_order(self - other, "<=", 0)
+
+    @_of_sizes
+    def __gt__(self, other: Size) -> bool:
+        return _decide_order(other - self, "<", 0)
+
+    @_of_sizes
+    def __ge__(self, other: Size) -> bool:
+        return _decide_order(other - self, "<=", 0)
+
     def __int__(self) -> int:
         found = resolve_size(self)
         if isinstance(found, Dim):
@@ -165,6 +186,136 @@ def resolve_size(size: Size) -> Size:
     if not isinstance(size, Dim):
         return size
     return size.evaluate(KNOWN_SIZES.get() or {})  # type: ignore[arg-type]
+
+
+# Order of symbolic sizes: interval arithmetic on the difference. Every name is a size of at least `LEAST_SIZE`.
+
+
+LEAST_SIZE = 1
+
+
+def proves_at_most(size: Size, limit: Size) -> bool:
+    """Whether a size is at most another for every value of their names (each of at least 1).
+
+    >>> s, b = Dim.of("S"), Dim.of("B")
+    >>> proves_at_most(s, b * s), proves_at_most(b, s)
+    (True, False)
+    """
+    gap = limit - size
+    return gap >= 0 if isinstance(gap, int) else _find_least_value(gap) >= 0
+
+
+def proves_less(size: Size, limit: Size) -> bool:
+    """Whether a size is less than another for every value of their names.
+
+    >>> proves_less(Dim.of("S") - 1, Dim.of("S"))
+    True
+    """
+    return proves_at_most(size + 1, limit)
+
+
+def _compare_sizes(a: Size, b: Size) -> int:
+    if a == b:
+        return 0
+    if proves_at_most(a, b):
+        return -1
+    return 1 if proves_at_most(b, a) or repr(a) > repr(b) else -1
+
+
+# A key of `sorted` for sizes: by what is proven of them, else by their text.
+order_of_size = functools.cmp_to_key(_compare_sizes)
+
+
+def estimate_size(size: Size) -> int:
+    """A typical value of a size, for the choice of tiles.
+
+    >>> estimate_size(2 * Dim.of("B")), estimate_size(7)
+    (256, 7)
+    """
+    if not isinstance(size, Dim):
+        return size
+    known = SIZE_ESTIMATES.get()
+    return int(size.evaluate({name: known.get(name, DEFAULT_ESTIMATE) for name in size.names()}))
+
+
+def ceil_divide(size: Size, by: Size) -> Size:
+    """The quotient, rounded up.
+
+    >>> ceil_divide(65, 64), ceil_divide(64 * Dim.of("B"), 64), ceil_divide(Dim.of("B"), 64)
+    (2, B, ((B+63) // (64)))
+    """
+    if isinstance(size, int) and isinstance(by, int):
+        return -(-size // by)
+    exact = _divide_exactly(size, by) if isinstance(size, Dim) else None
+    return (size + by - 1) // by if exact is None else exact
+
+
+def find_size_bounds(size: Size) -> tuple[float, float]:
+    """The least and the greatest value that are proven for a size; infinite where there is none.
+
+    >>> find_size_bounds(2 * Dim.of("B") - 1), find_size_bounds(Dim.of("B") % 64)
+    ((1, inf), (0, 63))
+    """
+    if not isinstance(size, Dim):
+        return size, size
+    return _find_least_value(size), -_find_least_value(-size)
+
+
+def find_size_divisor(size: Size, limit: int) -> int:
+    """The greatest common divisor of a size, for every value of its names, and a limit.
+
+    >>> find_size_divisor(24 * Dim.of("B") + 16, 64)
+    8
+    """
+    return math.gcd(*(count for _, count in _polynomial_terms(size)), limit) or limit
+
+
+def _decide_order(gap: Size, sign: str, limit: int) -> bool:
+    """Decide `gap < 0` or `gap <= 0`, where it is the same for every value of the names."""
+    if isinstance(gap, int):
+        return gap < limit if sign == "<" else gap <= limit
+    least, most = find_size_bounds(gap)
+    if most < limit or (sign == "<=" and most <= limit):
+        return True
+    if least > limit or (sign == "<" and least >= limit):
+        return False
+    raise UnknownSizeError(
+        f"whether {gap} {sign} {limit} is not known for every size",
+        suggestion="call with arrays, whose sizes are known, or give this size when the program is built",
+    )
+
+
+def _find_least_value(size: Size) -> float:
+    """The least value of a polynomial whose names are `LEAST_SIZE` + t for t >= 0: its terms in t bound it."""
+    if not isinstance(size, Dim):
+        return size
+    shifted: Size = 0
+    for monomial, count in size.terms:
+        term: Size = count
+        for atom in monomial:  # names inside of a division keep their meaning
+            term = term * (Dim.of(atom) + LEAST_SIZE if isinstance(atom, str) else Dim({(atom,): 1}))
+        shifted = shifted + term
+    return sum(count * _bound_monomial(monomial, count > 0) for monomial, count in _polynomial_terms(shifted))
+
+
+def _bound_monomial(monomial: Monomial, below: bool) -> float:
+    """The least or greatest value of a product of shifted names, which are at least 0, and of divisions."""
+    bounds = [(0, math.inf) if isinstance(atom, str) else _bound_division(atom) for atom in monomial]
+    if any(low < 0 for low, _ in bounds):
+        return -math.inf if below else math.inf
+    chosen = [low if below else high for low, high in bounds]
+    return 0 if 0 in chosen else math.prod(chosen)
+
+
+def _bound_division(atom: tuple) -> tuple[float, float]:
+    """The bounds of a quotient or a remainder of sizes."""
+    sign, left, right = atom
+    (least, most), (low, high) = find_size_bounds(left), find_size_bounds(right)
+    if least < 0 or low < 1:
+        return -math.inf, math.inf
+    if sign == "%":
+        return 0, high - 1
+    return (0 if high == math.inf else least // high), (most if most == math.inf else most // low)
 
 
 def _polynomial_terms(size: Size) -> Iterable[tuple[Monomial, int]]:

@@ -10,13 +10,12 @@ import numpy as np
 from tessera.core.errors import ShapeError
 from tessera.core.hooks import run_graph_launch
 from tessera.core.shapes import bind_shapes
-from tessera.core.symbolic_dim import symbol_names
-from tessera.core.types import TensorType, Type
+from tessera.core.types import Type
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import is_observed, observe_graph, report_ops
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS
 from tessera.ir.builder import NodeSemantics, evaluate_block
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Function, Node, Value, evaluate_attribute
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow as ops
@@ -115,7 +114,4 @@ def resolve_type(type: Type, sizes: dict[str, int]) -> Type:
 
 def resolve_attributes(node: Node, sizes: dict[str, int]) -> Any:
     """Replace symbolic sizes in attributes."""
-    if not sizes or not any(isinstance(v, tuple) and symbol_names(v) for v in node.attrs.values()):
-        return node.attrs
-    scratch = {k: TensorType(v, node.results[0].type.dtype) for k, v in node.attrs.items() if isinstance(v, tuple)}
-    return {**node.attrs, **{k: t.evaluate(sizes).shape for k, t in scratch.items()}}
+    return {k: evaluate_attribute(v, sizes) for k, v in node.attrs.items()} if sizes else node.attrs

@@ -189,7 +189,9 @@ def check_integer_fits(value: Any, dtype: DType) -> Any:
     return value
 
 
-def find_number_dtype(value: bool | int | float, beside: DType) -> DType:
+def find_number_dtype(value: bool | int | float | Dim, beside: DType) -> DType:
     """The element type that a Python number takes in an op with elements of another type."""
+    if isinstance(value, Dim):
+        return beside if beside.is_float or beside.is_integer else int64
     fits = beside.is_float or (beside.is_integer and isinstance(value, int))  # a bool is an int here: 0 or 1
     return beside if fits else as_dtype(type(value))

@@ -10,7 +10,8 @@ from typing import Any
 
 from tessera.core.errors import UNKNOWN, Location
 from tessera.core.io import hash_text
-from tessera.core.types import Type
+from tessera.core.symbolic_dim import Dim, symbol_names
+from tessera.core.types import RefType, TensorType, Type
 from tessera.ir.rules import Op
 
 
@@ -36,6 +37,39 @@ class Attrs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Attrs({self._items})"
+
+
+def evaluate_attribute(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with the symbolic sizes in `sizes` replaced."""
+    if isinstance(value, (Dim, TensorType, RefType)):
+        return value.evaluate(sizes)
+    if isinstance(value, Attrs):
+        return Attrs({k: evaluate_attribute(v, sizes) for k, v in value.items()})
+    return tuple(evaluate_attribute(v, sizes) for v in value) if isinstance(value, tuple) else value
+
+
+def find_size_names(function: Function) -> tuple[str, ...]:
+    """The names of the symbolic sizes that the types and attributes of a function mention, sorted."""
+    found: set[str] = set()
+    values = [*function.params, *(v for n in function.body.walk() for v in (*n.results, *_region_params(n)))]
+    for value in values:
+        found |= symbol_names(value.type.shape)
+    for node in function.body.walk():
+        for attr in node.attrs.values():
+            _collect_size_names(attr, found)
+    return tuple(sorted(found))
+
+
+def _region_params(node: Node) -> Iterator[Value]:
+    return (v for region in node.regions for v in region.params)
+
+
+def _collect_size_names(attr: Any, found: set[str]) -> None:
+    if isinstance(attr, Dim):
+        found |= attr.names()
+    elif isinstance(attr, (tuple, Attrs)):
+        for each in attr.values() if isinstance(attr, Attrs) else attr:
+            _collect_size_names(each, found)
 
 
 def _freeze_attribute(value: Any) -> Any:

@@ -15,12 +15,29 @@ CONTROL_OPS = frozenset(("ts.for", "ts.while", "ts.if"))
 GRAPH_LAUNCH_OP = "ts.launch"
 FLOW_OPS = frozenset(("ts.scan", "ts.cond", "ts.while_loop", GRAPH_LAUNCH_OP))  # their regions are closed
 KERNEL_OP, LAUNCH_OP = "schedule.kernel", "host.launch"
-_BLOCK_OPS = ("cast", "full", "broadcast", "reshape", "permute", "iota", "sum", "max", "min", "argmax", "argmin", "dot")
+_BLOCK_OPS = (
+    "cast",
+    "full",
+    "broadcast",
+    "reshape",
+    "permute",
+    "iota",
+    "dim_value",
+    "sum",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "dot",
+)
 _BLOCK_OP_NAMES = CONTROL_OPS | {f"ts.{name}" for name in _BLOCK_OPS}
 _HOST_OPS = frozenset(
     ("host.alloc", "host.view", "host.at", "host.call", "host.loop", "host.while", "host.if", LAUNCH_OP)
 )
-_POINT_OPS = frozenset(f"schedule.{name}" for name in ("index", "load", "store", "reduce", "contract")) | {"ts.full"}
+_POINT_OPS = frozenset(f"schedule.{name}" for name in ("index", "load", "store", "reduce", "contract")) | {
+    "ts.full",
+    "ts.dim_value",
+}
 
 
 @dataclass(frozen=True)

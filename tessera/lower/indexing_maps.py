@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.core.errors import UNKNOWN, Location
+from tessera.core.symbolic_dim import Size, ceil_divide, order_of_size, proves_at_most, proves_less
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
@@ -29,14 +30,14 @@ class IndexDigit:
     """(i // divisor) % modulus, where i runs over `extent` values; modulus 0 means without one."""
 
     dim: int
-    extent: int
-    divisor: int = 1
-    modulus: int = 0
+    extent: Size
+    divisor: Size = 1
+    modulus: Size = 0
 
     @property
-    def size(self) -> int:
+    def size(self) -> Size:
         """The number of its values, from 0 up."""
-        return self.modulus or -(-self.extent // self.divisor)
+        return self.modulus or ceil_divide(self.extent, self.divisor)
 
     @property
     def dims(self) -> frozenset[int]:
@@ -53,7 +54,7 @@ class OpaqueIndex:
 
     key: Any
     dims: frozenset[int]
-    size: int = 0
+    size: Size = 0
     loc: Location = field(default=UNKNOWN, compare=False)
 
 
@@ -64,8 +65,8 @@ IndexAtom = IndexDigit | OpaqueIndex
 class IndexExpr:
     """A constant plus atoms times coefficients."""
 
-    constant: int = 0
-    terms: tuple[tuple[IndexAtom, int], ...] = ()
+    constant: Size = 0
+    terms: tuple[tuple[IndexAtom, Size], ...] = ()
 
     @property
     def dims(self) -> frozenset[int]:
@@ -77,23 +78,31 @@ class IndexExpr:
         """Whether it is made of digits only."""
         return all(isinstance(a, IndexDigit) for a, _ in self.terms)
 
-    def bounds(self) -> tuple[int, int] | None:
+    def bounds(self) -> tuple[Size, Size] | None:
         """The least and greatest value, where the range of every atom is known."""
-        if any(not a.size for a, _ in self.terms):
+        if any(a.size == 0 for a, _ in self.terms):
             return None
-        reach = [c * (a.size - 1) for a, c in self.terms]
-        return self.constant + sum(min(r, 0) for r in reach), self.constant + sum(max(r, 0) for r in reach)
+        low = high = self.constant
+        for a, c in self.terms:
+            reach = c * (a.size - 1)
+            if proves_at_most(0, reach):
+                high = high + reach
+            elif proves_at_most(reach, 0):
+                low = low + reach
+            else:
+                return None
+        return low, high
 
-    def within(self, low: int, high: int) -> bool:
+    def within(self, low: Size, high: Size) -> bool:
         """Whether it is proven to be from `low` to below `high`."""
         found = self.bounds()
-        return found is not None and low <= found[0] and found[1] < high
+        return found is not None and proves_at_most(low, found[0]) and proves_less(found[1], high)
 
 
 ZERO = IndexExpr()
 
 
-def make_constant(value: int) -> IndexExpr:
+def make_constant(value: Size) -> IndexExpr:
     """A number."""
     return IndexExpr(value)
 
@@ -103,14 +112,14 @@ def make_atom(of: IndexAtom) -> IndexExpr:
     return ZERO if of.size == 1 else IndexExpr(0, ((of, 1),))
 
 
-def make_index(dim: int, extent: int) -> IndexExpr:
+def make_index(dim: int, extent: Size) -> IndexExpr:
     """The index of a dim."""
     return make_atom(IndexDigit(dim, extent))
 
 
 def add_exprs(*exprs: IndexExpr) -> IndexExpr:
     """The sum."""
-    terms: dict[IndexAtom, int] = {}
+    terms: dict[IndexAtom, Size] = {}
     for each in exprs:
         for a, c in each.terms:
             terms[a] = terms.get(a, 0) + c
@@ -118,17 +127,17 @@ def add_exprs(*exprs: IndexExpr) -> IndexExpr:
     return IndexExpr(sum(e.constant for e in exprs), tuple(sorted(kept.items(), key=_find_term_order)))
 
 
-def scale_expr(expr: IndexExpr, by: int) -> IndexExpr:
+def scale_expr(expr: IndexExpr, by: Size) -> IndexExpr:
     """`expr` times a number."""
     return IndexExpr(expr.constant * by, tuple((a, c * by) for a, c in expr.terms)) if by else ZERO
 
 
-def _find_term_order(term: tuple[IndexAtom, int]) -> tuple[int, int, int]:
+def _find_term_order(term: tuple[IndexAtom, Size]) -> tuple[Any, ...]:
     a = term[0]
-    return (0, a.dim, -a.divisor) if isinstance(a, IndexDigit) else (1, 0, 0)
+    return (0, a.dim, order_of_size(-a.divisor)) if isinstance(a, IndexDigit) else (1, 0, order_of_size(0))
 
 
-def _merge_digits(terms: dict[IndexAtom, int]) -> dict[IndexAtom, int]:
+def _merge_digits(terms: dict[IndexAtom, Size]) -> dict[IndexAtom, Size]:
     """Merge adjacent digits of one dim: (i // 4) * 4 + i % 4 = i."""
     digits = [(a, c) for a, c in terms.items() if isinstance(a, IndexDigit)]
     for low, c in digits:
@@ -144,23 +153,24 @@ def _are_adjacent_digits(high: IndexDigit, low: IndexDigit) -> bool:
     return high.divisor == low.divisor * low.modulus
 
 
-def divide_expr(expr: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
+def divide_expr(expr: IndexExpr, by: Size) -> tuple[IndexExpr, IndexExpr]:
     """The floor quotient and the remainder by a positive number."""
     if by == 1:
         return expr, ZERO
     even = [(a, c // by) for a, c in expr.terms if c % by == 0]
-    rest = IndexExpr(expr.constant % by, tuple((a, c) for a, c in expr.terms if c % by))
+    rest = IndexExpr(expr.constant % by, tuple((a, c) for a, c in expr.terms if c % by != 0))
     quotient, remainder = _divide_opaque(rest, by)
     return add_exprs(IndexExpr(expr.constant // by, tuple(even)), quotient), remainder
 
 
-def _divide_opaque(rest: IndexExpr, by: int) -> tuple[IndexExpr, IndexExpr]:
+def _divide_opaque(rest: IndexExpr, by: Size) -> tuple[IndexExpr, IndexExpr]:
     """Quotient and remainder of terms that do not divide one by one."""
     if rest.within(0, by):
         return ZERO, rest
-    for unit in sorted({c for _, c in rest.terms if c > 0 and by % c == 0}, reverse=True):
-        small = IndexExpr(rest.constant % unit, tuple((a, c) for a, c in rest.terms if c % unit))
-        if unit > 1 and small.within(0, unit):
+    units = {c for _, c in rest.terms if proves_less(0, c) and by % c == 0}
+    for unit in sorted(units, key=order_of_size, reverse=True):
+        small = IndexExpr(rest.constant % unit, tuple((a, c) for a, c in rest.terms if c % unit != 0))
+        if unit != 1 and small.within(0, unit):
             big = IndexExpr(rest.constant // unit, tuple((a, c // unit) for a, c in rest.terms if c % unit == 0))
             quotient, remainder = divide_expr(big, by // unit)
             return quotient, add_exprs(scale_expr(remainder, unit), small)
@@ -177,13 +187,14 @@ def _find_single_atom(expr: IndexExpr) -> IndexDigit | None:
     return None
 
 
-def _make_digit(of: IndexDigit, divisor: int, modulus: int) -> IndexExpr:
-    if divisor >= of.extent:
+def _make_digit(of: IndexDigit, divisor: Size, modulus: Size) -> IndexExpr:
+    if proves_at_most(of.extent, divisor):
         return ZERO
-    return make_atom(IndexDigit(of.dim, of.extent, divisor, 0 if divisor * modulus >= of.extent else modulus))
+    whole = proves_at_most(of.extent, divisor * modulus)
+    return make_atom(IndexDigit(of.dim, of.extent, divisor, 0 if whole else modulus))
 
 
-def linearise(indices: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
+def linearise(indices: Iterable[IndexExpr], shape: Iterable[Size]) -> IndexExpr:
     """The row-major offset of an index in a shape."""
     place = ZERO
     for i, n in zip(indices, shape, strict=True):
@@ -191,7 +202,7 @@ def linearise(indices: Iterable[IndexExpr], shape: Iterable[int]) -> IndexExpr:
     return place
 
 
-def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ...]:
+def delinearise(place: IndexExpr, shape: tuple[Size, ...]) -> tuple[IndexExpr, ...]:
     """The index in a shape of a row-major offset."""
     found: list[IndexExpr] = []
     for n in reversed(shape[1:]):
@@ -200,7 +211,7 @@ def delinearise(place: IndexExpr, shape: tuple[int, ...]) -> tuple[IndexExpr, ..
     return (place, *reversed(found)) if shape else ()
 
 
-KernelDims = tuple[tuple[str, int, str], ...]
+KernelDims = tuple[tuple[str, Size, str], ...]
 
 
 @dataclass(frozen=True)
@@ -225,7 +236,7 @@ class BodyIndexing:
 _index_rules = Rules("index form")
 
 
-def analyse_body(block: Block, dims: Sequence[tuple[str, int, str]]) -> BodyIndexing:
+def analyse_body(block: Block, dims: Sequence[tuple[str, Size, str]]) -> BodyIndexing:
     """Analyse a kernel body."""
     depends: dict[Value, frozenset[int]] = dict.fromkeys(block.params, frozenset())
     exprs: dict[Value, IndexExpr] = {}
@@ -254,6 +265,11 @@ def _(found, node):
 @_index_rules(basic.full)
 def _(found, node):
     return make_constant(node.attrs["value"])
+
+
+@_index_rules(basic.dim_value)
+def _(found, node):
+    return make_constant(node.attrs["size"])
 
 
 @_index_rules(e.add)
@@ -310,8 +326,8 @@ class IndexGuard:
     """A bounds check: an index is from `low` to below `high`."""
 
     index: IndexExpr
-    low: int
-    high: int
+    low: Size
+    high: Size
 
 
 @dataclass(frozen=True)
@@ -355,9 +371,9 @@ def get_tensor_type(value: Value) -> TensorType:
     return value.type
 
 
-def get_shape(value: Value) -> tuple[int, ...]:
-    """The concrete shape of a tensor."""
-    return tuple(int(s) for s in get_tensor_type(value).shape)
+def get_shape(value: Value) -> tuple[Size, ...]:
+    """The shape of a tensor."""
+    return tuple(get_tensor_type(value).shape)
 
 
 @indexing_rules(*POINTWISE, recompute)
@@ -365,7 +381,7 @@ def _(node, point, reduced):
     return [point] * len(node.args)
 
 
-@indexing_rules(basic.full, shape.iota)
+@indexing_rules(basic.full, basic.dim_value, shape.iota)
 def _(node, point, reduced):
     return []
 
@@ -394,7 +410,7 @@ def _(node, point, reduced):
     return [point.moved([add_exprs(scale_expr(i, by), make_constant(low)) for i, low, by in steps])]
 
 
-def make_bounds_guard(index: IndexExpr, size: int) -> tuple[IndexGuard, ...]:
+def make_bounds_guard(index: IndexExpr, size: Size) -> tuple[IndexGuard, ...]:
     """The bounds check of an index; none where it is proven."""
     return () if index.within(0, size) else (IndexGuard(index, 0, size),)
 

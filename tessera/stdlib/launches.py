@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Rules
@@ -83,6 +84,8 @@ def _is_supported(node: Node, shapes: list[tuple[int, ...]]) -> bool:
         return False
     if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
         return False
+    if any(symbol_names(s) for s in shapes):
+        return False
     fits = q[0] == k[0] == v[0] and k[1] == v[1] and q[1] % k[1] == 0
     return fits and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
 
@@ -114,7 +117,8 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     lead, rows, rest = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
     count = math.prod(get_shape(places))
     if (
-        0 in (lead, rows, rest, count)
+        symbol_names((*shape, count))
+        or 0 in (lead, rows, rest, count)
         or get_tensor_type(x).dtype not in ATOMIC_DTYPES
         or rows * count <= MAX_DENSE_PAIRS
     ):

@@ -280,6 +280,11 @@ def _(machine, node, args, run):
     return (found,)
 
 
+@affine_rules(basic.dim_value)
+def _(machine, node, args, run):
+    return (machine.constant(node.attrs["size"]),)
+
+
 @array_rules(shape.iota)
 def _(machine, node, args, run):
     sizes = node.attrs["shape"]

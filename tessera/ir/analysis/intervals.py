@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tessera.core.symbolic_dim import Size, find_size_bounds
 from tessera.core.types import int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Rules
@@ -74,12 +75,12 @@ class IntervalAnalysis:
         self.known[node.regions[0].params[0]] = (low, high)
 
     def find_unproven_axes(
-        self, starts: Sequence[Value], block: Sequence[int], sizes: Sequence[int]
+        self, starts: Sequence[Value], block: Sequence[int], sizes: Sequence[Size]
     ) -> tuple[int, ...]:
         """The axes along which a block is not proven to be in bounds."""
         bounds = [self.of(s) for s in starts]
         parts = enumerate(zip(bounds, block, sizes, strict=True))
-        return tuple(a for a, ((low, high), n, size) in parts if low < 0 or high + n > size)
+        return tuple(a for a, ((low, high), n, size) in parts if low < 0 or high + n > find_size_bounds(size)[0])
 
 
 def combine_endpoints(f: Callable[[float, float], float]) -> Callable[[IntervalAnalysis, Node], Interval]:

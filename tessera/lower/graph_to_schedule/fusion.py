@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tessera.core.symbolic_dim import estimate_size
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef, has_effect
 from tessera.ir.rules import Op, Rules
@@ -79,11 +80,11 @@ class FusionCluster:
 
     def find_unused_dims(self, point: AccessPoint) -> list[int]:
         """The parallel dims of more than one index that a point does not depend on."""
-        return [d for d in range(self.parallel) if self.extents[d] > 1 and d not in point.dims]
+        return [d for d in range(self.parallel) if self.extents[d] != 1 and d not in point.dims]
 
     def count_recomputations(self, point: AccessPoint) -> int:
         """How often a value at a point is recomputed where programs share nothing."""
-        return math.prod(self.extents[d] for d in self.find_unused_dims(point) if d != self.row)
+        return math.prod(estimate_size(self.extents[d]) for d in self.find_unused_dims(point) if d != self.row)
 
     def add_reduction_dims(self, node: Node) -> None:
         """New dims for the axes that a node reduces."""
@@ -96,7 +97,7 @@ class FusionCluster:
 EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
 VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
-CONSTANTS = (basic.full, shape.iota)
+CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 # The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, proves_less
 from tessera.core.types import DType, RefType, TensorType, int64
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.builder import Builder
@@ -115,7 +116,7 @@ class BodyBuilder:
     def _digit(self, digit: IndexDigit) -> Value:
         if digit not in self._indices:
             value = self.add(schedule.index, [], dim=self.place[digit.dim])
-            if digit.divisor > 1:
+            if digit.divisor != 1:
                 value = self.add(e.floor_divide, [value, self.number(digit.divisor)])
             if digit.modulus:
                 value = self.add(e.remainder, [value, self.number(digit.modulus)])
@@ -131,7 +132,7 @@ class BodyBuilder:
             index = self.compute_element(value, point)
             signed = index.type.dtype.kind == "int"  # type: ignore[union-attr]
             low, high = self.ranges.of(value)
-            if low >= 0 and high < size:
+            if low >= 0 and proves_less(high, size):
                 return self.cast(index, int64)
             return self.check_index(index, point, size=size, along=along, what="index", wrap=signed)
 
@@ -153,14 +154,16 @@ class BodyBuilder:
     def _tests(self, guard: IndexGuard) -> list[Value]:
         found, index = guard.index.bounds(), self.index(guard.index)
         tests = []
-        if found is None or found[0] < guard.low:
+        if found is None or not proves_at_most(guard.low, found[0]):
             tests.append(self.add(e.greater_equal, [index, self.number(guard.low)]))
-        if found is None or found[1] >= guard.high:
+        if found is None or not proves_less(found[1], guard.high):
             tests.append(self.add(e.less, [index, self.number(guard.high)]))
         return tests
 
-    def number(self, value: int) -> Value:
+    def number(self, value: Size) -> Value:
         """An int64 constant."""
+        if isinstance(value, Dim):
+            return self.add(basic.dim_value, [], size=value)
         return self.add(full, [], shape=(), value=value, dtype=int64)
 
     def cast(self, value: Value, dtype: DType) -> Value:
@@ -224,6 +227,11 @@ def _(body, node, point):
 @point_rules(basic.full)
 def _(body, node, point):
     return body.add(basic.full, [], shape=(), value=node.attrs["value"], dtype=node.attrs["dtype"])
+
+
+@point_rules(basic.dim_value)
+def _(body, node, point):
+    return body.add(basic.dim_value, [], size=node.attrs["size"])
 
 
 @point_rules(shape.iota)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 
 from tessera.core.errors import Location, ShapeError, UnsupportedOpError
-from tessera.core.symbolic_dim import symbol_names
+from tessera.core.symbolic_dim import Dim, estimate_size
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
@@ -42,6 +42,7 @@ class TileSizeSearch:
 
     def __post_init__(self) -> None:
         self.tile = [n if kind == "reduce" else 1 for _, n, kind in self.dims]
+        self.extents = [estimate_size(n) for _, n, _ in self.dims]
         self.accesses = [self.forms.indices(n) for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
 
     @property
@@ -55,20 +56,25 @@ class TileSizeSearch:
 
     def cut(self, dim: int, target: int, multiple: int = 1) -> int:
         """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one."""
-        extent = self.dims[dim][1]
-        if extent <= target:
-            return extent
+        extent, typical = self.dims[dim][1], self.extents[dim]
+        if typical <= target:
+            return typical if self.is_static(dim) else min(1 << (typical - 1).bit_length(), target)
         radices = self._radices(dim)
         fits = [t for t in range(target, (target - 1) // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
 
+    def is_static(self, dim: int) -> bool:
+        """Whether the size of a dim is known."""
+        return not isinstance(self.dims[dim][1], Dim)
+
     def _radices(self, dim: int) -> set[int]:
         """The sizes at which accesses split a dim: tiles that divide them, or are multiples, are blocks of memory."""
         digits = [a for access in self.accesses for e in access for a, _ in e.terms]
         found = [d for d in digits if isinstance(d, IndexDigit) and d.dim == dim]
-        return {r for d in found for r in (d.divisor, d.divisor * d.modulus) if r > 1}
+        radices = {r for d in found for r in (d.divisor, d.divisor * d.modulus)}
+        return {r for r in radices if isinstance(r, int) and r > 1}
 
     def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
         """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
@@ -77,7 +83,7 @@ class TileSizeSearch:
             size = self.cut(dim, max(budget, 1), multiple // math.gcd(multiple, held))
             self.tile[dim] = size
             held *= size
-            budget = budget // size if size == self.dims[dim][1] else 0
+            budget = budget // size if size >= self.extents[dim] else 0
         return budget
 
     def find_contiguous_dims(self) -> set[int]:
@@ -86,7 +92,7 @@ class TileSizeSearch:
 
     def programs(self) -> int:
         """How many programs there are."""
-        return math.prod(-(-self.dims[d][1] // self.tile[d]) for d in self.parallel())
+        return math.prod(-(-self.extents[d] // self.tile[d]) for d in self.parallel())
 
     def shrink(self, groups: Sequence[tuple[Sequence[int], int]]) -> None:
         """Halve tiles while there are fewer programs than wanted; a group holds at least so many elements."""
@@ -123,7 +129,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(
         reversed(n), plan.busy_n if plan.busy_n and _has_costly_epilogue(tiling.block, node) else plan.n, plan.multiple
     )
-    if tiling.dims[k][1] > plan.whole_k:
+    if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
         tiling.tile[k] = tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
@@ -137,8 +143,8 @@ def _has_costly_epilogue(block: Block, product: Node) -> bool:
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     plan = tiling.plan
     rows = {n.attrs["dim"] for n in tiling.block.nodes if n.op is schedule.reduce}
-    row = max(rows, key=lambda d: tiling.dims[d][1])
-    rest = math.prod(tiling.dims[d][1] for d in rows - {row})
+    row = max(rows, key=lambda d: (not tiling.is_static(d), tiling.extents[d]))
+    rest = math.prod(int(tiling.dims[d][1]) for d in rows - {row})
     fastest = tiling.find_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
@@ -146,7 +152,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     limit = plan.row_limit if not lanes else max(plan.rows // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))
-    if tiling.tile[row] < tiling.dims[row][1]:
+    if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
         tiling.loop = [row]
     budget = plan.rows // (held * tiling.tile[row]) if left or not lanes else 1
     tiling.fill([d for d in reversed(others) if d not in lanes], budget)
@@ -313,7 +319,7 @@ def _make_key(function: Function) -> Hashable:
 
 def make_ref(type: Type) -> RefType:
     """The type of the buffer of a tensor."""
-    return RefType(tuple(int(s) for s in type.shape), type.dtype, policy=type.policy)
+    return RefType(tuple(type.shape), type.dtype, policy=type.policy)
 
 
 def order_dims(cluster: FusionCluster) -> list[int]:
@@ -356,14 +362,6 @@ def check_schedulable(function: Function, launched: Collection[Op]) -> None:
                 location=node.loc,
                 expected="ops on tensors; composites are expanded first",
                 suggestion="run the program at the Graph level: target interp",
-            )
-    for value in (*function.params, *(v for n in function.body.walk() for v in n.results)):
-        if symbol_names(value.type.shape):
-            raise ShapeError(
-                "a program of symbolic sizes cannot be scheduled",
-                location=function.loc,
-                received=str(value.type),
-                suggestion="give the sizes: tessera.lower.passes.type_conversion.specialise_shapes(function, sizes)",
             )
 
 

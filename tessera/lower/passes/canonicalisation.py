@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
@@ -51,6 +52,12 @@ def _move_splat(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | No
     """An op that only moves elements gives a splat for a splat."""
     value = get_splat_number(rewriter, args[0])
     return None if value is None else make_splat(rewriter, node.out, value)
+
+
+@canonicalisation(basic.dim_value)
+def _(rewriter, node, args):
+    size = node.attrs["size"]
+    return None if isinstance(size, Dim) else make_splat(rewriter, node.out, size)
 
 
 @canonicalisation(basic.cast)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tessera.core.symbolic_dim import Dim, Size, ceil_divide, estimate_size, proves_at_most
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import KERNEL_OP
 from tessera.ops.dialects import host
@@ -18,7 +19,7 @@ class BufferLifetime:
     """A buffer: its size in bytes and the first and last node that touch it."""
 
     buffer: Value
-    size: int
+    size: Size
     first: int
     last: int
 
@@ -30,8 +31,12 @@ class BufferLifetime:
 def plan_memory(module: Module) -> Module:
     """Assign offsets to the buffers of a Schedule module, and note the size of the workspace at its entry."""
     main = module.main
-    offsets = assign_offsets(find_lifetimes(main.body))
-    size = max((o + _count_aligned_bytes(v) for v, o in offsets.items()), default=0)
+    lifetimes = find_lifetimes(main.body)
+    if any(isinstance(each.size, Dim) for each in lifetimes):
+        offsets, size = assign_symbolic_offsets(lifetimes)
+    else:
+        offsets = assign_offsets(lifetimes)
+        size = max((o + _count_aligned_bytes(v) for v, o in offsets.items()), default=0)
     attrs = Attrs({**main.attrs, "workspace": size})
     return module.replace(
         Function(main.name, _set_block_offsets(main.body, offsets), attrs, main.loc), *module.functions[1:]
@@ -100,16 +105,45 @@ def assign_offsets(found: Sequence[BufferLifetime]) -> dict[Value, int]:
     return offsets
 
 
-def _count_aligned_bytes(value: Value) -> int:
-    size = math.prod(int(n) for n in value.type.shape) * value.type.dtype.numpy.itemsize
-    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+@dataclass
+class _MemorySlot:
+    """Memory that buffers of disjoint lifetimes share; its size is that of the first."""
+
+    size: Size
+    buffers: list[BufferLifetime]
+
+    def fits(self, other: BufferLifetime) -> bool:
+        """Whether another buffer may lie here, whatever the sizes are."""
+        return proves_at_most(other.size, self.size) and not any(b.overlaps(other) for b in self.buffers)
 
 
-def _set_block_offsets(block: Block, offsets: dict[Value, int]) -> Block:
+def assign_symbolic_offsets(found: Sequence[BufferLifetime]) -> tuple[dict[Value, Size], Size]:
+    """An offset for each buffer of symbolic sizes, and the size of the workspace (linear scan over slots)."""
+    slots: list[_MemorySlot] = []
+    for each in sorted(found, key=lambda life: (-estimate_size(life.size), life.first)):
+        slot = next((s for s in slots if s.fits(each)), None)
+        if slot is None:
+            slots.append(_MemorySlot(each.size, [each]))
+        else:
+            slot.buffers.append(each)
+    offsets: dict[Value, Size] = {}
+    total: Size = 0
+    for slot in slots:
+        offsets |= {each.buffer: total for each in slot.buffers}
+        total = total + slot.size
+    return offsets, total
+
+
+def _count_aligned_bytes(value: Value) -> Size:
+    size = math.prod(value.type.shape) * value.type.dtype.numpy.itemsize
+    return ceil_divide(size or 1, ALIGNMENT) * ALIGNMENT
+
+
+def _set_block_offsets(block: Block, offsets: Mapping[Value, Size]) -> Block:
     return replace(block, nodes=tuple(_set_offset(n, offsets) for n in block.nodes))
 
 
-def _set_offset(node: Node, offsets: dict[Value, int]) -> Node:
+def _set_offset(node: Node, offsets: Mapping[Value, Size]) -> Node:
     if node.regions and node.op.name != KERNEL_OP:
         return replace(node, regions=tuple(_set_block_offsets(r, offsets) for r in node.regions))
     if node.op is not host.alloc or node.out not in offsets:

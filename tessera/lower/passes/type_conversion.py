@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tessera.core.symbolic_dim import Dim
 from tessera.core.types import Type
-from tessera.ir.core import Attrs, Block, Function, Node, Value
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, evaluate_attribute
 
 
 def convert_types(
@@ -40,10 +39,10 @@ def _convert_node(node: Node, type_of: Any, known: Any, names: dict[Value, Value
 
 def specialise_shapes(function: Function, sizes: Mapping[str, int]) -> Function:
     """Replace symbolic sizes by the numbers in `sizes`."""
-    return convert_types(function, lambda type: type.evaluate(sizes), lambda value: _evaluate_attr(value, sizes))
+    body = convert_types(function, lambda type: type.evaluate(sizes), lambda value: evaluate_attribute(value, sizes))
+    return replace(body, attrs=evaluate_attribute(function.attrs, sizes))
 
 
-def _evaluate_attr(value: Any, sizes: Mapping[str, int]) -> Any:
-    if isinstance(value, Dim):
-        return value.evaluate(sizes)
-    return tuple(_evaluate_attr(v, sizes) for v in value) if isinstance(value, tuple) else value
+def bind_module_sizes(module: Module, sizes: Mapping[str, int]) -> Module:
+    """Replace symbolic sizes by numbers in every function of a module."""
+    return module.replace(*(specialise_shapes(f, sizes) for f in module.functions))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from tessera.core.symbolic_dim import Size, ceil_divide
 from tessera.core.types import int64, scalar
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
 from tessera.ir.rewrite import (
@@ -107,10 +108,10 @@ tile_rules = Rules("tile")
 class GridTiling:
     """The launch grid: for each axis the dims that it spans, with their numbers of tiles."""
 
-    axes: tuple[tuple[tuple[int, int], ...], ...]
+    axes: tuple[tuple[tuple[int, Size], ...], ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Size, ...]:
         """The grid of the launch."""
         return tuple(math.prod(n for _, n in dims) for dims in self.axes) or (1,)
 
@@ -118,8 +119,8 @@ class GridTiling:
     def of(dims: KernelDims, tiles: Sequence[int], loop: Sequence[int]) -> GridTiling:
         """The grid of a kernel; where there are more dims than axes, the leading ones share the first axis."""
         walked = [d for d, (_, _, kind) in enumerate(dims) if kind == "parallel" and d not in loop]
-        counts = [(d, -(-dims[d][1] // tiles[d])) for d in walked]
-        many = [(d, n) for d, n in counts if n > 1]
+        counts = [(d, ceil_divide(dims[d][1], tiles[d])) for d in walked]
+        many = [(d, n) for d, n in counts if n != 1]
         split = max(len(many) - GRID_AXES + 1, 1)
         return GridTiling((tuple(many[:split]), *((m,) for m in many[split:]))) if many else GridTiling(())
 
@@ -231,6 +232,11 @@ def _(emit, node, uses):
 @tile_rules(basic.full)
 def _(emit, node, uses):
     return BlockValue(emit.full((), node.attrs["value"], node.attrs["dtype"]))
+
+
+@tile_rules(basic.dim_value)
+def _(emit, node, uses):
+    return BlockValue(emit.make_constant(node.attrs["size"]))
 
 
 @tile_rules(schedule.index)

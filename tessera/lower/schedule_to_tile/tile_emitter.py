@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
@@ -140,8 +141,10 @@ class TileEmitter:
         """One more node with one result."""
         return self.builder.add(op, args, attrs).out
 
-    def make_constant(self, value: int) -> Value:
+    def make_constant(self, value: Size) -> Value:
         """An int64 constant."""
+        if isinstance(value, Dim):
+            return self.add(basic.dim_value, [], size=value)
         return self.full((), value, int64)
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: DType) -> Value:
@@ -225,7 +228,7 @@ class TileEmitter:
             assert isinstance(atom.key, Value)
             return self.env[atom.key].value
         value = self.starts[atom.dim]
-        if atom.divisor > 1:
+        if atom.divisor != 1:
             value = self.add(e.floor_divide, [value, self.make_constant(atom.divisor)])
         return self.add(e.remainder, [value, self.make_constant(atom.modulus)]) if atom.modulus else value
 

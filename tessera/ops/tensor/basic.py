@@ -13,8 +13,8 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import as_size, broadcast, format_shape
-from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
+from tessera.core.symbolic_dim import Dim, Size, find_size_bounds, find_size_divisor
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules
 from tessera.ir.analysis.intervals import MAX_DIVISOR, UNBOUNDED, divisor_rules, find_divisor, interval_rules
 from tessera.ir.array_interchange import check_integer_fits
@@ -62,6 +62,25 @@ def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
 
 
 error(full)(error_rules.bound_full)
+
+
+@op(
+    infer=lambda *, size: TensorType((), int64),
+    coerce=coerce_plain,
+    canonical=lambda *, size: {"size": as_size(size)},
+    numerics=STORAGE,
+)
+def dim_value(*, size: Any) -> Any:
+    """The value of a symbolic size as an int64 scalar (`jax.export`'s `dim_as_value`).
+
+    >>> import tessera as ts
+    >>> ts.dim_value(size=3)
+    Tensor(3, int64)
+    """
+    return np.asarray(size, np.int64)
+
+
+error(dim_value)(error_rules.bound_constant)
 
 
 def _infer_cast(x: TensorType, *, dtype: DType | Policy) -> TensorType:
@@ -113,7 +132,9 @@ error(broadcast_to)(error_rules.bound_structural)
 
 
 def splat(value: Any, type: TensorType) -> Tensor:
-    """A Python number as a tensor of this type: recorded as `full`, never as a captured array."""
+    """A Python number or a symbolic size as a tensor of this type: recorded as an op, never as a captured array."""
+    if isinstance(value, Dim):
+        return broadcast_to(cast(dim_value(size=value), dtype=type.dtype), shape=type.shape)
     return full(shape=type.shape, value=value, dtype=type.dtype)
 
 
@@ -206,6 +227,7 @@ def is_undefined_primal(operand: Any) -> bool:
 
 
 jvp(full)(zero_jvp)
+jvp(dim_value)(zero_jvp)
 jvp(broadcast_to)(linear_jvp(broadcast_to))
 
 
@@ -296,6 +318,16 @@ def _(analysis, node):
 @affine_rules(broadcast_to)
 def _(analysis, node):
     return analysis.find_form(node.args[0])
+
+
+@interval_rules(dim_value)
+def _(analysis, node):
+    return find_size_bounds(node.attrs["size"])
+
+
+@divisor_rules(dim_value)
+def _(producers, node):
+    return find_size_divisor(node.attrs["size"], MAX_DIVISOR)
 
 
 @interval_rules(full)

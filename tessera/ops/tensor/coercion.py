@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tessera.core.errors import DTypeError, TesseraError, user_location
-from tessera.core.shapes import broadcast, size_to_number
-from tessera.core.symbolic_dim import Dim
+from tessera.core.shapes import as_size, broadcast, size_to_number
+from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, int8
 from tessera.ir.array_interchange import find_number_dtype
 from tessera.ir.builder import CURRENT_NUMERICS
@@ -127,12 +127,15 @@ def unify_dtypes(operands: Sequence[Any]) -> list[Tensor]:
 
 
 def _convert_size_or_array(x: Any) -> Any:
-    return size_to_number(x) if isinstance(x, SIZE_TYPES) else as_tensor(x)
+    if not isinstance(x, SIZE_TYPES):
+        return as_tensor(x)
+    size = resolve_size(as_size(x))
+    return size_to_number(size) if isinstance(size, int) or ABSTRACT_TRACE.get() else size
 
 
 def _widest_python_type(numbers: Sequence[Any]) -> type:
     """The Python type that holds all of these numbers: float, else int, else bool."""
-    kinds = {type(n) for n in numbers}
+    kinds = {int if isinstance(n, Dim) else type(n) for n in numbers}
     return next(t for t in (float, int, bool) if t in kinds)
 
 

@@ -26,6 +26,7 @@ from tessera.ops.tensor.basic import (
     coerce_plain,
     linear_jvp,
     round_once,
+    splat,
     stop_gradient,
     zero_jvp,
 )
@@ -159,14 +160,23 @@ def mean(x, *, axis: Any = None, keepdims: bool = False):
 
 @lower(mean)
 def _(x, *, axis, keepdims):
-    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    count = count_elements([x.shape[a] for a in axis])
     wide = x if x.dtype.is_float else cast(x, dtype=f32)
-    return sum(wide, axis=axis, keepdims=keepdims) * (1.0 / count)
+    total = sum(wide, axis=axis, keepdims=keepdims)
+    return total * (1.0 / int(count)) if isinstance(count, int) else divide_by_count(total, count)
 
 
 def reciprocal_count(count: float) -> float:
     """1 / `count`, by which a sum is multiplied for a mean; infinite for 0."""
     return 1.0 / count if count > 0 else math.inf
+
+
+def divide_by_count(total: Tensor, count: Size, correction: float = 0.0) -> Tensor:
+    """A sum divided by its number of elements minus `correction`; the number may be symbolic."""
+    if isinstance(count, int):
+        return total * reciprocal_count(count - correction)
+    dtype = total.dtype if total.dtype.bits >= 32 else f32
+    return cast(cast(total, dtype=dtype) / (splat(count, TensorType((), dtype)) - correction), dtype=total.dtype)
 
 
 @op(
@@ -184,9 +194,9 @@ def var(x, *, axis: Any = None, keepdims: bool = False, correction: float = 0.0)
 
 @lower(var)
 def _(x, *, axis, keepdims, correction):
-    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    count = count_elements([x.shape[a] for a in axis])
     distance = x - mean(x, axis=axis, keepdims=True)
-    return sum(distance * distance, axis=axis, keepdims=keepdims) * reciprocal_count(count - correction)
+    return divide_by_count(sum(distance * distance, axis=axis, keepdims=keepdims), count, correction)
 
 
 # Compensated summation (Kahan 1965): `sum` and `mean` under the policy clause `ts.compensated`.
@@ -412,9 +422,9 @@ def _(x, *, axis, keepdims, correction):
 def _(out, primals, tangents, *, axis, keepdims, correction):
     # Equal elements have no derivative; 0 is the subgradient of least norm.
     (x,), (t,) = primals, tangents
-    count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
+    count = count_elements([x.shape[a] for a in axis])
     distance = x - mean(x, axis=axis, keepdims=True)
-    moved = sum(distance * t, axis=axis, keepdims=keepdims) * reciprocal_count(count - correction)
+    moved = divide_by_count(sum(distance * t, axis=axis, keepdims=keepdims), count, correction)
     return moved / where(equal(out, 0.0), 1.0, out)
 
 

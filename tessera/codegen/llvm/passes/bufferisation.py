@@ -95,10 +95,19 @@ class UseDefChains:
 # The decisions: which blocks are fused into their uses, and which are stored in scratch memory.
 
 
-DATA_MOVEMENT_OPS = (basic.full, basic.broadcast_to, shape.reshape, shape.permute, shape.iota, tile.load, tile.gather)
+DATA_MOVEMENT_OPS = (
+    basic.full,
+    basic.dim_value,
+    basic.broadcast_to,
+    shape.reshape,
+    shape.permute,
+    shape.iota,
+    tile.load,
+    tile.gather,
+)
 # Costs in additions where they differ from the op's own column `cost`.
 OP_COST: dict[Op, int] = {
-    **dict.fromkeys((basic.full, basic.broadcast_to, shape.iota, shape.reshape, shape.permute), 0),
+    **dict.fromkeys((basic.full, basic.dim_value, basic.broadcast_to, shape.iota, shape.reshape, shape.permute), 0),
     tile.gather: 8,
     inline_asm.inline: 10,
 }

@@ -14,6 +14,7 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.codegen.llvm.runtime.reports import ReportCollector
 from tessera.codegen.llvm.text import protocol
+from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.codegen.llvm.text.protocol import REPORT_FUNCTION
 from tessera.core.progress import track
 from tessera.interp.target.llvm import LlvmModule, PerLane
@@ -28,7 +29,7 @@ MAX_SCRATCH_BYTES = 1 << 26
 def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """A function from arrays to outputs; it writes the arrays that the program writes."""
     plan, text = artifact.manifest["plan"], artifact.text(TEXT_FILE)
-    arguments = ArgumentBinder(plan)
+    plans = BoundPlans(plan, lambda bound: (bound, ArgumentBinder(bound)))
     wrappers = [_make_lane_wrapper(text, kernel, scratch) for kernel, scratch in plan["scratch"].items()]
     reports = ReportCollector(plan.get("reports", ()))
     checked = any(site["kind"] == "index" for site in reports.sites)
@@ -43,6 +44,7 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
     )
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
+        plan, arguments = plans.find(arrays)
         users, bound = arguments.bind(arrays)
         workspace = np.zeros(plan["workspace"], np.uint8)
         if checked:

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -30,6 +31,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     choose_thread_count,
 )
 from tessera.codegen.llvm.text.protocol import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
 from tessera.core.io import is_trusted
@@ -146,13 +148,26 @@ def _find_object(artifact: Artifact, text: str) -> bytes | None:
     return open_object(compute_cache_key(text), content)
 
 
+@dataclass(eq=False)
+class BoundProgram:
+    """The tasks, slots and workspace of a plan of known sizes; `param_slots` are the slots that each parameter fills."""
+
+    arguments: ArgumentBinder
+    tasks: np.ndarray
+    slots: np.ndarray
+    param_slots: list[Any]
+    workspace: np.ndarray
+    serial: bool
+    cooperative: thread_pool.CooperativeLaunches
+    engine: NativePlanEngine | None = None
+
+
 class LlvmProgram:
-    """Machine code, workspace and launch plan of an artifact."""
+    """Machine code and launch plan of an artifact, with a workspace for each set of sizes that it is called with."""
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
         plan, text = artifact.manifest["plan"], artifact.text(TEXT_FILE)
         check_plan_seal(text, plan)
-        self._arguments = ArgumentBinder(plan)
         self.threads = choose_thread_count(threads)
         register_report_symbol()
         if "meeting" in plan:
@@ -161,48 +176,47 @@ class LlvmProgram:
         self._code = MachineCode(text, _find_object(artifact, text))
         self._stop = thread_pool.StopWord(self._code)
         self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0), self._stop)
-        self._workspace = allocate_aligned(plan["workspace"])
         self._lock = Lock()
         self._reports = ReportCollector(plan.get("reports", ()))
         self._connect_reports()
-        host_args = [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])]
-        self._build_tasks(plan["launches"], host_args)
-        self._cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
-        self._engine = self._make_engine(plan) if "steps" in plan else None
+        self._plans = BoundPlans(plan, self._bind)
 
-    def _build_tasks(self, launches: Sequence[Mapping[str, Any]], host_args: Sequence[Mapping[str, Any]]) -> None:
+    def _bind(self, plan: Mapping[str, Any]) -> BoundProgram:
         """One task for each launch, and the slots that each parameter fills; flags and host calls have the last."""
+        launches = plan["launches"]
+        host_args = [*plan.get("flags", ()), *(a for c in plan.get("calls", ()) for a in c["args"])]
         sizes = [len(launch["args"]) + 3 for launch in launches]
         starts = [0, *itertools.accumulate(sizes)]
-        self._first_flag = starts[-1]
-        self._slots = np.zeros(self._first_flag + len(host_args), np.int64)
-        self._slot_uses = [*enumerate(host_args, self._first_flag)]
-        self._tasks = np.zeros((len(launches), TASK_FIELDS), np.int64)
+        slots = np.zeros(starts[-1] + len(host_args), np.int64)
+        slot_uses: list[tuple[int, Any]] = [*enumerate(host_args, starts[-1])]
+        tasks = np.zeros((len(launches), TASK_FIELDS), np.int64)
         for row, (start, launch) in enumerate(zip(starts, launches, strict=False)):
-            self._slot_uses += enumerate(launch["args"], start)
-            self._slots[start + len(launch["args"]) : starts[row + 1]] = launch["grid"]
+            slot_uses += enumerate(launch["args"], start)
+            slots[start + len(launch["args"]) : starts[row + 1]] = launch["grid"]
             total = math.prod(launch["grid"])
             chunk = max(1, total // (self.threads * CHUNKS_PER_THREAD))
             function = self._code.address(f"{launch['kernel']}.task")
-            self._tasks[row] = (function, array_address(self._slots) + 8 * start, total, chunk)
-        uses: list[list[int]] = [[] for _ in self._arguments.params]
-        for slot, argument in self._slot_uses:
-            if "param" in argument:
-                uses[argument["param"]].append(slot)
-            else:
-                self._slots[slot] = array_address(self._workspace) + argument["offset"]
-        self._param_slots: list[Any] = [s[0] if len(s) == 1 else np.array(s, np.intp) for s in uses]
-        self._serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
+            tasks[row] = (function, array_address(slots) + 8 * start, total, chunk)
+        arguments, workspace = ArgumentBinder(plan), allocate_aligned(plan["workspace"])
+        param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
+        serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
+        cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
+        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, serial, cooperative)
+        if "steps" in plan:
+            bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
+        return bound
 
-    def _make_engine(self, plan: Mapping[str, Any]) -> NativePlanEngine:
+    def _make_engine(
+        self, plan: Mapping[str, Any], bound: BoundProgram, first_flag: int, slot_uses: Sequence[tuple[int, Any]]
+    ) -> NativePlanEngine:
         parallel = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
 
         def launch(first: int, last: int) -> None:
-            self._launch(first, last, not any(parallel[first:last]))
+            self._launch(bound, first, last, not any(parallel[first:last]))
             if self._stop.value >= FIRST_KEY:
                 self._reports.finish()
 
-        return NativePlanEngine(plan, self._slots, self._first_flag, self._slot_uses, launch)
+        return NativePlanEngine(plan, bound.slots, first_flag, slot_uses, launch)
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs; arrays that the program writes are written.
@@ -214,40 +228,56 @@ class LlvmProgram:
             BarrierError: programs wait at a grid barrier for others that have ended.
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
-        users, bound = self._arguments.bind(arrays)
         with self._lock:
-            for slots, param, array in zip(self._param_slots, self._arguments.params, bound, strict=True):
-                self._slots[slots] = encode_scalar(array) if param.scalar else array_address(array)
+            program = self._plans.find(arrays)
+            users, bound = program.arguments.bind(arrays)
+            for slots, param, array in zip(program.param_slots, program.arguments.params, bound, strict=True):
+                program.slots[slots] = encode_scalar(array) if param.scalar else array_address(array)
             self._stop.value = NO_FAILURE
             try:
-                if self._engine is None:
-                    self._launch(0, len(self._tasks), self._serial)
+                if program.engine is None:
+                    self._launch(program, 0, len(program.tasks), program.serial)
                 else:
-                    self._engine.run()
+                    program.engine.run()
             except BarrierError:
                 self._reports.finish()  # a program that failed an assertion reaches no barrier
                 raise
             except BaseException:
                 self._reports.discard()
                 raise
-        outputs = self._arguments.finish(users, bound)
+        outputs = program.arguments.finish(users, bound)
         self._reports.finish()
         return outputs
 
-    def _launch(self, first: int, last: int, serial: bool) -> None:
-        if not self._cooperative.names:
-            self._pool.run(self._tasks[first:last], serial)
+    def _launch(self, program: BoundProgram, first: int, last: int, serial: bool) -> None:
+        if not program.cooperative.names:
+            self._pool.run(program.tasks[first:last], serial)
             return
-        for start, stop, cooperative in self._cooperative.split(first, last):
+        for start, stop, cooperative in program.cooperative.split(first, last):
             if cooperative:
-                self._cooperative.run(start, self._tasks[start])
+                program.cooperative.run(start, program.tasks[start])
             else:
-                self._pool.run(self._tasks[start:stop], serial)
+                self._pool.run(program.tasks[start:stop], serial)
 
     def _connect_reports(self) -> None:
         """Store in the machine code the number of the collector that receives its reports."""
         if self._reports.sites:
             ctypes.c_int64.from_address(self._code.variable(REPORT_CONTEXT)).value = self._reports.context
+
+
+def _fill_slots(
+    slots: np.ndarray, uses: Sequence[tuple[int, Mapping[str, Any]]], workspace: np.ndarray, params: int
+) -> list[Any]:
+    """Fill the slots of sizes and of the workspace; for each parameter its slots, which a call fills."""
+    found: list[list[int]] = [[] for _ in range(params)]
+    for slot, argument in uses:
+        if "value" in argument:
+            slots[slot] = argument["value"]
+        elif "param" in argument:
+            found[argument["param"]].append(slot)
+        else:
+            slots[slot] = array_address(workspace) + argument["offset"]
+    return [s[0] if len(s) == 1 else np.array(s, np.intp) for s in found]
 
 
 def encode_scalar(array: np.ndarray) -> int:

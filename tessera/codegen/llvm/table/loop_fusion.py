@@ -157,6 +157,11 @@ def _(body, node, index):
     return LaneValue(format_constant(node.attrs["value"], node.attrs["dtype"]))
 
 
+@element_rule(basic.dim_value)
+def _(body, node, index):
+    return LaneValue(body.kernel.sizes.find(node.attrs["size"]))
+
+
 def format_constant(value: Any, dtype: DType) -> str:
     """A constant as a literal of an element type, rounded to it."""
     number = dtype.numpy.type(value) if not dtype.is_float else _round_constant(value, dtype)

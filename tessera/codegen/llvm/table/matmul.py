@@ -27,6 +27,7 @@ from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import ZERO_LANE, LaneIndex, LaneKind, LaneValue, LoopBody, LoopBuilder
 from tessera.codegen.llvm.text.memory import StridedMemRef, compute_address, emit_pointer, fit_vector_width
 from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_register_type
+from tessera.core.symbolic_dim import Dim
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import tile
@@ -352,18 +353,21 @@ class MatmulEmitter:
 
     def emit(self) -> None:
         """Emit packing and tiles for each index of the batch axes."""
-        views = [self._check_dtype(self._view_a()), self._check_dtype(self._view_b())]
+        views = [self._view_a(), self._view_b()]
         axes = [a for a, n in enumerate(self.batch) if n != 1]
         emit_scalar_loops(
             self.kernel, self.batch, axes, [ZERO_LANE] * len(self.batch), lambda index: self._emit_matrix(index, *views)
         )
 
     def _check_dtype(self, view: StridedMemRef | None) -> StridedMemRef | None:
-        return view if view is not None and view.dtype == self.dtype else None
+        """A view in the accumulator type; the strides of a matrix are constants of a microkernel."""
+        if view is None or view.dtype != self.dtype or any(isinstance(s, Dim) for s in view.strides[-2:]):
+            return None
+        return view
 
     def _view_a(self) -> StridedMemRef | None:
         """A in place, unless its rows map to the same cache sets and are read more than once."""
-        view = find_view(self.kernel, self.a)
+        view = self._check_dtype(find_view(self.kernel, self.a))
         if view is None:
             return None
         conflicts = (
@@ -377,7 +381,7 @@ class MatmulEmitter:
         """B in place if few rows of A use it; otherwise its panels are packed, so that each is read sequentially."""
         if self.rows > MAX_UNPACKED_ROWS:
             return None
-        view = find_view(self.kernel, self.b)
+        view = self._check_dtype(find_view(self.kernel, self.b))
         is_whole = self.columns % self.width == 0
         return view if view is not None and is_whole and view.strides[-1] == 1 else None
 

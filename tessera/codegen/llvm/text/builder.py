@@ -166,6 +166,12 @@ class LlvmBuilder:
             return str(int(x) * factor)
         return "0" if factor == 0 else x if factor == 1 else self.let(f"mul i64 {x}, {factor}", "i")
 
+    def multiply(self, x: str, y: str) -> str:
+        """The product of two i64 operands."""
+        if is_number(y):
+            return self.mul(x, int(y))
+        return self.mul(y, int(x)) if is_number(x) else self.let(f"mul i64 {x}, {y}", "i")
+
 
 def is_number(text: str) -> bool:
     """Whether an operand is an integer literal."""

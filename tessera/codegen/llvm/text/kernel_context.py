@@ -10,6 +10,7 @@ from tessera.codegen.llvm.passes.bufferisation import BufferisationPlan
 from tessera.codegen.llvm.text.builder import LlvmBuilder
 from tessera.codegen.llvm.text.memory import ScratchAllocator, StridedMemRef
 from tessera.core.errors import Location, TesseraError
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.core import Function, Node, Value
 
@@ -40,6 +41,52 @@ class FunctionLibrary:
             yield ""
 
 
+class SizeRegisters:
+    """The registers of symbolic sizes: parameters, and expressions of them that the entry block computes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: dict[Size, str] = {}
+
+    def find(self, size: Size) -> str:
+        """The operand of a size: a literal, or a register."""
+        if not isinstance(size, Dim):
+            return str(size)
+        if size not in self._names:
+            terms = [self._multiply(monomial, count) for monomial, count in size.terms]
+            total = terms[0]
+            for each in terms[1:]:
+                total = self._add("add", total, each)
+            self._names[size] = total
+        return self._names[size]
+
+    def _multiply(self, monomial: tuple, count: int) -> str:
+        product = str(count)
+        for atom in monomial:
+            factor = name_size_parameter(atom) if isinstance(atom, str) else self._divide(*atom)
+            product = factor if product == "1" else self._add("mul", product, factor)
+        return product
+
+    def _divide(self, sign: str, left: Size, right: Size) -> str:
+        """A floor quotient or its remainder."""
+        a, b = self.find(left), self.find(right)
+        rest = self._add("srem", a, b)
+        self.lines.append(f"  {rest}.n = icmp slt i64 {rest}, 0")
+        self.lines.append(f"  {rest}.a = select i1 {rest}.n, i64 {b}, i64 0")
+        remainder = self._add("add", rest, f"{rest}.a")
+        return remainder if sign == "%" else self._add("sdiv", self._add("sub", a, remainder), b)
+
+    def _add(self, operation: str, a: str, b: str) -> str:
+        name = f"%size{len(self.lines)}"
+        self.lines.append(f"  {name} = {operation} i64 {a}, {b}")
+        return name
+
+
+def name_size_parameter(name: str) -> str:
+    """The register of the parameter that holds a symbolic size."""
+    return f"%size.{name}"
+
+
 class LlvmKernelContext:
     """One tile function under emission.
 
@@ -65,6 +112,7 @@ class LlvmKernelContext:
         self.memrefs: dict[Value, StridedMemRef] = {}
         self.buffers: dict[Value, StridedMemRef] = {}
         self.index_sites: dict[Node, int] = {}  # the sites of checked indices
+        self.sizes = SizeRegisters()
         self._location: Location = function.loc
 
     @contextmanager

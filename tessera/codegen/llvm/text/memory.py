@@ -20,6 +20,7 @@ from tessera.codegen.llvm.text.builder import (
     format_step_vector,
 )
 from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_memory_type, get_register_type
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType
 
 # The scratch arena of one program: buffers with disjoint live ranges share memory.
@@ -43,8 +44,8 @@ class StridedMemRef:
 
     dtype: DType
     base: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
     buffer: ScratchBuffer | None = None
 
     def at(self, base: str, strides: tuple[int, ...], shape: tuple[int, ...]) -> StridedMemRef:
@@ -122,7 +123,7 @@ def pad_strides(shape: Sequence[int], width: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def make_row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def make_row_major_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
     """The strides of a row-major array without padding."""
     return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
 
@@ -153,18 +154,31 @@ def compute_address(body: LoopBody, m: StridedMemRef, index: LaneIndex) -> LaneA
     """The offsets of an index in a memory."""
     scalar, stride, vector = "0", 0, ""
     for lane, step in zip(index, m.strides, strict=True):
-        if lane.kind is LaneKind.VARYING:
-            vector = _add_scaled_vector(body, vector, lane.name, step)
+        if lane.kind is LaneKind.VARYING or (lane.kind is LaneKind.RAMP and isinstance(step, Dim) and body.width > 1):
+            name = body.broadcast_lane(lane, RegisterType("i64", body.width))
+            vector = _add_scaled_vector(body, vector, name, step)
+            continue
+        if isinstance(step, Dim):
+            scalar = body.text.add(scalar, body.text.multiply(lane.name, body.kernel.sizes.find(step)))
             continue
         stride += step if lane.kind is LaneKind.RAMP else 0
         scalar = body.text.add(scalar, body.text.mul(lane.name, step))
     return LaneAddress(scalar, stride, vector)
 
 
-def _add_scaled_vector(body: LoopBody, total: str, name: str, step: int) -> str:
+def _add_scaled_vector(body: LoopBody, total: str, name: str, step: Size) -> str:
     t = RegisterType("i64", body.width)
-    scaled = name if step == 1 else body.text.let(f"mul {t} {name}, {t.const(step)}", "o")
+    factor = splat_size(body, t, step)
+    scaled = name if step == 1 else body.text.let(f"mul {t} {name}, {factor}", "o")
     return body.text.let(f"add {t} {total}, {scaled}", "o") if total else scaled
+
+
+def splat_size(body: LoopBody, t: RegisterType, size: Size) -> str:
+    """A size in every lane."""
+    if not isinstance(size, Dim):
+        return t.const(size)
+    name = body.kernel.sizes.find(size)
+    return name if t.width == 1 else emit_splat(body.text, t, name)
 
 
 def load_lane(
@@ -318,7 +332,9 @@ def emit_inside_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, axes: t
         t = RegisterType("i64", body.width_of(lane))
         with body.hoist(lane):
             # Compared as unsigned, a negative index is out of bounds.
-            name = body.text.let(f"icmp ult {t} {body.broadcast_lane(lane, t)}, {t.const(m.shape[axis])}", "m")
+            name = body.text.let(
+                f"icmp ult {t} {body.broadcast_lane(lane, t)}, {splat_size(body, t, m.shape[axis])}", "m"
+            )
         result = intersect_masks(body, result, LaneValue(name, body.kind_of(lane)))
     return result
 

@@ -31,13 +31,14 @@ from tessera.codegen.llvm.table import (
 from tessera.codegen.llvm.table.program_ops import GRID_RANK
 from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder
-from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext
+from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext, name_size_parameter
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides
 from tessera.codegen.llvm.text.types import get_register_type
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import Size, find_size_bounds
 from tessera.core.types import RefType, bool_
-from tessera.ir.core import Function, Module, Node, Value
+from tessera.ir.core import Function, Module, Node, Value, find_size_names
 from tessera.ops.dialects import host
 from tessera.ops.dialects.tile import uses_grid_barrier
 
@@ -66,7 +67,7 @@ def emit_function(
     library: FunctionLibrary,
     debug: DebugMetadata | None,
     options: LlvmOptions,
-    grid: Sequence[int] | None,
+    grid: Sequence[float] | None,
     noalias: bool,
 ) -> EmittedFunction:
     """A tile function; `noalias`: no two refs that it accesses overlap."""
@@ -81,13 +82,14 @@ def emit_function(
     text.line("ret void")
     scratch_bytes, offsets = kernel.scratch.assign_offsets()
     suffix = f" !dbg !{scope}" if debug is not None else ""
-    params = _format_parameters(function, names, noalias)
+    sizes = [name_size_parameter(n) for n in find_size_names(function)]
+    params = [*_format_parameters(function, names, noalias), *(f"i64 {name}" for name in sizes)]
     arguments = _format_list(params, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)
     head = f"define void @{function.name}({arguments}, ptr noalias %scratch) #0{suffix} {{"
     buffers = [f"  {name} = getelementptr i8, ptr %scratch, i64 {offset}" for name, offset in offsets]
-    body = [head, "entry:", *buffers, *text.flatten(), "}", ""]
+    body = [head, "entry:", *buffers, *kernel.sizes.lines, *text.flatten(), "}", ""]
     return EmittedFunction(
-        (*body, *_emit_range_function(function, params), *_emit_task_function(function, names)), scratch_bytes
+        (*body, *_emit_range_function(function, params), *_emit_task_function(function, names, sizes)), scratch_bytes
     )
 
 
@@ -95,11 +97,7 @@ def _bind_parameter(kernel: LlvmKernelContext, v: Value, name: str) -> None:
     if not isinstance(v.type, RefType):
         kernel.scalars[v] = name
         return
-    if not all(isinstance(n, int) for n in v.type.shape):
-        raise UnsupportedOpError(
-            f"the target llvm needs static shapes: {v.type} has a symbolic size", location=kernel.function.loc
-        )
-    shape = tuple(int(n) for n in v.type.shape)
+    shape = tuple(v.type.shape)
     kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, shape, make_row_major_strides(shape))
 
 
@@ -155,7 +153,7 @@ def _emit_range_function(function: Function, params: Sequence[str]) -> Iterator[
     yield ""
 
 
-def _emit_task_function(function: Function, names: Sequence[str]) -> Iterator[str]:
+def _emit_task_function(function: Function, names: Sequence[str], sizes: Sequence[str]) -> Iterator[str]:
     """The function that loads its parameters from memory, so that every kernel has the same signature."""
     yield f"define void @{function.name}.task(ptr %slots, i64 %begin, i64 %end, ptr %scratch) #0 {{"
     yield "entry:"
@@ -168,9 +166,10 @@ def _emit_task_function(function: Function, names: Sequence[str]) -> Iterator[st
         cast = "trunc i8" if memory_type != register_type else f"bitcast {memory_type}"
         yield f"  {name} = {cast} {name}.v to {register_type}"
         params.append(f"{_get_parameter_type(v)} {name}")
-    for slot, name in enumerate(GRID_SIZE_NAMES):
-        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {len(names) + slot}"
+    for slot, name in enumerate([*sizes, *GRID_SIZE_NAMES], len(names)):
+        yield f"  {name}.p = getelementptr i64, ptr %slots, i64 {slot}"
         yield f"  {name} = load i64, ptr {name}.p, align 8"
+    params += [f"i64 {name}" for name in sizes]
     arguments = _format_list(params, ("%begin", "%end"), GRID_SIZE_NAMES)
     yield f"  call void @{function.name}.range({arguments}, ptr %scratch)"
     yield "  ret void"
@@ -236,17 +235,18 @@ def _format_attributes(bits: int) -> str:
     return f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}'
 
 
-def _pad_grid(node: Node) -> tuple[int, ...]:
+def _pad_grid(node: Node) -> tuple[Size, ...]:
     grid = tuple(node.attrs["grid"])
     if len(grid) > GRID_RANK:
         raise UnsupportedOpError(
             f"the target llvm has grids of at most {GRID_RANK} axes", location=node.loc, received=f"{len(grid)} axes"
         )
-    return (*(int(n) for n in grid), 1, 1, 1)[:GRID_RANK]
+    return (*grid, 1, 1, 1)[:GRID_RANK]
 
 
-def _find_largest_grid(grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    return tuple(max(sizes) for sizes in zip(*grids, strict=True)) if grids else None
+def _find_largest_grid(grids: Sequence[tuple[Size, ...]]) -> tuple[float, ...] | None:
+    """The most programs along each axis; infinite where nothing bounds a symbolic size."""
+    return tuple(max(find_size_bounds(n)[1] for n in sizes) for sizes in zip(*grids, strict=True)) if grids else None
 
 
 # Declarations of the functions that the text calls and does not define.
