@@ -5,7 +5,6 @@ A generator is an object of the entry point group `tessera.codegen` that emits a
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -182,6 +181,8 @@ def get_backend(name: str) -> Backend:
     name, colon, options = name.partition(":")
     found = BUILT_IN.get(name) or list_backends().get(name)
     if found is None:
+        import difflib  # seldom needed
+
         close = difflib.get_close_matches(name, list_backends(), 1)
         raise UnknownNameError(
             f'"{name}" is not a code generator', location=user_location(), expected=", ".join(sorted(list_backends())),

@@ -16,11 +16,10 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Thread, get_ident, main_thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -40,6 +39,9 @@ from tessera.codegen.llvm.text.protocol import (
 from tessera.core.device import array_address
 from tessera.core.errors import ArgumentError, BarrierError
 from tessera.core.progress import CANCEL_TOKEN
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 # Launches on several threads: machine code that schedules programs, called once by each thread.
 
@@ -138,6 +140,8 @@ def get_worker_entry() -> tuple[ctypes._FuncPointer, int]:  # type: ignore[name-
 @cache
 def get_helper_threads(count: int) -> ThreadPoolExecutor:
     """Threads besides the caller's, kept between calls."""
+    from concurrent.futures import ThreadPoolExecutor  # not needed to load a program
+
     return ThreadPoolExecutor(count, thread_name_prefix="tessera")
 
 
