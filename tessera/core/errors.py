@@ -325,6 +325,7 @@ class TesseraError(Exception):
         super().__init__(message)
         self.message = message
         self.instance: tuple[int, ...] | None = None  # the program (and tile) that failed in an interpreter, if known
+        self.site: Any = None  # the instruction and the thread that failed in an emulator, if known
         self.location = None if location == UNKNOWN else location
         self.expected = expected
         self.received = received

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import runpy
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from tessera.core.device import INTERP
 from tessera.core.errors import FileError
 from tessera.frontend.jit.tracing import Jit
 from tessera.tools.cli.entry_points import EntryPoint, find_entry_point, make_inputs, prepare_program
+from tessera.tools.cli.scripts import run_script
 from tessera.tools.debug import checked, session
 
 
@@ -21,7 +20,7 @@ def main(options: argparse.Namespace) -> int:
     """Step through the program that the command line names; its error is shown there and gives exit status 2."""
     with _sanitizing(options.checked), session(_script(options)):
         if options.script:
-            _run_script(options.entry, options.rest)
+            run_script(options.entry, options.rest)
         else:
             entry = find_entry_point(options.entry)
             _run_stepped(entry, make_inputs(entry, options.seed, options.input), options.level)
@@ -57,14 +56,3 @@ def _script(options: argparse.Namespace) -> str | None:
     except UnicodeDecodeError as error:
         raise FileError(f"{options.commands} is not text", received=str(error)) from None
     return "\n".join([*options.command_text, read])
-
-
-def _run_script(path: str, arguments: list[str]) -> None:
-    if not Path(path).is_file():
-        raise FileError(f"there is no file {path}", expected="a Python program")
-    before = sys.argv, list(sys.path)
-    sys.argv, sys.path[:0] = [path, *arguments], [str(Path(path).resolve().parent)]
-    try:
-        runpy.run_path(path, run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = before[0], before[1]

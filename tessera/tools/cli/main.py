@@ -20,6 +20,7 @@ COMMANDS = {
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
     "ptx": "run a PTX file in the emulator",
+    "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
@@ -188,6 +189,23 @@ def _ptx(command: argparse.ArgumentParser) -> None:
     command.add_argument("--cooperative", action="store_true", help="run all blocks at once: needed for grid barriers")
 
 
+def _triton(command: argparse.ArgumentParser) -> None:
+    _add_emulated_program(command)
+    command.add_argument(
+        "--tune", choices=("first", "all"), default="first", help="configurations of an autotuned kernel to try"
+    )
+    command.add_argument("--benchmarks", action="store_true", help="run what triton.testing.perf_report marks")
+
+
+def _add_emulated_program(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["run"], help="what to do")
+    command.add_argument("program", metavar="PROGRAM.py", help="the Python program, run as the main program")
+    command.add_argument("rest", nargs="*", metavar="ARGUMENT", help="the program's arguments")
+    command.add_argument("--arch", default="sm_90a", help="the architecture: sm_80, sm_86, sm_89, sm_90a (default)")
+    command.add_argument("--debug", action="store_true", help="find races, uninitialised reads and missed waits")
+    command.add_argument("--report", action="store_true", help="count what each launch executes")
+
+
 def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
     command.add_argument("path", nargs="?", help="run: a program's folder; check: that, or its layout file")
@@ -204,6 +222,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
 ARGUMENTS = {
     "csl": _csl,
     "ptx": _ptx,
+    "triton": _triton,
     "run": _run,
     "build": _build,
     "check": _check,

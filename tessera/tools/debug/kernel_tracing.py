@@ -19,16 +19,14 @@ from tessera.interp.observers import OBSERVERS
 from tessera.interp.sanitizer.memory_transactions import describe_partial_warp
 from tessera.interp.sanitizer.shadow_memory import READ
 from tessera.ops.dialects.tile import uses_grid_barrier
+from tessera.runtime.occupancy import GPUS, Occupancy, estimate_occupancy
 from tessera.tools.debug.profiler import (
     COMPUTE,
     CONTROL,
-    GPUS,
     INDEX,
     MEMORY,
     KernelProfile,
     LaunchCounts,
-    Occupancy,
-    estimate_occupancy,
 )
 from tessera.tools.debug.sessions import ContextDecorator
 

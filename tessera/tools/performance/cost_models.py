@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ResourceError, user_location
-from tessera.tools.debug.profiler import GPUS, Occupancy, estimate_occupancy
+from tessera.runtime.occupancy import GPUS, Occupancy, estimate_occupancy
 from tessera.tools.performance.candidates import Candidate, Features
 
 # Device peaks: of named GPUs from their data sheets, of this machine's processor by measurement.

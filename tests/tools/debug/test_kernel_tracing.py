@@ -9,9 +9,9 @@ import tessera as ts
 from conformance.tile.debug.advice import ADVICE, square
 from tessera import tile
 from tessera.core.errors import ArgumentError, DeviceUnavailable
+from tessera.runtime.occupancy import GPUS, estimate_occupancy
 from tessera.tools.cli.main import main
 from tessera.tools.debug import kernel_tracing
-from tessera.tools.debug.profiler import GPUS, estimate_occupancy
 
 
 @ts.kernel

@@ -23,6 +23,7 @@ the one copy that this device has. The sanitizer does not track bulk copies in g
 """
 
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
-from tessera.interp.target.ptx.module import PtxModule
+from tessera.interp.target.ptx.machine.simt import PtxObserver
+from tessera.interp.target.ptx.module import DevicePointer, PtxFaultSite, PtxModule
 
-__all__ = ["PtxModule", "TensorMap"]
+__all__ = ["DevicePointer", "PtxFaultSite", "PtxModule", "PtxObserver", "TensorMap"]

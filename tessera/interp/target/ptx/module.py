@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, ResourceError, UnknownNameError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnknownNameError, UnsupportedOpError
 from tessera.interp.target.ptx.isa import families  # noqa: F401  (fills the tables)
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, assign_function_addresses, encode_immediate
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
 from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena, PtxFault
 from tessera.interp.target.ptx.machine.scheduler import run_machine
-from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxProgram
+from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxObserver, PtxProgram
 from tessera.interp.target.ptx.machine.special_registers import RESERVED, LaunchShape, find_cluster_and_rank
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
 from tessera.interp.target.ptx.text.parser import parse_module
@@ -28,12 +28,26 @@ from tessera.interp.target.ptx.text.syntax import (
     ImmediateOperand,
     NameOperand,
     PtxFunction,
+    PtxInstruction,
     PtxOperand,
     PtxVariable,
     get_variable_size,
 )
 
 # Launch arguments.
+
+
+@dataclass(frozen=True, eq=False)
+class DevicePointer:
+    """A pointer argument into an array of bytes, which is its allocation: accesses within the allocation are legal.
+
+    `initialised` has a bool for each byte: debug mode refuses reads of others, and records writes in it.
+    """
+
+    array: np.ndarray
+    offset: int = 0
+    name: str = ""
+    initialised: np.ndarray | None = None
 
 
 @dataclass
@@ -49,16 +63,38 @@ class _HostSegment:
 class ArgumentBuffers:
     """The arrays of a launch, and their segments in the arena."""
 
-    def __init__(self, args: Sequence[Any], arena: GlobalArena) -> None:
+    def __init__(self, args: Sequence[Any], arena: GlobalArena, reachable: Sequence[DevicePointer] = ()) -> None:
         self.arrays: list[np.ndarray] = []
         self.regions: list[_HostSegment] = []
         for i, a in enumerate(args):
-            array = a.array if isinstance(a, TensorMap) else a
+            array = a.array if isinstance(a, TensorMap | DevicePointer) else a
             if isinstance(array, np.ndarray):
-                self._add(array, f"argument {i}")
+                self._add(array, (isinstance(a, DevicePointer) and a.name) or f"argument {i}")
+        for pointer in reachable:
+            self._add(pointer.array, pointer.name or "an allocation")
         for region in self.regions:
             region.start = arena.add(region.name, region.high - region.low)
+        arena.host = [(r.low, r.high, r.start) for r in self.regions if r.low > 0] if reachable else []
         self.arena = arena
+        self.partly_initialised = [
+            a for a in (*args, *reachable) if isinstance(a, DevicePointer) and a.initialised is not None
+        ]
+
+    def read_initialised(self) -> np.ndarray | None:
+        """Whether each byte of the arena is initialised; None if all are."""
+        if not self.partly_initialised:
+            return None
+        known = np.ones(self.arena.top, bool)
+        for p in self.partly_initialised:
+            start = self.offset(p.array)
+            known[start : start + p.array.nbytes] = p.initialised
+        return known
+
+    def write_initialised(self, known: np.ndarray) -> None:
+        """Record which bytes are initialised after a launch."""
+        for p in self.partly_initialised:
+            start = self.offset(p.array)
+            p.initialised[:] = known[start : start + p.array.nbytes]  # type: ignore[index]
 
     def _add(self, array: np.ndarray, name: str) -> None:
         low, high = _find_host_extent(array)
@@ -102,10 +138,12 @@ def _view_bytes(array: np.ndarray) -> np.ndarray:
 
 def encode_parameter(v: PtxVariable, value: Any, buffers: ArgumentBuffers) -> bytes:
     """The bytes of a parameter."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | DevicePointer):
         if get_variable_size(v) != 8:
             raise ArgumentError(f"parameter {v.name} is not a pointer", expected=f".{v.type}", received="an array")
-        return int(GENERIC_WINDOWS["global"] + buffers.offset(value)).to_bytes(8, "little")
+        pointer = value if isinstance(value, DevicePointer) else DevicePointer(value)
+        address = GENERIC_WINDOWS["global"] + buffers.offset(pointer.array) + pointer.offset
+        return int(address).to_bytes(8, "little")
     if isinstance(value, TensorMap):
         value = value.encode(GENERIC_WINDOWS["global"] + buffers.offset(value.array))
     if isinstance(value, bytes | np.void):
@@ -163,6 +201,8 @@ class _DecodedEntry:
 class PtxModule:
     """A parsed PTX module. Variables in global memory keep their values between launches.
 
+    Code inlined from files whose paths start with one of `library` has the source location of its call.
+
     >>> text = '''.version 8.0 .target sm_80 .address_size 64
     ... .visible .entry k(.param .u64 p) { .reg .b64 %a; .reg .b32 %v;
     ...   ld.param.u64 %a, [p]; ld.global.u32 %v, [%a]; add.u32 %v, %v, 1; st.global.u32 [%a], %v; ret; }'''
@@ -171,8 +211,8 @@ class PtxModule:
     42
     """
 
-    def __init__(self, text: str, file: str = "<ptx>") -> None:
-        self.syntax = parse_module(text, file)
+    def __init__(self, text: str, file: str = "<ptx>", library: tuple[str, ...] = ()) -> None:
+        self.syntax = parse_module(text, file, library)
         self.reserved = RESERVED if "%reserved_smem_offset" in text else 0
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
         self.variables: dict[str, bytes] = {}
@@ -191,11 +231,15 @@ class PtxModule:
         debug: bool = False,
         cluster: Any = None,
         cooperative: bool = False,
+        reachable: Sequence[DevicePointer] = (),
+        observer: PtxObserver | None = None,
     ) -> None:
         """Run an entry.
 
-        `args`: arrays are pointers and written in place; numbers and `bytes` (structs) are passed by value; a
-        `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `shared` is the bytes of dynamic shared
+        `args`: arrays are pointers and written in place, as are `DevicePointer`s; numbers and `bytes` (structs) are
+        passed by value; a `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `reachable` are
+        allocations whose host addresses the kernel finds in memory or in integers; `observer` is told of each
+        instruction and access. `shared` is the bytes of dynamic shared
         memory, `cluster` the CTAs of a cluster if the text does not declare them. All CTAs of a `cooperative` launch
         are resident at once, so that they may wait for each other. `debug` runs the sanitizer, which finds
         uninitialised registers, shared and local memory, races in shared and global memory (also between CTAs),
@@ -222,7 +266,7 @@ class PtxModule:
         )
         _check_launch_limits(function, launch)
         params, symbols, static_shared_bytes = self._assign_addresses(function, arena)
-        buffers = ArgumentBuffers(args, arena)
+        buffers = ArgumentBuffers(args, arena, reachable)
         arena.freeze()
         for v, a in zip(function.params, args, strict=True):
             arena.write_bytes(params[v.name].address, encode_parameter(v, a, buffers))
@@ -232,13 +276,20 @@ class PtxModule:
             self._decoded_entries[entry] = _DecodedEntry(
                 self._decode_entry(function, params, symbols, static_shared_bytes), params, symbols
             )
+        known = buffers.read_initialised() if debug else None
         try:
-            for done in _run_in_waves(self._decoded_entries[entry].program, arena, launch):
+            for done in _run_in_waves(self._decoded_entries[entry].program, arena, launch, known, observer):
                 if self.progress is not None:
                     self.progress(entry, done, launch.ctas)
         finally:
             buffers.copy_out()
+            if known is not None:
+                buffers.write_initialised(known)
             self._save_variables(arena, symbols)
+
+    def count_static_shared_bytes(self) -> int:
+        """The bytes of the module's variables in shared memory."""
+        return self._assign_addresses(next(iter(self.entries.values())), GlobalArena())[2]
 
     def _decode_entry(
         self,
@@ -287,7 +338,23 @@ class PtxModule:
                 self.variables[v.name] = arena.flat.raw[start : start + get_variable_size(v)].tobytes()
 
 
-def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) -> Iterator[int]:
+@dataclass(frozen=True)
+class PtxFaultSite:
+    """Where a launch failed: the instruction, the block and thread if known, and what happened there."""
+
+    instruction: PtxInstruction
+    what: str
+    block: tuple[int, ...] = ()
+    thread: tuple[int, ...] = ()
+
+
+def _run_in_waves(
+    program: PtxProgram,
+    arena: GlobalArena,
+    launch: LaunchShape,
+    known: np.ndarray | None = None,
+    observer: PtxObserver | None = None,
+) -> Iterator[int]:
     """Run as many CTAs at once as fit into memory; yield how many are done, from 0 on."""
     if program.shared + launch.shared > SHARED_LIMIT:
         raise ResourceError(
@@ -299,18 +366,26 @@ def _run_in_waves(program: PtxProgram, arena: GlobalArena, launch: LaunchShape) 
     size = int(np.prod(launch.cluster))
     order = np.argsort(find_cluster_and_rank(launch)[0], kind="stable")  # the CTAs of a cluster run together
     step = max(together // size, 1) * size if not launch.cooperative else _count_cooperative_ctas(launch, bytes_of_cta)
-    symbols = GlobalShadow(launch, arena.top, _find_smallest_global_access(program)) if launch.debug else None
+    symbols = GlobalShadow(launch, arena.top, _find_smallest_global_access(program), known) if launch.debug else None
     for first in range(0, launch.ctas, step):
         yield first
-        machine = PtxMachine(program, arena, launch, order[first : first + step], symbols)
+        machine = PtxMachine(program, arena, launch, order[first : first + step], symbols, observer)
         try:
             with np.errstate(all="ignore"):
                 run_machine(machine)
         except PtxFault as fault:
-            inst = program.lines[machine.pc].instruction
-            source = f" ({inst.source})" if inst.source else ""
-            who = f", {machine.describe_lane(fault.lane)}" if fault.lane is not None else ""
-            raise fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location) from None
+            raise _make_error(machine, fault) from None
+
+
+def _make_error(machine: PtxMachine, fault: PtxFault) -> TesseraError:
+    """The error of a fault; its `site` says where, for those who show it at the source of the PTX text."""
+    inst = machine.program.lines[machine.pc].instruction
+    source = f" ({inst.source})" if inst.source else ""
+    who = f", {machine.describe_lane(fault.lane)}" if fault.lane is not None else ""
+    error = fault.kind(f"{inst.name}{source}: {fault.message}{who}", location=inst.location)
+    block, thread = machine.find_indices(fault.lane) if fault.lane is not None else ((), ())
+    error.site = PtxFaultSite(inst, fault.message, block, thread)
+    return error
 
 
 def _count_cooperative_ctas(launch: LaunchShape, bytes_of_cta: int) -> int:

@@ -119,21 +119,26 @@ def resolve_accesses(
 
     A generic access may be several, one for each state space.
     """
+    result = _split_accesses(m, lanes, where, size, align or size)
+    if m.observer is not None:
+        for access in result:
+            m.observer.access(m, access.space, access.lanes, access.offset, size)
+    return result
+
+
+def _split_accesses(
+    m: PtxMachine, lanes: LaneSet, where: AddressOperandReader, size: int, align: int
+) -> list[LaneAccess]:
     address = where.read(m, lanes)
     if where.space != "generic":
-        return [
-            LaneAccess(
-                where.space,
-                lanes,
-                check_address(m, where.space, fill_masked_lanes(lanes, address), lanes, size, align or size),
-            )
-        ]
+        filled = fill_masked_lanes(lanes, address)
+        return [LaneAccess(where.space, lanes, check_address(m, where.space, filled, lanes, size, align))]
     filled = fill_masked_lanes(lanes, address)
     result = []
     for subset, space in split_by_state_space(filled, lanes):
         position = filled if subset is lanes else fill_masked_lanes(subset, where.read(m, subset))
         position = position if space == "global" else position - np.uint64(GENERIC_WINDOWS[space])
-        result.append(LaneAccess(space, subset, check_address(m, space, position, subset, size, align or size)))
+        result.append(LaneAccess(space, subset, check_address(m, space, position, subset, size, align)))
     return result
 
 
@@ -156,6 +161,8 @@ def check_address(m: PtxMachine, space: str, address: np.ndarray, lanes: LaneSet
     if space == "global":
         offset = (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
         if (position := m.arena.find_out_of_bounds(offset, size)) >= 0:
+            if (translated := m.arena.translate(address, size)) is not None:
+                return translated
             words = m.arena.describe(int(offset.reshape(-1)[position]))
             raise PtxFault(
                 f"access of {size} bytes at {words}", OutOfBoundsError, _find_lane_at(lanes, offset, position)

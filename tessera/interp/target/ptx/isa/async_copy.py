@@ -16,6 +16,7 @@ from tessera.interp.target.ptx.isa.addressing import (
     resolve_accesses,
 )
 from tessera.interp.target.ptx.isa.atomics import reduce_cells
+from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, DECODE_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier, find_mbarrier_offsets
 from tessera.interp.target.ptx.isa.operands import get_vector_parts
@@ -86,6 +87,7 @@ def _copy_async(
     for n in np.unique(count[count > 0]).tolist():
         subset = lanes.select(lanes.expand(count == n))
         (read,) = resolve_accesses(m, subset, source, n, align=size)
+        record_access(m, read, n, "read")
         content = m.flat["global"].raw[subset.compress(read.offset)[:, None] + np.arange(n)]
         raw[offsets[count == n][:, None] + np.arange(n)] = content
 

@@ -156,6 +156,8 @@ def _find_shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandRead
 def _find_box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
     """The offset in the arena of the element at the coordinates, which may be out of bounds."""
     start = box.address - GENERIC_WINDOWS["global"]
+    if (translated := m.arena.translate(np.array([box.address], np.uint64), 1)) is not None:
+        start = int(translated[0])
     if start < 0 or start >= m.arena.top:
         raise PtxFault(
             f"the tensor of a tensor map is at {box.address:#x}, which is not mapped", OutOfBoundsError, lane
@@ -200,6 +202,8 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
             for lane, coordinates, start, barrier_offset, multicast in each:
                 check_box_start(box, coordinates, lane, is_store=False)
                 content = _gather_box(m, box, coordinates, lane)
+                if m.observer is not None:
+                    m.observer.transfer(m, box.nbytes, 0)
                 for shift in find_multicast_offsets(m, lane, multicast):
                     _write_box_to_shared(
                         m, box, content, BulkTransfer(lane, 0, start + shift, box.nbytes), barrier_offset + shift
@@ -228,10 +232,15 @@ def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], 
     """The elements of a box, with the fill for elements out of bounds."""
     cells, base = m.arena.flat.views[box.itemsize], _find_box_base_offset(m, box, coordinates, lane)
     within = compute_in_bounds_mask(box, coordinates)
+    offsets = base + _compute_global_offsets(box)
+    inside = offsets if within is None else offsets[within]
+    if m.debug:
+        where = inside[:, None] + np.arange(box.itemsize)
+        m.global_shadow.require_initialised(m, where, np.full(len(where), lane))
     if within is None:
-        return cells[(base + _compute_global_offsets(box)) // box.itemsize]
+        return cells[offsets // box.itemsize]
     content = np.full(len(within), box.fill, cells.dtype)
-    content[within] = cells[(base + _compute_global_offsets(box)[within]) // box.itemsize]
+    content[within] = cells[inside // box.itemsize]
     return content
 
 
@@ -251,6 +260,8 @@ def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
                 check_box_start(box, coordinates, lane, is_store=True)
                 content = cells[box.itemsize][(start + _compute_shared_offsets(box, start % 1024)) // box.itemsize]
                 _scatter_box(m, box, coordinates, content, name, lane)
+                if m.observer is not None:
+                    m.observer.transfer(m, 0, box.nbytes)
                 if m.debug:
                     record_bulk_transfer(m, BulkTransfer(lane, start, 0, box.nbytes), ("shared", "global"), 0, None)
 
@@ -267,6 +278,8 @@ def _scatter_box(
     within = compute_in_bounds_mask(box, coordinates)
     if within is not None:
         content, index = content[within], index[within]
+    if m.debug and m.global_shadow.known is not None:
+        m.global_shadow.known[index[:, None] * box.itemsize + np.arange(box.itemsize)] = True
     if name is None:
         cells[index] = content
     else:

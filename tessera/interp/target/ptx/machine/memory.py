@@ -52,6 +52,7 @@ class GlobalArena:
         self.spaces: list[str] = []
         self.top = _GUARD
         self.flat = FlatMemory(0)
+        self.host: list[tuple[int, int, int]] = []  # ranges of host addresses, and where their segments start
 
     def add(self, name: str, size: int, space: str = "global") -> int:
         """Reserve a segment; its offset."""
@@ -82,6 +83,14 @@ class GlobalArena:
         owners = np.searchsorted(self.starts, offsets, "right") - 1
         bad = (owners < 0) | (offsets + size > np.array(self.ends)[owners])
         return int(np.argmax(bad)) if bad.any() else -1
+
+    def translate(self, address: np.ndarray, size: int) -> np.ndarray | None:
+        """The offsets of addresses of the host, which programs keep in memory; None unless all are in a segment."""
+        offsets = (address - np.uint64(GENERIC_WINDOWS["global"])).view(np.int64)
+        for low, high, start in self.host:
+            here = (address >= np.uint64(low)) & (address < np.uint64(high))
+            offsets = np.where(here, address.view(np.int64) - low + start, offsets)
+        return None if not self.host or self.find_out_of_bounds(offsets, size) >= 0 else offsets
 
     def is_in_space(self, space: str, offsets: np.ndarray) -> np.ndarray:
         """Whether offsets are in segments of a space."""

@@ -47,6 +47,8 @@ def _run_until_divergence(machine: PtxMachine, lanes: LaneSet) -> None:
             lanes = _converge(machine, line, lanes)
             if not lanes.count:
                 return
+        if machine.observer is not None:
+            machine.observer.execute(machine, line.instruction, lanes)
         if line.control is not None:
             line.control(machine, lanes, machine.pc)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,20 @@ from tessera.interp.target.ptx.machine.special_registers import LaunchShape, Spe
 from tessera.interp.target.ptx.sanitizer.global_shadow import GlobalShadow
 from tessera.interp.target.ptx.sanitizer.race_detector import PtxRaceDetector
 from tessera.interp.target.ptx.text.syntax import PtxInstruction
+
+
+class PtxObserver(Protocol):
+    """What is told of the instructions and the accesses of a launch; the instruction of an access is the machine's."""
+
+    def execute(self, machine: PtxMachine, instruction: PtxInstruction, lanes: LaneSet) -> None:
+        """Lanes execute an instruction."""
+
+    def access(self, machine: PtxMachine, space: str, lanes: LaneSet, offset: np.ndarray, size: int) -> None:
+        """Lanes access bytes of shared or global memory; the offsets are in the shape of the lanes."""
+
+    def transfer(self, machine: PtxMachine, read: int, written: int) -> None:
+        """A bulk copy reads and writes bytes of global memory."""
+
 
 LaneStep = Callable[["PtxMachine", LaneSet], None]
 STACK_BYTES = 32 << 10  # bytes for frames of recursive calls and for alloca
@@ -67,7 +81,9 @@ class PtxMachine:
         launch: LaunchShape,
         ctas: np.ndarray,
         global_shadow: GlobalShadow | None,
+        observer: PtxObserver | None = None,
     ) -> None:
+        self.observer = observer
         self.global_shadow: GlobalShadow = global_shadow  # type: ignore[assignment]
         self.program, self.arena, self.launch, self.debug = program, arena, launch, launch.debug
         self.ctas, self.threads = len(ctas), launch.threads
@@ -197,12 +213,16 @@ class PtxMachine:
         """The offset in all local memory of an address in a lane's local memory."""
         return lane * self.local_size + address + (0 if self.stack is None else int(self.stack.base[lane]))
 
+    def find_indices(self, lane: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The block and the thread of a lane."""
+        cta, thread = divmod(lane, self.threads)
+        block = tuple(int(self.special[f"%ctaid.{d}"][cta, 0]) for d in "xyz")
+        return block, tuple(int(self.special[f"%tid.{d}"][0, thread]) for d in "xyz")
+
     def describe_lane(self, lane: int) -> str:
         """The block and thread of a lane, for errors."""
-        cta, thread = divmod(lane, self.threads)
-        at = [",".join(str(int(self.special[f"%ctaid.{d}"][cta, 0])) for d in "xyz")]
-        at.append(",".join(str(int(self.special[f"%tid.{d}"][0, thread])) for d in "xyz"))
-        return f"block ({at[0]}), thread ({at[1]})"
+        block, thread = (",".join(map(str, p)) for p in self.find_indices(lane))
+        return f"block ({block}), thread ({thread})"
 
 
 def is_whole_thread_groups(lanes: LaneSet, group_size: int) -> bool:

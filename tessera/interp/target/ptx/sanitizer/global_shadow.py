@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.core.errors import RaceError
+from tessera.core.errors import RaceError, UninitializedError
 from tessera.interp.target.ptx.machine.memory import PtxFault
 from tessera.interp.target.ptx.machine.special_registers import LaunchShape, find_cluster_and_rank, unflatten_index
 
@@ -41,8 +41,9 @@ class _GlobalAccessRecord:
 class GlobalShadow:
     """Global memory in cells of the program's smallest access size, and the clocks that clusters have acquired."""
 
-    def __init__(self, launch: LaunchShape, size: int, unit: int) -> None:
+    def __init__(self, launch: LaunchShape, size: int, unit: int, known: np.ndarray | None = None) -> None:
         self.launch, self.unit = launch, unit
+        self.known = known  # which bytes are initialised; None: all
         cells = -(-size // unit)
         self.writes, self.reads, self.older_reads = (
             _GlobalAccessRecord(cells),
@@ -69,6 +70,8 @@ class GlobalShadow:
         """
         if strong:
             self.synchronise(m, lanes, offsets, kind)
+        if self.known is not None:
+            self._track_initialised(m, kind, lanes, offsets, size)
         per = max(size // self.unit, 1)
         where = (offsets[:, None] // self.unit + np.arange(per)).reshape(-1)
         flat, clocks = np.repeat(lanes.flat, per), m.shadow.clocks
@@ -85,6 +88,21 @@ class GlobalShadow:
             reads.who[where] = 0
         self.writes.set(where, who, clocks.clock(flat), m.pc)
         self.strong[where] = strong
+
+    def _track_initialised(self, m: PtxMachine, kind: str, lanes: LaneSet, offsets: np.ndarray, size: int) -> None:
+        where = offsets[:, None] + np.arange(size)
+        if kind == READ or m.program.lines[m.pc].instruction.op[0] in ("atom", "red"):
+            self.require_initialised(m, where, lanes.flat)
+        else:
+            self.known[where] = True  # type: ignore[index]
+
+    def require_initialised(self, m: PtxMachine, where: np.ndarray, flat: np.ndarray) -> None:
+        """Lanes read bytes, a row for each lane."""
+        if self.known is None or (known := self.known[where]).all():
+            return
+        row = int(np.argmin(known.all(axis=1)))
+        words = m.arena.describe(int(where[row, np.argmin(known[row])]))
+        raise PtxFault(f"{words}, is read before it is written", UninitializedError, int(flat[row]))
 
     def _check_ordered(
         self, m: PtxMachine, where: np.ndarray, flat: np.ndarray, events: _GlobalAccessRecord, kind: str, strong: bool

@@ -253,17 +253,18 @@ def _wrap_to_64_bits(value: int) -> int:
 _DECLARATION_DIRECTIVES = {".reg", ".param", ".shared", ".global", ".const", ".local"}
 
 
-def parse_body(cursor: PtxTokenCursor, files: dict[int, str]) -> PtxScope:
-    """A function body in braces."""
-    return _BodyParser(cursor, files).parse_scope()
+def parse_body(cursor: PtxTokenCursor, files: dict[int, str], library: tuple[str, ...] = ()) -> PtxScope:
+    """A function body in braces; code inlined from files of the `library` has the source location of its call."""
+    return _BodyParser(cursor, files, library).parse_scope()
 
 
 class _BodyParser:
     """Parses the items of a function; a `.loc` applies up to the next one."""
 
-    def __init__(self, cursor: PtxTokenCursor, files: dict[int, str]) -> None:
-        self.cursor, self.files = cursor, files
+    def __init__(self, cursor: PtxTokenCursor, files: dict[int, str], library: tuple[str, ...]) -> None:
+        self.cursor, self.files, self.library = cursor, files, library
         self.source: Location | None = None
+        self.callers: dict[Location, Location] = {}  # of the library's code: the last call from outside
 
     def parse_scope(self) -> PtxScope:
         cursor = self.cursor
@@ -315,10 +316,10 @@ class _BodyParser:
         cursor = self.cursor
         name = cursor.take()
         if name == ".loc":
-            file, line, column = cursor.integer(), cursor.integer(), cursor.integer()
-            self.source = Location(self.files.get(file, f"file {file}"), line, column)
+            places = [self._parse_location()]
             while cursor.accept(","):
-                self._skip_inlined_at()
+                places += self._parse_inlined_at()
+            self.source = self._choose_source(places)
         elif name == ".pragma":
             cursor.kind("string")
             cursor.expect(";")
@@ -326,15 +327,26 @@ class _BodyParser:
             cursor.index -= 1
             cursor.fail("unknown directive in a body")
 
-    def _skip_inlined_at(self) -> None:
+    def _parse_location(self) -> Location:
+        file, line, column = self.cursor.integer(), self.cursor.integer(), self.cursor.integer()
+        return Location(self.files.get(file, f"file {file}"), line, column)
+
+    def _parse_inlined_at(self) -> list[Location]:
         cursor = self.cursor
-        if cursor.kind("word") == "function_name":
-            cursor.kind("word")
-            if cursor.accept("+"):
-                cursor.integer()
-        else:
-            for _ in range(3):
-                cursor.integer()
+        if cursor.kind("word") != "function_name":
+            return [self._parse_location()]
+        cursor.kind("word")
+        if cursor.accept("+"):
+            cursor.integer()
+        return []
+
+    def _choose_source(self, places: list[Location]) -> Location:
+        """The innermost place outside the library."""
+        if not self.library or not places[0].file.startswith(self.library):
+            return places[0]
+        call = places[1] if len(places) > 1 else places[0]
+        self.callers[places[0]] = source = self.callers.get(call, call)
+        return source
 
     def _parse_instruction(self) -> PtxInstruction:
         cursor = self.cursor
@@ -471,8 +483,8 @@ _FLAGS = {".noreturn", ".explicitcluster", ".blocksareclusters"}
 class PtxModuleParser:
     """Parses a module."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self.cursor = PtxTokenCursor(text, file)
+    def __init__(self, text: str, file: str, library: tuple[str, ...] = ()) -> None:
+        self.cursor, self.library = PtxTokenCursor(text, file), library
         self.version = ""
         self.target: tuple[str, ...] = ()
         self.variables: list[PtxVariable] = []
@@ -553,7 +565,7 @@ class PtxModuleParser:
             limits.append(self._parse_limit())
         if cursor.accept(";"):
             return PtxFunction(name, entry, results, params, None, tuple(limits), location)
-        body = parse_body(cursor, self.files)
+        body = parse_body(cursor, self.files, self.library)
         self.variables.extend(replace(v, name=name_body_variable(v)) for v in _list_static_variables(body))
         return PtxFunction(name, entry, results, params, body, tuple(limits), location)
 
@@ -665,12 +677,12 @@ def _parse_masked_address(cursor: PtxTokenCursor) -> AddressOperand:
     return replace(inside, mask=mask)
 
 
-def parse_module(text: str, file: str = "<ptx>") -> PtxModuleSyntax:
+def parse_module(text: str, file: str = "<ptx>", library: tuple[str, ...] = ()) -> PtxModuleSyntax:
     """The syntax tree of a module; a ParseError has the location of a syntax error.
 
     >>> parse_module(".version 8.0 .target sm_80 .address_size 64 .visible .entry k() { ret; }").functions[0].name
     'k'
     """
-    parser = PtxModuleParser(text, file)
+    parser = PtxModuleParser(text, file, library)
     with deep_nesting(parser.cursor.place):
         return parser.parse_module_items()
