@@ -23,6 +23,7 @@ from tessera.core.errors import (
     Location,
     TesseraError,
     UnknownNameError,
+    UnsupportedOpError,
     is_package_file,
     traceback_location,
     user_location,
@@ -46,6 +47,7 @@ class Capabilities:
     `shared_bytes` limits the shared memory of a group, `block_bytes` the blocks of one tile; None: no limit.
     `meeting` is the number of groups that run at once, so that a grid barrier works; 0: none.
     `lockstep` is the number of tiles of a group that run in lockstep (a warp); a group should be a multiple of it.
+    `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them.
     `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
     """
 
@@ -58,6 +60,7 @@ class Capabilities:
     meeting: int = 0
     lockstep: int = 1
     plan: Any = None
+    symbolic: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,7 +279,14 @@ def emit_artifact(generator: Backend, module: Module, options: Mapping[str, Any]
 
     Raises:
         ArgumentError: it gives something else than an artifact.
+        UnsupportedOpError: the module has symbolic sizes, and the target needs their values.
     """
+    names = module.main.attrs.get("sizes", ())
+    if names and not generator.capabilities.symbolic:
+        raise UnsupportedOpError(
+            f"the target {generator.name} needs the value of each size", location=module.main.loc,
+            received=", ".join(names), suggestion="give the sizes, or build for llvm",
+        )  # fmt: skip
     return _require(generator, "emit", generator.emit(module, options), Artifact, "an Artifact")
 
 

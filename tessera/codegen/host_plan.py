@@ -593,9 +593,9 @@ def build_host_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any
 
 def _describe_sizes(main: Function) -> dict[str, Any]:
     """The names of the symbolic sizes of a program, and its constraints on them."""
-    names = find_size_names(main)
-    constraints = list(main.attrs.get("constraints", ()))
-    return {"sizes": list(names), "constraints": constraints} if names else {}
+    if "sizes" not in main.attrs:
+        return {}
+    return {"sizes": list(main.attrs["sizes"]), "constraints": list(main.attrs["constraints"])}
 
 
 def _has_control_flow(plan: HostPlanBuilder) -> bool:

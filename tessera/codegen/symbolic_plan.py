@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ArtifactError, ShapeError
 from tessera.core.shapes import SizeConstraint, as_size, bind_shapes
-from tessera.core.symbolic_dim import Dim, Size
+from tessera.core.symbolic_dim import LEAST_SIZE, Dim, Size
 
 SIZE_KEY = "size"
 MAX_BOUND_PLANS = 16  # the bound plans that a program keeps: each has a workspace
@@ -86,6 +86,12 @@ class SizeBinder:
             raise ShapeError(
                 f"argument {name}: {misfit.problem}", expected=str(want), received=str(shapes[misfit.number])
             )
+        empty = [n for n, value in sizes.items() if value < LEAST_SIZE]
+        if empty:
+            raise ShapeError(
+                f"the size {empty[0]} is {sizes[empty[0]]}", expected=f"at least {LEAST_SIZE}",
+                received=str(sizes[empty[0]]), suggestion="a program of symbolic sizes takes no empty axes",
+            )  # fmt: skip
         for constraint in self.constraints:
             constraint.check(sizes)
         return sizes

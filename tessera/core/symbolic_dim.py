@@ -6,7 +6,9 @@ import functools
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Union
@@ -24,6 +26,9 @@ class UnknownSizeError(ShapeError):
 
 # The sizes of the names in the function being traced; None outside a trace.
 KNOWN_SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
+# Pairs of sizes that the program being traced has taken to be different; None where nobody asks.
+UnequalSizes = AbstractSet[tuple[Size, Size]]
+UNEQUAL_SIZES: ContextVar[set[tuple[Size, Size]] | None] = ContextVar("unequal sizes", default=None)
 # Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
 SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
 DEFAULT_ESTIMATE = 128
@@ -75,7 +80,13 @@ class Dim:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dim) and self.terms == other.terms
+        """Whether both are the same polynomial; a program that is traced notes what its own lines found different."""
+        if isinstance(other, Dim) and self.terms == other.terms:
+            return True
+        noted = UNEQUAL_SIZES.get()
+        if noted is not None and isinstance(other, (int, Dim)) and _is_users_frame(sys._getframe(1)):
+            noted.add((self, other))
+        return False
 
     @_of_sizes
     def __add__(self, other: Size) -> Size:
@@ -179,6 +190,18 @@ class Dim:
     def names(self) -> frozenset[str]:
         """The names this dim depends on."""
         return frozenset(name for m, _ in self.terms for atom in m for name in _atom_names(atom))
+
+
+def _is_users_frame(frame: Any) -> bool:
+    """Whether code outside of this package runs: the package treats sizes that are not proven equal alike."""
+    return not str(frame.f_globals.get("__name__", "")).startswith("tessera.")
+
+
+def note_unequal(size: Size, other: Size) -> None:
+    """Note that a program which is traced has taken these sizes to be different."""
+    noted = UNEQUAL_SIZES.get()
+    if noted is not None and (isinstance(size, Dim) or isinstance(other, Dim)):
+        noted.add((size, other))
 
 
 def resolve_size(size: Size) -> Size:

@@ -24,6 +24,7 @@ from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op, Rules
 from tessera.lower.indexing_maps import KernelDims, analyse_body
+from tessera.lower.passes.type_conversion import bind_to_arrays
 from tessera.lower.schedule_to_tile.lowering import LoopStage, split_into_stages
 from tessera.ops.dialects import host as host_ops
 from tessera.ops.dialects import schedule
@@ -111,6 +112,7 @@ def run(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
     Raises:
         OutOfBoundsError: a kernel reads or writes outside a buffer.
     """
+    module = bind_to_arrays(module, arrays)
     return host.run(module.main, arrays, lambda node, args: launch_rules.of(node.op)(module, node, args))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.shapes import size_to_number
 from tessera.core.symbolic_dim import Dim
-from tessera.core.types import DType, as_dtype, bf16, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2
+from tessera.core.types import DType, as_dtype, bf16, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2, int64
 
 # DLPack: memory shared with other libraries, for the element types that NumPy's exchange lacks too.
 #

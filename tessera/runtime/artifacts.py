@@ -17,6 +17,7 @@ import numpy as np
 from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_count, is_list, is_text, read_artifact
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, load_runtime
 from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
+from tessera.codegen.symbolic_plan import SizeBinder, bind_plan, describe_size, parse_size
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -28,6 +29,7 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.pytree import flatten
+from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
 from tessera.ir.tensor import Tensor
@@ -49,6 +51,7 @@ def build(
     group: int | None = None,
     arch: str | None = None,
     tune: bool = True,
+    dynamic: Any = None,
     **named: Any,
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
@@ -59,14 +62,19 @@ def build(
     targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
     taken from the cache; with tune=False in its first configuration.
 
+    `dynamic` makes sizes of a jit function arguments of the program: True for those that its annotations name
+    (`Tensor["B", 768]`), or `{"x": {0: "B"}}`, with a name or an expression for each axis. The artifact then takes any
+    sizes from 1 on that fulfil the constraints (`ts.require`) of the function; tiles are chosen for the example's.
+
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
+        UnknownSizeError: an op needs the value of a symbolic size.
     """
     from tessera.runtime.program import CallArguments, prepare  # loads the compiler: a loader needs none
 
     name = find_generator_name(target)
     options = {"arch": arch} if arch else {}
-    program = prepare(entry, CallArguments(args, named), name, grid, group, tune, options)
+    program = prepare(entry, CallArguments(args, named), name, grid, group, tune, options, dynamic=dynamic)
     return build_program(program, out, name, weights, options)
 
 
@@ -93,8 +101,10 @@ def build_program(
     interface = {
         "entry": program.name,
         "parameters": [
-            _describe_parameter(n, a, i in stored)
-            for i, (n, a) in enumerate(zip(program.names, program.arrays, strict=True))
+            _describe_parameter(n, a, p.type.shape, i in stored)
+            for i, (n, a, p) in enumerate(
+                zip(program.names, program.arrays, program.levels["tile"].main.params, strict=False)
+            )
         ],
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
@@ -116,8 +126,9 @@ def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) ->
     ]
 
 
-def _describe_parameter(name: str, array: np.ndarray, stored: bool) -> dict[str, Any]:
-    return {"name": name, "shape": list(array.shape), "dtype": as_dtype(array.dtype).name, "stored": stored}
+def _describe_parameter(name: str, array: np.ndarray, shape: Sequence[Size], stored: bool) -> dict[str, Any]:
+    found = {"name": name, "shape": list(array.shape), "dtype": as_dtype(array.dtype).name, "stored": stored}
+    return {**found, "sizes": [describe_size(n) for n in shape]} if symbol_names(shape) else found
 
 
 def _to_storable(array: np.ndarray) -> np.ndarray:
@@ -135,6 +146,27 @@ def _import_safetensors() -> Any:
         ) from None
 
 
+class SizeLimits:
+    """Checks the sizes of calls of a program with symbolic sizes: its constraints, and what it then asks for."""
+
+    def __init__(self, plan: Mapping[str, Any], max_bytes: int, max_programs: int) -> None:
+        self._plan, self._limits = plan, (max_bytes, max_programs)
+        self._binder = SizeBinder(plan)
+        self._checked: set[tuple[tuple[int, ...], ...]] = set()
+
+    def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Check the shapes of a call.
+
+        Raises:
+            ShapeError: a shape does not fit, or a size breaks a constraint.
+            ResourceError: the program asks for more than a limit.
+        """
+        key = tuple(shapes)
+        if key not in self._checked:
+            check_plan(bind_plan(self._plan, self._binder.bind(key)), *self._limits)
+            self._checked.add(key)
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedArtifact:
     """An artifact that is ready to run: it is called with its parameters' arrays."""
@@ -142,6 +174,7 @@ class LoadedArtifact:
     artifact: Artifact
     runtime: Any
     stored: Mapping[str, np.ndarray]
+    sizes: SizeLimits | None = None
 
     @property
     def interface(self) -> Mapping[str, Any]:
@@ -164,6 +197,8 @@ class LoadedArtifact:
         state = () if random is None else RandomUse(**random).reserve()
         given = iter([*self._check_arguments(arrays), *state])
         full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
+        if self.sizes is not None:
+            self.sizes.check([np.shape(a) for a in full])
         with _manifest_errors(self.artifact.manifest["target"]):
             results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]
@@ -182,7 +217,7 @@ class LoadedArtifact:
 
     def __repr__(self) -> str:
         taken = ", ".join(
-            f"{p['name']}: {TensorType(tuple(p['shape']), as_dtype(p['dtype']))}" for p in self.parameters
+            f"{p['name']}: {TensorType(get_parameter_shape(p), as_dtype(p['dtype']))}" for p in self.parameters
         )
         return f"<{self.interface['entry']} for {self.artifact.manifest['target']}: {taken}>"
 
@@ -209,9 +244,14 @@ class LoadedArtifact:
         return [_check_argument(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
 
 
+def get_parameter_shape(parameter: Mapping[str, Any]) -> tuple[Size, ...]:
+    """The shape of a parameter of an artifact; sizes may be symbolic. `shape` is that of the example."""
+    return tuple(parse_size(n) for n in parameter.get("sizes", parameter["shape"]))
+
+
 def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
     name, shape, dtype = parameter["name"], tuple(parameter["shape"]), as_dtype(parameter["dtype"])
-    if array.shape != shape:
+    if array.shape != shape and "sizes" not in parameter:  # symbolic sizes are bound for all arguments together
         raise ShapeError(
             f"argument {name} has another shape than the artifact was built for", expected=shape, received=array.shape,
             suggestion="build again with example arguments of this shape",
@@ -245,15 +285,27 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
         own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
         check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {folder}")
         _check_interface(artifact.manifest)
-        if "launches" in artifact.manifest.get("plan", ()):
-            check_plan(artifact.manifest["plan"], max_bytes or _count_memory(), max_programs)
+        sizes = _check_plan(artifact.manifest, max_bytes or _count_memory(), max_programs)
         target = artifact.manifest["target"]
         generator = get_capable_backend(target, "runtime")
         with _manifest_errors(target):
             runtime = load_runtime(generator, artifact)
-        return LoadedArtifact(artifact, runtime, _load_weights(artifact, folder))
+        return LoadedArtifact(artifact, runtime, _load_weights(artifact, folder), sizes)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) -> SizeLimits | None:
+    """Check the plan of an artifact; one of symbolic sizes as it is for the example's sizes."""
+    plan = manifest.get("plan", {})
+    if "sizes" in plan:
+        with _manifest_errors(manifest["target"]):
+            limits = SizeLimits(plan, max_bytes, max_programs)
+            limits.check([tuple(p["shape"]) for p in manifest["interface"]["parameters"]])
+        return limits
+    if "launches" in plan:
+        check_plan(plan, max_bytes, max_programs)
+    return None
 
 
 _GENERATOR_FIELDS = {"options": has_fields(), "plan": has_fields()}  # a generator need not write them
@@ -276,6 +328,8 @@ def _check_interface(manifest: Mapping[str, Any]) -> None:
     wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
     wrong += [i for i in written if i >= len(parameters)]
     memory = _count_memory()
+    for parameter in parameters:
+        get_parameter_shape(parameter)
     wrong += [p["shape"] for p in parameters if math.prod(p["shape"]) > memory]  # an element takes a byte or more
     if "random" in manifest["interface"] and not _is_random_use(manifest["interface"]["random"], parameters):
         wrong.append(manifest["interface"]["random"])

@@ -85,6 +85,12 @@ LEVEL_COMPILERS: dict[str, Callable[[Mapping[str, Module], str, Mapping[str, Any
 }
 
 
+def takes_symbolic_sizes(device: str) -> bool:
+    """Whether one program for a device may serve several sizes."""
+    target = find_generator_name(device)
+    return target != INTERP and get_backend(target).capabilities.symbolic
+
+
 def compile_graph(function: Function, device: str) -> RunFunction:
     """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime."""
     target = find_generator_name(device)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, user_location
+from tessera.frontend.jit.dynamic_shapes import estimate_sizes
 from tessera.frontend.jit.tracing import Jit, to_array
 from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.autotuning import Tuned
@@ -196,7 +197,7 @@ class CallArguments:
 
 def prepare(
     entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
-    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
+    tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True, dynamic: Any = None,
 ) -> PreparedProgram:  # fmt: skip
     """Trace or specialise an entry point for these arguments and lower it for a target.
 
@@ -205,11 +206,16 @@ def prepare(
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
     (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where
-    one will emit.
+    one will emit. `dynamic` names the symbolic sizes of a jit function, as in `build`.
     """
     args, named = _split_arguments(arguments)
     if isinstance(entry, KernelLaunch):
         entry, grid, group = _split_launch(entry, grid, group)
+    if dynamic and not isinstance(entry, Jit):
+        raise ArgumentError(
+            "a kernel alone has no symbolic sizes", location=user_location(), expected="a function under @ts.jit",
+            suggestion="launch the kernel in a jit function, and build that",
+        )  # fmt: skip
     if isinstance(entry, Kernel):
         grid = bind_grid_inputs(grid, args, named)
         found = tune_launch(KernelLaunch(entry, grid, group), args, named, target, options) if tune else None
@@ -222,11 +228,12 @@ def prepare(
             expected="a function under @ts.jit or @ts.kernel", suggestion="wrap it: ts.jit(function)",
         )  # fmt: skip
     call = entry.bind(tuple(args), named)
-    traced = entry.trace(*args, **named)
+    traced = entry.trace_dynamic(tuple(args), named, dynamic) if dynamic else entry.trace(*args, **named)
     state = traced.random.peek() if traced.random is not None else ()
     arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
-    levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
+    with estimate_sizes(traced.function.params, arrays):
+        levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
     return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
 
 

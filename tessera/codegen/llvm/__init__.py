@@ -50,6 +50,7 @@ class LlvmBackend:
             block_bytes=MAX_ARENA_BYTES,
             meeting=MAX_BARRIER_PROGRAMS,
             plan=TILING_PLAN,
+            symbolic=True,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:

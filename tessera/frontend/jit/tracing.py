@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
@@ -24,11 +25,21 @@ from tessera.core.errors import (
     hides_internal_frames,
     user_location,
 )
-from tessera.core.hooks import compile_graph
+from tessera.core.hooks import compile_graph, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
-from tessera.core.symbolic_dim import Size
+from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import Policy, TensorType, as_dtype, int64
+from tessera.frontend.jit.dynamic_shapes import (
+    COMPILE_LOG,
+    CallHistory,
+    Shapes,
+    SymbolicProgram,
+    has_symbols,
+    make_patterns,
+    name_axes,
+    trace_symbols,
+)
 from tessera.frontend.jit.line_marks import (
     LINE_MARKS_ENABLED,
     check_breakpoint_support,
@@ -38,7 +49,7 @@ from tessera.frontend.jit.line_marks import (
 )
 from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, Builder, override_numerics
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Attrs, Function, Node, Value
 from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
@@ -169,17 +180,20 @@ class Jit:
         static_argnames: Sequence[str] = (),
         target: str | None = None,
         device: str | None = None,
+        dynamic: bool | None = None,
     ) -> None:
         check_function(function, "jit")
         functools.update_wrapper(self, function)
         self.function = function
         self.target = target or device
+        self.dynamic = dynamic
         self.signature = inspect.signature(function)
         self.static = resolve_static_names(list(self.signature.parameters), static_argnames, static_argnums)
         self.annotations = read_annotations(function)
         self.location = locate_definition(function)
         self._check_annotations()
         self._cache: dict[Hashable, Any] = {}
+        self._histories: dict[Hashable, CallHistory] = {}
         # Fast path: calls by the types of positional tensors, without the signature.
         self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
 
@@ -248,14 +262,83 @@ class Jit:
     def _compiled(self, call: BoundCall, executable: Callable[..., Any]) -> Any:
         key = (call.key(), *self._ambient_key())
         if key not in self._cache:
-            traced = self._trace(call)
-            with override_numerics(None):  # the types already hold the numeric context
-                self._cache[key] = (traced, executable(traced.function, self.target or default_device()))
+            self._cache[key] = self._find_symbolic(call, executable) or self._compile(call, executable)
         return self._cache[key]
+
+    def _compile(self, call: BoundCall, executable: Callable[..., Any]) -> tuple[TracedFunction, Any]:
+        start = time.perf_counter()
+        traced = self._trace(call)
+        with override_numerics(None):  # the types already hold the numeric context
+            compiled = traced, executable(traced.function, self.target or default_device())
+        COMPILE_LOG.info(
+            "compiled %s(%s) for %s in %.0f ms", self.function.__name__, ", ".join(map(str, call.types)),
+            self.target or default_device(), 1e3 * (time.perf_counter() - start),
+        )  # fmt: skip
+        return compiled
+
+    def _find_symbolic(self, call: BoundCall, executable: Callable[..., Any]) -> tuple[TracedFunction, Any] | None:
+        """A program of symbolic sizes for this call; None where it gets a program for its own sizes."""
+        device = self.target or default_device()
+        if self.dynamic is False or not call.types or not takes_symbolic_sizes(device):
+            return None
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
+            return None
+        kinds = tuple((len(t.shape), t.dtype, t.policy) for t in call.types)
+        family = (call.names, kinds, replace(call, types=()).key(), *self._ambient_key())
+        history = self._histories.setdefault(family, CallHistory())
+        shapes = tuple(t.shape for t in call.types)
+        found = history.find(shapes)
+        if found is None and (self.dynamic or history.wants_symbols(shapes)):
+            found = self._compile_symbolic(call, shapes, history, executable)
+        if found is None:
+            history.shapes.append(shapes)
+            return None
+        return found.traced, found.run
+
+    def _compile_symbolic(
+        self, call: BoundCall, shapes: Shapes, history: CallHistory, executable: Callable[..., Any]
+    ) -> SymbolicProgram | None:
+        """Compile a program for the sizes of all calls so far; None where the function needs to know a size."""
+        annotated = [self._type_of(n) for n in call.names]
+        patterns = make_patterns([*history.shapes, shapes], annotated, bool(self.dynamic))
+        if not has_symbols(patterns):
+            return None
+        types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
+        try:
+            with trace_symbols(patterns, shapes) as noted:
+                traced, run = self._compile(replace(call, types=types), executable)
+        except Exception as error:  # also the user's own code, which may not take symbolic sizes
+            if self.dynamic:
+                raise
+            COMPILE_LOG.info("%s needs the sizes of its arguments: %s", self.function.__name__, error)
+            history.gave_up = True
+            return None
+        found = SymbolicProgram(patterns, frozenset(noted), traced, run)
+        if traced.owners or traced.breakpoints or not found.fits(shapes):
+            return None
+        history.programs.append(found)
+        return found
 
     def trace(self, *args: Any, **named: Any) -> TracedFunction:
         """Trace the Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if wanted)."""
         return self._trace(self.bind(args, named))
+
+    def trace_dynamic(self, args: tuple, named: dict[str, Any], dynamic: Any) -> TracedFunction:
+        """Trace the Graph function with symbolic sizes; `dynamic` names them (`name_axes`).
+
+        The function's attribute "constraints" lists what is required of the sizes: its own constraints, and that sizes
+        differ where its Python code took them to differ.
+        """
+        call = self.bind(args, named)
+        shapes = tuple(t.shape for t in call.types)
+        patterns = name_axes(call.names, shapes, [self._type_of(n) for n in call.names], dynamic)
+        types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
+        with trace_symbols(patterns, shapes) as noted:
+            traced = self._trace(replace(call, types=types))
+        names = {n for p in patterns for n in symbol_names(p)}
+        texts = [c.text for c in find_size_constraints(self) if c.names <= names]
+        texts += sorted(f"{a} != {b}" for a, b in noted)
+        return replace(traced, function=replace(traced.function, attrs=Attrs({"constraints": tuple(texts)})))
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
         """Bind a call's arguments: check them against the annotations and flatten them."""
@@ -412,6 +495,11 @@ class _StaticArgument:
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Trace a function over tensors and run it as a compiled program.
+
+    Where a second size of an axis is seen, the function is compiled once more, for every size of it; `dynamic=True`
+    does so at the first call (for the sizes that annotations name, or for every axis), `dynamic=False` never. Where
+    the Python code needs a size as a number, the function is compiled for each of its values. The environment variable
+    `TESSERA_LOG=compile` prints each compilation.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
     ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a

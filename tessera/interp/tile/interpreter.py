@@ -28,6 +28,7 @@ from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Block, Function, Module, Node
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, to_interval
 from tessera.lower.passes.tail_duplication import duplicate_tails
+from tessera.lower.passes.type_conversion import bind_to_arrays
 from tessera.ops.dialects import host as host_ops
 from tessera.ops.dialects import tile
 from tessera.ops.dialects.tile import uses_grid_barrier
@@ -51,6 +52,7 @@ def run(module: Module, arrays: Sequence[Any], debug: Any = None) -> list[np.nda
         OutOfBoundsError: a program reads or writes outside its memory.
         ExecutionError: debug mode found a program that breaks a rule of the memory model.
     """
+    module = bind_to_arrays(module, arrays)
     checks, observers = ACTIVE_CHECKS.get() if debug is None else as_checks(debug), find_observers(module)
     if checks is None and not observers:
         return host.run(module.main, arrays, _make_launcher(module, bound=False))
@@ -94,6 +96,7 @@ def run_with_bounds(
 
     `between` is called before each op; what it raises ends the run.
     """
+    module = bind_to_arrays(module, arrays)
     lifted = _lift_arguments(module, arrays)
     monitor = _make_monitor(None, (), observers) if observers else None
     outputs = host.run(module.main, lifted, _make_launcher(module, True, monitor, between), lift=to_interval)

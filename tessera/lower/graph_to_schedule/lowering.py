@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tessera.core.errors import Location, ShapeError, UnsupportedOpError
+from tessera.core.errors import Location, UnsupportedOpError
 from tessera.core.symbolic_dim import Dim, estimate_size
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, structural_key
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
@@ -366,11 +366,11 @@ def check_schedulable(function: Function, launched: Collection[Op]) -> None:
 
 
 def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
-    """Lower a Graph module of known sizes and primitive ops to a Schedule module.
+    """Lower a Graph module of primitive ops to a Schedule module; sizes may be symbolic.
 
     Raises:
         UnsupportedOpError: an op cannot be scheduled.
-        ShapeError: a size is symbolic.
+        UnknownSizeError: the lowering of an op needs the value of a symbolic size.
     """
     function, plan = module.main, plan or LoweringPlan()
     check_schedulable(function, lowering_plan.find_library_ops(plan) | frozenset(host_ops.host_rules))
@@ -381,7 +381,9 @@ def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
     with lowering.builder.at(function.loc):
         lowering.lower_block(function.body, outputs)
     block = lowering.builder.block([*params, *outputs], ())
-    main = Function(function.name, block, Attrs({"outputs": len(outputs)}), function.loc)
+    names = find_size_names(function)
+    kept = {"sizes": names, "constraints": function.attrs.get("constraints", ())} if names else {}
+    main = Function(function.name, block, Attrs({"outputs": len(outputs), **kept}), function.loc)
     return Module("schedule", (main, *lowering.functions))
 
 

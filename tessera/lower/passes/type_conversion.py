@@ -3,10 +3,14 @@ replaced by numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from tessera.core.errors import ShapeError
+from tessera.core.shapes import SizeConstraint, bind_shapes
 from tessera.core.types import Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, evaluate_attribute
 
@@ -45,4 +49,24 @@ def specialise_shapes(function: Function, sizes: Mapping[str, int]) -> Function:
 
 def bind_module_sizes(module: Module, sizes: Mapping[str, int]) -> Module:
     """Replace symbolic sizes by numbers in every function of a module."""
-    return module.replace(*(specialise_shapes(f, sizes) for f in module.functions))
+    main, *others = (specialise_shapes(f, sizes) for f in module.functions)
+    known = Attrs({k: v for k, v in main.attrs.items() if k not in ("sizes", "constraints")})
+    return module.replace(replace(main, attrs=known), *others)
+
+
+def bind_to_arrays(module: Module, arrays: Sequence[Any]) -> Module:
+    """Replace the symbolic sizes of a Schedule or Tile module by those of its arguments.
+
+    Raises:
+        ShapeError: the shapes do not fit the parameters, or a size breaks a constraint.
+    """
+    if "sizes" not in module.main.attrs:
+        return module
+    sizes: dict[str, Any] = {}
+    pairs = [(p.type.shape, np.shape(a)) for p, a in zip(module.main.params, arrays, strict=False)]
+    if misfit := bind_shapes(pairs, sizes):
+        name = module.main.params[misfit.number].hint or misfit.number
+        raise ShapeError(f"argument {name}: {misfit.problem}", location=module.main.loc)
+    for text in module.main.attrs["constraints"]:
+        SizeConstraint(text).check(sizes)
+    return bind_module_sizes(module, sizes)

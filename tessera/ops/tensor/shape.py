@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
-from tessera.core.symbolic_dim import Size
+from tessera.core.symbolic_dim import Size, note_unequal
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
 from tessera.ir.analysis.intervals import interval_rules
@@ -335,6 +335,8 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """
     x = as_tensor(x)
     ones = [i for i, n in enumerate(x.shape) if n == 1]
+    for size in x.shape if axis is None else ():
+        note_unequal(size, 1)
     gone = ones if axis is None else [a + x.ndim for a in normalize_axes(axis, x.ndim)]
     for at in gone:
         if x.shape[at] != 1:

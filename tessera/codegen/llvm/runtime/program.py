@@ -150,7 +150,7 @@ def _find_object(artifact: Artifact, text: str) -> bytes | None:
 
 @dataclass(eq=False)
 class BoundProgram:
-    """The tasks, slots and workspace of a plan of known sizes; `param_slots` are the slots that each parameter fills."""
+    """The tasks, slots and workspace of a plan of known sizes; `param_slots` are those that each parameter fills."""
 
     arguments: ArgumentBinder
     tasks: np.ndarray

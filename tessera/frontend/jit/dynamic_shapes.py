@@ -1,0 +1,227 @@
+"""Dynamic shapes: one compiled program for all sizes of the axes whose size changes from call to call.
+
+As in `torch.compile`, axes become symbolic when a second size of them is seen (automatic dynamic shapes), and axes that
+had the same sizes in all calls share a symbol (duck shaping). A trace notes which sizes it took to be different
+(guards); a call that breaks one, or has an axis of size 0, is compiled for its own sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.shapes import ShapePattern, as_size, bind_shapes, normalize_axis
+from tessera.core.symbolic_dim import (
+    ANY_DIMS,
+    SIZE_ESTIMATES,
+    UNEQUAL_SIZES,
+    Dim,
+    Size,
+    UnequalSizes,
+    evaluate_shape,
+    symbol_names,
+)
+from tessera.core.types import TensorType
+from tessera.ir.core import Value
+
+Shapes = tuple[tuple[int, ...], ...]
+
+COMPILE_LOG = logging.getLogger("tessera.compile")
+MAX_SYMBOLIC_PROGRAMS = 8  # of one function and kinds of arguments; then calls are compiled for their own sizes
+
+
+def configure_log() -> None:
+    """Write compilations to standard error where the environment has `TESSERA_LOG=compile`."""
+    if "compile" in os.environ.get("TESSERA_LOG", "").split(",") and not COMPILE_LOG.handlers:
+        COMPILE_LOG.addHandler(logging.StreamHandler())
+        COMPILE_LOG.setLevel(logging.INFO)
+
+
+configure_log()
+
+
+@dataclass(frozen=True)
+class SymbolicProgram:
+    """A compiled program of symbolic sizes: what is known of them, and the trace and its executable."""
+
+    patterns: tuple[ShapePattern, ...]
+    unequal: UnequalSizes
+    traced: Any
+    run: Callable[..., Any]
+
+    def fits(self, shapes: Shapes) -> bool:
+        """Whether a call with these shapes may run it."""
+        sizes = self.bind(shapes)
+        return sizes is not None and 0 not in sizes.values() and are_unequal(self.unequal, sizes)
+
+    def bind(self, shapes: Shapes) -> dict[str, int] | None:
+        """The sizes of the names for these shapes; None where a shape does not match."""
+        sizes: dict[str, Any] = {}
+        return sizes if bind_shapes(list(zip(self.patterns, shapes, strict=True)), sizes) is None else None
+
+
+def are_unequal(pairs: UnequalSizes, sizes: Mapping[str, int]) -> bool:
+    """Whether no pair of sizes is equal."""
+    return not any(a == b for pair in pairs for a, b in [evaluate_shape(pair, sizes)])
+
+
+@dataclass
+class CallHistory:
+    """The shapes of the calls of one function with one kind of arguments, and its programs of symbolic sizes."""
+
+    shapes: list[Shapes] = field(default_factory=list)
+    programs: list[SymbolicProgram] = field(default_factory=list)
+    gave_up: bool = False
+
+    def find(self, shapes: Shapes) -> SymbolicProgram | None:
+        """A program that serves these shapes."""
+        return next((p for p in self.programs if p.fits(shapes)), None)
+
+    def wants_symbols(self, shapes: Shapes) -> bool:
+        """Whether a second size of an axis is seen, in calls that could share a program."""
+        if self.gave_up or len(self.programs) >= MAX_SYMBOLIC_PROGRAMS or any(0 in s for s in shapes):
+            return False
+        if any(p.bind(shapes) is not None for p in self.programs):
+            return False  # a guard fails, which it would in another program too
+        return any(other != shapes for other in self.shapes)
+
+
+def make_patterns(
+    seen: Sequence[Shapes], annotated: Sequence[TensorType | None], always: bool = False
+) -> tuple[ShapePattern, ...]:
+    """The shapes of all calls as one: an axis whose size differs between calls is symbolic.
+
+    Annotated axes keep their names. With `always` a named axis is symbolic though its size has not changed, and where
+    nothing is annotated, every axis of more than one element is.
+    """
+    named = _bind_names(seen, annotated)
+    fixed = {} if always and named else {n: values[0] for n, values in named.items() if len(set(values)) == 1}
+    every = always and not named
+    symbols: dict[tuple[int, ...], Dim] = {}
+    patterns = []
+    for leaf, want in enumerate(annotated):
+        rank = len(seen[0][leaf])
+        if want is not None and ANY_DIMS not in want.shape and len(want.shape) == rank:
+            known = evaluate_shape(want.shape, fixed)
+            patterns.append(tuple(_own_size(known, seen, leaf, axis, symbols, every) for axis in range(rank)))
+        else:
+            sizes = [tuple(call[leaf][axis] for call in seen) for axis in range(rank)]
+            patterns.append(tuple(_make_symbol(column, symbols, every) for column in sizes))
+    return tuple(patterns)
+
+
+def _own_size(
+    known: ShapePattern, seen: Sequence[Shapes], leaf: int, axis: int, symbols: dict[tuple[int, ...], Dim], every: bool
+) -> Size:
+    size = known[axis]
+    if isinstance(size, Dim) and any(n.startswith("?") for n in size.names()):
+        return _make_symbol(tuple(call[leaf][axis] for call in seen), symbols, every)
+    return size
+
+
+def _bind_names(seen: Sequence[Shapes], annotated: Sequence[TensorType | None]) -> dict[str, list[int]]:
+    """The values of the annotations' names in each call."""
+    found: dict[str, list[int]] = {}
+    for call in seen:
+        sizes: dict[str, Any] = {}
+        bind_shapes([(w.shape, s) for w, s in zip(annotated, call, strict=True) if w is not None], sizes)
+        for name, value in sizes.items():
+            if not name.startswith("?"):
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def _make_symbol(column: tuple[int, ...], symbols: dict[tuple[int, ...], Dim], every: bool) -> Size:
+    """The symbol of an axis with these sizes in the calls so far; a number where it is always the same."""
+    if len(set(column)) == 1 and not (every and column[0] > 1):
+        return column[0]
+    return symbols.setdefault(column, Dim.of(f"s{len(symbols)}"))
+
+
+def name_axes(
+    names: Sequence[str], shapes: Shapes, annotated: Sequence[TensorType | None], dynamic: Any
+) -> tuple[ShapePattern, ...]:
+    """The shapes of a program with the symbolic axes that its builder names.
+
+    `dynamic` is True for the sizes that annotations name, or maps arguments to `{axis: size}`, where a size is a name
+    or an expression of names ("B", "2*B").
+
+    Raises:
+        ArgumentError: there is no such argument or axis, or nothing is named.
+        ShapeError: the sizes of the example do not fit the names.
+    """
+    if dynamic is True:
+        patterns = make_patterns([shapes], annotated, always=True)
+    elif isinstance(dynamic, Mapping):
+        patterns = _name_listed_axes(names, shapes, dynamic)
+    else:
+        raise _make_dynamic_error("dynamic is neither True nor a mapping", dynamic)
+    if not has_symbols(patterns):
+        raise _make_dynamic_error("no size is named", dynamic)
+    if misfit := bind_shapes(list(zip(patterns, shapes, strict=True)), {}):
+        raise ShapeError(
+            f"the example of {names[misfit.number]} does not fit its symbolic sizes: {misfit.problem}",
+            location=user_location(), expected=str(patterns[misfit.number]), received=str(shapes[misfit.number]),
+        )  # fmt: skip
+    return patterns
+
+
+def _make_dynamic_error(problem: str, dynamic: Any) -> ArgumentError:
+    return ArgumentError(
+        problem, location=user_location(), expected='{"x": {0: "B"}}, or True and annotations such as Tensor["B", 4]',
+        received=repr(dynamic),
+    )  # fmt: skip
+
+
+def _name_listed_axes(
+    names: Sequence[str], shapes: Shapes, dynamic: Mapping[str, Mapping[int, Any]]
+) -> tuple[ShapePattern, ...]:
+    patterns: list[list[Size]] = [list(s) for s in shapes]
+    for name, axes in dynamic.items():
+        if name not in names or not isinstance(axes, Mapping):
+            raise ArgumentError(
+                f"there is no array {name!r} with symbolic axes", location=user_location(),
+                expected=", ".join(names), received=repr({name: axes}),
+            )  # fmt: skip
+        pattern = patterns[names.index(name)]
+        for axis, size in axes.items():
+            pattern[normalize_axis(axis, len(pattern))] = as_size(size)
+    return tuple(tuple(p) for p in patterns)
+
+
+@contextmanager
+def trace_symbols(patterns: Sequence[ShapePattern], shapes: Shapes) -> Iterator[set[tuple[Size, Size]]]:
+    """Note which sizes are taken to be different; tiles are chosen for the sizes of this call."""
+    sizes: dict[str, Any] = {}
+    bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
+    noted: set[tuple[Size, Size]] = set()
+    tokens = UNEQUAL_SIZES.set(noted), SIZE_ESTIMATES.set(sizes)
+    try:
+        yield noted
+    finally:
+        UNEQUAL_SIZES.reset(tokens[0])
+        SIZE_ESTIMATES.reset(tokens[1])
+
+
+@contextmanager
+def estimate_sizes(params: Sequence[Value], arrays: Sequence[Any]) -> Iterator[None]:
+    """Choose tiles for the sizes of these arguments."""
+    sizes: dict[str, Any] = {}
+    bind_shapes([(p.type.shape, np.shape(a)) for p, a in zip(params, arrays, strict=True)], sizes)
+    token = SIZE_ESTIMATES.set(sizes)
+    try:
+        yield
+    finally:
+        SIZE_ESTIMATES.reset(token)
+
+
+def has_symbols(patterns: Sequence[ShapePattern]) -> bool:
+    """Whether any size is symbolic."""
+    return any(symbol_names(p) for p in patterns)
