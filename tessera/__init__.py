@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     import tessera.ml as ml
     import tessera.random as random
     import tessera.testing as testing
+    import tessera.torch as torch
     import tessera.tools.debug as debug
     import tessera.tools.verify as verify
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided

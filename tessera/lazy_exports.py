@@ -43,6 +43,7 @@ EXPORTS = {
 MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "random", "testing")} | {
     "debug": "tessera.tools.debug",
     "tile": "tessera.frontend.kernel.tile_api.tile",
+    "torch": "tessera.torch",
     "triton": "tessera.triton",
     "verify": "tessera.tools.verify",
 }

@@ -79,6 +79,8 @@ class ArgumentBinder:
         self.inputs = [i for i, p in enumerate(self.params) if not p.output]
         self._written_inputs = [i for i in self.inputs if i in self.written]
         self._outputs = [i for i, p in enumerate(self.params) if p.output]
+        # Outputs that kernels read before they write them, as atomics do: their memory must hold zeros.
+        self.zeroed = tuple(i for i in self._outputs if i in self.read)
 
     def bind(self, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """For each parameter the user's array or a new one, and the contiguous array that kernels use.

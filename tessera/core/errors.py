@@ -22,6 +22,8 @@ _KERNEL_LANGUAGE = tuple(
     for parts in (("stdlib",), ("frontend", "kernel", "tile_api", "online_softmax.py"))
 )
 _CONTEXT_MANAGERS = contextlib.__file__  # it calls the generators of this package's contexts
+# PyTorch calls the functions of this package for a user: its frames are no location.
+_PYTORCH_FOLDER = os.path.join(os.sep, "site-packages", "torch", "")
 _LIBRARY_FOLDER = os.path.dirname(os.__file__) + os.sep
 _COMMAND_FOLDER = os.path.join(_PACKAGE_FOLDER, "tools", "cli") + os.sep
 
@@ -138,7 +140,7 @@ def user_location() -> Location:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_command_file(frame.f_code.co_filename):
         file = frame.f_code.co_filename
-        if not is_package_file(file) and file != _CONTEXT_MANAGERS:
+        if not is_package_file(file) and file != _CONTEXT_MANAGERS and _PYTORCH_FOLDER not in file:
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN

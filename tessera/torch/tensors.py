@@ -57,6 +57,20 @@ def find_dtype(dtype: torch.dtype) -> DType:
     return DTYPES[dtype]
 
 
+def find_torch_dtype(dtype: DType) -> torch.dtype:
+    """PyTorch's element type for one of Tessera.
+
+    Raises:
+        DTypeError: there is none, as for fp6.
+    """
+    if dtype not in _BACK:
+        raise DTypeError(
+            f"PyTorch has no tensors of {dtype}", expected=", ".join(map(str, _BACK)), received=str(dtype),
+            suggestion="cast it first: x.to(ts.f32)",
+        )  # fmt: skip
+    return _BACK[dtype]
+
+
 def from_torch(x: torch.Tensor) -> Tensor:
     """A tensor of PyTorch as one of Tessera; it shares memory if it is on the CPU and in row-major order.
 
@@ -76,7 +90,7 @@ def from_torch(x: torch.Tensor) -> Tensor:
 
 def to_torch(x: Any) -> torch.Tensor:
     """A tensor of Tessera as one of PyTorch on the CPU."""
-    array, dtype = np.ascontiguousarray(x.numpy()), _BACK[x.dtype]
+    array, dtype = np.ascontiguousarray(x.numpy()), find_torch_dtype(x.dtype)
     array = array.reshape(x.shape)
     array = array if array.flags.writeable else array.copy()
     if dtype in _CARRIERS:

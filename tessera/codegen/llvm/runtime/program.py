@@ -228,11 +228,37 @@ class LlvmProgram:
             BarrierError: programs wait at a grid barrier for others that have ended.
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
+        program = self.find_bound(arrays)
+        users, bound = program.arguments.bind(arrays)
+        params = program.arguments.params
+        words = (encode_scalar(a) if p.scalar else array_address(a) for p, a in zip(params, bound, strict=True))
+        self._execute(program, words)
+        outputs = program.arguments.finish(users, bound)
+        self._reports.finish()
+        return outputs
+
+    def find_bound(self, arrays: Sequence[Any]) -> BoundProgram:
+        """The program for the sizes of these arrays or tensors; anything that has a shape will do."""
         with self._lock:
-            program = self._plans.find(arrays)
-            users, bound = program.arguments.bind(arrays)
-            for slots, param, array in zip(program.param_slots, program.arguments.params, bound, strict=True):
-                program.slots[slots] = encode_scalar(array) if param.scalar else array_address(array)
+            return self._plans.find(arrays)
+
+    def launch(self, program: BoundProgram, given: Sequence[int]) -> None:
+        """Run on memory of the caller: `given` holds an address for each parameter, outputs included.
+
+        The memory is row-major contiguous; outputs share memory with no other parameter, and hold zeros where
+        `program.arguments.zeroed` says so. Nothing of this is checked.
+
+        Raises:
+            ExecutionError, OutOfBoundsError, BarrierError, KeyboardInterrupt: as `run`.
+        """
+        self._execute(program, given)
+        self._reports.finish()
+
+    def _execute(self, program: BoundProgram, words: Iterable[int]) -> None:
+        """Run with an address (or a scalar) for each parameter."""
+        with self._lock:
+            for slots, word in zip(program.param_slots, words, strict=True):
+                program.slots[slots] = word
             self._stop.value = NO_FAILURE
             try:
                 if program.engine is None:
@@ -245,9 +271,6 @@ class LlvmProgram:
             except BaseException:
                 self._reports.discard()
                 raise
-        outputs = program.arguments.finish(users, bound)
-        self._reports.finish()
-        return outputs
 
     def _launch(self, program: BoundProgram, first: int, last: int, serial: bool) -> None:
         if not program.cooperative.names:

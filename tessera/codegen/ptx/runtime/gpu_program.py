@@ -60,7 +60,7 @@ class GpuProgram:
         self.device, plan = device, artifact.manifest["plan"]
         device.check_architecture(artifact.manifest["options"]["arch"])
         self.params = plan["params"]
-        self._arguments = ArgumentBinder(plan)
+        self.arguments = ArgumentBinder(plan)
         self._written = set(plan["written"])
         self._steps, self.flags = plan.get("steps", ()), plan.get("flags", ())
         self.calls = plan.get("calls", ())
@@ -155,7 +155,7 @@ class GpuProgram:
             ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
             ResourceError, ExecutionError: the GPU's memory is exhausted, or a kernel failed.
         """
-        users, bound = self._arguments.bind(arrays)
+        users, bound = self.arguments.bind(arrays)
         drv = self.device.driver
         with self.device.active():
             given = [self._send(i, a) for i, a in enumerate(bound)]
@@ -169,7 +169,7 @@ class GpuProgram:
                 if array.nbytes and (i in self._written or self.params[i]["role"] == "output"):
                     drv.memcpy_dtoh(array, int(sent))
             drv.Context.synchronize()
-        return self._arguments.finish(users, bound)
+        return self.arguments.finish(users, bound)
 
     def _send(self, i: int, array: np.ndarray) -> Any:
         """A new allocation with the array's content, or the number of a scalar parameter."""

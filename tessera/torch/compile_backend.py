@@ -1,0 +1,398 @@
+"""Backend of torch.compile: forward and backward graphs of ATen ops as compiled programs (TorchDynamo, AOTAutograd).
+
+`torch.compile(model, backend="tessera")` finds `tessera` through the entry point group `torch_dynamo_backends`. What
+the op table does not have, PyTorch runs; `report()` and the log say what and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+
+from tessera.core.errors import ArgumentError, Location, TesseraError, UnsupportedOpError
+from tessera.core.types import TensorType
+from tessera.frontend.jit.tracing import Jit, TracedFunction
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.shape import permute
+from tessera.torch.aten import ATEN
+from tessera.torch.conversion import convert, find_location, name_op
+from tessera.torch.interop import (
+    ProgramOptions,
+    RunOnTensors,
+    choose_target,
+    compile_for_tensors,
+    describe_tensor,
+)
+from tessera.torch.partition import (
+    Support,
+    describe_fake,
+    find_axis_order,
+    get_fake,
+    hint,
+    list_fakes,
+    partition,
+)
+
+MAX_PROGRAMS = 32  # programs that a piece keeps, one for each combination of sizes
+LEVELS = ("graph", "schedule", "tile")
+log = logging.getLogger("tessera.torch")
+
+# Options.
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """The options of torch.compile(..., backend="tessera", options={...}).
+
+    Attributes:
+        fallback: False: an op that is not taken is an error, which names all of them.
+        target: "llvm" or "ptx"; by default that of the tensors' device.
+        level: "graph", "schedule" or "tile": run in the interpreter of that level.
+        debug: run in the Graph interpreter, which reports the first NaN or infinity with its line.
+        fallback_random: leave random ops to PyTorch, so that they draw the numbers of eager PyTorch.
+    """
+
+    fallback: bool = True
+    target: str | None = None
+    level: str | None = None
+    debug: bool = False
+    fallback_random: bool = False
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> BackendOptions:
+        """The options of a call.
+
+        Raises:
+            ArgumentError: there is no such option, or no such level.
+        """
+        known = {f.name for f in fields(BackendOptions)}
+        if unknown := sorted(options.keys() - known):
+            raise ArgumentError(
+                f"the backend has no option {unknown[0]}", expected=", ".join(sorted(known)), received=unknown[0]
+            )
+        found = BackendOptions(**options)
+        if found.level is not None and found.level not in LEVELS:
+            raise ArgumentError(
+                f'"{found.level}" is no level that runs on tensors', expected=", ".join(LEVELS), received=found.level
+            )
+        return found
+
+
+# The report: what was compiled, and what PyTorch runs.
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An op that PyTorch runs: its name, the reason, and the user's line."""
+
+    op: str
+    reason: str
+    location: Location
+
+
+@dataclass
+class CompileReport:
+    """What the backend has compiled since the start, or since `reset_report()`."""
+
+    graphs: int = 0
+    pieces: int = 0
+    ops: int = 0
+    programs: int = 0
+    seconds: float = 0.0
+    fallbacks: Counter[Fallback] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        left = sum(self.fallbacks.values())
+        head = (
+            f"{self.graphs} graphs: {self.ops} ops in {self.pieces} pieces, {self.programs} programs compiled in "
+            f"{self.seconds:.2f} s; {left} ops left to PyTorch"
+        )
+        return "\n".join(
+            [head, *(f"{n:5} {f.op} at {f.location}: {f.reason}" for f, n in self.fallbacks.most_common())]
+        )
+
+
+_REPORT = CompileReport()
+_LOCK = threading.Lock()
+
+
+def report() -> CompileReport:
+    """What the backend has compiled, and which ops PyTorch runs: each with the reason, the line and a count.
+
+    >>> reset_report()
+    >>> print(report())
+    0 graphs: 0 ops in 0 pieces, 0 programs compiled in 0.00 s; 0 ops left to PyTorch
+    """
+    with _LOCK:
+        return replace(_REPORT, fallbacks=Counter(_REPORT.fallbacks))
+
+
+def reset_report() -> None:
+    """Start the report anew."""
+    global _REPORT
+    with _LOCK:
+        _REPORT = CompileReport()
+
+
+def _count(**numbers: float) -> None:
+    with _LOCK:
+        for name, number in numbers.items():
+            setattr(_REPORT, name, getattr(_REPORT, name) + number)
+
+
+def _count_fallbacks(found: Sequence[tuple[Node, str]]) -> None:
+    listed = [Fallback(name_op(n.target), reason, find_location(n)) for n, reason in found]
+    for each in dict.fromkeys(listed):
+        log.warning("%s runs in PyTorch: %s (%s)", each.op, each.reason, each.location)
+    with _LOCK:
+        _REPORT.fallbacks.update(listed)
+
+
+# The backend.
+
+
+def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callable[..., Any]:
+    """The backend: compiles a graph that TorchDynamo has captured, with its backward graph.
+
+    Raises:
+        ArgumentError: an option is unknown.
+        UnsupportedOpError: with `fallback=False`, ops are not taken.
+    """
+    options = BackendOptions.of(named.get("options") or {})
+    compiler = aot_autograd(
+        fw_compiler=partial(compile_graph_module, options=options),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=find_decompositions(),
+        keep_inference_input_mutations=False,
+    )
+    return compiler(module, inputs)
+
+
+@cache
+def find_decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's core decompositions, without those of ops that the table has whole."""
+    from torch._decomp import core_aten_decompositions
+
+    return {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in ATEN}
+
+
+def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: BackendOptions) -> Callable[..., Any]:
+    """Compile a graph of ATen ops: the pieces that are taken as programs, called by what PyTorch runs.
+
+    The function that it returns takes a list of the inputs, which it clears.
+
+    Raises:
+        UnsupportedOpError: with `fallback=False`, ops are not taken; it names all of them with their lines.
+    """
+    support = Support(_choose_device(module), _refuse_random if options.fallback_random else _refuse_nothing)
+    total = sum(n.op == "call_function" for n in module.graph.nodes)
+    outer, names = partition(module, support)
+    left = list(support.reasons.items())
+    if not options.fallback:
+        _refuse_fallbacks(left)
+    with unset_fake_temporarily():
+        pieces = [Piece(outer.get_submodule(name), options) for name in names]
+    for name, piece in zip(names, pieces, strict=True):
+        setattr(outer, name, piece)
+        left += piece.left
+    _count_fallbacks(left)
+    _count(graphs=1, pieces=len(names), ops=total - len(left))
+    outer.recompile()
+    return make_boxed_func(_find_only_piece(outer) or outer)
+
+
+def _choose_device(module: GraphModule) -> str:
+    """The device whose tensors a graph's pieces take: a GPU, if the graph has tensors there."""
+    devices = {t.device.type for n in module.graph.nodes for t in list_fakes(n)}
+    return "cuda" if "cuda" in devices else "cpu"
+
+
+def _refuse_nothing(node: Node) -> str | None:
+    return None
+
+
+def _refuse_random(node: Node) -> str | None:
+    random = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return "it draws random numbers, which the option fallback_random leaves to PyTorch" if random else None
+
+
+def _refuse_fallbacks(found: Sequence[tuple[Node, str]]) -> None:
+    if found:
+        lines = dict.fromkeys(f"{find_location(n)}: {name_op(n.target)}: {reason}" for n, reason in found)
+        raise UnsupportedOpError(
+            f"{len(found)} ops would run in PyTorch", location=find_location(found[0][0]),
+            received="\n    " + "\n    ".join(lines), suggestion="allow it with options={'fallback': True}",
+        )  # fmt: skip
+
+
+def _find_only_piece(outer: GraphModule) -> Callable[..., Any] | None:
+    """The only piece of a graph that does nothing else but pass its results on in order; None for other graphs."""
+    nodes = [n for n in outer.graph.nodes if n.op != "placeholder"]
+    calls = [n for n in nodes if n.op == "call_module"]
+    params = [n for n in outer.graph.nodes if n.op == "placeholder"]
+    if len(calls) != 1 or list(calls[0].args) != params:
+        return None
+    items = [n for n in nodes if n.op == "call_function"]
+    expected = [n for n in items if n.target is operator.getitem and n.args[0] is calls[0]]
+    if items != expected or len(nodes) != len(items) + 2 or list(nodes[-1].args[0]) != items:
+        return None
+    return outer.get_submodule(calls[0].target).run if [n.args[1] for n in items] == list(range(len(items))) else None
+
+
+# A piece: a graph that is compiled, once for each combination of sizes.
+
+
+class Piece(torch.nn.Module):
+    """A part of a graph as compiled programs; PyTorch runs it if it cannot be compiled, and `left` says why."""
+
+    def __init__(self, module: GraphModule, options: BackendOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.graph_module = module
+        self.left: list[tuple[Node, str]] = []
+        self.fakes = [get_fake(n) for n in module.graph.nodes if n.op == "placeholder"]
+        tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
+        self.orders = [find_axis_order(f) for f in tensors]
+        output = next(n for n in module.graph.nodes if n.op == "output")
+        self.outputs = [get_fake(n) if isinstance(n, Node) else n for n in output.args[0]]
+        target = options.target or ("interp" if _interprets(options) else choose_target(tensors))
+        self.program_options = ProgramOptions(target, options.level, options.debug)
+        self._programs: OrderedDict[Any, RunOnTensors] = OrderedDict()
+        self._lock = threading.Lock()
+        self._static = len(tensors) == len(self.fakes) and all(_is_static(t) for t in tensors)
+        self.run: Callable[..., Any] = self._run_for_sizes
+        self._compile_first()
+
+    def forward(self, *values: Any) -> Any:
+        """The results for tensors and numbers."""
+        return self.run(*values)
+
+    def _compile_first(self) -> None:
+        """Compile for the sizes of the trace, which tells whether the piece can be compiled."""
+        values = [_hint_of(f) for f in self.fakes]
+        try:
+            program = self._compile(values)
+        except Exception as error:
+            if not self.options.fallback:
+                raise
+            reason = error.message if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
+            nodes = [n for n in self.graph_module.graph.nodes if n.op == "call_function"]
+            self.left = [(n, f"its program cannot be compiled: {reason}") for n in nodes]
+            self.run = self.graph_module
+            return
+        if self._static:
+            self.run = lambda *values: program(values)
+        else:
+            self._programs[self._make_key(values)] = program
+
+    def _run_for_sizes(self, *values: Any) -> Any:
+        key = self._make_key(values)
+        with self._lock:
+            program = self._programs.get(key)
+            if program is None:
+                program = self._programs[key] = self._compile([_describe(v) for v in values])
+                if len(self._programs) > MAX_PROGRAMS:
+                    self._programs.popitem(last=False)
+            else:
+                self._programs.move_to_end(key)
+        return program([v for v in values if isinstance(v, torch.Tensor)])
+
+    @staticmethod
+    def _make_key(values: Sequence[Any]) -> Any:
+        return tuple(tuple(v.shape) if hasattr(v, "shape") else v for v in values)
+
+    def _compile(self, values: Sequence[Any]) -> RunOnTensors:
+        """The program for types and numbers."""
+        start = time.perf_counter()
+        traced, places = self._trace(values)
+        run = compile_for_tensors(traced, self.program_options)
+        _count(programs=1, seconds=time.perf_counter() - start)
+        return _arrange(run, self.orders, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
+
+    def _trace(self, values: Sequence[Any]) -> tuple[TracedFunction, list[int]]:
+        """The Graph function for types and numbers, and which of the piece's results it gives: the others are None.
+
+        Tensors that lie in memory in another order of axes are taken and given in that order.
+        """
+        convert_piece = convert(self.graph_module)
+        places: list[int] = []
+
+        def piece(*tensors: Tensor) -> list[Tensor]:
+            given = iter([_restore(t, order) for t, order in zip(tensors, self.orders, strict=True)])
+            outs = convert_piece(*(next(given) if isinstance(v, TensorType) else v for v in values))
+            places[:] = [i for i, out in enumerate(outs) if out is not None]
+            orders = [find_axis_order(self.outputs[i]) for i in places]
+            return [
+                outs[i] if order is None else permute(outs[i], axes=order)
+                for i, order in zip(places, orders, strict=True)
+            ]
+
+        types = [v for v in values if isinstance(v, TensorType)]
+        ordered = [_reorder(t, order) for t, order in zip(types, self.orders, strict=True)]
+        return Jit(piece).trace(*ordered), places
+
+
+def _interprets(options: BackendOptions) -> bool:
+    return options.debug or options.level is not None
+
+
+def _is_static(fake: torch.Tensor) -> bool:
+    return all(isinstance(n, int) for n in fake.shape)
+
+
+def _hint_of(fake: Any) -> Any:
+    """A fake tensor as its type, and a symbolic number as the number of the trace."""
+    return describe_fake(fake) if isinstance(fake, torch.Tensor) else hint(fake)
+
+
+def _describe(value: Any) -> Any:
+    return describe_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def _reorder(type: TensorType, order: Sequence[int] | None) -> TensorType:
+    return type if order is None else type.with_shape(tuple(type.shape[i] for i in order))
+
+
+def _restore(tensor: Tensor, order: Sequence[int] | None) -> Tensor:
+    """A tensor whose axes are in this order with its own order of axes."""
+    return tensor if order is None else permute(tensor, axes=_invert(order))
+
+
+def _invert(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _arrange(
+    run: RunOnTensors,
+    orders: Sequence[tuple[int, ...] | None],
+    result_orders: Sequence[tuple[int, ...] | None],
+    places: Sequence[int],
+    count: int,
+) -> RunOnTensors:
+    """A program with its tensors in the axis orders of its callers, and None for results that it does not give."""
+    if not any(orders) and not any(result_orders) and len(places) == count:
+        return run
+    inverses = [None if order is None else _invert(order) for order in result_orders]
+
+    def arranged(tensors: Sequence[torch.Tensor]) -> list[Any]:
+        given = [t if o is None else t.permute(o) for t, o in zip(tensors, orders, strict=True)]
+        results: list[Any] = [None] * count
+        for place, out, inverse in zip(places, run(given), inverses, strict=True):
+            results[place] = out if inverse is None else out.permute(inverse)
+        return results
+
+    return arranged

@@ -1,0 +1,206 @@
+"""Interoperation with PyTorch: programs that run on the memory of its tensors.
+
+Nothing is copied but tensors whose elements are not contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tessera.codegen.host_plan import ArgumentBinder
+from tessera.core.device import INTERP
+from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import TensorType
+from tessera.frontend.jit.tracing import TracedFunction
+from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks
+from tessera.ir.tensor import Tensor
+from tessera.runtime import driver
+from tessera.torch.tensors import find_dtype, find_torch_dtype, from_torch, to_torch
+
+
+def describe_tensor(tensor: torch.Tensor) -> TensorType:
+    """The type of a PyTorch tensor of concrete sizes.
+
+    >>> describe_tensor(torch.zeros(2, dtype=torch.bfloat16))
+    TensorType(shape=(2,), dtype=ts.bf16, policy=None)
+
+    Raises:
+        DTypeError: its dtype has no element type here.
+    """
+    return TensorType(tuple(int(n) for n in tensor.shape), find_dtype(tensor.dtype))
+
+
+DEVICE_TARGETS = {"cpu": "llvm", "cuda": "ptx"}
+POINTER_ALIGN = 16  # bytes, of a GPU's widest access
+MAX_KNOWN = 32  # sizes of a program for which it is known how results are allocated
+Allocation = tuple[Callable[..., torch.Tensor], tuple[int, ...], torch.dtype]
+RunOnTensors = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """How a program runs: on a target ("llvm", "ptx"), or in the interpreter of a level ("graph", "schedule", "tile").
+
+    `debug`: in the Graph interpreter, which reports the first NaN or infinity that finite numbers give.
+    """
+
+    target: str = "llvm"
+    level: str | None = None
+    debug: bool = False
+
+
+def choose_target(tensors: Iterable[torch.Tensor], target: str | None = None) -> str:
+    """The target for tensors: the one given, else that of their device.
+
+    Raises:
+        ArgumentError: the tensors are on different devices, or on one that no target serves.
+    """
+    devices = {t.device.type for t in tensors if t.dim() or t.device.type != "cpu"} or {"cpu"}
+    if len(devices) > 1 or not devices <= DEVICE_TARGETS.keys():
+        raise ArgumentError(
+            f"tensors on {' and '.join(sorted(devices))}", location=user_location(),
+            expected="tensors on one device: " + " or ".join(DEVICE_TARGETS),
+        )  # fmt: skip
+    return target or DEVICE_TARGETS[devices.pop()]
+
+
+def compile_for_tensors(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
+    """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
+
+    A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
+    sets them.
+
+    Raises:
+        ArgumentError: the function seeds Tessera's default generator.
+    """
+    check_seedless(traced)
+    run = _compile(traced, options)
+    constants = [to_torch(Tensor(a)) for a in traced.captures]
+    if options.target == "ptx" and _is_in_place(options):
+        constants = [c.cuda() for c in constants]
+    if traced.random is None:
+        return (lambda tensors: run([*tensors, *constants])) if constants else run
+
+    def draw(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        seed = torch.randint(-(1 << 63), (1 << 63) - 1, ())
+        return run([*tensors, *constants, seed, torch.zeros((), dtype=torch.int64)])
+
+    return draw
+
+
+def _is_in_place(options: ProgramOptions) -> bool:
+    return options.level is None and not options.debug
+
+
+def _compile(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
+    function = traced.function
+    if options.debug or options.level == "graph":
+        run = _run_on_arrays(driver.compile_graph(function, INTERP))
+        return _check_values(run) if options.debug else run
+    levels = driver.lower(function, options.target)
+    if options.level is not None:
+        return _run_on_arrays(driver.compile_level(levels, options.level, options.target))
+    runtime = driver.make_runtime(levels["tile"], options.target)
+    if not hasattr(runtime, "launch"):  # an emulator
+        return _run_on_arrays(runtime.run)
+    return _run_on_host(runtime) if options.target == "llvm" else _run_on_gpu(runtime)
+
+
+def _check_values(run: RunOnTensors) -> RunOnTensors:
+    """A program whose first NaN or infinity of finite operands is an error."""
+
+    def checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        token = ACTIVE_CHECKS.set(Checks(nan=True))
+        try:
+            return run(tensors)
+        finally:
+            ACTIVE_CHECKS.reset(token)
+
+    return checked
+
+
+def check_seedless(traced: TracedFunction) -> None:
+    """Refuse a function that seeds the default generator: PyTorch's generator seeds it in each call.
+
+    Raises:
+        ArgumentError: it calls `ts.manual_seed`.
+    """
+    if traced.random is not None and traced.random.seed is not None:
+        raise ArgumentError(
+            f"{traced.function.name} seeds the default generator", location=traced.function.loc,
+            expected="a function whose random numbers torch.manual_seed sets",
+            suggestion="draw with a generator of its own: generator=ts.Generator(seed)",
+        )  # fmt: skip
+
+
+def _run_on_arrays(compiled: Callable[[Sequence[Any]], list[np.ndarray]]) -> RunOnTensors:
+    """A program that takes and returns arrays; tensors of a GPU are copied to the host, and results back."""
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        device = next((t.device for t in tensors if t.dim()), torch.device("cpu"))
+        arrays = [from_torch(t).numpy() for t in tensors]
+        return [to_torch(Tensor(_own(r, arrays))).to(device) for r in compiled(arrays)]
+
+    return run
+
+
+def _own(result: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """A result in memory of its own: an interpreter may return a view of an argument, or one array twice."""
+    shared = result.base is not None or any(result is a for a in arrays)
+    return np.array(result, order="C") if shared or not result.flags.c_contiguous else result
+
+
+def _run_on_host(runtime: Any) -> RunOnTensors:
+    """A program of the llvm target on the memory of the tensors: PyTorch allocates the results."""
+    known: dict[Any, list[Allocation]] = {}  # by the program of known sizes
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        held = [t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous() for t in tensors]
+        bound = runtime.find_bound(held)
+        allocations = known.get(bound)
+        if allocations is None:
+            if len(known) >= MAX_KNOWN:
+                known.clear()
+            allocations = known[bound] = _list_allocations(bound.arguments)
+        outputs = [make(shape, dtype=dtype) for make, shape, dtype in allocations]
+        runtime.launch(bound, [t.data_ptr() for t in held + outputs])
+        return outputs
+
+    return run
+
+
+def _list_allocations(arguments: ArgumentBinder) -> list[Allocation]:
+    """How PyTorch allocates each result of a program."""
+    return [
+        (torch.zeros if i in arguments.zeroed else torch.empty, p.shape, find_torch_dtype(p.dtype))
+        for i, p in enumerate(arguments.params)
+        if p.output
+    ]
+
+
+def _run_on_gpu(runtime: Any) -> RunOnTensors:
+    """A GPU program on the memory of the tensors, on PyTorch's current stream."""
+    from pycuda.driver import ExternalStream
+
+    allocations = _list_allocations(runtime.arguments)
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        held = [_align(t.cuda(non_blocking=True)) for t in tensors]
+        outputs = [make(shape, dtype=dtype, device="cuda") for make, shape, dtype in allocations]
+        stream = ExternalStream(torch.cuda.current_stream().cuda_stream)
+        with runtime.device.active():
+            runtime.launch([t.data_ptr() for t in held + outputs], stream)
+        return outputs
+
+    return run
+
+
+def _align(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory is contiguous and starts where the widest access may."""
+    tensor = tensor.resolve_neg().contiguous()
+    return tensor if tensor.data_ptr() % POINTER_ALIGN == 0 else tensor.clone()

@@ -1,0 +1,260 @@
+"""Partition of an ATen graph: pieces that Tessera compiles, and ops that PyTorch runs, each with the reason.
+
+An op is taken if the op table has it, and if its row on the types of this very call gives the shapes and element types
+that PyTorch has found. The pieces are PyTorch's own (`CapabilityBasedPartitioner`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from tessera.core.errors import TesseraError, traceback_location
+from tessera.core.types import TensorType
+from tessera.frontend.jit.tracing import Jit
+from tessera.torch.conversion import convert, supported
+from tessera.torch.interop import DEVICE_TARGETS
+from tessera.torch.tensors import DTYPES
+
+PIECE = "tessera_piece_"  # the name of a piece's submodule, with its number
+MAX_PROBES = 4096  # outcomes of probes that are kept
+
+
+# What PyTorch knows of a node.
+
+
+def get_fake(node: Node) -> Any:
+    """What PyTorch knows of a node's result: a fake tensor, a symbolic number, a tuple of them, or None."""
+    return node.meta.get("val")
+
+
+def list_fakes(value: Any) -> list[torch.Tensor]:
+    """The fake tensors of a result, or of a list of nodes."""
+    if isinstance(value, Node):
+        value = get_fake(value)
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for each in value for t in list_fakes(each)] if isinstance(value, (tuple, list)) else []
+
+
+def is_host_node(node: Node) -> bool:
+    """Whether a node computes numbers, such as sizes, and no tensors: Python does that in every call."""
+    fake = get_fake(node)
+    return isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def hint(size: Any) -> int:
+    """A size as the number that it had when PyTorch traced the graph."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return 0 if found is None else int(found)
+
+
+def describe_fake(fake: torch.Tensor) -> TensorType:
+    """The type of a fake tensor, with the sizes of the trace."""
+    return TensorType(tuple(hint(n) for n in fake.shape), DTYPES[fake.dtype])
+
+
+# Why an op is not taken.
+
+
+class Support(OperatorSupportBase):
+    """Which nodes of a graph Tessera takes; `reasons` says of all others why not."""
+
+    def __init__(self, device: str | None, refused: Callable[[Node], str | None]) -> None:
+        self.device, self.refused = device, refused
+        self.reasons: dict[Node, str] = {}
+        self._known: dict[Node, bool] = {}
+
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        """Whether a node belongs in a piece."""
+        if node not in self._known:
+            self._known[node] = self._examine(node)
+        return self._known[node]
+
+    def _examine(self, node: Node) -> bool:
+        if node.op != "call_function" or is_host_node(node):
+            return False
+        if node.target is operator.getitem:
+            return self.is_node_supported({}, node.args[0])  # type: ignore[arg-type]
+        reason = self.refused(node) or find_refusal(node, self.device)
+        if reason is not None:
+            self.reasons[node] = reason
+        return reason is None
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Leave a node to PyTorch."""
+        self._known[node], self.reasons[node] = False, reason
+
+
+def find_refusal(node: Node, device: str | None) -> str | None:
+    """Why a node is left to PyTorch; None for one that Tessera takes. `device`: the only one whose tensors it takes."""
+    tensors = [*list_fakes(node.all_input_nodes), *list_fakes(node)]
+    if not list_fakes(node):
+        return "it has no tensor as a result"
+    for t in tensors:
+        if t.layout is not torch.strided:
+            return f"a tensor of layout {str(t.layout).removeprefix('torch.')}"
+        if t.dtype not in DTYPES:
+            return f"a tensor of {str(t.dtype).removeprefix('torch.')}"
+        if t.device.type not in DEVICE_TARGETS or device not in (None, t.device.type):
+            return f"a tensor on {t.device}"
+        if any(getattr(getattr(n, "node", None), "hint", 0) is None for n in t.shape):
+            return "a size that depends on data"
+    if any(t.is_sparse or t.is_quantized for t in tensors):
+        return "a sparse or quantised tensor"
+    if str(node.target) in ("aten.as_strided.default", "aten.as_strided_scatter.default") and not _is_plain(node):
+        return "strides of a tensor that is not contiguous"
+    return supported(node) or probe(node)
+
+
+def _is_plain(node: Node) -> bool:
+    return all(t.is_contiguous() for t in list_fakes(node.args[0]))
+
+
+# The probe: a node alone, traced on the types of its operands.
+
+_PROBES: dict[Hashable, str | None] = {}
+
+
+def probe(node: Node) -> str | None:
+    """Trace the row of a node alone; what is wrong with it, or None if it gives what PyTorch expects."""
+    key = _make_probe_key(node)
+    if key is not None and key in _PROBES:
+        return _PROBES[key]
+    found = _probe(node)
+    if key is not None:
+        if len(_PROBES) >= MAX_PROBES:
+            _PROBES.clear()
+        _PROBES[key] = found
+    return found
+
+
+def _make_probe_key(node: Node) -> Hashable:
+    """What the outcome of a probe depends on; None where that cannot be hashed."""
+    try:
+        key = (node.target, *map(_make_argument_key, (*node.args, *node.kwargs.items())), _make_argument_key(node))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _make_argument_key(value: Any) -> Hashable:
+    if isinstance(value, Node):
+        return _make_argument_key(get_fake(value))
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(hint(n) for n in value.shape), value.dtype, value.is_contiguous())
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return ("symbolic", hint(value))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_make_argument_key, value))
+    return (type(value), repr(value) if isinstance(value, float) else value)
+
+
+def _probe(node: Node) -> str | None:
+    module, inputs = isolate(node)
+    fakes = [get_fake(n) for n in inputs]
+    run = convert(module)
+
+    def call(*tensors: Any) -> Any:
+        given = iter(tensors)
+        out = run(*(next(given) if isinstance(f, torch.Tensor) else _concrete(f) for f in fakes))
+        return [x for x in _leaves(out) if x is not None]
+
+    types = [describe_fake(f) for f in fakes if isinstance(f, torch.Tensor)]
+    try:
+        found = [v.type for v in Jit(call).trace(*types).function.results]
+    except TesseraError as error:
+        return error.message
+    except NotImplementedError as error:
+        return str(error) or "not implemented"
+    except Exception as error:  # a row's mistake on arguments that it does not foresee: PyTorch runs the op
+        place = traceback_location(_last(error.__traceback__))
+        return f"its row fails: {type(error).__name__}: {error} ({place})"
+    wanted = [describe_fake(t) for t in list_fakes(node)]
+    if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in wanted]:
+        return f"its row gives {', '.join(map(str, found))}, not {', '.join(map(str, wanted))}"
+    return None
+
+
+def _last(step: Any) -> Any:
+    while step.tb_next is not None:
+        step = step.tb_next
+    return step
+
+
+def _concrete(value: Any) -> Any:
+    return hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def isolate(node: Node) -> tuple[GraphModule, list[Node]]:
+    """A graph of one node, and the nodes whose results are its inputs."""
+    graph = torch.fx.Graph()
+    inputs = node.all_input_nodes
+    params = {}
+    for i, each in enumerate(inputs):
+        params[each] = graph.placeholder(f"x{i}")
+        params[each].meta = dict(each.meta)
+    copied = graph.node_copy(node, lambda n: params[n])
+    graph.output(copied)
+    return GraphModule(torch.nn.Module(), graph), inputs
+
+
+# The pieces.
+
+
+def partition(module: GraphModule, support: Support) -> tuple[GraphModule, list[str]]:
+    """Gather what Tessera takes in submodules, which are named; the graph calls them."""
+    nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
+    taken = [n for n in nodes if support.is_node_supported({}, n)]
+    if len(taken) == len(nodes):
+        groups: list[dict[Node, int | None]] = [dict.fromkeys(nodes)] if nodes else []
+    else:
+        found = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+        groups = [p.nodes for p in found.propose_partitions()]
+    if not groups:
+        return module, []
+    fused = fuse_by_partitions(module, groups, prefix=PIECE, always_return_tuple=True)
+    return fused, [f"{PIECE}{i}" for i in range(len(groups))]
+
+
+def find_axis_order(fake: torch.Tensor) -> tuple[int, ...] | None:
+    """The order of axes in which a dense tensor lies contiguous in memory; None for a row-major one, or one with gaps.
+
+    >>> find_axis_order(torch.empty(2, 3).t())
+    (1, 0)
+    """
+    sizes, strides = [hint(n) for n in fake.shape], [hint(n) for n in fake.stride()]
+    if any(n == 0 for n in sizes):
+        return None
+    order = sorted(range(len(sizes)), key=lambda i: (-strides[i], -sizes[i] if strides[i] else 0, i))
+    if order == list(range(len(sizes))) or not _is_dense([sizes[i] for i in order], [strides[i] for i in order]):
+        return None
+    plain = torch.empty_strided(sizes, strides, device="meta").is_contiguous()
+    return None if plain else tuple(order)
+
+
+def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    step = 1
+    for n, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if n != 1 and stride != step:
+            return False
+        step *= n
+    return True

@@ -1,0 +1,165 @@
+"""The backend of torch.compile: values and gradients equal eager PyTorch's, and what falls back is said."""
+
+import configparser
+import logging
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessera as ts  # noqa: E402
+from tessera.errors import ArgumentError, NonFiniteError  # noqa: E402
+
+F = torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ts.torch.reset_report()
+
+
+def compiled(function, dynamic=None, **options):
+    return torch.compile(function, backend=ts.torch.backend, dynamic=dynamic, options=options or None)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def make_perceptron():
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+
+
+def make_classifier():
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 4)
+    )
+
+
+MODELS = {
+    "perceptron": (make_perceptron, (8, 16)),
+    "attention": (Attention, (2, 10, 32)),
+    "classifier": (make_classifier, (2, 3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"level": "graph"}, {"level": "tile"}, {"debug": True}], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step(name, options):
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    expected = model(x)
+    wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    out = compiled(model, **options)(x)
+    found = torch.autograd.grad(out.square().sum(), list(model.parameters()))
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert out.stride() == expected.stride()
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_the_entry_point_names_the_backend():
+    config = configparser.ConfigParser()
+    config.read(Path(ts.__file__).parents[1] / "setup.cfg")
+    name, _, value = config["options.entry_points"]["torch_dynamo_backends"].strip().partition(" = ")
+    assert (name, EntryPoint(name, value, "").load()) == ("tessera", ts.torch.backend)
+
+
+def test_what_falls_back_is_logged_and_counted(caplog):
+    def function(x):
+        return torch.fft.rfft(x * 2).abs() + 1
+
+    x = torch.randn(3, 8)
+    with caplog.at_level(logging.WARNING, "tessera.torch"):
+        torch.testing.assert_close(compiled(function)(x), function(x))
+    assert "aten._fft_r2c.default runs in PyTorch" in caplog.text and "test_compile_backend.py" in caplog.text
+    assert {f.op for f in ts.torch.report().fallbacks} >= {"aten._fft_r2c.default"}
+    assert ts.torch.report().pieces == 2
+
+
+def test_without_fallback_it_is_an_error():
+    with pytest.raises(Exception, match=r"1 ops? would run in PyTorch[\s\S]*_linalg_eigh"):
+        compiled(lambda x: torch.linalg.eigvalsh(x), fallback=False)(torch.eye(3))
+
+
+def test_sizes_that_change():
+    function = compiled(lambda x: F.softmax(x @ x.T, -1) * x.shape[0], dynamic=True)
+    for n in (3, 5, 9, 5):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(function(x), F.softmax(x @ x.T, -1) * n)
+    assert ts.torch.report().graphs == 1
+
+
+def test_mutation_and_views():
+    def function(x, y):
+        x[:, 0].add_(1.0)
+        y.mul_(2.0)
+        return x.t()[1:], x.view(-1)
+
+    given, expected = [torch.ones(3, 4), torch.ones(2)], [torch.ones(3, 4), torch.ones(2)]
+    wanted, found = function(*expected), compiled(function)(*given)
+    assert all(torch.equal(a, b) for a, b in zip((*given, *found), (*expected, *wanted), strict=True))
+    assert found[1].data_ptr() == given[0].data_ptr()
+
+
+def test_memory_orders_of_arguments_and_results():
+    function = lambda x, w: (x.permute(0, 2, 1) * 2, (x @ w.t()).transpose(1, 2).exp())  # noqa: E731
+    x, w = torch.randn(2, 4, 3).transpose(1, 2), torch.randn(6, 8)[:, ::2]
+    for a, b in zip(compiled(function)(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+
+
+def test_random_numbers():
+    function = compiled(lambda x: F.dropout(x, 0.25, training=True))
+    x = torch.ones(400, requires_grad=True)
+    y = function(x)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())  # the backward graph has the mask of the forward one
+    assert 60 < (y == 0).sum() < 140
+    torch.manual_seed(1)
+    first, second = function(x), function(x)
+    torch.manual_seed(1)
+    assert torch.equal(function(x), first) and not torch.equal(first, second)
+
+
+def test_random_numbers_of_eager_pytorch():
+    function = lambda x: F.dropout(x, 0.25, training=True)  # noqa: E731
+    torch.manual_seed(1)
+    expected = function(torch.ones(50))
+    torch.manual_seed(1)
+    assert torch.equal(compiled(function, fallback_random=True)(torch.ones(50)), expected)
+
+
+def test_debug_names_the_line_of_the_first_nan():
+    def function(x):
+        y = x - 1.0
+        return torch.log(y)
+
+    with pytest.raises(NonFiniteError, match="test_compile_backend.py") as error:
+        compiled(function, debug=True)(torch.zeros(3))
+    assert error.value.location.line == function.__code__.co_firstlineno + 2
+
+
+def test_complex_numbers_fall_back():
+    function = lambda x: (torch.complex(x, x) * 2).real + x  # noqa: E731
+    torch.testing.assert_close(compiled(function)(torch.ones(3)), function(torch.ones(3)))
+    assert any("complex64" in f.reason for f in ts.torch.report().fallbacks)
+
+
+@pytest.mark.parametrize("options", [{"speed": 1}, {"level": "target"}])
+def test_unknown_options_are_refused(options):
+    with pytest.raises(Exception, match="ArgumentError"):
+        compiled(lambda x: x * 2, **options)(torch.ones(1))
+    with pytest.raises(ArgumentError):
+        ts.torch.backend(None, [], options=options)
