@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 Form = Callable[..., str | None]
 FORMS: dict[str, Form] = {}
@@ -27,12 +28,15 @@ def find_form_error(node: Node, name: str) -> str | None:
     """The reason why the row of an op does not take the arguments of a node; None if it does."""
     if name not in FORMS:
         return None
-    target: Any = node.target
-    named = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
-    named.update(zip((a.name for a in target._schema.arguments), node.args, strict=False))
-    named.update(node.kwargs)
-    values = {k: v.meta.get("val") if isinstance(v, Node) else v for k, v in named.items()}
-    return FORMS[name](**values)
+    args, named = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return FORMS[name](**bind_by_name(node.target, args, named))
+
+
+def bind_by_name(op: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of the op's schema, with its defaults."""
+    arguments = op._schema.arguments
+    found = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return {**found, **dict(zip((a.name for a in arguments), args, strict=False)), **named}
 
 
 @refuses("as_strided.default", "as_strided_scatter.default")
@@ -56,3 +60,23 @@ def _(self: torch.Tensor, **rest: Any) -> str | None:
 )
 def _(dropout_p: float = 0.0, **rest: Any) -> str | None:
     return f"attention with dropout ({dropout_p}): the elements that PyTorch drops are its own" if dropout_p else None
+
+
+@refuses("index.Tensor", "_unsafe_index.Tensor")
+def _(indices: Sequence[Any], **rest: Any) -> str | None:
+    if any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return "an index by a mask: the size of its result depends on values; use torch.where"
+    return None
+
+
+@refuses("index_put.default", "_unsafe_index_put.default")
+def _(self: Any, indices: Sequence[Any], values: Any, **rest: Any) -> str | None:
+    masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        return None
+    before = next(n for n, i in enumerate(indices) if i is not None)
+    trailing = self.ndim - before - masks[0].ndim
+    single = values.ndim <= trailing or (values.ndim == trailing + 1 and values.shape[0] == 1)
+    if before or len(masks) > 1 or sum(i is not None for i in indices) > 1 or not single:
+        return "a put by a mask of more than one value: how many it takes depends on values; use torch.where"
+    return None

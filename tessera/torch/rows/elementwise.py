@@ -228,7 +228,7 @@ def _power(x: Any, y: Any) -> Any:
 
 
 @aten("atan2.default", "atan2.out")
-def _(y, x):
+def _(y, x, out=None):
     return s.atan2(*unify_floating(y, x))
 
 

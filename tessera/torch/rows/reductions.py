@@ -230,10 +230,11 @@ def _(x, dim, keepdim=False):
 def _(x, ord=2, dim=None, keepdim=False, dtype=None):
     out = dtype or x.dtype
     y = wide(convert_element_type(x, out))
-    return narrow_to(_norm(e.abs(y), ord, dim, keepdim), out)
+    return narrow_to(norm_of(e.abs(y), ord, dim, keepdim), out)
 
 
-def _norm(size: Tensor, ord: float, dim: Any, keepdim: bool) -> Tensor:
+def norm_of(size: Tensor, ord: float, dim: Any, keepdim: bool) -> Tensor:
+    """The p-norm over axes of magnitudes."""
     if math.isinf(ord):
         return reduce_over(r.max if ord > 0 else r.min, size, dim, keepdim)
     if ord == 0:

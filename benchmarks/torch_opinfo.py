@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""OpInfo sweep: each row of the ATen table against PyTorch on PyTorch's own samples (torch.testing, OpInfo).
+
+    python benchmarks/torch_opinfo.py --out opinfo.json
+    python benchmarks/torch_opinfo.py --ops nn.functional.conv2d sort --dtypes float32 --samples 50
+
+Each sample runs in eager PyTorch. Each ATen op that it calls, in its backward pass too, is run again through its row on
+the same arguments, and the values compared. An op without a row is replaced by its decomposition, where it has one, and
+the parts are compared. Needs `expecttest`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import sys
+import time
+import traceback
+import warnings
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tessera.core.errors import TesseraError
+from tessera.torch.aten import ATEN
+from tessera.torch.conversion import normalise_arguments
+from tessera.torch.forms import FORMS, bind_by_name
+from tessera.torch.tensors import from_torch, to_torch
+
+TOLERANCES = {torch.float32: (2e-4, 2e-5), torch.bfloat16: (3e-2, 1e-2), torch.float16: (5e-3, 2e-3)}
+# Ops whose values are drawn or undefined: only types and shapes are compared.
+UNDEFINED = ("empty", "rand", "bernoulli", "native_dropout", "normal", "uniform", "dropout", "new_empty", "rrelu")
+
+
+class Record:
+    """The outcomes for one op: counts, and the first of each kind."""
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.examples: dict[str, list[str]] = collections.defaultdict(list)
+
+    def add(self, outcome: str, example: str = "") -> None:
+        self.counts[outcome] += 1
+        if outcome != "right" and len(self.examples[outcome]) < 3:
+            self.examples[outcome].append(example)
+
+
+class RowChecker(TorchDispatchMode):
+    """Runs each ATen op that PyTorch calls through its row as well, and compares."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.records: dict[str, Record] = collections.defaultdict(Record)
+        self.seen: collections.Counter[Any] = collections.Counter()
+        self.decompositions = core_aten_decompositions()
+        self.sample = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if func._schema.is_mutable or not name.startswith("aten."):
+            return func(*args, **kwargs)
+        if name in ATEN:
+            return self.compare(func, name, args, kwargs)
+        if func in self.decompositions:
+            self.records[name].add("decomposed")
+            return self.check_parts(func, args, kwargs)
+        self.records[name].add("no row", self.sample)
+        return func(*args, **kwargs)
+
+    def check_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if self.admit((str(func), "parts")):
+            try:
+                with self:
+                    self.decompositions[func](*args, **kwargs)
+            except Exception as error:
+                self.records[str(func)].add("decomposition failed", f"{type(error).__name__}: {error}"[:200])
+        return out
+
+    def admit(self, key: Any) -> bool:
+        self.seen[key] += 1
+        return self.seen[key] <= self.limit
+
+    def compare(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        record = self.records[name]
+        dtypes = tuple(sorted({str(a.dtype) for a in tree_flatten((args, kwargs))[0] if isinstance(a, torch.Tensor)}))
+        if not self.admit((name, dtypes)):
+            return func(*args, **kwargs)
+        reason = FORMS[name](**bind_by_name(func, args, kwargs)) if name in FORMS else None
+        if reason is not None:
+            record.add("refused", reason)
+            return func(*args, **kwargs)
+        outcome: Any
+        try:
+            given = tree_map(lambda a: from_torch(a) if isinstance(a, torch.Tensor) else a, (args, kwargs))
+            outcome = ATEN[name](*normalise_arguments(func, *given))
+        except TesseraError as error:
+            outcome = ("refused", f"{type(error).__name__}: {error.message}")
+        except Exception as error:
+            trace = traceback.extract_tb(error.__traceback__)[-1]
+            outcome = ("failed", f"{type(error).__name__}: {error} at {trace.filename.split('/')[-1]}:{trace.lineno}")
+        out = func(*args, **kwargs)
+        if isinstance(outcome, tuple) and outcome and outcome[0] in ("refused", "failed"):
+            record.add(outcome[0], f"{outcome[1]} | {self.describe(args, kwargs)}")
+        else:
+            difference = compare_values(name, outcome, out)
+            record.add("wrong" if difference else "right", f"{difference} | {self.describe(args, kwargs)}")
+        return out
+
+    def describe(self, args: Any, kwargs: Any) -> str:
+        def shorten(a: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                values = f"={a.reshape(-1)[:6].tolist()}" if a.numel() <= 6 else ""
+                return f"{str(a.dtype)[6:]}{list(a.shape)}{values}"
+            return a
+
+        return f"{self.sample}: {tree_map(shorten, args)} {tree_map(shorten, kwargs)}"[:400]
+
+
+def compare_values(name: str, found: Any, wanted: Any) -> str:
+    """How results differ; "" if they do not. What PyTorch leaves out (None, undefined) is not compared."""
+    ours, theirs = ([x] if not isinstance(x, (tuple, list)) else list(x) for x in (found, wanted))
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, not {len(theirs)}"
+    for own, want in zip(ours, theirs, strict=True):
+        if not isinstance(want, torch.Tensor):
+            if want is not None and isinstance(want, (int, float)) and own != want:
+                return f"{own}, not {want}"
+            continue
+        if own is None:
+            return "a result is missing"
+        got = to_torch(own)
+        if got.is_floating_point() and want.is_floating_point() and got.shape == want.shape:
+            got = got.to(want.dtype)
+        if got.shape != want.shape or got.dtype != want.dtype:
+            return f"{got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        if any(word in name for word in UNDEFINED):
+            continue
+        rtol, atol = TOLERANCES.get(want.dtype, (0.0, 0.0))
+        if not torch.allclose(got.to(torch.float64), want.detach().to(torch.float64), rtol, atol, equal_nan=True):
+            apart = (got.to(torch.float64) - want.detach().to(torch.float64)).abs()
+            worst = int(apart.nan_to_num(torch.inf).argmax())
+            return f"{got.reshape(-1)[worst].item()}, not {want.reshape(-1)[worst].item()}"
+    return ""
+
+
+def run_samples(op: Any, dtype: torch.dtype, checker: RowChecker, samples: int) -> None:
+    backward = dtype == torch.float32 and op.supports_autograd
+    try:
+        listed = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=backward), samples))
+    except Exception:
+        return
+    for sample in listed:
+        checker.sample = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        try:
+            with warnings.catch_warnings(), checker:
+                warnings.simplefilter("ignore")
+                out = op(sample.input, *sample.args, **sample.kwargs)
+                if backward:
+                    results = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
+                    real = [x for x in results if x.is_floating_point() and x.grad_fn is not None]
+                    if real:
+                        torch.autograd.backward(real, [torch.randn_like(x) for x in real])
+        except Exception as error:
+            checker.records["(samples that did not run)"].add("eager", f"{checker.sample}: {str(error)[:120]}")
+
+
+def summarise(records: dict[str, Record]) -> dict[str, Any]:
+    rows = {n: r for n, r in records.items() if n in ATEN}
+    total: collections.Counter[str] = collections.Counter()
+    for record in rows.values():
+        total.update(record.counts)
+    core = {str(getattr(getattr(torch.ops.aten, n.split(".")[1]), n.split(".")[2])) for n in ATEN}
+    tagged = {
+        n for n in core if torch.Tag.core in getattr(getattr(torch.ops.aten, n.split(".")[1]), n.split(".")[2]).tags
+    }
+    proven = {n for n, r in rows.items() if r.counts["right"] and not r.counts["wrong"] and not r.counts["failed"]}
+    return {
+        "rows": len(ATEN), "rows met": len(rows), "rows proven": len(proven), "core overloads in table": len(tagged),
+        "core proven": len(tagged & proven), "core not met": sorted(tagged - set(rows)),
+        "calls": dict(total), "no row": sorted(n for n, r in records.items() if r.counts["no row"]),
+        "wrong": sorted(n for n, r in rows.items() if r.counts["wrong"]),
+        "failed": sorted(n for n, r in rows.items() if r.counts["failed"]),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ops", nargs="+", help="names of OpInfo entries; all if not given")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int64", "bool"])
+    parser.add_argument("--samples", type=int, default=40, help="samples of an entry and type")
+    parser.add_argument("--limit", type=int, default=60, help="comparisons of an op for each combination of types")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no entry after so long")
+    parser.add_argument("--out", help="a JSON file for the counts and examples")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    checker, began = RowChecker(args.limit), time.monotonic()
+    for op in op_db:
+        if (args.ops and op.name not in args.ops) or time.monotonic() - began > args.seconds:
+            continue
+        for name in args.dtypes:
+            if getattr(torch, name) in op.supported_dtypes("cpu"):
+                run_samples(op, getattr(torch, name), checker, args.samples)
+    summary = summarise(checker.records)
+    summary["seconds"] = round(time.monotonic() - began)
+    print(json.dumps(summary, indent=1))
+    if args.out:
+        details = {n: {"counts": dict(r.counts), "examples": r.examples} for n, r in sorted(checker.records.items())}
+        with open(args.out, "w") as file:
+            json.dump({"summary": summary, "ops": details}, file, indent=1)
+    return 1 if summary["wrong"] or summary["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Normalisation rows: layer, group, batch and root-mean-square norms, and distances, with derivatives (ATen)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.core.types import uint8
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import reduce as r
+from tessera.ops.tensor.metric_losses import pdist
+from tessera.ops.tensor.shape import expand_dims, reshape
+from tessera.torch.rows.reductions import norm_of
+from tessera.torch.table import aten, narrow_to, wide, zeros
+
+
+def _standardise(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x - mean over the standard deviation, the mean, and one over the deviation; the axes are kept."""
+    count = float(math.prod(x.shape[a] for a in axes))
+    mean = e.div(r.sum(x, axis=axes, keepdims=True), count)
+    apart = x - mean
+    rest = e.rsqrt(e.div(r.sum(apart * apart, axis=axes, keepdims=True), count) + eps)
+    return apart * rest, mean, rest
+
+
+def _by_standardised(g: Tensor, y: Tensor, rest: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The derivative by x, from that by the standardised x."""
+    count = float(math.prod(y.shape[a] for a in axes))
+    mean = e.div(r.sum(g, axis=axes, keepdims=True), count)
+    along = e.div(r.sum(g * y, axis=axes, keepdims=True), count)
+    return (g - mean - y * along) * rest
+
+
+@aten("native_layer_norm.default")
+def _(x, normalized_shape, weight, bias, eps):
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    y, mean, rest = _standardise(wide(x), axes, eps)
+    y = y if weight is None else y * wide(weight)
+    y = y if bias is None else y + wide(bias)
+    return narrow_to(y, x.dtype), mean, rest
+
+
+@aten("layer_norm.default")
+def _(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    y, _, _ = _standardise(wide(x), axes, eps)
+    y = y if weight is None else y * wide(weight)
+    return narrow_to(y if bias is None else y + wide(bias), x.dtype)
+
+
+@aten("native_layer_norm_backward.default")
+def _(g, x, normalized_shape, mean, rstd, weight, bias, output_mask):
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    outer = tuple(range(x.ndim - len(normalized_shape)))
+    gw, rest = wide(g), wide(rstd)
+    y = (wide(x) - wide(mean)) * rest
+    by_y = gw if weight is None else gw * wide(weight)
+    by_x = narrow_to(_by_standardised(by_y, y, rest, axes), x.dtype) if output_mask[0] else None
+    by_weight = _sum_outer(gw * y, outer, weight) if output_mask[1] and weight is not None else None
+    by_bias = _sum_outer(gw, outer, bias) if output_mask[2] and bias is not None else None
+    return by_x, by_weight, by_bias
+
+
+def _sum_outer(g: Tensor, axes: tuple[int, ...], like: Tensor) -> Tensor:
+    return narrow_to(reshape(r.sum(g, axis=axes) if axes else g, shape=like.shape), like.dtype)
+
+
+@aten("_fused_rms_norm.default")
+def _(x, normalized_shape, weight, eps):
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    y, rest = _divide_by_root_mean(wide(x), axes, _default_eps(x, eps))
+    y = y if weight is None else y * wide(weight)
+    return narrow_to(y, x.dtype), rest
+
+
+def _default_eps(x: Tensor, eps: float | None) -> float:
+    """The difference of 1 and the next number of the type that ATen computes in."""
+    return eps if eps is not None else 2.0**-52 if x.dtype.bits == 64 else 2.0**-23
+
+
+def _divide_by_root_mean(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
+    count = float(math.prod(x.shape[a] for a in axes))
+    rest = e.rsqrt(e.div(r.sum(x * x, axis=axes, keepdims=True), count) + eps)
+    return x * rest, rest
+
+
+@aten("_fused_rms_norm_backward.default")
+def _(g, x, normalized_shape, rstd, weight, output_mask):
+    axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    outer = tuple(range(x.ndim - len(normalized_shape)))
+    gw, rest = wide(g), wide(rstd)
+    y = wide(x) * rest
+    by_y = gw if weight is None else gw * wide(weight)
+    count = float(math.prod(normalized_shape))
+    by_x = (by_y - y * e.div(r.sum(by_y * y, axis=axes, keepdims=True), count)) * rest
+    by_weight = _sum_outer(gw * y, outer, weight) if output_mask[1] and weight is not None else None
+    return narrow_to(by_x, x.dtype) if output_mask[0] else None, by_weight
+
+
+# Group norm: x [N, C, ...] in `group` groups of channels.
+
+
+@aten("native_group_norm.default")
+def _(x, weight, bias, n, c, hxw, group, eps):
+    y, mean, rest = _standardise(reshape(wide(x), shape=(n, group, c // group * hxw)), (2,), eps)
+    y = reshape(y, shape=(n, c, hxw))
+    y = y if weight is None else y * expand_dims(wide(weight), 1)
+    y = y if bias is None else y + expand_dims(wide(bias), 1)
+    shaped = narrow_to(reshape(y, shape=x.shape), x.dtype)
+    return shaped, reshape(mean, shape=(n, group)), reshape(rest, shape=(n, group))
+
+
+@aten("native_group_norm_backward.default")
+def _(g, x, mean, rstd, weight, n, c, hxw, group, output_mask):
+    shape = (n, group, c // group, hxw)
+    gw = reshape(wide(g), shape=shape)
+    middle, rest = (reshape(wide(v), shape=(n, group, 1, 1)) for v in (mean, rstd))
+    y = (reshape(wide(x), shape=shape) - middle) * rest
+    by_y = gw if weight is None else gw * reshape(wide(weight), shape=(group, c // group, 1))
+    by_x = reshape(_by_standardised(by_y, y, rest, (2, 3)), shape=x.shape)
+    dtype = x.dtype if weight is None else weight.dtype
+    by_weight, by_bias = (narrow_to(reshape(r.sum(v, axis=(0, 3)), shape=(c,)), dtype) for v in (gw * y, gw))
+    found = (narrow_to(by_x, x.dtype), by_weight, by_bias)
+    return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
+
+
+# Batch norm: x [N, C, ...], each channel by itself.
+
+
+def _per_channel(v: Tensor, x: Tensor) -> Tensor:
+    return reshape(v, shape=(x.shape[1], *(1,) * (x.ndim - 2)))
+
+
+def _batch_axes(x: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def _normalise_batch(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and the mean and one over the deviation of each channel."""
+    xw = wide(x)
+    if training:
+        y, middle, rest = _standardise(xw, _batch_axes(x), eps)
+        middle, rest = (reshape(v, shape=(x.shape[1],)) for v in (middle, rest))
+    else:
+        middle, rest = wide(mean), e.rsqrt(wide(var) + eps)
+        y = (xw - _per_channel(middle, x)) * _per_channel(rest, x)
+    y = y if weight is None else y * _per_channel(wide(weight), x)
+    y = y if bias is None else y + _per_channel(wide(bias), x)
+    return narrow_to(y, x.dtype), middle, rest
+
+
+def _update(x: Tensor, mean: Tensor, var: Tensor, middle: Tensor, momentum: float) -> Any:
+    """The running mean and variance after a batch; the new variance has the divisor n - 1."""
+    count = x.size // x.shape[1]
+    spread = _batch_variance(x, middle) * (count / max(count - 1, 1))
+    return tuple(
+        narrow_to(wide(old) * (1.0 - momentum) + new * momentum, old.dtype)
+        for old, new in ((mean, middle), (var, spread))
+    )
+
+
+def _batch_variance(x: Tensor, middle: Tensor) -> Tensor:
+    apart = wide(x) - _per_channel(middle, x)
+    return e.div(r.sum(apart * apart, axis=_batch_axes(x)), float(x.size // x.shape[1]))
+
+
+@aten("_native_batch_norm_legit_no_training.default")
+def _(x, weight, bias, running_mean, running_var, momentum, eps):
+    out, _, _ = _normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    return out, zeros((0,), x.dtype), zeros((0,), x.dtype)
+
+
+@aten("_native_batch_norm_legit.no_stats")
+def _(x, weight, bias, training, momentum, eps):
+    return _normalise_batch(x, weight, bias, None, None, True, eps)
+
+
+@aten("_native_batch_norm_legit.default", "native_batch_norm.default")
+def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
+    return (out, middle, rest) if training else (out, zeros((0,), middle.dtype), zeros((0,), middle.dtype))
+
+
+@aten("_native_batch_norm_legit_functional.default")
+def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
+    if not training:
+        return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), running_mean, running_var
+    return out, middle, rest, *_update(x, running_mean, running_var, middle, momentum)
+
+
+@aten("_batch_norm_with_update_functional.default")
+def _(x, weight, bias, running_mean, running_var, momentum, eps):
+    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, True, eps)
+    reserve = zeros((0,), uint8)
+    return out, middle, rest, reserve, *_update(x, running_mean, running_var, middle, momentum)
+
+
+@aten("_batch_norm_no_update.default")
+def _(x, weight, bias, running_mean, running_var, momentum, eps):
+    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), zeros((0,), uint8)
+
+
+@aten("native_batch_norm_backward.default")
+def _(g, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask):
+    return _batch_gradients(g, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+
+
+@aten("batch_norm_backward.default")
+def _(g, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve):
+    return _batch_gradients(g, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)
+
+
+def _batch_gradients(
+    g: Tensor, x: Tensor, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any,
+    train: bool, eps: float, output_mask: Any,
+) -> Any:  # fmt: skip
+    gw, axes = wide(g), _batch_axes(x)
+    middle, rest = (wide(save_mean), wide(save_invstd)) if train else (wide(running_mean), None)
+    rest = e.rsqrt(wide(running_var) + eps) if rest is None else rest
+    y = (wide(x) - _per_channel(middle, x)) * _per_channel(rest, x)
+    by_y = gw if weight is None else gw * _per_channel(wide(weight), x)
+    spread = _per_channel(rest, x)
+    by_x = _by_standardised(by_y, y, spread, axes) if train else by_y * spread
+    dtype = x.dtype if weight is None else weight.dtype
+    found = (
+        narrow_to(by_x, x.dtype),
+        narrow_to(r.sum(gw * y, axis=axes), dtype),
+        narrow_to(r.sum(gw, axis=axes), dtype),
+    )
+    return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
+
+
+# Distances.
+
+
+@aten("_cdist_forward.default")
+def _(x, y, p, compute_mode):
+    a, b = wide(x), wide(y)
+    if not x.shape[-1] or not x.size or not y.size:
+        return zeros((*x.shape[:-1], y.shape[-2]), x.dtype)
+    return narrow_to(norm_of(e.abs(expand_dims(a, -2) - expand_dims(b, -3)), p, -1, False), x.dtype)
+
+
+@aten("_euclidean_dist.default")
+def _(x, y):
+    apart = expand_dims(wide(x), -2) - expand_dims(wide(y), -3)
+    return narrow_to(e.sqrt(r.sum(apart * apart, axis=-1)), x.dtype)
+
+
+@aten("_pdist_forward.default")
+def _(x, p=2.0):
+    return pdist(x, p) if x.shape[0] > 1 else zeros((0,), x.dtype)

@@ -1,0 +1,318 @@
+"""Window rows: convolutions, pools, resampling and reflected padding, with their derivatives (ATen's spatial ops).
+
+The derivative of an op that is linear in its input is the reverse-mode derivative of its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import pooling
+from tessera.ops.tensor import reduce as r
+from tessera.ops.tensor.convolution import (
+    col2im,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+    im2col,
+)
+from tessera.ops.tensor.resampling import channel_shuffle, grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
+from tessera.ops.tensor.scatter import scatter_add
+from tessera.ops.tensor.shape import gather, iota, reshape
+from tessera.torch.table import aten, narrow_to, wide, zeros
+from tessera.transforms.autodiff import vjp
+
+
+def per_axis(value: Any, rank: int, default: Any = None) -> tuple[int, ...]:
+    """One number for each spatial axis; an empty list means the default."""
+    listed = (value,) if isinstance(value, int) else tuple(value)
+    listed = listed or tuple(default)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def with_batch(function: Callable[[Tensor], Any], x: Tensor, rank: int) -> Any:
+    """A function of [B, C, sizes] on [C, sizes] too."""
+    if x.ndim == rank + 2:
+        return function(x)
+    out = function(reshape(x, shape=(1, *x.shape)))
+    return (
+        tuple(reshape(v, shape=v.shape[1:]) for v in out)
+        if isinstance(out, tuple)
+        else reshape(out, shape=out.shape[1:])
+    )
+
+
+def pull_back(function: Callable[[Tensor], Tensor], like: Tensor, g: Tensor) -> Tensor:
+    """The derivative of a linear function by its operand, which is like a tensor, for that of its result."""
+    _, pull = vjp(function, zeros(like.shape, g.dtype))
+    return pull(g)[0]
+
+
+# Convolution.
+
+CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
+TRANSPOSED = {1: conv_transpose1d, 2: conv_transpose2d, 3: conv_transpose3d}
+
+
+@aten("convolution.default")
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Tensor:  # fmt: skip
+    """The convolution, or the transposed one."""
+    rank = weight.ndim - 2
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
+
+    def run(v: Tensor) -> Tensor:
+        if transposed:
+            extra = per_axis(output_padding, rank)
+            return TRANSPOSED[rank](v, weight, bias, stride, padding, extra, groups, dilation)
+        return CONVOLUTIONS[rank](v, weight, bias, stride, padding, dilation, groups)
+
+    return with_batch(run, x, rank)
+
+
+@aten("convolution_backward.default")
+def _(g, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask):
+    rank, dtype = weight.ndim - 2, x.dtype
+    gw, xw, ww = wide(g), wide(x), wide(weight)
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    by_x = by_weight = by_bias = None
+    if output_mask[0]:
+        by_x = narrow_to(pull_back(lambda v: convolution(v, ww, None, *settings), xw, gw), dtype)
+    if output_mask[1]:
+        by_weight = narrow_to(pull_back(lambda v: convolution(xw, v, None, *settings), ww, gw), weight.dtype)
+    if output_mask[2]:
+        axes = tuple(i for i in range(gw.ndim) if i != gw.ndim - rank - 1)
+        by_bias = narrow_to(r.sum(gw, axis=axes), dtype)
+    return by_x, by_weight, by_bias
+
+
+@aten("im2col.default")
+def _(x, kernel_size, dilation, padding, stride):
+    return with_batch(lambda v: im2col(v, *(per_axis(n, 2) for n in (kernel_size, dilation, padding, stride))), x, 2)
+
+
+@aten("col2im.default")
+def _(x, output_size, kernel_size, dilation, padding, stride):
+    settings = [per_axis(n, 2) for n in (output_size, kernel_size, dilation, padding, stride)]
+    return with_batch(lambda v: col2im(v, *settings), x, 1)
+
+
+# Pools.
+
+MAX_POOLS = {1: pooling.max_pool1d, 2: pooling.max_pool2d, 3: pooling.max_pool3d}
+AVERAGE_POOLS = {2: pooling.avg_pool2d, 3: pooling.avg_pool3d}
+
+
+def _max_pool(rank: int, indices: bool) -> Callable[..., Any]:
+    def row(
+        x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> Any:
+        kernel = per_axis(kernel_size, rank)
+        settings = (kernel, per_axis(stride, rank, kernel), per_axis(padding, rank), per_axis(dilation, rank))
+        return with_batch(lambda v: MAX_POOLS[rank](v, *settings, ceil_mode, indices), x, rank)
+
+    return row
+
+
+def _max_pool_backward(rank: int) -> Callable[..., Any]:
+    def row(
+        g: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, at: Tensor
+    ) -> Tensor:
+        return scatter_flat(g, at, x.shape, rank)
+
+    return row
+
+
+def scatter_flat(g: Tensor, at: Tensor, shape: tuple[int, ...], rank: int) -> Tensor:
+    """Elements added at indices into the flattened spatial axes."""
+    channels, size = math.prod(shape[:-rank]), math.prod(shape[-rank:])
+    gw, places = reshape(wide(g), shape=(channels, -1)), reshape(at, shape=(channels, -1))
+    places = places + iota(shape=places.shape, axis=0) * size
+    flat = scatter_add(zeros((channels * size,), gw.dtype), reshape(places, shape=(-1,)), reshape(gw, shape=(-1,)))
+    return narrow_to(reshape(flat, shape=shape), g.dtype)
+
+
+for _rank in (1, 2, 3):
+    aten(f"max_pool{_rank}d_with_indices.default")(_max_pool(_rank, True))
+    aten(f"max_pool{_rank}d.default")(_max_pool(_rank, False))
+aten("max_pool2d_with_indices_backward.default")(_max_pool_backward(2))
+aten("max_pool3d_with_indices_backward.default")(_max_pool_backward(3))
+
+
+@aten("avg_pool1d.default")
+def _(x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True):
+    kernel = per_axis(kernel_size, 1)
+    settings = (kernel, per_axis(stride, 1, kernel), per_axis(padding, 1), ceil_mode, count_include_pad)
+    return with_batch(lambda v: pooling.avg_pool1d(v, *settings), x, 1)
+
+
+def _average_pool(rank: int) -> Callable[..., Any]:
+    def row(
+        x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        kernel = per_axis(kernel_size, rank)
+        settings = (kernel, per_axis(stride, rank, kernel), per_axis(padding, rank), ceil_mode, count_include_pad)
+        return with_batch(lambda v: AVERAGE_POOLS[rank](v, *settings, divisor_override), x, rank)
+
+    return row
+
+
+def _average_pool_backward(rank: int) -> Callable[..., Any]:
+    forward = _average_pool(rank)
+
+    def row(g: Tensor, x: Tensor, *settings: Any) -> Tensor:
+        return narrow_to(pull_back(lambda v: forward(v, *settings), x, wide(g)), g.dtype)
+
+    return row
+
+
+for _rank in (2, 3):
+    aten(f"avg_pool{_rank}d.default")(_average_pool(_rank))
+    aten(f"avg_pool{_rank}d_backward.default")(_average_pool_backward(_rank))
+
+ADAPTIVE_AVERAGES = {1: pooling.adaptive_avg_pool1d, 2: pooling.adaptive_avg_pool2d, 3: pooling.adaptive_avg_pool3d}
+ADAPTIVE_MAXIMA = {2: pooling.adaptive_max_pool2d, 3: pooling.adaptive_max_pool3d}
+
+
+def _adaptive_average(rank: int) -> Callable[..., Any]:
+    return lambda x, size: with_batch(lambda v: ADAPTIVE_AVERAGES[rank](v, per_axis(size, rank)), x, rank)
+
+
+def _adaptive_average_backward(rank: int) -> Callable[..., Any]:
+    forward = _adaptive_average(rank)
+    return lambda g, x: narrow_to(pull_back(lambda v: forward(v, g.shape[-rank:]), x, wide(g)), g.dtype)
+
+
+def _adaptive_maximum(rank: int) -> Callable[..., Any]:
+    return lambda x, size: with_batch(lambda v: ADAPTIVE_MAXIMA[rank](v, per_axis(size, rank), True), x, rank)
+
+
+aten("adaptive_avg_pool1d.default")(_adaptive_average(1))
+for _rank in (2, 3):
+    aten(f"_adaptive_avg_pool{_rank}d.default")(_adaptive_average(_rank))
+    aten(f"_adaptive_avg_pool{_rank}d_backward.default")(_adaptive_average_backward(_rank))
+    aten(f"adaptive_max_pool{_rank}d.default")(_adaptive_maximum(_rank))
+aten("adaptive_max_pool2d_backward.default")(lambda g, x, at: scatter_flat(g, at, x.shape, 2))
+aten("adaptive_max_pool3d_backward.default")(lambda g, x, at: scatter_flat(g, at, x.shape, 3))
+aten("max_unpool2d.default")(lambda x, at, size: _unpool(x, at, size, 2))
+aten("max_unpool3d.default")(lambda x, at, size, stride, padding: _unpool(x, at, size, 3))
+
+
+def _unpool(x: Tensor, at: Tensor, size: Sequence[int], rank: int) -> Tensor:
+    unpool = {2: pooling.max_unpool2d, 3: pooling.max_unpool3d}[rank]
+    indices = at if at.ndim == rank + 2 else reshape(at, shape=(1, *at.shape))
+    return with_batch(lambda v: unpool(v, indices, 1, output_size=tuple(size)), x, rank)
+
+
+# Resampling.
+
+
+def _resample(x: Tensor, mode: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
+    """ATen's places: by a scale where it is given and positive, else by the ratio of the sizes."""
+    if scales is None or any(v is None or v <= 0 for v in scales):
+        return interpolate(x, size=tuple(size), mode=mode, align_corners=align_corners)
+    sizes = tuple(math.floor(float(n) * s) for n, s in zip(x.shape[2:], scales, strict=True))
+    if size is not None and tuple(size) != sizes:
+        return interpolate(x, size=tuple(size), mode=mode, align_corners=align_corners)
+    return interpolate(x, scale_factor=tuple(scales), mode=mode, align_corners=align_corners)
+
+
+MODES = {
+    "upsample_nearest1d": "nearest", "upsample_nearest2d": "nearest", "upsample_nearest3d": "nearest",
+    "_upsample_nearest_exact1d": "nearest-exact", "_upsample_nearest_exact2d": "nearest-exact",
+    "_upsample_nearest_exact3d": "nearest-exact",
+}  # fmt: skip
+LINEAR_MODES = {
+    "upsample_linear1d": "linear", "upsample_bilinear2d": "bilinear", "upsample_trilinear3d": "trilinear",
+    "upsample_bicubic2d": "bicubic",
+}  # fmt: skip
+
+for _name, _mode in MODES.items():
+    aten(f"{_name}.vec")(lambda x, size, scales, mode=_mode: _resample(x, mode, size, False, scales))
+    aten(f"{_name}.default")(lambda x, size, *scales, mode=_mode: _resample(x, mode, size, False, scales or None))
+    aten(f"{_name}_backward.default")(
+        lambda g, size, shape, *scales, mode=_mode: _resample_back(g, shape, mode, size, False, scales or None)
+    )
+for _name, _mode in LINEAR_MODES.items():
+    aten(f"{_name}.vec")(lambda x, size, align, scales, mode=_mode: _resample(x, mode, size, align, scales))
+    aten(f"{_name}.default")(
+        lambda x, size, align, *scales, mode=_mode: _resample(x, mode, size, align, scales or None)
+    )
+    aten(f"{_name}_backward.default")(
+        lambda g, size, shape, align, *scales, mode=_mode: _resample_back(g, shape, mode, size, align, scales or None)
+    )
+
+
+def _resample_back(g: Tensor, shape: Sequence[int], mode: str, size: Any, align_corners: bool, scales: Any) -> Tensor:
+    like = zeros(shape, g.dtype)
+    return narrow_to(pull_back(lambda v: _resample(v, mode, size, align_corners, scales), like, wide(g)), g.dtype)
+
+
+SAMPLING = ("bilinear", "nearest", "bicubic")
+BORDERS = ("zeros", "border", "reflection")
+
+
+@aten("grid_sampler_2d.default", "grid_sampler_3d.default")
+def _(x, grid, interpolation_mode, padding_mode, align_corners):
+    return grid_sample(x, grid, SAMPLING[interpolation_mode], BORDERS[padding_mode], align_corners)
+
+
+@aten("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default")
+def _(g, x, grid, interpolation_mode, padding_mode, align_corners, output_mask):
+    mode, border = SAMPLING[interpolation_mode], BORDERS[padding_mode]
+    _, pull = vjp(lambda v, points: grid_sample(v, points, mode, border, align_corners), wide(x), wide(grid))
+    by_x, by_grid = pull(wide(g))
+    return (narrow_to(by_x, x.dtype) if output_mask[0] else None), narrow_to(by_grid, grid.dtype)
+
+
+aten("pixel_shuffle.default")(lambda x, factor: _with_leading(lambda v: pixel_shuffle(v, factor), x))
+aten("pixel_unshuffle.default")(lambda x, factor: _with_leading(lambda v: pixel_unshuffle(v, factor), x))
+aten("native_channel_shuffle.default", "channel_shuffle.default")(lambda x, groups: channel_shuffle(x, groups))
+
+
+def _with_leading(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    out = function(reshape(x, shape=(math.prod(x.shape[:-3]), *x.shape[-3:])))
+    return reshape(out, shape=(*x.shape[:-3], *out.shape[1:]))
+
+
+# Padding with elements of the input.
+
+
+def _reflect(place: Tensor, size: int) -> Tensor:
+    inside = e.abs(place)
+    return (size - 1) - e.abs((size - 1) - inside)
+
+
+def _replicate(place: Tensor, size: int) -> Tensor:
+    return e.minimum(e.maximum(place, 0), size - 1)
+
+
+def _pad_with(places: Callable[[Tensor, int], Tensor], x: Tensor, padding: Sequence[int]) -> Tensor:
+    for i in range(len(padding) // 2):
+        axis, low, high = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
+        size = x.shape[axis]
+        if low or high:
+            x = gather(x, places(iota(shape=(size + low + high,)) - low, size), axis=axis)
+    return x
+
+
+def _pad_with_back(places: Callable[[Tensor, int], Tensor], g: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    return narrow_to(pull_back(lambda v: _pad_with(places, v, padding), x, wide(g)), g.dtype)
+
+
+for _name, _places in {"reflection": _reflect, "replication": _replicate}.items():
+    for _rank in (1, 2, 3):
+        aten(f"{_name}_pad{_rank}d.default")(lambda x, padding, places=_places: _pad_with(places, x, padding))
+        aten(f"{_name}_pad{_rank}d_backward.default")(
+            lambda g, x, padding, places=_places: _pad_with_back(places, g, x, padding)
+        )
