@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tessera.core.errors import UNKNOWN, Location, TesseraError, UnsupportedOpError
 from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
 from tessera.torch.forms import find_form_error
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
-from tessera.transforms.recording import set_location
+from tessera.transforms.recording import record_block, set_location
 
 # What says where and how memory lies, which values do not have.
 PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator"))
@@ -105,7 +107,7 @@ def supported(node: Node) -> str | None:
     if name not in ATEN:
         return f"there is no row for {name}"
     values = [_find_value_error(n) for n in (node, *node.all_input_nodes)]
-    return next((v for v in values if v), None) or find_form_error(node, name)
+    return next((v for v in values if v), None) or find_form_error(node, name) or _find_row_error(node, name)
 
 
 def _find_value_error(node: Node) -> str | None:
@@ -115,7 +117,38 @@ def _find_value_error(node: Node) -> str | None:
                 return f"{node.name} is sparse: {value.layout}"
             if value.dtype not in DTYPES:
                 return f"{node.name} has elements of {value.dtype}"
+            if free_unbacked_symbols(value):
+                return f"the size of {node.name} depends on values"
     return None
+
+
+def _find_row_error(node: Node, name: str) -> str | None:
+    """Why the row refuses the arguments: it is recorded for their types, where those are known, and not run."""
+    inputs = node.all_input_nodes
+    types = [_static_type(n.meta.get("val")) for n in inputs]
+    if not all(types):
+        return None
+    step = _prepare(node, None)
+
+    def run(given: list[Tensor]) -> list[Tensor]:
+        found = _run_step(step, dict(zip(inputs, given, strict=True)))
+        _check_uses(node, found)
+        return [x for x in _leaves(found) if isinstance(x, Tensor)]
+
+    try:
+        record_block(run, types)  # type: ignore[arg-type]
+    except TesseraError as error:
+        return f"{name}: {error.message}" + (f" ({error.received})" if error.received is not None else "")
+    return None
+
+
+def _check_uses(node: Node, found: Any) -> None:
+    """Refuse uses of a result that the row leaves out."""
+    for user in node.users:
+        if user.target is operator.getitem and user.users and found[user.args[1]] is None:  # type: ignore[index]
+            expected = node.meta["val"][user.args[1]]
+            if expected is not None:
+                raise UnsupportedOpError(f"the row does not compute result {user.args[1]}")
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -181,9 +214,10 @@ def check_supported(graph_module: GraphModule) -> None:
         )  # fmt: skip
 
 
-def _prepare(node: Node, graph_module: GraphModule) -> Step:
+def _prepare(node: Node, graph_module: GraphModule | None) -> Step:
     location = find_location(node)
     if node.op == "get_attr":
+        assert graph_module is not None
         value = _read_attribute(graph_module, str(node.target))
         return Step(node, lambda: value, location, ())
     name = name_op(node.target)
@@ -220,12 +254,22 @@ def _run_step(step: Step, env: dict[Node, Any]) -> Any:
 
 
 def _check_result(step: Step, found: Any) -> Any:
-    """The result of a row, which must have the types that PyTorch gives."""
+    """The result of a row, which must have the types that PyTorch gives; a float of another width is rounded."""
     values = list(_leaves(found))
-    for value, type in zip(values, step.types, strict=len(values) == len(step.types)):
-        if type is not None and isinstance(value, Tensor) and (value.shape, value.dtype) != (type.shape, type.dtype):
-            raise UnsupportedOpError(
-                f"the row of {name_op(step.node.target)} gives another type than PyTorch", location=step.location,
-                expected=str(type), received=str(value.type),
-            )  # fmt: skip
-    return found
+    if not step.types:
+        return found
+    checked = [_match_type(step, v, t) for v, t in zip(values, step.types, strict=True)]
+    if not isinstance(found, (tuple, list)):
+        return checked[0]
+    return tuple(checked)
+
+
+def _match_type(step: Step, value: Any, wanted: TensorType | None) -> Any:
+    if wanted is None or not isinstance(value, Tensor) or (value.shape, value.dtype) == (wanted.shape, wanted.dtype):
+        return value
+    if value.shape == wanted.shape and value.dtype.is_float and wanted.dtype.is_float:
+        return cast(value, dtype=wanted.dtype)
+    raise UnsupportedOpError(
+        f"the row of {name_op(step.node.target)} gives another type than PyTorch", location=step.location,
+        expected=str(wanted), received=str(value.type),
+    )  # fmt: skip

@@ -41,9 +41,19 @@ def bind_by_name(op: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict
 
 @refuses("as_strided.default", "as_strided_scatter.default")
 def _(self: torch.Tensor, **rest: Any) -> str | None:
-    if isinstance(self, torch.Tensor) and not self.is_contiguous():
-        return "as_strided of a tensor that is not in row-major order: values have no strides"
+    if isinstance(self, torch.Tensor) and not (self.is_contiguous() and _owns_memory(self)):
+        return "as_strided of a view, or of a tensor that is not in row-major order: values have no strides"
     return None
+
+
+def _owns_memory(x: torch.Tensor) -> bool:
+    size: int = x.untyped_storage().nbytes()
+    return x.storage_offset() == 0 and size == x.numel() * x.element_size()
+
+
+@refuses("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def _(self: Any, **rest: Any) -> str | None:
+    return None if self.dtype.is_floating_point else f"a mean of windows of {self.dtype}"
 
 
 @refuses(

@@ -313,7 +313,7 @@ def im2col(
     kernel, steps = expand_per_axis("kernel_size", kernel_size, 2), expand_per_axis("stride", stride, 2)
     padded = pad_spatial(x, [(n, n) for n in around], 0)
     cut = extract_windows(padded, kernel, steps, expand_per_axis("dilation", dilation, 2))
-    return reshape(cut, shape=(x.shape[0], x.shape[1] * count_elements(kernel), -1))
+    return reshape(cut, shape=(x.shape[0], x.shape[1] * count_elements(kernel), count_elements(cut.shape[3:])))
 
 
 @composite

@@ -14,7 +14,7 @@ from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor import scalar_functions as s
 from tessera.ops.tensor.basic import cast, splat
 from tessera.ops.tensor.random import rand
-from tessera.ops.tensor.shape import reshape
+from tessera.ops.tensor.shape import concatenate, reshape
 from tessera.torch.rows.shapes import slice_axis
 from tessera.torch.table import aten, floating, narrow_to, promote, wide
 
@@ -101,12 +101,6 @@ def _(x, lambd=0.5):
 def _(x, lambd=0.5):
     near = e.where(e.less(x, -float(lambd)), x + float(lambd), x * 0.0)
     return e.where(e.greater(x, float(lambd)), x - float(lambd), near)
-
-
-@aten("log_sigmoid_forward.default")
-def _(x):
-    y = wide(x)
-    return narrow_to(e.minimum(y, 0.0) - s.log1p(e.exp(-e.abs(y))), x.dtype), splat(0, x.type.with_shape((0,)))
 
 
 @aten("_prelu_kernel.default")
@@ -226,12 +220,6 @@ def _(g, x, lambd):
     return e.where(inside, 0.0, g)
 
 
-@aten("log_sigmoid_backward.default")
-@_in_wide
-def _(g, x, buffer):
-    return g * s.sigmoid(-x)
-
-
 @aten("_prelu_kernel_backward.default")
 def _(g, x, weight):
     positive = e.greater(x, 0.0)
@@ -244,9 +232,7 @@ def _(g, x, dim):
     half = x.shape[axis] // 2
     first, second = (wide(slice_axis(x, axis, i, i + half)) for i in (0, half))
     gate, gw = s.sigmoid(second), wide(g)
-    from tessera.ops.tensor.shape import concatenate
-
-    return narrow_to(concatenate(gw * gate, gw * first * gate * (1.0 - gate), axis=axis), x.dtype)
+    return narrow_to(concatenate([gw * gate, gw * first * gate * (1.0 - gate)], axis=axis), x.dtype)
 
 
 @aten("logit_backward.default")
@@ -271,9 +257,9 @@ def _(x, p, train):
 
 
 @aten("native_dropout_backward.default")
-@_in_wide
 def _(g, mask, scale):
-    return g * cast(mask, dtype=g.dtype) * float(scale)
+    gw = wide(floating(g))
+    return narrow_to(gw * cast(mask, dtype=gw.dtype) * float(scale), floating(g).dtype)
 
 
 @aten("dropout.default")

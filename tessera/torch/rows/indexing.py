@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tessera.core.shapes import broadcast
 from tessera.core.types import bool_, f32, int32, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
@@ -97,18 +98,14 @@ def _(
     member = e.bitwise_and(e.equal(expand_dims(bag, 0), iota(shape=(bags, 1), axis=0)), expand_dims(kept, 0))
     rows = wide(gather(weight, indices, axis=0))
     sizes = r.sum(cast(member, dtype=int64), axis=1)
-    most = zeros((0,), indices.dtype)
     if mode == 2:
         spread = e.where(expand_dims(member, 2), expand_dims(rows, 0), -float("inf"))
-        best = r.max(spread, axis=1)
-        out = e.where(expand_dims(e.equal(sizes, 0), 1), 0.0, best)
-        most = gather(indices, r.argmax(spread, axis=1), axis=0)
-        most = e.where(expand_dims(e.equal(sizes, 0), 1), convert(-1, indices.dtype), most)
+        out = e.where(expand_dims(e.equal(sizes, 0), 1), 0.0, r.max(spread, axis=1))
     else:
         rows = rows if per_sample_weights is None else rows * expand_dims(wide(per_sample_weights), 1)
         out = r.sum(e.where(expand_dims(member, 2), expand_dims(rows, 0), 0.0), axis=1)
         out = out / expand_dims(e.maximum(cast(sizes, dtype=out.dtype), 1.0), 1) if mode == 1 else out
-    return narrow_to(out, weight.dtype), cast(bag, dtype=indices.dtype), cast(sizes, dtype=indices.dtype), most
+    return narrow_to(out, weight.dtype), None, None, None  # the others serve PyTorch's own backward pass
 
 
 # Scatters. Those along an axis name an element each; they become one scatter into the flattened tensor.
@@ -249,6 +246,8 @@ def _lift(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @aten("index_add.default")
 @_lift
 def _(x, dim, index, source, alpha=1):
+    if not alpha:
+        return x
     if x.dtype.kind == "bool":
         hits = scatter_add(zeros(x.shape, int32), index, cast(source, dtype=int32), axis=dim)
         return e.bitwise_or(x, e.not_equal(hits, 0))
@@ -295,7 +294,8 @@ def _(x, mask, value):
 
 @aten("masked_scatter.default")
 def _(x, mask, source):
-    hit = reshape(broadcast_to(mask, shape=x.shape), shape=(-1,))
+    shape = broadcast(x.shape, mask.shape)
+    x, hit = broadcast_to(x, shape=shape), reshape(broadcast_to(mask, shape=shape), shape=(-1,))
     if not hit.size:
         return x
     number = r.cumsum(cast(hit, dtype=int64), axis=0) - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tessera.core.shapes import broadcast
 from tessera.core.types import uint8
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
@@ -241,8 +242,8 @@ def _batch_gradients(
 @aten("_cdist_forward.default")
 def _(x, y, p, compute_mode):
     a, b = wide(x), wide(y)
-    if not x.shape[-1] or not x.size or not y.size:
-        return zeros((*x.shape[:-1], y.shape[-2]), x.dtype)
+    if not x.shape[-1]:
+        return zeros((*broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2]), x.dtype)
     return narrow_to(norm_of(e.abs(expand_dims(a, -2) - expand_dims(b, -3)), p, -1, False), x.dtype)
 
 

@@ -32,9 +32,14 @@ def _(x, weight, bias=None):
     return narrow_to(out if bias is None else out + wide(bias), x.dtype)
 
 
-@aten("addmm.default", "addbmm.default", "baddbmm.default", "addmv.default")
+@aten("addmm.default", "baddbmm.default", "addmv.default")
 def _(x, first, second, beta=1, alpha=1):
     return _add_product(x, _wide_product(first, second), beta, alpha)
+
+
+@aten("addbmm.default")
+def _(x, first, second, beta=1, alpha=1):
+    return _add_product(x, r.sum(_wide_product(first, second), axis=0), beta, alpha)
 
 
 def _wide_product(first: Tensor, second: Tensor) -> Tensor:

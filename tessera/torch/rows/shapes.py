@@ -194,7 +194,7 @@ def _(x, dimension, size, step):
 def _(tensors, dim=0):
     dtype = promote(*tensors)
     kept = [convert_element_type(t, dtype) for t in tensors if t.shape != (0,)]
-    return concatenate(*kept, axis=dim) if kept else convert_element_type(tensors[0], dtype)
+    return concatenate(kept, axis=dim) if kept else convert_element_type(tensors[0], dtype)
 
 
 @aten("stack.default")
