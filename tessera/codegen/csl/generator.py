@@ -21,13 +21,13 @@ from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, run_pa
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.csl.runtime import host_script
 from tessera.codegen.csl.table import REFUSED, broadcast_routes, collectives, control_flow, matmul, memory
-from tessera.codegen.csl.table.blocks import emit, emit_block
+from tessera.codegen.csl.table.blocks import ROUND, emit, emit_block
 from tessera.codegen.csl.table.memory import declare_param
 from tessera.codegen.csl.table.scalars import pointwise_rows
 from tessera.codegen.csl.text import program_files
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES, TYPE_BYTES
-from tessera.codegen.csl.text.memory_allocation import bind_value
+from tessera.codegen.csl.text.memory_allocation import ARRAY_MEMORY_BYTES, bind_value
 from tessera.codegen.csl.text.statements import add_fault, add_line, cast_to_index, emit_fault_return, open_block
 from tessera.codegen.grouped import vectorise_groups
 from tessera.codegen.grouped.diagnostics import report_op
@@ -38,11 +38,14 @@ from tessera.core.types import RefType, bf16, f16
 from tessera.ir.core import Function, Module, Value
 from tessera.ir.printer import print_module
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.mesh.mesh_lowering import CANNON, SUMMA
+from tessera.lower.mesh.launch_programs import partition_kernel
+from tessera.lower.mesh.launch_windows import explain_whole
+from tessera.lower.mesh.mesh_lowering import CANNON, PIECE_MEMORY_BYTES, SUMMA
 from tessera.lower.pipeline import lower
-from tessera.ops.dialects import tile
+from tessera.ops.dialects import mesh, tile
+from tessera.ops.dialects.mesh import UNSPLIT
 
-# Kernel launches: one PE holds all arrays and runs all programs of a launch in sequence.
+# Kernel launches that are not cut: one PE holds all arrays and runs all programs of a launch in sequence.
 #
 # A kernel with groups is ungrouped first: one program then executes each op for all tiles of a group before the next
 # op.
@@ -77,6 +80,23 @@ def emit_kernel(module: Module, ctx: CslContext) -> None:
         emit_block(ctx, function.body)
 
 
+def _check_kernel_memory(module: Module, ctx: CslContext) -> None:
+    """Check that a launch that is not cut fits a PE; the error tells why it is not cut.
+
+    Raises:
+        ResourceError: it does not fit.
+    """
+    why = explain_whole(module.functions[1].body, module.main.body.nodes[0].attrs["grid"])
+    if why is None or program_files.fits_resources(ctx):
+        return
+    raise ResourceError(
+        f"processing-element memory exceeded: {program_files.count_array_bytes(ctx) / 1024:.0f} KB of arrays needed, "
+        f"and the launch is not cut over the grid: {why.reason}",
+        location=why.loc, expected=f"at most {ARRAY_MEMORY_BYTES} bytes of arrays on each PE",
+        suggestion="let each program store elements of its own, at indices that are affine in its program ids",
+    )  # fmt: skip
+
+
 def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[str, Any]:
     """The host plan of a kernel: every PE receives all arrays, and the host copies the written ones back."""
     written = tile.find_written_refs(function.body)
@@ -90,6 +110,7 @@ def make_kernel_plan(function: Function, ctx: CslContext, outputs: int) -> dict[
         "outputs": outputs_,
         "faults": ctx.faults,
         "given": list(range(input_count)),
+        "rounds": 1,
     }
 
 
@@ -150,6 +171,8 @@ assert (
 ARCHITECTURES = ("wse2", "wse3")
 OPTIONS = ("arch", "schedule", "optimize", "comments", "debug", "address")
 DEFAULT_GRID = (2, 2)
+# The memory for which a launch is cut, as shares of what pieces may use: emission may need more than is estimated.
+PARTITION_SHARES = (1, 3 / 4, 1 / 2, 1 / 4, 0)
 MAX_GRID = (1172, 762)  # rows and columns of the WSE-3 fabric
 
 
@@ -225,6 +248,8 @@ class Csl:
         check_element_types(module, self.name, self.capabilities.dtypes)
         ready = run_passes(self.passes(module, options), module)
         ctx = self._build_program(ready, arch == ARCHITECTURES[1], bool(options.get("optimize", True)))
+        if is_kernel(ready):
+            _check_kernel_memory(ready, ctx)
         program_files.check_memory(ctx, ready.functions[1].loc)
         program_files.check_channels(ctx, ready.functions[1].loc)
         plan, bfloat = _make_host_plan(ready, ctx), _uses_bfloat(ready.functions[1])
@@ -232,10 +257,22 @@ class Csl:
         return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
 
     def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
-        """The only rewrite: pointwise fusion is an analysis, which emission reads."""
+        """The rewrites of kernels; pointwise fusion is an analysis, which emission reads."""
         if module.level == LEVEL or not is_kernel(module):
             return ()
-        return (CompilerPass("group vectorisation", ungroup_kernels),)
+        return (
+            CompilerPass("group vectorisation", ungroup_kernels),
+            CompilerPass("mesh partition", lambda module: self._partition(module, options)),
+        )
+
+    def _partition(self, module: Module, options: Mapping[str, Any]) -> Module:
+        """The launch of a kernel, cut over the elements: into ever smaller parts until the program fits."""
+        is_wse3, fuses = options.get("arch") == ARCHITECTURES[1], bool(options.get("optimize", True))
+        for share in PARTITION_SHARES:
+            cut = partition_kernel(module, self.grid, int(PIECE_MEMORY_BYTES * share))
+            if is_kernel(cut) or program_files.fits_resources(self._build_program(cut, is_wse3, fuses)):
+                break
+        return cut
 
     def _build_program(self, module: Module, is_wse3: bool, fuses: bool) -> CslContext:
         """The emitted program; one that exceeds memory or queues is emitted again in a form that needs less."""
@@ -245,9 +282,10 @@ class Csl:
                 emit_kernel(module, ctx)
             else:
                 ctx.grid, body = tuple(module.functions[1].attrs["mesh"]), module.functions[1].body
-                if any(n.op is tile.alloc for n in body.walk()):  # a kernel computes indices of its own
+                if any(n.op in (tile.alloc, mesh.window) for n in body.walk()):  # a kernel computes its own indices
                     ctx.index_type = "i64"
                 emit_block(ctx, module.functions[1].body)
+                _emit_round_end(ctx, count_rounds(module))
             add_line(ctx, "sys_mod.unblock_cmd_stream();")
             if program_files.fits_resources(ctx):
                 break
@@ -297,30 +335,57 @@ def _make_host_plan(module: Module, ctx: CslContext) -> dict[str, Any]:
     if is_kernel(module):
         return make_kernel_plan(function, ctx, outputs)
     params = function.params
-    entries = {n.args[0]: n for n in function.body.nodes if n.op.name in ("mesh.read", "mesh.write")}
-    unread = [p for p in params if p not in entries]
-    inputs = [p for p in params[: len(params) - outputs] if p not in unread]
+    nodes = [n for n in function.body.nodes if n.op in (*_HOST_READS, *_HOST_WRITES)]
+    read = {n.args[0]: n for n in nodes if n.op in _HOST_READS}
+    written = {n.args[0]: n for n in nodes if n.op in _HOST_WRITES}
+    given = [i for i, p in enumerate(params[: len(params) - outputs]) if p in read]
+    back = [
+        {**_describe_tensor(ctx, p, written[p]), "into": i}
+        for i, p in enumerate(params[: len(params) - outputs])
+        if p in written
+    ]
     return {
         "grid": list(ctx.grid),
-        "inputs": [_describe_tensor(ctx, p, entries[p]) for p in inputs],
-        "outputs": [_describe_tensor(ctx, p, entries[p]) for p in params[len(params) - outputs :]],
+        "inputs": [_describe_tensor(ctx, params[i], read[params[i]]) for i in given],
+        "outputs": [_describe_tensor(ctx, p, written[p]) for p in params[len(params) - outputs :]] + back,
         "faults": ctx.faults,
-        "given": [i for i, p in enumerate(params[: len(params) - outputs]) if p in inputs],
+        "given": given,
+        "rounds": count_rounds(module),
     }
 
 
+_HOST_READS, _HOST_WRITES = (mesh.read, mesh.window), (mesh.write, mesh.copy_back)
+
+
+def count_rounds(module: Module) -> int:
+    """How often the host runs the program, each time with other windows."""
+    return int(module.functions[1].attrs.get("rounds", 1))
+
+
+def _emit_round_end(ctx: CslContext, rounds: int) -> None:
+    """Count the rounds, and begin again after the last."""
+    if rounds > 1:
+        ctx.variables.append(f"{ROUND}: i32 = 0")
+        add_line(ctx, f"{ROUND} = if ({ROUND} == {rounds - 1}) 0 else {ROUND} + 1;")
+
+
 def _describe_tensor(ctx: CslContext, ref: Value, node: Any) -> dict[str, Any]:
-    type = ref.type
+    """The array of a tensor, and how it is split: into pieces, or into windows of tiles of programs."""
+    type, known = ref.type, node.attrs
     assert isinstance(type, RefType)
-    piece = node.attrs["shape"] if node.op.name == "mesh.read" else node.args[1].type.shape
+    piece = known["shape"] if node.op in _HOST_READS else node.args[1].type.shape
+    window = {k: list(known[k]) for k in ("first", "tiles") if k in known}
+    if window:
+        window["steps"] = [list(step) for step in known["steps"]]
     return {
         "name": ref.hint,
         "symbol": ctx.exported[ref],
         "shape": [int(n) for n in type.shape],
         "dtype": type.dtype.numpy.name,
         "bytes": TYPE_BYTES[ctx.symbols[ref].type],
-        "split": list(node.attrs["split"]),
+        "split": list(known.get("split", (UNSPLIT,) * type.rank)),
         "piece": [int(n) for n in piece],
+        **window,
     }
 
 

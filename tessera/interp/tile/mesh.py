@@ -41,6 +41,39 @@ def _split_memory(machine: TileMachine, memory: Any, split: tuple[int, ...], sha
     return BlockAccess(memory, [AffineScalar(0, s) for s in steps], tuple(shape), machine.count)
 
 
+@mesh_rules(mesh.window)
+def _(machine, node, args, run):
+    lead = (*machine.count[: len(machine.grid)], *(1,) * (machine.rank - len(machine.grid)))
+    type, bound = node.out.type, machine.bound
+    own = memory.allocate_memory(lead, type.shape, type.dtype.numpy, args[0].name, bound)
+    value = read_blocks(_locate_block(machine, node, args[0], type.shape), None, None, None, True)
+    write_blocks(_access_whole(machine, own), value, None, None, False)
+    return (own,)
+
+
+@mesh_rules(mesh.copy_back)
+def _(machine, node, args, run):
+    value = read_blocks(_access_whole(machine, args[1]), None, None, None, False)
+    write_blocks(_locate_block(machine, node, args[0], args[1].shape), value, None, None, True)
+    return ()
+
+
+def _access_whole(machine: TileMachine, own: Any) -> BlockAccess:
+    return BlockAccess(own, [machine.constant(0)] * len(own.shape), own.shape, machine.count)
+
+
+def _locate_block(machine: TileMachine, node: Node, host_memory: Any, shape: tuple[int, ...]) -> BlockAccess:
+    """The windows of all programs; the axes of the grid are rows, columns and rounds."""
+    rows, columns, *rounds = np.ix_(
+        *(first + np.arange(n) for first, n in zip(machine.first, machine.count, strict=True))
+    )
+    number = rows * machine.grid[1] + columns + (rounds[0] * machine.grid[0] * machine.grid[1] if rounds else 0)
+    known = node.attrs
+    starts = mesh.locate_window(number, known["first"], known["steps"], known["tiles"])
+    lifted = [np.asarray(s) + np.zeros_like(number) for s in starts]
+    return BlockAccess(host_memory, lifted, tuple(shape), machine.count)
+
+
 @mesh_rules(mesh.all_reduce)
 def _(machine, node, args, run):
     axis, op = node.attrs["axis"], REDUCTIONS[node.attrs["kind"]]

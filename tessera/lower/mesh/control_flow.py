@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.types import REGISTER, TensorType
-from tessera.ir.builder import evaluate_block, make_copier
-from tessera.ir.core import Block, Node, Value
+from tessera.core.types import TensorType
+from tessera.ir.core import Block, Value
 from tessera.ir.rules import Rules
 from tessera.lower.mesh.mesh_lowering import MeshLowering, ShardedTensor, Sharding, tensor_type_of
-from tessera.ops.dialects import control_flow, mesh, tile
+from tessera.ops.dialects import control_flow, mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import shape
@@ -183,57 +182,3 @@ def _(lowering, node, run, operands):
     types = tuple(v.type for v in values)
     made = lowering.builder.add(control_flow.while_, values, types=types, regions=tuple(blocks)).results
     return [lowering.lying(tensor_type_of(v), s, r) for v, s, r in zip(node.results, splits, made, strict=True)]
-
-
-# Kernel launches: every element holds the memories whole, and runs all programs one after the other.
-
-
-@region_rules(control_flow.launch)
-def _(lowering, node, run, operands):
-    (region,), grid = node.regions, node.attrs["grid"]
-    if node.attrs["attrs"].get("group", 1) > 1 or tile.uses_grid_barrier(region):
-        raise lowering.make_mapping_error("its tiles wait for each other, and an element runs them in sequence")
-    memories = []
-    for i, param in enumerate(region.params):
-        attrs = {"shape": param.type.shape, "dtype": param.type.dtype, "space": REGISTER}
-        memories.append(lowering.builder.add(tile.alloc, [], attrs).out)
-        if i < len(operands):
-            whole = (UNSPLIT,) * param.type.rank
-            value = lowering.broadcast_axes(operands[i].at(lowering.mesh.plain(whole)), operands[i].type)
-            lowering.builder.add(tile.store, [memories[i], value, *_zeros(lowering, param.type.rank)])
-    _emit_programs(lowering, region, memories, grid, [])
-    results = []
-    for result, i in zip(node.results, node.attrs["written"], strict=True):
-        starts = _zeros(lowering, result.type.rank)
-        value = lowering.builder.add(tile.load, [memories[i], *starts], {"shape": result.type.shape}).out
-        results.append(lowering.lying(tensor_type_of(result), (UNSPLIT,) * result.type.rank, value))
-    return results
-
-
-def _zeros(lowering: MeshLowering, count: int) -> list[Value]:
-    return [lowering.index(0) for _ in range(count)]
-
-
-def _emit_programs(
-    lowering: MeshLowering, region: Block, memories: Sequence[Value], grid: Sequence[int], ids: Sequence[Value]
-) -> None:
-    """Emit a loop over each axis of the grid that is left, and the kernel's body for the program with these ids."""
-    if len(ids) < len(grid):
-
-        def step(number: Value) -> list[Value]:
-            _emit_programs(lowering, region, memories, grid, [*ids, number])
-            return []
-
-        emit_counted_loop(lowering, int(grid[len(ids)]), [], step)
-        return
-    copy = make_copier(lowering.builder)
-
-    def place(node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
-        axis = node.attrs.get("axis", 0)
-        if node.op is tile.program_id:
-            return [ids[axis] if axis < len(ids) else lowering.index(0)]
-        if node.op is tile.grid_size:
-            return [lowering.index(int(grid[axis]) if axis < len(grid) else 1)]
-        return copy(node, args, walk)
-
-    evaluate_block(region, memories, place)

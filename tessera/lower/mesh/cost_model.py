@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tessera.core.types import TensorType
+from tessera.core.types import REGISTER, RefType, TensorType
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, mesh
 from tessera.ops.tensor import basic, shape
@@ -68,9 +68,10 @@ WHOLE_PROGRAM = math.inf
 
 
 def count_value_bytes(value: Value) -> int:
-    """The bytes of a value."""
+    """The bytes of a value, or of an element's own memory."""
     type = value.type
-    return math.prod(map(int, type.shape)) * type.dtype.numpy.itemsize if isinstance(type, TensorType) else 0
+    holds = isinstance(type, TensorType) or (isinstance(type, RefType) and type.space == REGISTER)
+    return math.prod(map(int, type.shape)) * type.dtype.numpy.itemsize if holds else 0
 
 
 def estimate_peak_memory(block: Block) -> int:

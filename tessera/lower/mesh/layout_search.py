@@ -13,11 +13,13 @@ from tessera.core.types import RefType, TensorType
 from tessera.ir.builder import Builder, evaluate_block
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rewrite import eliminate_dead_nodes
-from tessera.lower.mesh import matmul, op_rules
+from tessera.lower.mesh import launch_lowering, matmul, op_rules
 from tessera.lower.mesh.control_flow import region_rules
 from tessera.lower.mesh.cost_model import estimate_peak_memory
+from tessera.lower.mesh.launch_programs import partition_launch
 from tessera.lower.mesh.mesh_lowering import (
     CONSTANT,
+    LAUNCH_SHARE,
     PIECE_MEMORY_BYTES,
     Mesh,
     MeshLowering,
@@ -31,7 +33,7 @@ from tessera.lower.mesh.op_rules import mesh_op_rules, raise_unmapped
 from tessera.ops.dialects import host, mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 
-assert op_rules and matmul and op_rules  # fill the table
+assert launch_lowering and matmul and op_rules  # fill the tables
 
 # Candidate shardings of a tensor's last two axes, the most even first.
 CHOICES: tuple[tuple[int, int], ...] = (
@@ -58,6 +60,8 @@ def to_mesh(module: Module, shape: Mesh) -> Module:
     """
     function = module.main
     _check_concrete(function)
+    if (launched := partition_launch(function, shape.grid, int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))) is not None:
+        return launched
     choices = [_list_shardings(shape, tensor_type_of(p)) for p in function.params]
     chosen = [0] * len(choices)
     best = _estimate_cost(function, shape, choices, chosen)
@@ -121,6 +125,8 @@ def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sha
     held = [
         _emit_read(lowering, ref, tensor_type_of(p), s) for ref, p, s in zip(refs, function.params, splits, strict=True)
     ]
+    for param, ref, x in zip(function.params, refs, held, strict=True):
+        x.source = ref if _count_uses(function, param) == 1 else None
 
     def meaning(node: Node, args: list[ShardedTensor], run: Any) -> list[ShardedTensor]:
         reached[0] += 1
@@ -136,11 +142,18 @@ def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sha
         for i, v in enumerate(function.body.results)
     ]
     for result, out in zip(results, outs, strict=True):
+        if result.copy_back is not None and not result.made and sum(r is result for r in results) == 1:
+            result.copy_back(out)
+            continue
         split = _shard_output(lowering, result.type, lowering.settle(result))
         value = result.at(split)
         _count_host_copy(lowering, value)
         lowering.builder.add(mesh.write, [out, value], {"split": _drop_markers(split)})
     return Block((*refs, *outs), (), ())
+
+
+def _count_uses(function: Function, param: Value) -> int:
+    return sum(node.args.count(param) for node in function.body.nodes) + function.body.results.count(param)
 
 
 def _shard_output(lowering: MeshLowering, type: TensorType, split: Sharding) -> Sharding:

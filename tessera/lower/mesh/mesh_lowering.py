@@ -80,6 +80,8 @@ class ShardedTensor:
     split: Sharding
     make: Callable[[Sharding], Value]
     clean: bool = False  # elements past its end are 0
+    source: Value | None = None  # the host memory of an input that nothing else uses
+    copy_back: Callable[[Value], None] | None = None  # copies the windows of a launch's result to host memory
     made: dict[Sharding, Value] = field(default_factory=dict)
 
     def at(self, split: Sharding) -> Value:
@@ -119,6 +121,8 @@ def find_common_sharding(splits: Sequence[Sharding]) -> Sharding | None:
 
 # The part of an element's memory for pieces; code and temporaries need the rest.
 PIECE_MEMORY_BYTES = 36 * 1024
+# The share of it for which a launch is cut: its emission may need more temporaries than are estimated.
+LAUNCH_SHARE = 2 / 3
 
 
 class NoMapping(UnsupportedOpError):

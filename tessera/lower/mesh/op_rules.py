@@ -95,7 +95,7 @@ def _(lowering, node, x):
 
 @mesh_op_rules(shape.reshape)
 def _(lowering, node, x):
-    pairs = _match_reshape_axes(x.type.shape, node.out.type.shape)
+    pairs = match_reshape_axes(x.type.shape, node.out.type.shape)
     merged = [a for before, after in pairs if not (len(before) == len(after) == 1) for a in before]
     source = lowering.unshard_axes(x, merged)
     split = [CONSTANT] * node.out.type.rank
@@ -107,7 +107,7 @@ def _(lowering, node, x):
     return lowering.hold(node, tuple(split), value)
 
 
-def _match_reshape_axes(before: Any, after: Any) -> list[tuple[list[int], list[int]]]:
+def match_reshape_axes(before: Any, after: Any) -> list[tuple[list[int], list[int]]]:
     """Axes of a shape and of its reshape that hold the same elements; axes of size 1 are in none."""
     left = [a for a, n in enumerate(before) if int(n) != 1]
     right = [a for a, n in enumerate(after) if int(n) != 1]

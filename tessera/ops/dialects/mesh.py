@@ -3,10 +3,12 @@ and halos."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
-from tessera.core.types import RefType, TensorType
+from tessera.core.types import REGISTER, RefType, TensorType
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 
@@ -45,6 +47,54 @@ def _infer_write(ref: RefType, value: TensorType, *, split: tuple[int, ...]) -> 
 @op(infer=_infer_write, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",), name="write")
 def write(ref, value, *, split: tuple):
     """Write this program's piece of a tensor to host memory; elements past its end are dropped."""
+
+
+# Windows of memories that a kernel's programs access: element number n (row-major, then by rounds) holds the tile n of
+# a grid of tiles, and its window starts at an affine function of the tile's coordinates.
+
+
+def locate_window(number: Any, first: Sequence[int], steps: Sequence[Sequence[int]], tiles: Sequence[int]) -> list[Any]:
+    """The start of a tile's window along each axis; `number` is an integer or an array of them.
+
+    >>> locate_window(3, (0, 5), ((8, 0), (0, 4)), (2, 2))
+    [8, 9]
+    """
+    spans = [math.prod(tiles[axis + 1 :]) for axis in range(len(tiles))]
+    # The first coordinate exceeds its tiles for elements without a tile: their windows lie outside the memory.
+    places = [number // n if axis == 0 else number // n % tiles[axis] for axis, n in enumerate(spans)]
+    return [
+        start + sum(s * p for s, p in zip(step, places, strict=True)) for start, step in zip(first, steps, strict=True)
+    ]
+
+
+def _check_window(ref: RefType, shape: tuple, first: tuple, steps: tuple, tiles: tuple) -> None:
+    ranks = {len(shape), len(first), len(steps), ref.rank}
+    if len(ranks) != 1 or any(len(s) != len(tiles) for s in steps):
+        raise ShapeError("the window does not fit the memory", received=f"{ref} from {first} by {steps}")
+
+
+def _infer_window(ref: RefType, *, shape: tuple, first: tuple, steps: tuple, tiles: tuple) -> RefType:
+    _check_window(ref, shape, first, steps, tiles)
+    return RefType(tuple(shape), ref.dtype, REGISTER, policy=ref.policy)
+
+
+@op(infer=_infer_window, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("read", "memory"))
+def window(ref, *, shape: tuple, first: tuple, steps: tuple, tiles: tuple):
+    """This program's own memory of `shape` with its window of a tensor in host memory; zeros outside the tensor.
+
+    The window of tile (t0, t1, …) starts along each axis at `first` plus the axis's `steps` times the coordinates.
+    """
+
+
+def _infer_copy_back(dst: RefType, src: RefType, *, first: tuple, steps: tuple, tiles: tuple) -> None:
+    _check_window(dst, tuple(src.shape), first, steps, tiles)
+    if src.dtype != dst.dtype:
+        raise DTypeError(f"cannot copy {src.dtype} into {dst.dtype}", received=str(src))
+
+
+@op(infer=_infer_copy_back, coerce=refuse_direct_call, numerics=STORAGE, dialect="mesh", effects=("write",))
+def copy_back(dst, src, *, first: tuple, steps: tuple, tiles: tuple):
+    """Copy this program's memory to its window of a tensor in host memory; elements outside the tensor are dropped."""
 
 
 def _infer_all_reduce(x: TensorType, *, axis: int, kind: str) -> TensorType:

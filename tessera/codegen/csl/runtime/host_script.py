@@ -14,31 +14,33 @@ import pathlib
 import numpy as np
 
 
-def scatter(array, entry, grid):
+def scatter(array, entry, grid, turn=0):
     """The words of every PE, (rows, columns, words): its piece of the array, zero-padded at the edges."""
     array = np.asarray(array)
-    padded = np.zeros(_find_padded_shape(entry, grid), array.dtype)
-    padded[tuple(slice(0, n) for n in array.shape)] = array
-    pieces = [[padded[_find_piece(entry, (r, c))].reshape(-1) for c in range(grid[1])] for r in range(grid[0])]
-    elements = np.ascontiguousarray(pieces)
+    elements = np.zeros((grid[0], grid[1], int(np.prod(entry["piece"], dtype=int))), array.dtype)
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            own, part = _find_overlap(entry, grid, (row, column), turn)
+            elements[row, column].reshape(entry["piece"])[own] = array[part]
     if elements.dtype.itemsize >= 4:
         return elements.view(np.uint32)
     narrow = _codes(elements).astype(np.int16) if elements.dtype.itemsize == 1 else elements
     return narrow.view(np.uint16).astype(np.uint32)
 
 
-def gather(words, entry, grid):
-    """The whole array from the words of every PE."""
+def gather(words, entry, grid, array=None, turn=0):
+    """The whole array from the words of every PE, which are copied to their pieces of `array`."""
     dtype = _parse_dtype(entry["dtype"])
     elements = words if dtype.itemsize >= 4 else words.astype(np.uint16)
     if dtype.itemsize == 1:
         elements = elements.astype(np.uint8 if _is_coded(dtype) else dtype)
     elements = elements.view(dtype)
-    padded = np.zeros(_find_padded_shape(entry, grid), dtype)
+    array = np.zeros(entry["shape"], dtype) if array is None else array
     for row in range(grid[0]):
         for column in range(grid[1]):
-            padded[_find_piece(entry, (row, column))] = elements[row, column].reshape(entry["piece"])
-    return padded[tuple(slice(0, n) for n in entry["shape"])].copy()
+            own, part = _find_overlap(entry, grid, (row, column), turn)
+            array[part] = elements[row, column].reshape(entry["piece"])[own]
+    return array
 
 
 def _parse_dtype(name):
@@ -60,39 +62,64 @@ def _codes(elements):
     return elements.view(np.uint8) if _is_coded(elements.dtype) else elements
 
 
-def _find_padded_shape(entry, grid):
-    """The shape of all pieces together."""
-    return [n * grid[s] if s >= 0 else n for n, s in zip(entry["piece"], entry["split"])]
+def _find_starts(entry, grid, place, turn):
+    """The first index of a PE's piece along each axis of the array."""
+    if "steps" not in entry:
+        return [place[s] * n if s >= 0 else 0 for n, s in zip(entry["piece"], entry["split"])]
+    number, tiles, coordinates = (turn * grid[0] + place[0]) * grid[1] + place[1], entry["tiles"], []
+    for axis in reversed(range(1, len(tiles))):
+        number, coordinate = divmod(number, tiles[axis])
+        coordinates.insert(0, coordinate)
+    coordinates.insert(0, number)
+    return [
+        first + sum(step * at for step, at in zip(steps, coordinates))
+        for first, steps in zip(entry["first"], entry["steps"])
+    ]
 
 
-def _find_piece(entry, place):
-    """The slices of a PE's piece in the padded array."""
-    starts = [place[s] * n if s >= 0 else 0 for n, s in zip(entry["piece"], entry["split"])]
-    return tuple(slice(first, first + n) for first, n in zip(starts, entry["piece"]))
+def _find_overlap(entry, grid, place, turn):
+    """The slices of a PE's piece that lie in the array, and of the array that lie in the piece."""
+    own, part = [], []
+    for start, length, size in zip(_find_starts(entry, grid, place, turn), entry["piece"], entry["shape"]):
+        low, high = min(max(start, 0), size), max(min(start + length, size), 0)
+        own.append(slice(low - start, max(high, low) - start))
+        part.append(slice(low, max(high, low)))
+    return tuple(own), tuple(part)
 
 
 def execute(runner, plan, arrays, narrow, wide, order):
-    """The results of the program; `narrow`, `wide` and `order` are constants of the host library for copies."""
-    grid = tuple(plan["grid"])
-    for entry, array in zip(plan["inputs"], arrays):
-        words = scatter(array, entry, grid)
-        kind = wide if entry["bytes"] >= 4 else narrow
-        runner.memcpy_h2d(
-            runner.get_id(entry["symbol"]), words.reshape(-1), 0, 0, grid[1], grid[0], words.shape[2],
-            streaming=False, data_type=kind, order=order, nonblock=False,
-        )  # fmt: skip
-    runner.launch("compute", nonblock=False)
-    results = []
-    for entry in plan["outputs"]:
-        length = int(np.prod(entry["piece"], dtype=int)) * max(1, entry["bytes"] // 4)
-        words = np.zeros(grid[0] * grid[1] * length, np.uint32)
-        kind = wide if entry["bytes"] >= 4 else narrow
-        runner.memcpy_d2h(
-            words, runner.get_id(entry["symbol"]), 0, 0, grid[1], grid[0], length,
-            streaming=False, data_type=kind, order=order, nonblock=False,
-        )  # fmt: skip
-        results.append(gather(words.reshape(*grid, length), entry, grid))
+    """The results of the program; `narrow`, `wide` and `order` are constants of the host library for copies.
+
+    A plan of several rounds runs the program once for each, with other pieces of the arrays.
+    """
+    grid, rounds = tuple(plan["grid"]), plan.get("rounds", 1)
+    results = [_make_result(entry, plan, arrays) for entry in plan["outputs"]]
+    for turn in range(rounds):
+        for entry, array in zip(plan["inputs"], arrays):
+            words = scatter(array, entry, grid, turn)
+            kind = wide if entry["bytes"] >= 4 else narrow
+            runner.memcpy_h2d(
+                runner.get_id(entry["symbol"]), words.reshape(-1), 0, 0, grid[1], grid[0], words.shape[2],
+                streaming=False, data_type=kind, order=order, nonblock=False,
+            )  # fmt: skip
+        runner.launch("compute", nonblock=False)
+        for entry, result in zip(plan["outputs"], results):
+            length = int(np.prod(entry["piece"], dtype=int)) * max(1, entry["bytes"] // 4)
+            words = np.zeros(grid[0] * grid[1] * length, np.uint32)
+            kind = wide if entry["bytes"] >= 4 else narrow
+            runner.memcpy_d2h(
+                words, runner.get_id(entry["symbol"]), 0, 0, grid[1], grid[0], length,
+                streaming=False, data_type=kind, order=order, nonblock=False,
+            )  # fmt: skip
+            gather(words.reshape(grid[0], grid[1], length), entry, grid, result, turn)
     return results
+
+
+def _make_result(entry, plan, arrays):
+    """The array for a result: a copy of the input that the program changes in place, or zeros."""
+    if "into" in entry:
+        return np.array(arrays[plan["given"].index(entry["into"])])
+    return np.zeros(entry["shape"], _parse_dtype(entry["dtype"]))
 
 
 def find_fault(runner, plan, wide, order):

@@ -41,9 +41,20 @@ class TimedSdkRuntime(SdkRuntime):
 MAX_SIDE, MAX_PIECE_BYTES = 1 << 10, 1 << 20  # of a grid, and of an array on one PE: more than the machines have
 
 
+_is_index = lambda v: isinstance(v, int) and not isinstance(v, bool)  # noqa: E731
+_WINDOW_FIELDS = {"first": is_list(_is_index), "steps": is_list(is_list(_is_index)), "tiles": is_list(is_count)}
+_IS_WINDOW = has_fields(**_WINDOW_FIELDS)
+
+
 def _is_piece(entry: Mapping[str, Any]) -> bool:
     """Whether an array of the plan is split into pieces that fit on a PE."""
     ranks = {len(entry[k]) for k in ("piece", "shape", "split")}
+    if not _IS_WINDOW(entry) and any(k in entry for k in _WINDOW_FIELDS):
+        return False
+    if "steps" in entry:
+        ranks |= {len(entry["first"]), len(entry["steps"])}
+        if any(len(step) != len(entry["tiles"]) for step in entry["steps"]):
+            return False
     return len(ranks) == 1 and math.prod(entry["piece"]) * entry["bytes"] <= MAX_PIECE_BYTES
 
 
@@ -58,6 +69,7 @@ _PLAN_FIELDS = {
     "grid": lambda v: is_list(is_count)(v) and len(v) == 2 and 0 < min(v) and max(v) <= MAX_SIDE,
     "inputs": _is_array_list,
     "outputs": _is_array_list,
+    "rounds": lambda v: is_count(v) and v > 0,
 }
 _OPTION_FIELDS = {"arch": lambda v: v in ("wse2", "wse3"), "bfloat": lambda v: isinstance(v, bool)}
 

@@ -54,6 +54,9 @@ from tessera.ops.dialects import mesh, tile
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.ops.tensor import elementwise as e
 
+# The variable of a program that the host runs in rounds: the number of the round.
+ROUND = "round"
+
 # row(ctx, node, *views) emits a node and returns the view of its result.
 emit = Rules("csl emission")
 
@@ -226,7 +229,7 @@ def _(ctx, node):
 
 @emit(tile.program_id)
 def _(ctx, node):
-    places = [name for name, _ in ctx.programs] or ["row", "column"]
+    places = [name for name, _ in ctx.programs] or ["row", "column", ROUND]
     return PeArrayView("i32", (), literal=(*places, "0", "0")[node.attrs["axis"]])
 
 
@@ -323,4 +326,20 @@ def _(ctx, node, ref, value):
         return None
     buffer = declare_array(ctx, node.args[0], node.args[1].type.shape)
     emit_copy(ctx, PeArrayView(buffer.type, value.shape, buffer, 0, make_row_major_strides(value.shape)), value)
+    return None
+
+
+@emit(mesh.window)
+def _(ctx, node, ref):
+    sizes = tuple(node.attrs["shape"])
+    buffer = declare_array(ctx, node.args[0], sizes)
+    return PeArrayView(buffer.type, sizes, buffer, 0, make_row_major_strides(sizes))
+
+
+@emit(mesh.copy_back)
+def _(ctx, node, ref, memory):
+    held = ctx.symbols.get(node.args[0])
+    if held is not memory.buffer and not export_in_place(ctx, node.args[0], memory):
+        buffer = declare_array(ctx, node.args[0], memory.shape)
+        emit_copy(ctx, PeArrayView(buffer.type, memory.shape, buffer, 0, make_row_major_strides(memory.shape)), memory)
     return None
