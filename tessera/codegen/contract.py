@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
+from tessera.core.device import INTERP, find_generator_name
+from tessera.core.device_array import DeviceMemory
 from tessera.core.errors import (
     UNKNOWN,
     ArgumentError,
@@ -97,7 +99,9 @@ class Backend(Protocol):
     """A code generator, found through the entry point group `tessera.codegen`.
 
     `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`) and
-    `precompile(artifact)`, which gives machine code as files that travel in an artifact folder.
+    `precompile(artifact)`, which gives machine code as files that travel in an artifact folder. A generator
+    whose device has a memory of its own has `memory()`, which gives it (a `DeviceMemory`); its runtimes have a method
+    `call(arrays, constants)`, which takes and gives arrays of the device.
     """
 
     name: str
@@ -235,6 +239,7 @@ OPTIONAL_METHODS = {
     "precompile": ("artifact",),
     "configured": ("text",),
     "where": (),
+    "memory": (),
 }
 
 
@@ -316,6 +321,17 @@ def _require(generator: Backend, method: str, found: Any, kind: Any, expected: s
         f"the method `{method}` of the generator {name} gives something else", expected=expected,
         received=repr(found)[:80], location=_locate_definition(getattr(generator, method)),
     )  # fmt: skip
+
+
+def find_device_memory(device: str) -> DeviceMemory | None:
+    """The memory of a device, or None of one whose programs use that of the host.
+
+    Raises:
+        DeviceUnavailable, UnknownNameError: nothing installed serves the device.
+    """
+    name = find_generator_name(device)
+    generator = None if name == INTERP else get_backend(name)
+    return generator.memory() if hasattr(generator, "memory") else None
 
 
 def find_broken_backends() -> dict[str, TesseraError]:

@@ -59,6 +59,7 @@ def array_span(array: np.ndarray) -> tuple[int, int]:
 INTERP = "interp"
 # The generator for each device name of the user; "interp" needs none.
 GENERATOR_BY_DEVICE = {"cpu": "llvm", "llvm": "llvm", "wse": "csl", INTERP: INTERP}
+GENERATOR_BY_DLPACK = {2: "ptx"}  # by the device type of DLPack, of those with a memory of their own
 _default: ContextVar[str] = ContextVar("device", default=INTERP)
 
 

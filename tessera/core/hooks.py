@@ -36,6 +36,10 @@ class Hook:
 infer_by_lowering = Hook("tessera.ir.composites:infer_by_lowering")
 # core -> codegen: the generators that are installed.
 list_generators = Hook("tessera.codegen.contract:list_backends")
+# core, ir -> codegen: the memory of a device.
+find_device_memory = Hook("tessera.codegen.contract:find_device_memory")
+# ir, an op on tensors of a device -> runtime: a program of one op.
+run_device_op = Hook("tessera.runtime.launch.device_ops:run_device_op")
 # lower -> stdlib: the rules that lower an op to a kernel of the standard library.
 load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
 # frontend, a kernel -> frontend: a launch in a program that is being traced.

@@ -57,17 +57,22 @@ class _CapsuleSource:
         return self.device
 
 
-def _capsule_type(capsule: Any) -> _DLDataType:
+def find_capsule(capsule: Any) -> tuple[int, bytes]:
+    """The address of a capsule's tensor (DLTensor), and the capsule's name."""
     name = _capsule_name(capsule)
-    return _DLDataType.from_address(_capsule_pointer(capsule, name) + TENSOR_OFFSETS[name] + 20)
+    return _capsule_pointer(capsule, name) + TENSOR_OFFSETS[name], name
 
 
-def _request_capsule(source: Any) -> Any:
+def _capsule_type(capsule: Any) -> _DLDataType:
+    return _DLDataType.from_address(find_capsule(capsule)[0] + 20)
+
+
+def request_capsule(source: Any, **named: Any) -> Any:
     """A versioned capsule, which says whether its memory is writable, if the library supports it."""
     try:
-        return source.__dlpack__(max_version=(1, 1))
+        return source.__dlpack__(max_version=(1, 1), **named)
     except (TypeError, BufferError):
-        return source.__dlpack__()
+        return source.__dlpack__(**named)
 
 
 def import_dlpack(source: Any) -> np.ndarray:
@@ -80,7 +85,7 @@ def import_dlpack(source: Any) -> np.ndarray:
         raise DTypeError(
             "this has no DLPack", location=user_location(), received=type(source).__name__, expected="an array"
         )
-    capsule = _request_capsule(source)
+    capsule = request_capsule(source)
     found = _capsule_type(capsule)
     if found.code in NUMPY_CODES:
         return np.from_dlpack(_CapsuleSource(capsule, source.__dlpack_device__()))

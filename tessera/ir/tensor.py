@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.device import check_device
+from tessera.core.device_array import DeviceArray, Donated
 from tessera.core.effects import ALL_EFFECTS, perform_effects
-from tessera.core.errors import DTypeError, ShapeError, TesseraError, TraceError, user_location
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, TraceError, user_location
+from tessera.core.hooks import find_device_memory, run_device_op
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
@@ -24,6 +26,7 @@ from tessera.ir.array_interchange import (
 )
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Value
+from tessera.ir.device_interchange import import_device_array, is_on_device
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op
 
@@ -92,8 +95,9 @@ class Tensor(OperatorStubs):
 
     `data` is a number, nested lists, a tensor, or an array, which is not copied. A tuple of ints is a shape:
     `Tensor((3, 4))` has zeros in f32 (`Tensor([3, 4])` has the elements 3 and 4). `dtype` is by default that of an
-    array, f32 for Python floats and int64 for Python ints. `device` must be one this machine has: elements lie in
-    host memory. `layout` ("row_major", "column_major") is how they lie there.
+    array, f32 for Python floats and int64 for Python ints. `device` is where the elements
+    lie: a device with a memory of its own ("cuda:0"), or host memory. `layout` ("row_major", "column_major") is how
+    they lie there.
 
     Raises:
         DTypeError: there is no such element type, or integers are to have gradients.
@@ -127,6 +131,12 @@ class Tensor(OperatorStubs):
             return
         if device is not None:
             check_device(device)
+        if (placed := _find_device_array(data)) is not None and dtype is None:
+            self.data, self.type = placed, TensorType(placed.shape, as_dtype(placed.dtype))
+            self.type = data.type if isinstance(data, Tensor) else self.type
+            self._place(device)
+            return
+        data = data if placed is None else placed.numpy()
         data = _fill_shape(data) if data.__class__ is tuple and _is_shape(data) else data
         array = data if isinstance(data, np.ndarray) else None
         if isinstance(data, Tensor):
@@ -149,6 +159,11 @@ class Tensor(OperatorStubs):
             array = convert(check_integer_range(array, element) if written else array, element)
         self.data = array if layout == "row_major" else apply_layout(array, layout)
         self.type = TensorType(array.shape, element, find_policy(dtype))
+        self._place(device)
+
+    def _place(self, device: str | None) -> None:
+        if device is not None:
+            self.data = place_on_device(self, device)
 
     def __class_getitem__(cls, items: Any) -> Any:
         """The type `Tensor[dim, ..., element]`; without an element type it is f32."""
@@ -181,8 +196,10 @@ class Tensor(OperatorStubs):
 
     @property
     def device(self) -> str:
-        """The device that holds the elements: "cpu", the memory that the interpreters and the llvm target share."""
-        return "cpu"
+        """The device that holds the elements: "cpu", the memory that the interpreters and the llvm target share, or
+        that of a target with a memory of its own: "cuda:0", and "ptx" for the emulated GPU.
+        """
+        return self.data.memory.name if self.data.__class__ is DeviceArray else "cpu"
 
     @property
     def is_traced(self) -> bool:
@@ -190,12 +207,19 @@ class Tensor(OperatorStubs):
         return isinstance(self.data, Value)
 
     def numpy(self) -> np.ndarray:
-        """The elements as a NumPy array.
+        """The elements as a NumPy array: those in host memory in place, those on a device as a copy.
 
         Raises:
             TraceError: the tensor is being traced and has no elements yet.
+            ArgumentError: the tensor was donated to a call.
         """
+        if self.data.__class__ is np.ndarray:
+            return self.data
         self._refuse_traced("call a function of ts: NumPy's functions run on arrays, which exist after the trace")
+        if self.data.__class__ is DeviceArray:
+            return self.data.numpy()
+        if self.data.__class__ is Donated:
+            raise self.data.error()
         return self.data
 
     def _refuse_traced(self, suggestion: str) -> None:
@@ -236,7 +260,7 @@ class Tensor(OperatorStubs):
 
     def __index__(self) -> int:
         if not self.is_traced and self.dtype.is_integer and not self.shape:
-            return int(self.data)
+            return int(self.numpy())
         self._refuse_traced(_KEEP_TENSOR)
         return self.numpy().__index__()
 
@@ -269,11 +293,14 @@ class Tensor(OperatorStubs):
     def __repr__(self) -> str:
         if self.is_traced:
             return f"Tensor({self.type}, traced)"
-        text = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        if self.data.__class__ is Donated:
+            return f"Tensor({self.type}, donated)"
+        text = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
         empty = f", shape={self.shape}" if not self.size and self.shape != (0,) else ""
         element = repr(self.type.policy).removeprefix("ts.") if self.type.policy else self.dtype
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"Tensor({text}, {element}{empty}{grad})"
+        place = "" if self.device == "cpu" else f', device="{self.device}"'
+        return f"Tensor({text}, {element}{empty}{grad}{place})"
 
 
 def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
@@ -290,7 +317,7 @@ def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any
             if any(t.requires_grad for t in operands):
                 TAPE_HOOK[0](op, operands, attrs, found)
             return _unwrap_single(found)
-        values = [t.data if t.is_traced else builder.capture(t.data, t) for t in operands]
+        values = [t.data if t.is_traced else builder.capture(get_elements(t), t) for t in operands]
         node = builder.add(op, values, attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
@@ -302,6 +329,8 @@ TAPE_HOOK: list[Any] = []
 
 
 def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, Any]) -> list[Tensor]:
+    if any([t.data.__class__ is DeviceArray for t in operands]):
+        return run_device_op(op, operands, attrs)  # type: ignore[no-any-return]
     arrays = [t.numpy() for t in operands]
     results = op.result_types(types, attrs)
     for result in results:
@@ -328,7 +357,8 @@ def place_in_pool(array: np.ndarray) -> np.ndarray:
 
 def _make_tensor(array: Any, type: Any) -> Tensor:
     out = object.__new__(Tensor)  # `Tensor(...)` would look at what is known already
-    out.data, out.type = place_in_pool(np.asarray(array)), type
+    out.data = array if array.__class__ is DeviceArray else place_in_pool(np.asarray(array))
+    out.type = type
     out.grad, out.requires_grad = None, False
     return out
 
@@ -346,6 +376,59 @@ def _unpickle_tensor(array: np.ndarray, type: TensorType, requires_grad: bool) -
 
 def _unwrap_single(tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def get_elements(tensor: Tensor) -> np.ndarray | DeviceArray:
+    """The elements of a tensor where they lie: an array of the host or of a device.
+
+    Raises:
+        TraceError, ArgumentError: there are none: the tensor is being traced, or was donated.
+    """
+    return tensor.data if tensor.data.__class__ is DeviceArray else tensor.numpy()
+
+
+def _find_device_array(data: Any) -> DeviceArray | None:
+    """The elements of a tensor or of another library's array that lie on a device; None where they do not."""
+    if data.__class__ is DeviceArray:
+        return data  # type: ignore[no-any-return]
+    if isinstance(data, Tensor):
+        return data.data if data.data.__class__ is DeviceArray else None
+    plain = isinstance(data, (np.ndarray, list, tuple, int, float))
+    return None if plain or not is_on_device(data) else import_device_array(data)
+
+
+def place_on_device(tensor: Tensor, device: str) -> Any:
+    """The elements of a tensor on a device: those that lie there already in place, others as a copy.
+
+    Raises:
+        DeviceUnavailable: nothing here serves the device.
+        ArgumentError: the tensor requires gradients, which do not follow a copy.
+    """
+    check_device(device)
+    memory = find_device_memory(device)
+    if tensor.is_traced or memory is getattr(tensor.data, "memory", None):
+        return tensor.data
+    if tensor.data.__class__ is not DeviceArray and memory is None:
+        return tensor.numpy()
+    if tensor.requires_grad:
+        raise ArgumentError(
+            "a tensor that requires gradients is moved", location=user_location(), received=str(tensor.type),
+            expected="a tensor without requires_grad", suggestion="move it first: ts.tensor(data, device=..., "
+            "requires_grad=True)",
+        )  # fmt: skip
+    return tensor.numpy() if memory is None else memory.copy_in(tensor.numpy(), memory.find_stream())
+
+
+def move(tensor: Tensor, device: str | None) -> Tensor:
+    """A tensor on a device; None is where it lies.
+
+    Raises:
+        DeviceUnavailable, ArgumentError: as `place_on_device`.
+    """
+    if device is None:
+        return tensor
+    placed = place_on_device(tensor, device)
+    return tensor if placed is tensor.data else wrap_array(placed, tensor.type)
 
 
 def _is_shape(sizes: tuple[Any, ...]) -> bool:

@@ -17,6 +17,7 @@ from tessera.codegen.contract import (
     load_runtime,
 )
 from tessera.core.device import INTERP, find_generator_name
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError
 from tessera.core.progress import track
 from tessera.interp import graph as graph_interpreter
@@ -91,12 +92,29 @@ def takes_symbolic_sizes(device: str) -> bool:
     return target != INTERP and get_backend(target).capabilities.symbolic
 
 
-def compile_graph(function: Function, device: str) -> RunFunction:
-    """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime."""
+def compile_graph(function: Function, device: str, constants: range = range(0)) -> RunFunction:
+    """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime.
+
+    Where the device has a memory of its own, arrays of the device are taken and given (`Backend.memory`); `constants`
+    are the places of parameters whose copies on the device are kept.
+    """
     target = find_generator_name(device)
     if target == INTERP:
-        return lambda arrays: graph_interpreter.run(function, arrays)
-    return compile_tile(lower(function, target)["tile"], target)
+        return lambda arrays: graph_interpreter.run(function, _copy_to_host(arrays))
+    runtime = make_runtime(lower(function, target)["tile"], target)
+    if hasattr(runtime, "call"):
+        call = runtime.call
+        return lambda arrays: call(arrays, constants)
+    run = runtime.run
+    return lambda arrays: run(_copy_to_host(arrays))
+
+
+def _copy_to_host(arrays: Sequence[Any]) -> Sequence[Any]:
+    """The arrays, with those of a device copied to the host."""
+    for array in arrays:
+        if array.__class__ is DeviceArray:
+            return [a.numpy() if a.__class__ is DeviceArray else a for a in arrays]
+    return arrays
 
 
 def compile_tile(module: Module, target: str) -> RunFunction:

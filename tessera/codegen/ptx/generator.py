@@ -19,6 +19,7 @@ from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import list_passes
+from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
 from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, describe_device, make_runtime
@@ -28,6 +29,7 @@ from tessera.codegen.ptx.text.builder import PTX_TYPES, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS
 from tessera.core.device import count_gpus
+from tessera.core.device_array import DeviceMemory
 from tessera.core.errors import ArgumentError, ResourceError
 from tessera.ir.core import Module
 from tessera.lower.lowering_plan import LoweringPlan
@@ -140,6 +142,10 @@ class PtxGenerator:
     def runtime(self, artifact: Artifact) -> EmulatedProgram | GpuProgram:
         """The artifact on this machine's GPU, or where there is none by the PTX emulator."""
         return make_runtime(artifact)
+
+    def memory(self) -> DeviceMemory:
+        """The memory of this machine's GPU, or the emulator's."""
+        return get_device_memory()
 
     @property
     def has_device(self) -> bool:

@@ -10,7 +10,6 @@ import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ from tessera.core.hooks import compile_graph, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
 from tessera.core.symbolic_dim import Size, symbol_names
-from tessera.core.types import Policy, TensorType, as_dtype, int64
+from tessera.core.types import TensorType, as_dtype, int64
+from tessera.frontend.jit.call_keys import CallWalk, make_closure_key, make_hashable_key
 from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
     CallHistory,
@@ -50,47 +50,15 @@ from tessera.frontend.jit.line_marks import (
 from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
+from tessera.ir.device_interchange import is_on_device
+from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomState, RandomUse, trace_random_state
 
-# What a Python function holds: its annotations, where it stands, and what it closes over.
-
-
-def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
-    """Make a key of closed-over values, recursively: arrays by identity, the rest by value where hashable."""
-    cells = getattr(function, "__closure__", None) or ()
-    inner = (*seen, id(function))  # a function may capture itself
-    return tuple(make_hashable_key(c.cell_contents, inner) for c in cells if _is_filled(c))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
-    """Make a hashable key of a value: by value where hashable, else by identity."""
-    if isinstance(value, (np.ndarray, Tensor)):
-        return ("object", id(value))
-    if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
-        return (type(value).__name__, repr(value))
-    function = getattr(value, "function", value)  # the function under a jit function
-    if isinstance(function, FunctionType):
-        return ("function", id(function), () if id(function) in seen else make_closure_key(function, seen))
-    try:
-        hash(value)
-        return value
-    except TypeError:
-        leaves, tree = flatten(value)
-        if tree.kind is None:
-            return ("object", id(value))
-        return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
+# Traced functions: what a Python function says of itself, and what a trace of it gives.
 
 
 def read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -144,6 +112,15 @@ class BoundCall:
         return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
 
 
+@dataclass(frozen=True)
+class KnownCall:
+    """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written."""
+
+    traced: TracedFunction
+    run: Callable[..., Any]
+    order: tuple[int, ...]
+
+
 def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
     """Resolve the static parameters, by name or number.
 
@@ -188,14 +165,18 @@ class Jit:
         self.target = target or device
         self.dynamic = dynamic
         self.signature = inspect.signature(function)
-        self.static = resolve_static_names(list(self.signature.parameters), static_argnames, static_argnums)
+        names = list(self.signature.parameters)
+        self.static = frozenset(resolve_static_names(names, static_argnames, static_argnums))
+        self._static_places = frozenset(i for i, name in enumerate(names) if name in self.static)
+        kinds = {p.kind for p in self.signature.parameters.values()}
+        self._is_variadic = bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
         self.annotations = read_annotations(function)
         self.location = locate_definition(function)
         self._check_annotations()
         self._cache: dict[Hashable, Any] = {}
         self._histories: dict[Hashable, CallHistory] = {}
-        # Fast path: calls by the types of positional tensors, without the signature.
-        self._known: dict[Hashable, tuple[TracedFunction, Callable[..., Any]]] = {}
+        # Fast path: calls by the types of their arguments, without the signature.
+        self._known: dict[Hashable, KnownCall] = {}
 
     def _check_annotations(self) -> None:
         for name, value in self.annotations.items():
@@ -212,16 +193,18 @@ class Jit:
             return self.function(*args, **named)
         if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
             return self.stepped(*args, **named)
-        key = None if named else self._fast_key(args)
-        if key in self._known:
-            return _run_cached_call(*self._known[key], [x.data if x.__class__ is Tensor else x for x in args])
+        walk = CallWalk(self._static_places, self.static)
+        key = (walk.key(args, named), *self._ambient_key())
+        known = self._known.get(key) if walk.plain else None
+        if known is not None:
+            return self._run_known(known, walk.leaves, args, named)
         call = self.bind(args, named)
         traced, run = self._compiled(call, compile_graph)
         if traced.breakpoints:  # no debugger session yet
             check_breakpoint_support(traced.breakpoints[0], self.target or default_device())
             return self.stepped(*args, **named)
-        if key is not None and not traced.owners and len(call.leaves) == len(args):
-            self._known[key] = traced, run
+        if walk.plain and not traced.owners and (order := self._find_order(call, args, named)) is not None:
+            self._known[key] = KnownCall(traced, run, order)
         return self._run(call, traced, run)
 
     def stepped(self, *args: Any, **named: Any) -> Any:
@@ -233,25 +216,41 @@ class Jit:
         traced = self._cache[key]
         return self._run(call, traced, compile_graph(traced.function, INTERP))
 
+    def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a call whose arguments are known to match."""
+        traced = known.traced
+        arrays = [leaves[i] for i in known.order]
+        arrays += traced.hidden_arguments()
+        out = known.run(arrays)
+        if traced.results.kind is None:
+            return _wrap_result(out[0], traced.function.results[0])
+        return traced.results.build(
+            iter([_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)])
+        )
+
+    def _find_order(self, call: BoundCall, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, ...] | None:
+        """For each parameter its place among the leaves of a call as they were written.
+
+        None where there is none: a parameter has a default that is traced, or its name is not known.
+        """
+        if not named:
+            pairs = list(self.signature.bind(*args).arguments.items())
+        elif self._is_variadic:
+            return None
+        else:
+            pairs = [*zip(self.signature.parameters, args, strict=False), *named.items()]
+        written = [path for name, x in pairs for path, _ in flatten(x, name)[0]]
+        known = set(call.names)
+        places = {path: i for i, path in enumerate([p for p in written if p in known])}
+        return tuple(places[n] for n in call.names) if places.keys() == known else None
+
     def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any]) -> Any:
         hidden = traced.hidden_arguments()
-        arrays = run([*(to_array(leaf) for leaf in call.leaves), *hidden])
+        arrays = run([*(to_operand(leaf) for leaf in call.leaves), *hidden])
         results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
             _record_call_on_tape(traced, call.leaves, hidden, results)
         return traced.results.build(iter(results))
-
-    def _fast_key(self, args: tuple[Any, ...]) -> Hashable:
-        """Make the fast key of a call whose arguments are all tensors and arrays; else None."""
-        kinds: list[Any] = []
-        for x in args:
-            if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ is np.ndarray:
-                kinds.append(x.type)
-            elif x.__class__ is np.ndarray:
-                kinds.append((x.shape, x.dtype))
-            else:
-                return None
-        return (tuple(kinds), *self._ambient_key())
 
     def _ambient_key(self) -> tuple[Hashable, ...]:
         """Make the key of a trace's context: the target, the numeric context, the captured values."""
@@ -269,7 +268,9 @@ class Jit:
         start = time.perf_counter()
         traced = self._trace(call)
         with override_numerics(None):  # the types already hold the numeric context
-            compiled = traced, executable(traced.function, self.target or default_device())
+            first = len(traced.function.params) - len(traced.captures) - (0 if traced.random is None else 2)
+            constants = range(first, first + len(traced.captures))
+            compiled = traced, executable(traced.function, self.target or default_device(), constants)
         COMPILE_LOG.info(
             "compiled %s(%s) for %s in %.0f ms", self.function.__name__, ", ".join(map(str, call.types)),
             self.target or default_device(), 1e3 * (time.perf_counter() - start),
@@ -374,6 +375,8 @@ class Jit:
         types: list[TensorType] = []
         traced, static = [], []
         for name, value in leaves:
+            if value.__class__ not in _HOST_KINDS and is_on_device(value):
+                value = Tensor(value)
             type = None if isinstance(value, _StaticArgument) else leaf_type(value)
             if type is None:
                 static.append((name, value.value if isinstance(value, _StaticArgument) else value))
@@ -412,7 +415,7 @@ class Jit:
             leaves, results = flatten(outcome, empty=True)
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)
-            outputs = [t.data if t.is_traced else builder.capture(t.data) for t in tensors]
+            outputs = [t.data if t.is_traced else builder.capture(get_elements(t)) for t in tensors]
         name = self.function.__name__
         name = name if name.isidentifier() else "traced"  # a lambda has no name
         body = builder.block(params, outputs)
@@ -486,6 +489,10 @@ def pair_results(annotation: Any, value: Any) -> Iterator[tuple[TensorType, Tens
             yield from pair_results(part, each)
 
 
+# Classes of arguments that are in host memory.
+_HOST_KINDS = frozenset((Tensor, np.ndarray, bool, int, float, str, type(None)))
+
+
 @dataclass(frozen=True)
 class _StaticArgument:
     """An argument that is static whatever its type."""
@@ -513,15 +520,6 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return Jit(function, **options)
 
 
-def _run_cached_call(traced: TracedFunction, run: Callable[..., Any], arrays: list[Any]) -> Any:
-    """Run a call whose operands are known to match."""
-    arrays += traced.hidden_arguments()
-    out = run(arrays)
-    if traced.results.kind is None:
-        return _wrap_result(out[0], traced.function.results[0])
-    return traced.results.build(iter([_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]))
-
-
 def _record_call_on_tape(
     traced: TracedFunction, leaves: Sequence[Any], hidden: Sequence[np.ndarray], results: Sequence[Tensor]
 ) -> None:
@@ -544,6 +542,11 @@ def leaf_type(value: Any) -> TensorType | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return TensorType((), as_dtype(type(value)))
     return TensorType(tuple(value.shape), as_dtype(np.asarray(value).dtype)) if hasattr(value, "__array__") else None
+
+
+def to_operand(value: Any) -> Any:
+    """A leaf as a program takes it: the elements of a tensor where they lie, anything else as an array."""
+    return get_elements(value) if isinstance(value, Tensor) else to_array(value)
 
 
 def to_array(value: Any) -> np.ndarray:

@@ -12,7 +12,8 @@ from tessera.core.errors import ArgumentError, user_location
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, as_dtype, f32, f64, int64
 from tessera.ir.array_interchange import import_dlpack
-from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ir.device_interchange import is_on_device
+from tessera.ir.tensor import Tensor, as_tensor, move
 from tessera.ops.tensor import basic
 from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes
 from tessera.ops.tensor.basic import cast
@@ -57,7 +58,7 @@ def empty(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None
 def _fill_shape(shape: ShapeLike, value: Any, dtype: DType | None, device: str | None) -> Tensor:
     if device is not None:
         check_device(device)
-    return basic.full(shape=shape, value=value, dtype=f32 if dtype is None else as_dtype(dtype))
+    return move(basic.full(shape=shape, value=value, dtype=f32 if dtype is None else as_dtype(dtype)), device)
 
 
 @check_arguments
@@ -129,7 +130,7 @@ def arange(
     whole = all(isinstance(v, int) for v in (low, high, step))
     element = as_dtype(dtype) if dtype is not None else int64 if whole else f32
     length = -(-(high - low) // step) if whole else math.ceil((high - low) / step)
-    return _make_ramp(max(0, int(length)), low, step, element, int64 if whole else f64)
+    return move(_make_ramp(max(0, int(length)), low, step, element, int64 if whole else f64), device)
 
 
 def _make_ramp(length: int, low: float, step: float, element: DType, through: DType) -> Tensor:
@@ -156,7 +157,7 @@ def linspace(
     line = cast(index, dtype=f64) * ((end - start) / gaps) + float(start)
     if endpoint and steps > 1:
         line = where(equal(index, steps - 1), float(end), line)  # `end` exactly, without rounding errors
-    return cast(line, dtype=f32 if dtype is None else as_dtype(dtype))
+    return move(cast(line, dtype=f32 if dtype is None else as_dtype(dtype)), device)
 
 
 @check_arguments
@@ -174,10 +175,8 @@ def eye(
     shape = (rows, rows if columns is None else columns)
     if isinstance(shape[0], int) and isinstance(shape[1], int):
         k = max(-shape[0], min(k, shape[1]))  # no diagonal exists beyond the matrix
-    return cast(
-        equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)),
-        dtype=f32 if dtype is None else as_dtype(dtype),
-    )
+    element = f32 if dtype is None else as_dtype(dtype)
+    return move(cast(equal(iota(shape=shape, axis=-2) + k, iota(shape=shape, axis=-1)), dtype=element), device)
 
 
 @check_arguments
@@ -199,7 +198,7 @@ def asarray(data: Any, dtype: DType | None = None, copy: bool | None = None, dev
     kept = out is data or (not out.is_traced and out.data is data)
     if copy is False and not kept:
         raise ArgumentError("a copy is needed", location=user_location(), received=type(data).__name__)
-    return out.clone() if copy and kept else out
+    return move(out.clone() if copy and kept else out, device)
 
 
 @check_arguments
@@ -221,6 +220,8 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
         return data.clone() if dtype is None else cast(data, dtype=as_dtype(dtype))
     data = list(data) if data.__class__ is tuple else data
     made = Tensor(data, dtype, device, requires_grad)
+    if made.data.__class__ is not np.ndarray:
+        return made if made.data is not getattr(data, "data", made.data) else made.clone()
     if made.data is (data.data if isinstance(data, Tensor) else data):
         made.data = made.data.copy()
     return made
@@ -228,7 +229,7 @@ def tensor(data: Any, dtype: DType | None = None, device: str | None = None, req
 
 @check_arguments
 def from_dlpack(source: Any, device: str | None = None, copy: bool | None = None) -> Tensor:
-    """A tensor of another library's array in host memory, without a copy unless `copy` is True.
+    """A tensor of another library's array, in host memory or on a device, without a copy unless `copy` is True.
 
     >>> import numpy as np
     >>> array = np.arange(3)
@@ -237,5 +238,5 @@ def from_dlpack(source: Any, device: str | None = None, copy: bool | None = None
     """
     if device is not None:
         check_device(device)
-    array = import_dlpack(source)
-    return Tensor(array.copy() if copy else array)
+    made = Tensor(source) if is_on_device(source) else Tensor(import_dlpack(source))
+    return move(made.clone() if copy else made, device)

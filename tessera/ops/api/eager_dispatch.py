@@ -87,8 +87,8 @@ def _make_plan_key(args: tuple[Any, ...], attrs: dict[str, Any]) -> PlanKey | No
     kinds: list[Any] = []
     for x in args:
         if x.__class__ is Tensor:
-            if x.requires_grad:
-                return None
+            if x.requires_grad or x.data.__class__ is not np.ndarray:
+                return None  # also what lies on a device, or was donated
             kinds.append(x.type)
         else:
             kinds.append(x.__class__)

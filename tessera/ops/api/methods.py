@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.device import check_device
+from tessera.core.device_array import DeviceArray
 from tessera.core.types import BY_NAME
 from tessera.ir.rules import ATTRIBUTE_ALIASES, REGISTRY, Op
-from tessera.ir.tensor import TAPE_HOOK, Tensor, wrap_array
+from tessera.ir.tensor import TAPE_HOOK, Tensor, move, wrap_array
 from tessera.ops.api.numpy_protocol import PROTOCOLS
 from tessera.ops.api.subscript import IndexUpdateHelper, subscript
 from tessera.ops.tensor import (
@@ -163,22 +163,23 @@ def _permute(self: Tensor, *dims: Any) -> Tensor:
 
 
 def _to(self: Tensor, target: Any = None, dtype: Any = None, device: str | None = None) -> Tensor:
-    """The tensor with another element type, on another device, or both; `x.to(ts.f16)`, `x.to("cpu")`.
+    """The tensor with another element type, on another device, or both; `x.to(ts.f16)`, `x.to("cuda:0")`.
+
+    The elements are copied where they lie in another memory; `x.to(y.device)` brings two tensors together.
 
     Raises:
         DeviceUnavailable: the device is not available.
     """
     if isinstance(target, str) and target not in BY_NAME:
         target, device = None, target
-    if device is not None:
-        check_device(device)
     wanted = dtype if target is None else target
-    return self if wanted is None else cast(self, dtype=wanted)
+    out = self if wanted is None else cast(self, dtype=wanted)
+    return out if device is None else move(out, device)
 
 
 def _cpu(self: Tensor) -> Tensor:
-    """The tensor in host memory: itself."""
-    return self
+    """The tensor in host memory: itself, or a copy of one on a device."""
+    return move(self, "cpu")
 
 
 def _cuda(self: Tensor, index: int = 0) -> Tensor:
@@ -202,7 +203,10 @@ def _detach(self: Tensor) -> Tensor:
 
 def _clone(self: Tensor) -> Tensor:
     """A copy of the elements; in a trace another tensor of the same value, since values are immutable."""
-    out = Tensor(self.data) if self.is_traced else wrap_array(self.numpy().copy(), self.type)
+    if self.data.__class__ is DeviceArray:
+        out = wrap_array(self.data.memory.clone(self.data, self.data.stream), self.type)
+    else:
+        out = Tensor(self.data) if self.is_traced else wrap_array(self.numpy().copy(), self.type)
     if self.requires_grad:  # gradients pass through a copy
         TAPE_HOOK[0](cast, [self], {"dtype": self.dtype}, [out])
     return out

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, TraceError, user_location
 from tessera.core.pytree import map_leaves
 from tessera.ir.array_interchange import export_dlpack
+from tessera.ir.device_interchange import CUDA_DEVICE, describe_cuda_array, export_device_array
 from tessera.ir.tensor import Tensor
 from tessera.ops.api import creation
 from tessera.ops.tensor import contractions, decompositions, logic, matrices, rearrange, reduce, sorting
@@ -118,7 +120,14 @@ def _to_arrays(value: Any) -> Any:
 def export_tensor(
     self: Tensor, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
 ) -> Any:
-    """The elements for another library, without a copy where the memory may be written."""
+    """The elements for another library, without a copy where the memory may be written.
+
+    Those on a device are ready on the consumer's `stream`, and stay there.
+    """
+    if self.data.__class__ is DeviceArray:
+        if dl_device is not None and tuple(dl_device) != self.data.memory.dlpack_device:
+            raise BufferError(f"the elements lie on {self.device}")
+        return export_device_array(self.data, self.dtype, stream, max_version, copy)
     asked = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     return export_dlpack(self.numpy(), self.dtype, **{k: v for k, v in asked.items() if v is not None})
 
@@ -129,8 +138,19 @@ def as_complex(self: Tensor) -> complex:
 
 
 def dlpack_device(self: Tensor) -> tuple[int, int]:
-    """DLPack's name for host memory."""
-    return (1, 0)
+    """DLPack's name for the memory of the elements: type and number of the device."""
+    return self.data.memory.dlpack_device if self.data.__class__ is DeviceArray else (1, 0)
+
+
+def cuda_array_interface(self: Tensor) -> dict[str, Any]:
+    """The CUDA array interface of elements on a GPU.
+
+    Raises:
+        AttributeError: they lie elsewhere.
+    """
+    if self.data.__class__ is not DeviceArray or self.data.memory.dlpack_device[0] != CUDA_DEVICE:
+        raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__")
+    return describe_cuda_array(self.data)
 
 
 def stats(self: Tensor) -> dict[str, Any]:
@@ -150,7 +170,7 @@ def stats(self: Tensor) -> dict[str, Any]:
 
 def layout(self: Tensor) -> str:
     """The memory layout of the elements: "row_major", "column_major" or "strided"; traced ones are row-major."""
-    flags = None if self.is_traced else self.numpy().flags
+    flags = None if self.is_traced or self.data.__class__ is DeviceArray else self.numpy().flags
     if flags is None or flags.c_contiguous:
         return "row_major"
     return "column_major" if flags.f_contiguous else "strided"
@@ -181,6 +201,7 @@ PROTOCOLS: dict[str, Any] = {
     "__complex__": as_complex,
     "__dlpack__": export_tensor,
     "__dlpack_device__": dlpack_device,
+    "__cuda_array_interface__": property(cuda_array_interface),
     "__setitem__": refuse_item_assignment,
     "stats": stats,
     "layout": property(layout),

@@ -24,7 +24,7 @@ from tessera.ir.numerics.conversion import LOW_32_BITS, draw_random_bits, philox
 from tessera.ir.numerics.error_model import ErrorSite
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import STORAGE, error, op
-from tessera.ir.tensor import Tensor
+from tessera.ir.tensor import Tensor, move
 from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes, parse_shape
 from tessera.ops.tensor.basic import cast, coerce_plain, full
 from tessera.ops.tensor.elementwise import cos, less, log, sqrt
@@ -286,10 +286,8 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
     ((2, 2), (2, 3))
     """
     sizes, element = _prepare_draw(shape, dtype, device)
-    return cast(
-        reshape((generator or DEFAULT_GENERATOR).uniform(count_elements(sizes), element), shape=sizes),
-        dtype=element,
-    )
+    drawn = (generator or DEFAULT_GENERATOR).uniform(count_elements(sizes), element)
+    return move(cast(reshape(drawn, shape=sizes), dtype=element), device)
 
 
 @check_arguments
@@ -305,7 +303,7 @@ def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: 
     pairs = reshape((generator or DEFAULT_GENERATOR).uniform(2 * amount, element), shape=(2, amount))
     first, second = (reshape(slice_(pairs, start=(i, 0), stop=(i + 1, amount)), shape=sizes) for i in (0, 1))
     normal = sqrt(log(1.0 - first) * -2.0) * cos(second * (2 * math.pi))
-    return cast(normal, dtype=element)
+    return move(cast(normal, dtype=element), device)
 
 
 @check_arguments
@@ -332,7 +330,7 @@ def randint(
             f"randint from {low} to {high}", location=user_location(), expected="a range of 1 to 2^31 numbers"
         )
     words = (generator or DEFAULT_GENERATOR).words(count_elements(sizes))
-    return cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element)
+    return move(cast(reshape(((words * span) >> 32) + low, shape=sizes), dtype=element), device)
 
 
 @check_arguments

@@ -1,5 +1,5 @@
-"""CUDA driver: context, module cache, memory pool, and the calls that pycuda lacks (cooperative launches, graphs,
-tensor maps); failures become Tessera errors.
+"""CUDA driver: context, module cache, memory pool, and the calls that pycuda lacks (modules, graphs, tensor maps);
+failures become Tessera errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -26,6 +26,11 @@ from tessera.core.types import as_dtype
 
 DRIVER_LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+LOST_CONTEXT = frozenset((700, 702, 715, 716, 717, 718, 719))  # from CUDA_ERROR_ILLEGAL_ADDRESS to LAUNCH_FAILED
+LOST_HINT = (
+    "this process cannot use the GPU any more: start a new one, and debug with "
+    "`tessera run --level target --target ptx`, which runs the same text in the emulator"
+)
 
 
 @cache
@@ -56,9 +61,20 @@ def call_driver(name: str, *arguments: Any) -> None:
         raise DeviceUnavailable(
             f"the driver has no call {name}", expected="CUDA 12 or newer", suggestion="update the driver"
         )
-    status = found(*arguments)
+    check_status(name, found(*arguments))
+
+
+def check_status(name: str, status: int) -> None:
+    """Raise the error of a driver call that failed.
+
+    Raises:
+        ResourceError: the GPU's memory is exhausted.
+        ExecutionError: any other failure.
+    """
     if status == OUT_OF_MEMORY:
         raise ResourceError(f"the GPU's memory is exhausted ({name})", suggestion="smaller inputs")
+    if status in LOST_CONTEXT:
+        raise ExecutionError(f"a kernel failed ({name}: {_error_name(status)})", suggestion=LOST_HINT)
     if status:
         raise ExecutionError(f"the driver call {name} failed: {_error_name(status)}")
 
@@ -77,59 +93,36 @@ ARGUMENT_TYPES: dict[str, Any] = {
     "h": ctypes.c_int16, "b": ctypes.c_int8, "B": ctypes.c_uint8, "H": ctypes.c_uint16,
     "I": ctypes.c_uint32, "Q": ctypes.c_uint64,
 }  # fmt: skip
+MAX_BLOCK_THREADS = 0  # CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+JIT_ERROR_LOG, JIT_ERROR_LOG_SIZE, JIT_LOG_BYTES = 5, 6, 1 << 16  # of CUjit_option; bytes
 
 
-class CooperativeKernel:
-    """A kernel for cooperative launches, called like a prepared function of pycuda; `letters` are its argument formats.
+class LoadedModule:
+    """A PTX text that the driver has assembled and loaded.
 
     Raises:
-        ExecutionError: the driver refuses the text.
+        ArtifactError: the driver's assembler refuses the text; the error shows its log and the line.
     """
 
-    def __init__(self, device: GPU, text: str, name: str, letters: str, shared: int) -> None:
-        self._device, self.name, self._types = device, name, [ARGUMENT_TYPES[letter] for letter in letters]
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        call_driver("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(text.encode()))
-        device.keep(self)
-        call_driver("cuModuleGetFunction", ctypes.byref(self._function), self._module, ctypes.c_char_p(name.encode()))
-        call_driver("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared))
-
-    def check(self, blocks: int, threads: int, shared: int) -> None:
-        """Check that all blocks of a grid are resident at once, as a cooperative launch requires.
-
-        Raises:
-            ResourceError: they are not; it names the number that is.
-        """
-        each = ctypes.c_int()
-        call_driver(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(each), self._function, ctypes.c_int(threads),
-            ctypes.c_size_t(shared),
-        )  # fmt: skip
-        most = each.value * self._device.processors
-        if blocks > most:
-            raise ResourceError(
-                f"{self.name} has {blocks:,} programs that synchronise at a grid barrier",
-                expected=f"at most {most:,} on {self._device.name}: all must be resident at once",
-                received=f"{blocks:,}",
-                suggestion="fewer programs that do more each: for i in tile.range(tile.group_id(), n, programs)",
+    def __init__(self, text: str) -> None:
+        self.handle = ctypes.c_void_p()
+        log = ctypes.create_string_buffer(JIT_LOG_BYTES)
+        options = (ctypes.c_int * 2)(JIT_ERROR_LOG, JIT_ERROR_LOG_SIZE)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), JIT_LOG_BYTES)
+        try:
+            call_driver(
+                "cuModuleLoadDataEx", ctypes.byref(self.handle), ctypes.c_char_p(text.encode()), ctypes.c_uint(2),
+                options, values,
             )  # fmt: skip
-
-    def prepared_async_call(
-        self, grid: Sequence[int], block: Sequence[int], stream: Any, *values: Any, shared_size: int
-    ) -> None:
-        """Queue a launch."""
-        held = [kind(value) for kind, value in zip(self._types, values, strict=True)]
-        addresses = (ctypes.c_void_p * len(held))(*(ctypes.addressof(each) for each in held))
-        handle = ctypes.c_void_p(stream.handle if stream is not None else 0)
-        sizes = [ctypes.c_uint(n) for n in (*grid, *block, shared_size)]
-        call_driver("cuLaunchCooperativeKernel", self._function, *sizes, handle, addresses)
+        except ExecutionError as error:
+            raise _assembly_error(text, f"{error.message}\n{log.value.decode(errors='replace')}") from None
 
     def free(self) -> None:
         """Release the driver's resources."""
-        if self._module:
-            module, self._module = self._module, ctypes.c_void_p()
-            call_driver("cuModuleUnload", module)
+        if self.handle:
+            handle, self.handle = self.handle, ctypes.c_void_p()
+            call_driver("cuModuleUnload", handle)
 
     def __del__(self) -> None:
         self.free()
@@ -160,9 +153,17 @@ class CudaGraph:
             call_driver("cuGraphDestroy", template)
         device.keep(self)
 
-    def launch(self, stream: Any = None) -> None:
-        """Queue the recorded launches."""
-        call_driver("cuGraphLaunch", self._graph, ctypes.c_void_p(stream.handle if stream is not None else 0))
+    def bind(self, stream: int = 0) -> Callable[[], None]:
+        """What queues the recorded launches on a stream."""
+        call, graph, handle = load_driver_library().cuGraphLaunch, self._graph, ctypes.c_void_p(stream)
+
+        def launch() -> None:
+            status = call(graph, handle)
+            if status:
+                check_status("cuGraphLaunch", status)
+
+        launch.graph = self  # type: ignore[attr-defined]  # it lives as long
+        return launch
 
     def free(self) -> None:
         """Release the driver's resources."""
@@ -174,9 +175,6 @@ class CudaGraph:
         self.free()
 
 
-# The offset of the first parameter with an alignment of 64 bytes: on compute capability 9.0 the parameter bank begins
-# at byte 528, and the next multiple is 576. pycuda does not align parameters in the bank.
-MAP_OFFSET = 48
 MAP_BYTES, MAP_ALIGN = 128, 64
 # CUtensorMapDataType; an 8-bit float is copied as an integer.
 MAP_TYPES = {"f16": 6, "f32": 7, "bf16": 9, "int8": 0, "uint8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0}
@@ -204,26 +202,21 @@ def encode_tensor_map(described: Mapping[str, Any], address: int) -> bytes:
     return ctypes.string_at(target, MAP_BYTES)
 
 
-def tensor_map_format(count: int) -> str:
-    """The format of a prepared launch's first parameters, TMA descriptors."""
-    return f"{MAP_OFFSET}x" + f"{MAP_BYTES}s" * count if count else ""
-
-
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
-class _LaunchAttribute(ctypes.Structure):
+class LaunchAttribute(ctypes.Structure):
     """CUlaunchAttribute: the first three words of its 64-byte value are a cluster's dimensions."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)), ("count", ctypes.c_uint),
     )  # fmt: skip
 
 
@@ -239,9 +232,9 @@ def count_resident_cluster_blocks(text: str, name: str, entry: Mapping[str, Any]
     try:
         call_driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
         call_driver("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, ctypes.c_int(entry["shared"]))
-        attribute = _LaunchAttribute(CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(size, 1, 1))
+        attribute = LaunchAttribute(CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(size, 1, 1))
         sizes = [(ctypes.c_uint * 3)(n, 1, 1) for n in (size, entry["threads"])]
-        config = _LaunchConfig(*sizes, entry["shared"], None, ctypes.pointer(attribute), 1)
+        config = LaunchConfig(*sizes, entry["shared"], None, ctypes.pointer(attribute), 1)
         call_driver("cuOccupancyMaxActiveClusters", ctypes.byref(found), function, ctypes.byref(config))
     finally:
         call_driver("cuModuleUnload", module)
@@ -299,7 +292,7 @@ class GPU:
         self.processors = int(self.device.get_attribute(self.driver.device_attribute.MULTIPROCESSOR_COUNT))
         self.context = self.device.retain_primary_context()
         self._here = threading.local()
-        self._modules: dict[str, Any] = {}
+        self._modules: dict[str, LoadedModule] = {}
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         with self.active():
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
@@ -318,17 +311,23 @@ class GPU:
 
     def _leave(self) -> None:
         """Release everything while the context exists; otherwise pycuda aborts the process."""
+        self.enter()
         for each in list(self._held):
             each.free()
         self._modules.clear()
         self._pool.stop_holding()
-        if getattr(self._here, "active", False):
-            self.driver.Context.pop()
+        self.driver.Context.pop()
 
     @property
     def name(self) -> str:
         """The GPU's name."""
         return str(self.device.name())
+
+    def enter(self) -> None:
+        """Make the context current, for the lifetime of this thread."""
+        if not getattr(self._here, "active", False):
+            self.context.push()
+            self._here.active = True
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -341,9 +340,7 @@ class GPU:
             ExecutionError: a kernel failed. The context, with all memory in it, may be lost.
         """
         drv = self.driver
-        if not getattr(self._here, "active", False):
-            self.context.push()
-            self._here.active = True
+        self.enter()
         try:
             yield
         except drv.MemoryError as error:
@@ -361,8 +358,7 @@ class GPU:
         try:
             self.driver.Context.synchronize()
         except self.driver.Error:
-            hint = "this process cannot use the GPU any more: start a new one, and debug with "
-            hint += "`tessera run --level target --target ptx`, which runs the same text in the emulator"
+            hint = LOST_HINT
         else:
             hint = "this process can still use the GPU; the outputs of this program are invalid"
         return ExecutionError(f"a kernel failed on {self.name}: {error}", suggestion=hint)
@@ -374,7 +370,7 @@ class GPU:
             ResourceError: its registers or its shared memory exceed the limit.
         """
         drv = self.driver
-        max_threads = function.get_attribute(drv.function_attribute.MAX_THREADS_PER_BLOCK)
+        max_threads = function.get_attribute(MAX_BLOCK_THREADS)
         max_shared = self.device.get_attribute(drv.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         if threads > max_threads:
             raise ResourceError(
@@ -403,7 +399,7 @@ class GPU:
                 suggestion="build it again with --arch sm_80",
             )
 
-    def module(self, text: str) -> Any:
+    def module(self, text: str) -> LoadedModule:
         """The module of a PTX text, loaded once.
 
         Raises:
@@ -411,17 +407,9 @@ class GPU:
         """
         key = hash_content(text)
         if key not in self._modules:
-            self._modules[key] = self._load(text)
+            self._modules[key] = loaded = LoadedModule(text)
+            self.keep(loaded)
         return self._modules[key]
-
-    def _load(self, text: str) -> Any:
-        log: list[str] = []
-        try:
-            return self.driver.module_from_buffer(
-                text.encode() + b"\0", message_handler=lambda done, info, error: log.append(error or info)
-            )
-        except self.driver.Error as error:
-            raise _assembly_error(text, f"{error}\n" + "\n".join(log)) from None
 
 
 def _assembly_error(text: str, log: str) -> TesseraError:

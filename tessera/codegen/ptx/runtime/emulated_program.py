@@ -24,7 +24,16 @@ from tessera.codegen.diagnostics import (
     read_word,
     show_print_records,
 )
-from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
+from tessera.codegen.host_plan import (
+    ArgumentBinder,
+    ArrayPlanEngine,
+    execute_plan,
+    find_steps,
+    view_as_array,
+    view_memory,
+)
+from tessera.codegen.ptx.runtime.device_memory import get_device_memory
+from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram
 from tessera.codegen.ptx.table.blocks.program_grid import DEADLOCK_AT, FIRST_EXIT_AT, GRID_BARRIER_BYTES, SITE_BIT
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
 from tessera.core.errors import BarrierError, Location, ResourceError
@@ -230,7 +239,9 @@ class EmulatedProgram:
 
     def __init__(self, artifact: Artifact) -> None:
         self.where = EMULATOR_NAME
-        self._run = make_emulator(artifact)
+        self._plan, module = artifact.manifest["plan"], _load_module(artifact)
+        self._run = _make_host_emulator(self._plan, module)
+        self.call = _make_resident_emulator(self._plan, module).call
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs; arrays that the program writes are written."""
@@ -239,9 +250,17 @@ class EmulatedProgram:
 
 def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """A function from arrays to outputs; it writes the arrays that the program writes."""
-    plan = artifact.manifest["plan"]
-    arguments, module = ArgumentBinder(plan), PtxModule(artifact.text(TEXT_FILE), TEXT_FILE)
+    return _make_host_emulator(artifact.manifest["plan"], _load_module(artifact))
+
+
+def _load_module(artifact: Artifact) -> PtxModule:
+    module = PtxModule(artifact.text(TEXT_FILE), TEXT_FILE)
     module.progress = lambda entry, done, total: report_progress(f"emulating {entry}", done, total)
+    return module
+
+
+def _make_host_emulator(plan: Mapping[str, Any], module: PtxModule) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    arguments = ArgumentBinder(plan)
     scalars = {i for i, p in enumerate(plan["params"]) if p["role"] == "scalar"}
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -252,6 +271,24 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
         return arguments.finish(users, bound)
 
     return run
+
+
+def _make_resident_emulator(plan: Mapping[str, Any], module: PtxModule) -> ResidentProgram:
+    """A program whose arguments and results lie in the memory of the emulated GPU."""
+    params = plan["params"]
+
+    def bind(given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
+        return lambda: run(given)
+
+    def run(given: Sequence[Any]) -> None:
+        values = [
+            view_as_array(view_memory(x, p), p) if p["role"] != "scalar" else _unpack_scalar(x, p["dtype"])
+            for p, x in zip(params, given, strict=True)
+        ]
+        workspace = np.zeros(plan["workspace"], np.uint8)
+        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, values, workspace, module))
+
+    return ResidentProgram(plan, get_device_memory(), bind)
 
 
 @dataclass
@@ -305,6 +342,11 @@ def make_tensor_map(described: Mapping[str, Any], array: np.ndarray) -> TensorMa
     """The TMA descriptor of a parameter's memory, with the 128-byte swizzle."""
     typed = array.reshape(-1).view(as_dtype(described["dtype"]).numpy).reshape(described["shape"])
     return TensorMap(typed, tuple(described["box"]), SWIZZLE_BYTES)
+
+
+def _unpack_scalar(value: int | float, dtype: str) -> Any:
+    """A scalar argument for the emulator, of that of a prepared launch."""
+    return value if dtype in BIT_FORMATS else np.asarray(value, as_dtype(dtype).numpy)[()]
 
 
 def _scalar_argument(array: np.ndarray) -> Any:

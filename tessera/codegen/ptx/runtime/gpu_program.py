@@ -12,14 +12,13 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, run_host_call
+from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.codegen.ptx.runtime.driver_api import (
     GPU,
-    CooperativeKernel,
     CudaGraph,
     count_resident_cluster_blocks,
     encode_tensor_map,
     get_gpu,
-    tensor_map_format,
 )
 from tessera.codegen.ptx.runtime.emulated_program import (
     EMULATOR_NAME,
@@ -28,7 +27,10 @@ from tessera.codegen.ptx.runtime.emulated_program import (
     LaunchBuffers,
     choose_hardware_grid,
 )
+from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
+from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
+from tessera.core.device_array import LEGACY_STREAM
 from tessera.core.errors import ArgumentError
 from tessera.core.types import as_dtype
 
@@ -37,7 +39,6 @@ SCALAR_FORMATS = {
     "f64": "d", "f32": "f", "tf32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint64": "Q",
     "uint32": "I", "uint16": "H", "uint8": "B",
 }  # fmt: skip
-BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that are passed as their bits
 POINTER_ALIGN = 16  # bytes of the widest access
 STATIC_SHARED_BYTES = 48 * 1024  # more shared memory needs an opt-in
 
@@ -67,37 +68,36 @@ class GpuProgram:
         with device.active():
             self._text = artifact.text(TEXT_FILE)
             module = device.module(self._text)
-            self._workspace = device.allocate(plan["workspace"])
-            self.workspace = int(self._workspace)
+            self._workspace_bytes = plan["workspace"]
+            self._workspaces: dict[int, Any] = {}
             self.launches = [self._prepare_launch(module, plan, each) for each in plan["launches"]]
+        self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
 
     def _prepare_launch(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
         if 0 in launch["grid"]:
             return None
         name, entry = launch["kernel"], plan["entries"][launch["kernel"]]
-        function = module.get_function(name)
         launch_buffers = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
-        format_ = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
-        function.prepare(tensor_map_format(len(entry.get("maps", ()))) + format_)
-        self.device.check_resources(name, function, entry["threads"], entry["shared"])
+        letters = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
+        kernel = DriverKernel(module, name, letters, len(entry.get("maps", ())), "meeting" in entry)
+        self.device.check_resources(name, kernel, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC_SHARED_BYTES:
-            attribute = self.device.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            function.set_attribute(attribute, entry["shared"])
+            kernel.allow_shared(entry["shared"])
         clustered = "cluster" in entry
         blocks = count_resident_cluster_blocks(self._text, name, entry) if clustered else self.device.processors
         grid = choose_hardware_grid(launch, entry, blocks)
-        if "meeting" in entry:
-            function = self._make_cooperative(name, entry, format_, math.prod(grid))
+        if kernel.cooperative:
+            kernel.check_residency(self.device, math.prod(grid), entry["threads"], entry["shared"])
         buffers = {kind: self.device.allocate(size) for kind, size in launch_buffers.sizes.items()}
-        prepared = EntryLaunch(function, grid, launch, entry, launch_buffers, buffers)
+        prepared = EntryLaunch(kernel, grid, launch, entry, launch_buffers, buffers)
         prepared.reset_buffers(self.device.driver)
         return prepared
 
-    def _make_cooperative(self, name: str, entry: Mapping[str, Any], format_: str, blocks: int) -> CooperativeKernel:
-        """A kernel for a cooperative launch."""
-        found = CooperativeKernel(self.device, self._text, name, format_, entry["shared"])
-        found.check(blocks, entry["threads"], entry["shared"])
-        return found
+    def find_workspace(self, stream: int) -> int:
+        """The address of the workspace of calls on a stream: calls on different streams run at the same time."""
+        if stream not in self._workspaces:
+            self._workspaces[stream] = self.device.allocate(self._workspace_bytes)
+        return int(self._workspaces[stream])
 
     def _format_letter(self, arg: Mapping[str, Any]) -> str:
         param = self.params[arg["param"]] if "param" in arg else None
@@ -108,11 +108,11 @@ class GpuProgram:
     def launch(self, given: Sequence[Any], stream: Any = None) -> None:
         """Queue the program's kernels: `given` holds an address (or a number) for each parameter.
 
-        The GPU's context must be active. Prints, assertions and checked indices are examined by `run` only. The call
-        does not wait, unless a loop, branch or host call of the plan depends on a kernel's result.
+        The GPU's context must be active. Prints, assertions and checked indices are examined by `run` and `call` only.
+        The call does not wait, unless a loop, branch or host call of the plan depends on a kernel's result.
         """
         self._check_alignment(given)
-        self._queue(given, stream)
+        self._queue(given, _handle_of(stream))
 
     def bind(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
         """A launch with fixed arguments; several kernels are recorded as a CUDA graph.
@@ -122,23 +122,51 @@ class GpuProgram:
             ExecutionError: the driver refuses to record.
         """
         self._check_alignment(given)
+        handle = _handle_of(stream)
         if not _is_recordable(self._steps):
-            return lambda: self._queue(given, stream)
-        if len(self.launches) == 1 and self.launches[0] and not self._steps:
-            return self.launches[0].bind(_QueuedPlan(self, given, stream).argument, stream)
-        graph = CudaGraph(self.device, lambda recording: self._queue(given, recording))
-        return lambda: graph.launch(stream)
+            return lambda: self._queue(given, handle)
+        if not self._steps and len(found := self._bind_launches(given, handle)) == 1:
+            return found[0]
+        workspace = self.find_workspace(handle)
+        graph = CudaGraph(self.device, lambda recording: self._queue(given, recording.handle, workspace))
+        return graph.bind(handle)
+
+    def _bind_launches(self, given: Sequence[Any], stream: int) -> list[BoundLaunch]:
+        """The launches of a program without loops or branches, with fixed arguments."""
+        argument = _QueuedPlan(self, given, stream, self.find_workspace(stream)).argument
+        return [each.bind(argument, stream) for each in self.launches if each]
 
     def bind_kernels(self, given: Sequence[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
         """The name, and a launch with fixed arguments, of each kernel of a program without loops or branches."""
-        argument = _QueuedPlan(self, given, None).argument
-        for each in self.launches:
-            if each:
-                yield each.name, each.bind(argument, None)
+        launches = self._bind_launches(given, LEGACY_STREAM)
+        yield from zip((each.name for each in self.launches if each), launches, strict=True)
 
-    def _queue(self, given: Sequence[Any], stream: Any) -> None:
-        engine = _QueuedPlan(self, given, stream)
+    def _queue(self, given: Sequence[Any], stream: int, workspace: int | None = None) -> None:
+        workspace = self.find_workspace(stream) if workspace is None else workspace
+        engine = _QueuedPlan(self, given, stream, workspace)
         execute_plan(self._steps or [{"run": [0, len(self.launches)]}], engine)
+
+    def _bind_resident(self, given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
+        """What runs the program on arrays of the device; arguments that come again are recorded as a CUDA graph.
+
+        Programs with prints, assertions, checked indices or grid barriers wait for their kernels, and examine them.
+        """
+        given = tuple(given)
+        reporting = [each for each in self.launches if each is not None and each.buffers]
+        if reporting:
+            return lambda: self._run_examined(given, stream, reporting)
+        single = len(self.launches) < 2 and not self._steps
+        return self.bind(given, _Handle(stream)) if single or repeated else lambda: self._queue(given, stream)
+
+    def _run_examined(self, given: Sequence[Any], stream: int, reporting: Sequence[EntryLaunch]) -> None:
+        drv = self.device.driver
+        with self.device.active():
+            for each in reporting:
+                each.reset_buffers(drv)
+            self._queue(given, stream)
+            synchronize_stream(stream)
+            for each in reporting:
+                each.check_buffers(drv)
 
     def _check_alignment(self, given: Sequence[Any]) -> None:
         for address, param in zip(given, self.params, strict=True):
@@ -181,20 +209,12 @@ class GpuProgram:
         return allocation
 
 
-def pack_scalar(array: Any, dtype: str) -> int | float:
-    """A scalar argument of a prepared launch."""
-    value = np.asarray(array, as_dtype(dtype).numpy)
-    if dtype in BIT_FORMATS:
-        return int(value.view(f"u{value.dtype.itemsize}")[()])
-    return value.item()
-
-
 class EntryLaunch:
     """One launch of the plan: the function, where its arguments come from, and the device memory of its buffers."""
 
     def __init__(
         self,
-        function: Any,
+        kernel: DriverKernel,
         grid: Sequence[int],
         launch: Mapping[str, Any],
         entry: Mapping[str, Any],
@@ -202,7 +222,7 @@ class EntryLaunch:
         buffers: Mapping[str, Any],
     ) -> None:
         self.name = launch["kernel"]
-        self.function, self.grid, self.block = function, grid, (entry["threads"], 1, 1)
+        self.kernel, self.grid, self.threads = kernel, tuple(grid), entry["threads"]
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
         self.entry, self.launch_buffers, self.buffers = entry, launch_buffers, buffers
 
@@ -221,13 +241,12 @@ class EntryLaunch:
             drv.memcpy_dtoh(found[kind], int(buffer))
         self.launch_buffers.check(found)
 
-    def bind(self, argument: Callable[[Mapping[str, Any]], Any], stream: Any) -> Callable[[], None]:
-        """The launch with fixed arguments."""
+    def bind(self, argument: Callable[[Mapping[str, Any]], Any], stream: int) -> BoundLaunch:
+        """The launch with fixed arguments on a stream."""
         values = [argument(a) for a in self.args]
         values = [*(encode_tensor_map(m, values[m["param"]]) for m in self.maps), *values]
         values += [int(buffer) for buffer in self.buffers.values()]
-        call, grid, block, shared = self.function.prepared_async_call, tuple(self.grid), self.block, self.shared
-        return lambda: call(grid, block, stream, *values, shared_size=shared)
+        return BoundLaunch(self.kernel, self.grid, self.threads, self.shared, values, stream)
 
 
 @dataclass
@@ -236,7 +255,8 @@ class _QueuedPlan(PlanEngine):
 
     program: GpuProgram
     given: Sequence[Any]
-    stream: Any
+    stream: int
+    workspace: int
 
     def launch(self, first: int, last: int) -> None:
         """Queue launches in order."""
@@ -244,21 +264,17 @@ class _QueuedPlan(PlanEngine):
             if each:
                 each.bind(self.argument, self.stream)()
 
-    def _synchronise(self) -> None:
-        if self.stream is not None:
-            self.stream.synchronize()
-
     def holds(self, flag: int) -> bool:
         """Wait for the queued launches; whether a flag is set."""
         drv, found = self.program.device.driver, np.zeros(1, np.uint8)
-        self._synchronise()
+        synchronize_stream(self.stream)
         drv.memcpy_dtoh(found, self.argument(self.program.flags[flag]))
         return bool(found[0])
 
     def call(self, number: int) -> None:
         """Wait for the queued launches and run an op on the host."""
         drv, call = self.program.device.driver, self.program.calls[number]
-        self._synchronise()
+        synchronize_stream(self.stream)
         arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
         addresses = [self.argument(arg) for arg in call["args"]]
         for array, address in zip(arrays[: call["operands"]], addresses, strict=False):
@@ -271,9 +287,21 @@ class _QueuedPlan(PlanEngine):
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""
-        start = self.given[arg["param"]] if "param" in arg else self.program.workspace
+        start = self.given[arg["param"]] if "param" in arg else self.workspace
         offset = self.find_offset(arg)
         return start + offset if offset else start
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """A stream of another library, by its handle."""
+
+    handle: int
+
+
+def _handle_of(stream: Any) -> int:
+    """The handle of a stream; None is the default stream."""
+    return LEGACY_STREAM if stream is None else int(stream.handle)
 
 
 def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:

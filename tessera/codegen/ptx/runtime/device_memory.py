@@ -1,0 +1,258 @@
+"""Device memory of the target ptx: a GPU's, shared with other libraries on their streams, or the emulator's.
+
+A GPU's memory is stream-ordered: freed memory is used again on the stream that it was allocated for, behind the work
+that is queued there, without a wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_driver, get_gpu, load_driver_library
+from tessera.core.device import array_address, count_gpus
+from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory
+from tessera.core.errors import ResourceError
+
+SMALL_UNIT, LARGE_UNIT = 512, 1 << 20  # bytes: sizes of blocks are multiples, so that freed ones are found again
+NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+POISON = 0xFF  # NaN in every float format
+
+
+@cache
+def get_device_memory() -> DeviceMemory:
+    """The memory of this machine's GPU, or the emulator's where there is none."""
+    return GpuMemory(get_gpu()) if count_gpus() else EmulatedMemory()
+
+
+class EmulatedMemory(DeviceMemory):
+    """The memory of the emulated GPU: memory of the host that nothing else shares. New memory holds NaN."""
+
+    name, generator, dlpack_device = "ptx", "ptx", (1, 0)
+
+    def find_stream(self) -> int:
+        """The default stream: the emulator runs everything at once."""
+        return LEGACY_STREAM
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
+        """A new array; what it holds means nothing."""
+        memory = _allocate_aligned(math.prod(shape) * dtype.itemsize)
+        return DeviceArray(array_address(memory), tuple(shape), dtype, memory, self, stream)
+
+    def copy_in(self, array: np.ndarray, stream: int) -> DeviceArray:
+        """A new array with the elements of an array of the host."""
+        made = self.empty(array.shape, array.dtype, stream)
+        view_emulated(made)[...] = array
+        self.copies_in += 1
+        return made
+
+    def copy_out(self, array: DeviceArray) -> np.ndarray:
+        """The elements in a new array of the host."""
+        self.copies_out += 1
+        return view_emulated(array).copy()
+
+    def clone(self, array: DeviceArray, stream: int) -> DeviceArray:
+        """A copy within the device."""
+        made = self.empty(array.shape, array.dtype, stream)
+        view_emulated(made)[...] = view_emulated(array)
+        return made
+
+    def clear(self, array: DeviceArray, stream: int) -> None:
+        """Set all bytes of an array to zero."""
+        view_emulated(array)[...] = 0
+
+    def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
+        """Nothing to keep: the emulator runs everything at once."""
+
+    def order(self, array: DeviceArray, stream: int) -> None:
+        """Nothing to wait for: the emulator runs everything at once."""
+        array.stream = stream
+
+
+def _allocate_aligned(size: int) -> np.ndarray:
+    """Poisoned memory that begins at a multiple of the unit, as a GPU's does."""
+    room = np.full(size + SMALL_UNIT, POISON, np.uint8)
+    first = -array_address(room) % SMALL_UNIT
+    return room[first : first + size]
+
+
+def view_emulated(array: DeviceArray) -> np.ndarray:
+    """The elements of an array of the emulated GPU, in place."""
+    if not array.nbytes:
+        return np.empty(array.shape, array.dtype)
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.address)
+    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+# The memory of a GPU.
+
+
+class _Lease:
+    """A block of GPU memory in use: it returns to the free blocks of its stream when nothing refers to it."""
+
+    __slots__ = ("block", "free", "memory", "others", "stream")
+
+    def __init__(self, block: DeviceAllocation, free: list[DeviceAllocation], memory: GpuMemory, stream: int) -> None:
+        self.block, self.free, self.memory, self.stream = block, free, memory, stream
+        self.others: set[int] | None = None  # other streams that use the block
+
+    def __del__(self) -> None:
+        for other in self.others or ():
+            self.memory.make_wait(self.stream, other)
+        self.free.append(self.block)
+
+
+class GpuMemory(DeviceMemory):
+    """The memory of a GPU."""
+
+    name, generator, dlpack_device = "cuda:0", "ptx", (2, 0)
+
+    def __init__(self, gpu: GPU) -> None:
+        self.gpu = gpu
+        self._free: dict[tuple[int, int], list[DeviceAllocation]] = {}
+        self._stream_finder: Callable[[], int] | None = None
+        self._kept: deque[tuple[_StreamEvent, list[DeviceArray]]] = deque()
+
+    def find_stream(self) -> int:
+        """The current stream of PyTorch, else that of CuPy, where they have chosen one; else the default stream."""
+        self.gpu.enter()
+        if self._stream_finder is None:
+            self._stream_finder = _make_stream_finder()
+        return self._stream_finder() if self._stream_finder is not None else LEGACY_STREAM
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
+        """A new array that is used on a stream; what it holds means nothing.
+
+        Raises:
+            ResourceError: the GPU's memory is exhausted.
+        """
+        unit = SMALL_UNIT if (count := math.prod(shape) * dtype.itemsize) < LARGE_UNIT else LARGE_UNIT
+        size = max(-(-count // unit), 1) * unit
+        free = self._free.get((stream, size))
+        if free is None:
+            free = self._free.setdefault((stream, size), [])
+        try:
+            block = free.pop()
+        except IndexError:
+            block = self._allocate(size)
+        return DeviceArray(int(block), shape, dtype, _Lease(block, free, self, stream), self, stream)
+
+    def _allocate(self, size: int) -> DeviceAllocation:
+        try:
+            with self.gpu.active():
+                return self.gpu.allocate(size)
+        except ResourceError:
+            self.release()
+            with self.gpu.active():
+                return self.gpu.allocate(size)
+
+    def release(self) -> None:
+        """Give the free blocks back to the driver, after all that uses them."""
+        with self.gpu.active():
+            call_driver("cuCtxSynchronize")
+            for free in self._free.values():
+                while free:
+                    free.pop().free()
+
+    def copy_in(self, array: np.ndarray, stream: int) -> DeviceArray:
+        """A new array with the elements of an array of the host, which may change after the call."""
+        source = np.ascontiguousarray(array)
+        made = self.empty(array.shape, array.dtype, stream)
+        if made.nbytes:
+            self._copy("cuMemcpyHtoDAsync_v2", made.address, array_address(source), made.nbytes, stream)
+        self.copies_in += 1
+        return made
+
+    def copy_out(self, array: DeviceArray) -> np.ndarray:
+        """The elements in a new array of the host."""
+        self.gpu.enter()
+        out = np.empty(array.shape, array.dtype)
+        if out.nbytes:
+            self._copy("cuMemcpyDtoHAsync_v2", array_address(out), array.address, out.nbytes, array.stream)
+        synchronize_stream(array.stream)
+        self.copies_out += 1
+        return out
+
+    def clone(self, array: DeviceArray, stream: int) -> DeviceArray:
+        """A copy within the device."""
+        if array.stream != stream:
+            self.order(array, stream)
+        made = self.empty(array.shape, array.dtype, stream)
+        if made.nbytes:
+            self._copy("cuMemcpyDtoDAsync_v2", made.address, array.address, made.nbytes, stream)
+        return made
+
+    def clear(self, array: DeviceArray, stream: int) -> None:
+        """Set all bytes of an array to zero."""
+        if array.nbytes:
+            size, handle = ctypes.c_size_t(array.nbytes), ctypes.c_void_p(stream)
+            call_driver("cuMemsetD8Async", ctypes.c_uint64(array.address), ctypes.c_ubyte(0), size, handle)
+
+    def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
+        """Keep arrays of other libraries alive until what is queued on a stream has ended."""
+        while self._kept and self._kept[0][0].done():
+            self._kept.popleft()
+        self._kept.append((_StreamEvent(stream), arrays))
+
+    def order(self, array: DeviceArray, stream: int) -> None:
+        """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""
+        self.make_wait(stream, array.stream)
+        array.stream = stream
+        if isinstance(array.owner, _Lease) and stream != array.owner.stream:
+            array.owner.others = {*(array.owner.others or ()), stream}
+
+    def make_wait(self, stream: int, other: int) -> None:
+        """Make what a stream does from now on wait for what is queued on another."""
+        self.gpu.enter()
+        event = _StreamEvent(other)
+        call_driver("cuStreamWaitEvent", ctypes.c_void_p(stream), event.handle, 0)
+
+    def _copy(self, name: str, target: int, source: int, count: int, stream: int) -> None:
+        self.gpu.enter()
+        words = [ctypes.c_uint64(n) for n in (target, source, count)]
+        call_driver(name, *words, ctypes.c_void_p(stream))
+
+
+class _StreamEvent:
+    """An event: the end of what was queued on a stream when it was made."""
+
+    def __init__(self, stream: int) -> None:
+        self.handle = ctypes.c_void_p()
+        call_driver("cuEventCreate", ctypes.byref(self.handle), NO_TIMING)
+        call_driver("cuEventRecord", self.handle, ctypes.c_void_p(stream))
+
+    def done(self) -> bool:
+        """Whether all that has ended."""
+        return int(load_driver_library().cuEventQuery(self.handle)) != NOT_READY
+
+    def __del__(self) -> None:
+        load_driver_library().cuEventDestroy_v2(self.handle)
+
+
+def synchronize_stream(stream: int) -> None:
+    """Wait for what is queued on a stream.
+
+    Raises:
+        ExecutionError: a kernel failed.
+    """
+    call_driver("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+def _make_stream_finder() -> Callable[[], int] | None:
+    """What asks the libraries that this program has loaded for their current stream; None where there is none."""
+    torch: Any = sys.modules.get("torch")
+    cupy: Any = sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_initialized():
+        raw = torch._C._cuda_getCurrentRawStream
+        if cupy is None:
+            return lambda: raw(0)
+        return lambda: raw(0) or cupy.cuda.get_current_stream().ptr
+    return None if cupy is None else lambda: cupy.cuda.get_current_stream().ptr

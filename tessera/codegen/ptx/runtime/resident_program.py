@@ -1,0 +1,171 @@
+"""Resident calls: a program called with arrays of the device gives arrays of the device; nothing passes the host.
+
+A call finds the addresses of its arguments and results. Launches with these addresses are laid out once and kept: from
+the second time on, a program of several kernels is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.host_plan import PlanParameter
+from tessera.core.device import array_address
+from tessera.core.device_array import DeviceArray, DeviceMemory
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError
+from tessera.core.types import as_dtype
+from tessera.ir.device_interchange import READERS, import_device_array, is_on_device
+
+MAX_BOUND = 64  # sets of addresses whose launches are kept
+BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that are passed as their bits
+# bind(given, stream, repeated) gives what runs the program on a stream; `given` has an address or number each.
+Bind = Callable[[Sequence[Any], int, bool], Callable[[], None]]
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class ResidentProgram:
+    """The calls of one program with arrays of a device.
+
+    Arguments are arrays of the device, of Tessera or another library, which are used in place, or arrays of the host,
+    which are copied to the device. Results are new arrays of the device, or those whose memory the plan reuses.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], memory: DeviceMemory, bind: Bind) -> None:
+        params = [PlanParameter(p) for p in plan["params"]]
+        self.memory, self._bind = memory, bind
+        self._inputs = [p for p in params if not p.output]
+        self._reused: dict[int, int] = {int(k): v for k, v in plan.get("reused", {}).items()}
+        zeroed, first = set(plan["read"]), len(self._inputs)
+        self._outputs = [(i, p, i in zeroed) for i, p in enumerate(params[first:], first)]
+        self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())
+        self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
+        self._seen: dict[tuple[Any, ...], None] = {}
+        self._constants: dict[int, _Constant] = {}
+        # For each input the kind of another library's array that was found to match.
+        self._kinds: list[Any] = [None] * len(self._inputs)
+        self._imported: list[DeviceArray] = []
+        self._lock = Lock()
+
+    def call(self, arrays: Sequence[Any], constants: range = range(0)) -> list[DeviceArray]:
+        """The results; `constants` are the places of arrays of the host that seldom change: their copies are kept.
+
+        Raises:
+            ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
+            ResourceError, ExecutionError: the device's memory is exhausted, or a kernel failed.
+        """
+        memory = self.memory
+        stream = memory.find_stream()
+        if len(arrays) != len(self._inputs):
+            raise ArgumentError("wrong number of arguments", expected=len(self._inputs), received=len(arrays))
+        held = list(arrays)
+        key = [stream]
+        for i, (x, param) in enumerate(zip(arrays, self._inputs, strict=True)):
+            if x.__class__ is DeviceArray:
+                if x.stream != stream:
+                    memory.order(x, stream)
+                _check_type(param, x)
+                key.append(x.address)
+            elif (reader := READERS.get(x.__class__)) is not None and (kind := reader.kind(x)) is not None:
+                if self._kinds[i] != kind:
+                    _check_type(param, import_device_array(x, stream))
+                    self._kinds[i] = kind
+                key.append(reader.address(x))
+            elif param.scalar:
+                key.append(pack_scalar(x, param.dtype.name))
+            else:
+                held[i] = self._place(i, x, stream, constants)
+                key.append(held[i].address)
+        results = [self._make_result(held, *each, stream) for each in self._outputs]
+        key += [r.address for r in results]
+        with self._lock:
+            (self._bound.get(tuple(key)) or self._find(tuple(key), stream))()
+        if self._imported:
+            memory.keep_until_done([self._imported.pop() for _ in range(len(self._imported))], stream)
+        return results
+
+    def _make_result(self, held: list[Any], i: int, param: PlanParameter, zeroed: bool, stream: int) -> DeviceArray:
+        if i in self._reused:
+            given = held[self._reused[i]]
+            return DeviceArray(given.address, given.shape, given.dtype, given.owner, given.memory, stream)
+        made = self.memory.empty(param.shape, param.dtype.numpy, stream)
+        if zeroed:
+            self.memory.clear(made, stream)
+        return made
+
+    def _find(self, key: tuple[Any, ...], stream: int) -> Callable[[], None]:
+        """What runs the program on these addresses; what comes a second time is kept."""
+        repeated = key in self._seen
+        run = self._bind(key[1:], stream, repeated)
+        kept = self._bound if repeated else self._seen
+        if len(kept) >= MAX_BOUND:
+            del kept[next(iter(kept))]
+        if repeated:
+            self._bound[key] = run
+        else:
+            self._seen[key] = None
+        return run
+
+    def _place(self, i: int, x: Any, stream: int, constants: range) -> DeviceArray:
+        """An argument of another kind as an array of the device."""
+        param = self._inputs[i]
+        if is_on_device(x):
+            found = import_device_array(x, stream)
+            _check_type(param, found)
+            self._imported.append(found)
+            return found
+        if i in self._written:
+            raise ArgumentError(
+                f"argument {param.name} is written by a kernel on {self.memory.name}, and lies in host memory",
+                expected=f"an array on {self.memory.name}", suggestion=f'{param.name}.to("{self.memory.name}")',
+            )  # fmt: skip
+        array = param.convert(x)
+        if i not in constants:
+            return self.memory.copy_in(array, stream)
+        known = self._constants.get(i)
+        if known is None or not known.holds(array):
+            known = self._constants[i] = _Constant(array, self.memory.copy_in(array, stream))
+        if known.placed.stream != stream:
+            self.memory.order(known.placed, stream)
+        return known.placed
+
+
+class _Constant:
+    """An array of the host with its copy on the device, which is valid as long as the array's elements are the same."""
+
+    def __init__(self, array: np.ndarray, placed: DeviceArray) -> None:
+        self.array, self.placed = array, placed
+        self.before = array if _is_frozen(array) else np.array(array, order="C")
+
+    def holds(self, array: np.ndarray) -> bool:
+        """Whether the copy has the elements of an array."""
+        if array is not self.array:
+            return False
+        if self.before is array or not array.nbytes:
+            return True
+        current = np.ascontiguousarray(array)
+        return _memcmp(array_address(current), array_address(self.before), current.nbytes) == 0
+
+
+def _is_frozen(array: np.ndarray) -> bool:
+    """Whether nothing can write the elements."""
+    return not array.flags.writeable and array.base is None
+
+
+def _check_type(param: PlanParameter, found: DeviceArray) -> None:
+    if found.shape != param.shape:
+        raise ShapeError(f"argument {param.name} has the wrong shape", expected=param.shape, received=found.shape)
+    if found.dtype != param.dtype.numpy:
+        raise DTypeError(f"argument {param.name} has the wrong dtype", expected=param.dtype, received=found.dtype)
+
+
+def pack_scalar(array: Any, dtype: str) -> int | float:
+    """A scalar argument of a prepared launch."""
+    value = np.asarray(array, as_dtype(dtype).numpy)
+    if dtype in BIT_FORMATS:
+        return int(value.view(f"u{value.dtype.itemsize}")[()])
+    return value.item()

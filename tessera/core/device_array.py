@@ -1,0 +1,110 @@
+"""Device arrays: memory of a device with a shape and an element type, and the contract of a device's memory."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, Location, user_location
+
+LEGACY_STREAM = 0  # CUDA's default stream
+SYNTHETIC_STREAMS = {None: LEGACY_STREAM, 1: LEGACY_STREAM}  # DLPack's and the CUDA array interface's names for it
+
+
+class DeviceArray:
+    """Contiguous row-major elements in the memory of a device.
+
+    `owner` keeps the memory alive. What writes the elements is queued on `stream`: another stream waits for it first
+    (`DeviceMemory.order`). There is no `__array__`: NumPy never copies the elements to the host unasked.
+    """
+
+    __slots__ = ("__weakref__", "address", "dtype", "memory", "owner", "shape", "stream")
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any, memory: DeviceMemory, stream: int
+    ) -> None:
+        self.address, self.shape, self.dtype = address, shape, dtype
+        self.owner, self.memory, self.stream = owner, memory, stream
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def numpy(self) -> np.ndarray:
+        """The elements, copied to the host after all that writes them."""
+        return self.memory.copy_out(self)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.shape}, {self.dtype}, {self.memory.name})"
+
+
+class Donated:
+    """What a tensor holds after its memory was given to a call: the function's name and the place of the call."""
+
+    __slots__ = ("call", "place")
+
+    def __init__(self, call: str, place: Location) -> None:
+        self.call, self.place = call, place
+
+    def error(self) -> ArgumentError:
+        """The error of a use of the tensor."""
+        return ArgumentError(
+            f"this tensor was donated to the call of {self.call} at {self.place}", location=user_location(),
+            expected="a tensor that is not used after it was donated",
+            suggestion=f"use the result of {self.call}, or leave the argument out of donate=",
+        )  # fmt: skip
+
+
+class DeviceMemory(ABC):
+    """The memory of one device: its arrays, the copies to and from the host, and the streams that order its work.
+
+    `name` is what `Tensor.device` says, `generator` the name of the generator whose programs run there,
+    `dlpack_device` the device's type and number in DLPack. `copies_in` and `copies_out` count the copies between host
+    and device.
+    """
+
+    name: str
+    generator: str
+    dlpack_device: tuple[int, int]
+    copies_in = 0
+    copies_out = 0
+
+    @abstractmethod
+    def find_stream(self) -> int:
+        """The stream on which the caller's other libraries queue their work."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
+        """A new array that is used on a stream; what it holds means nothing.
+
+        Raises:
+            ResourceError: the memory is exhausted.
+        """
+
+    @abstractmethod
+    def copy_in(self, array: np.ndarray, stream: int) -> DeviceArray:
+        """A new array with the elements of an array of the host, which may change after the call."""
+
+    @abstractmethod
+    def copy_out(self, array: DeviceArray) -> np.ndarray:
+        """The elements in a new array of the host."""
+
+    @abstractmethod
+    def clone(self, array: DeviceArray, stream: int) -> DeviceArray:
+        """A copy within the device."""
+
+    @abstractmethod
+    def clear(self, array: DeviceArray, stream: int) -> None:
+        """Set all bytes of an array to zero."""
+
+    @abstractmethod
+    def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
+        """Keep arrays of other libraries alive until what is queued on a stream has ended."""
+
+    @abstractmethod
+    def order(self, array: DeviceArray, stream: int) -> None:
+        """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""

@@ -1,0 +1,85 @@
+"""Device ops: an op on tensors of a device, outside of a trace, runs there as a program of one op."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device_array import DeviceArray
+from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import TensorType
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Value
+from tessera.ir.rules import REGISTRY, Op
+from tessera.ir.tensor import Tensor, get_elements, wrap_array
+from tessera.runtime.driver import RunFunction, compile_graph
+
+MAX_PROGRAMS = 1024
+_PROGRAMS: OrderedDict[Any, tuple[RunFunction, tuple[TensorType, ...]]] = OrderedDict()
+
+
+def run_device_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
+    """The results of an op, on the device of its operands; scalars may lie in host memory.
+
+    Raises:
+        ArgumentError: the operands lie on different devices.
+        UnsupportedOpError: the device's target cannot run the op.
+    """
+    operands, shapes = _split_constants(operands)
+    device = _find_common_device(operands)
+    types = tuple(t.type for t in operands)
+    key = (shapes, op, types, tuple(sorted(attrs.items(), key=lambda item: item[0])), device)
+    try:
+        known = _PROGRAMS.get(key)
+    except TypeError:  # an attribute without a hash
+        known, key = None, None
+    run, results = known or _compile_op(op, types, shapes, attrs, device)
+    if known is None and key is not None:
+        _PROGRAMS[key] = run, results
+        if len(_PROGRAMS) > MAX_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    return [wrap_array(a, t) for a, t in zip(run([get_elements(t) for t in operands]), results, strict=True)]
+
+
+def _compile_op(
+    op: Op, types: Sequence[TensorType], shapes: Sequence[Any], attrs: Mapping[str, Any], device: str
+) -> tuple[RunFunction, tuple[TensorType, ...]]:
+    builder = Builder()
+    params = tuple(Value(t, f"x{i}") for i, t in enumerate(types))
+    given = [
+        p if shape is None else builder.add(REGISTRY["ts.broadcast"], [p], {"shape": shape}).out
+        for p, shape in zip(params, shapes, strict=True)
+    ]
+    node = builder.add(op, given, attrs)
+    function = Function(op.name.rpartition(".")[2], builder.block(params, node.results), loc=user_location())
+    return compile_graph(function, device), tuple(r.type for r in node.results)
+
+
+def _split_constants(operands: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """The operands, with numbers in host memory that were broadcast as the scalars that they are, and their shapes."""
+    split, shapes = [], []
+    for t in operands:
+        constant = t.data.__class__ is np.ndarray and t.ndim and not any(t.data.strides)
+        split.append(wrap_array(t.data.ravel()[:1].reshape(()), t.type.with_shape(())) if constant and t.size else t)
+        shapes.append(t.shape if constant and t.size else None)
+    return split, tuple(shapes)
+
+
+def _find_common_device(operands: Sequence[Tensor]) -> str:
+    """The device of the operands.
+
+    Raises:
+        ArgumentError: they lie on different devices.
+    """
+    placed = [t.data.memory for t in operands if t.data.__class__ is DeviceArray]
+    for t in operands:
+        other = t.data.memory if t.data.__class__ is DeviceArray else None
+        if other is not placed[0] and (other is not None or t.ndim):
+            raise ArgumentError(
+                "the operands lie on different devices", location=user_location(), expected=placed[0].name,
+                received=t.device, suggestion=f'x.to("{placed[0].name}")',
+            )  # fmt: skip
+    return placed[0].generator
