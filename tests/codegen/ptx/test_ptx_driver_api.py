@@ -1,13 +1,15 @@
 """CUDA driver calls: failed launches, CUDA graphs and cooperative launches, on a fake driver."""
 
+import ctypes
 import types
 
 import pytest
 
 from tessera.codegen.ptx.runtime import driver_api
-from tessera.codegen.ptx.runtime.driver_api import GPU, CooperativeKernel, CudaGraph
+from tessera.codegen.ptx.runtime.driver_api import GPU, CudaGraph, LoadedModule
 from tessera.codegen.ptx.runtime.gpu_program import _is_recordable
-from tessera.core.errors import DeviceUnavailable, ExecutionError, ResourceError
+from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
+from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError
 
 
 class Failure(Exception):
@@ -93,7 +95,7 @@ def test_cuda_graph_records_and_replays(library):
     found, (made, _) = library(), driver()
     made._held, queued = set(), []
     recorded = CudaGraph(made, lambda stream: queued.append(stream.handle))
-    recorded.launch()
+    recorded.bind(5)()
     assert queued == [7] and recorded in made._held
     order = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]
     assert found.made == [*order, "cuGraphLaunch"]
@@ -121,19 +123,55 @@ def test_data_dependent_steps_are_not_recordable():
     assert not _is_recordable([asking]) and not _is_recordable([{**loop, "body": [asking]}])
 
 
-def test_cooperative_launch(library):
-    found, (made, _) = library(), driver()
-    made._held, made.processors = set(), 132
-    kernel = CooperativeKernel(made, ".version 7.8", "k", "Pfi", 50_000)
-    kernel.prepared_async_call((4, 1, 1), (32, 1, 1), None, 64, 0.5, -3, shared_size=0)
-    assert found.made == [
-        "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchCooperativeKernel",
-    ]  # fmt: skip
-    with pytest.raises(ResourceError, match=r"k has 133 programs[\s\S]*at most 0 on a GPU"):  # the stand-in fits none
-        kernel.check(133, 1024, 50_000)
+def test_launch_arguments_and_attributes(library, monkeypatch):
+    found, seen = library(), {}
+    maps = bytes(range(128))
+
+    def launch(config, function, arguments, extra):
+        config = config._obj
+        seen.update(
+            grid=tuple(config.grid), block=tuple(config.block), shared=config.shared, stream=config.stream,
+            cooperative=config.count and config.attributes[0].id,
+            map=ctypes.string_at(arguments[0], 128), aligned=arguments[0] % 64,
+            values=[kind.from_address(at).value for kind, at in zip(KINDS, arguments[1:], strict=True)],
+        )  # fmt: skip
+        return seen.get("status", 0)
+
+    monkeypatch.setattr(found, "cuLaunchKernelEx", launch, raising=False)
+    module = LoadedModule(".version 7.8")
+    kernel = DriverKernel(module, "k", "Pfi", maps=1, cooperative=True)
+    run = BoundLaunch(kernel, (4, 1, 1), 32, 50_000, [maps, 64, 0.5, -3], 7)
+    run()
+    assert seen == {
+        "grid": (4, 1, 1), "block": (32, 1, 1), "shared": 50_000, "stream": 7, "cooperative": 2, "map": maps,
+        "aligned": 0, "values": [64, 0.5, -3],
+    }  # fmt: skip
+    seen["status"] = 700
+    with pytest.raises(ExecutionError, match=r"a kernel failed \(cuLaunchKernelEx[\s\S]*start a new one"):
+        run()
     with pytest.raises(ValueError):
-        kernel.prepared_async_call((4, 1, 1), (32, 1, 1), None, 64, 0.5, shared_size=0)
-    kernel._module.value = 64  # a handle, as the driver would have given
-    kernel.free()
-    kernel.free()
+        BoundLaunch(kernel, (4, 1, 1), 32, 0, [maps, 64, 0.5], 0)
+
+
+KINDS = (ctypes.c_uint64, ctypes.c_float, ctypes.c_int32)
+
+
+def test_kernel_of_a_module(library):
+    found, (made, _) = library(), driver()
+    made.processors = 132
+    module = LoadedModule(".version 7.8")
+    kernel = DriverKernel(module, "k", "P", cooperative=True)
+    kernel.allow_shared(50_000)
+    assert found.made == ["cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncSetAttribute"]
+    with pytest.raises(ResourceError, match=r"k has 133 programs[\s\S]*at most 0 on a GPU"):  # the stand-in fits none
+        kernel.check_residency(made, 133, 1024, 50_000)
+    module.handle.value = 64  # a handle, as the driver would have given
+    module.free()
+    module.free()
     assert found.made.count("cuModuleUnload") == 1
+
+
+def test_refused_text_shows_its_line(library):
+    library(cuModuleLoadDataEx=218, cuGetErrorName=1)
+    with pytest.raises(ArtifactError, match="cannot assemble"):
+        LoadedModule(".version 99.9")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_driver, get_gpu, load_driver_library
+from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_driver, find_driver_call, get_gpu
 from tessera.core.device import array_address, count_gpus
 from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory
 from tessera.core.errors import ResourceError
@@ -231,10 +231,10 @@ class _StreamEvent:
 
     def done(self) -> bool:
         """Whether all that has ended."""
-        return int(load_driver_library().cuEventQuery(self.handle)) != NOT_READY
+        return find_driver_call("cuEventQuery")(self.handle) != NOT_READY
 
     def __del__(self) -> None:
-        load_driver_library().cuEventDestroy_v2(self.handle)
+        find_driver_call("cuEventDestroy_v2")(self.handle)
 
 
 def synchronize_stream(stream: int) -> None:

@@ -56,12 +56,21 @@ def call_driver(name: str, *arguments: Any) -> None:
         ResourceError: the GPU's memory is exhausted.
         ExecutionError: the call fails.
     """
+    check_status(name, find_driver_call(name)(*arguments))
+
+
+def find_driver_call(name: str) -> Callable[..., int]:
+    """A call of the driver, which gives its status (`check_status`).
+
+    Raises:
+        DeviceUnavailable: the driver is missing, or has no such call.
+    """
     found = getattr(load_driver_library(), name, None)
     if found is None:
         raise DeviceUnavailable(
             f"the driver has no call {name}", expected="CUDA 12 or newer", suggestion="update the driver"
         )
-    check_status(name, found(*arguments))
+    return found  # type: ignore[no-any-return]
 
 
 def check_status(name: str, status: int) -> None:
@@ -155,7 +164,7 @@ class CudaGraph:
 
     def bind(self, stream: int = 0) -> Callable[[], None]:
         """What queues the recorded launches on a stream."""
-        call, graph, handle = load_driver_library().cuGraphLaunch, self._graph, ctypes.c_void_p(stream)
+        call, graph, handle = find_driver_call("cuGraphLaunch"), self._graph, ctypes.c_void_p(stream)
 
         def launch() -> None:
             status = call(graph, handle)

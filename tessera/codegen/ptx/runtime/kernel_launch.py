@@ -18,7 +18,7 @@ from tessera.codegen.ptx.runtime.driver_api import (
     LaunchConfig,
     call_driver,
     check_status,
-    load_driver_library,
+    find_driver_call,
 )
 from tessera.core.errors import ResourceError
 
@@ -91,7 +91,7 @@ class BoundLaunch:
             (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream or None,
             ctypes.pointer(attribute), int(kernel.cooperative),
         )  # fmt: skip
-        self._call, self._reference = load_driver_library().cuLaunchKernelEx, ctypes.byref(self._config)
+        self._call, self._reference = find_driver_call("cuLaunchKernelEx"), ctypes.byref(self._config)
 
     def __call__(self) -> None:
         """Queue the launch.

@@ -1,0 +1,115 @@
+"""Calls on a device with a memory of its own (the emulated GPU where there is none): arguments and results stay there."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.device_array import DeviceArray
+from tessera.core.errors import ArgumentError, ShapeError
+from tessera.core.hooks import find_device_memory
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+W = np.linspace(1, 2, 16, dtype=np.float32).reshape(4, 4)
+
+
+@ts.jit(target="ptx")
+def layer(x, w):
+    return ts.softmax(x @ w + 1.0)
+
+
+@pytest.fixture
+def memory():
+    return find_device_memory("ptx")
+
+
+def counted(memory, run):
+    """The result, and the copies to and from the device that it took."""
+    before = memory.copies_in, memory.copies_out
+    return run(), (memory.copies_in - before[0], memory.copies_out - before[1])
+
+
+def test_a_chain_of_calls_copies_nothing(memory):
+    x, w = ts.Tensor(X).to("ptx"), ts.Tensor(W).to("ptx")
+    y, copies = counted(memory, lambda: layer(layer(layer(x, w), w), w))
+    assert copies == (0, 0) and y.device == memory.name and isinstance(y.data, DeviceArray)
+    want = ts.jit(layer.function)
+    found, copies = counted(memory, y.numpy)
+    assert copies == (0, 1)
+    np.testing.assert_allclose(found, want(want(want(X, W), W), W).numpy(), rtol=1e-5)
+
+
+def test_host_arrays_numbers_and_containers_are_copied_in(memory):
+    @ts.jit(target="ptx")
+    def step(params, scale, names):
+        return {"y": params["x"] * scale + params["w"][0]}
+
+    arguments = {"x": X, "w": [ts.Tensor(W[0]).to("ptx")]}
+    for _ in range(3):  # bound, then known
+        y, copies = counted(memory, lambda: step(arguments, 0.5, names="two"))
+        assert copies == (2, 0)
+        np.testing.assert_allclose(y["y"].numpy(), X * np.float32(0.5) + W[0], rtol=1e-6)
+
+
+def test_captured_arrays_are_copied_once_and_again_when_they_change(memory):
+    table = np.ones(4, np.float32)
+    scaled = ts.jit(lambda x: x * table, target="ptx")
+    x = ts.Tensor(X).to("ptx")
+    assert counted(memory, lambda: scaled(x))[1] == (1, 0)
+    assert counted(memory, lambda: scaled(x))[1] == (0, 0)
+    table[2] = 5.0
+    y, copies = counted(memory, lambda: scaled(x))
+    assert copies == (1, 0) and np.array_equal(y.numpy(), X * table)
+
+
+def test_random_numbers_of_a_device(memory):
+    draw = ts.jit(lambda x: x + ts.rand((3, 4)), target="ptx")
+    ts.manual_seed(3)
+    found = [draw(ts.Tensor(X).to("ptx")).numpy() for _ in range(2)]
+    ts.manual_seed(3)
+    want = [(X + ts.rand((3, 4))).numpy() for _ in range(2)]
+    assert all(np.array_equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_tensors_on_a_device(memory):
+    x = ts.tensor(X, device="ptx")
+    assert x.device == memory.name and x.layout == "row_major" and x.to(x.device) is x
+    assert f'device="{memory.name}"' in repr(x) and x.cpu().device == "cpu" and np.array_equal(x.cpu().numpy(), X)
+    assert np.array_equal(np.asarray(x), X) and x[0, 1].item() == X[0, 1]
+    assert ts.zeros((2, 2), device="ptx").to("cpu").tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    y = x.clone()
+    assert y.device == x.device and y.data.address != x.data.address and np.array_equal(y.numpy(), X)
+
+
+def test_ops_outside_of_a_trace_run_on_the_device(memory):
+    x = ts.Tensor(X).to("ptx")
+    y, copies = counted(memory, lambda: (x + x).sum(axis=0))
+    assert copies == (0, 0) and y.device == memory.name
+    np.testing.assert_allclose(y.numpy(), (X + X).sum(0), rtol=1e-6)
+    assert np.array_equal((x * 2.0).numpy(), X * 2)
+    with pytest.raises(ArgumentError, match="different devices"):
+        x + ts.Tensor(X)
+    assert (x[0] + ts.Tensor(1.0)).device == memory.name
+
+
+def test_host_targets_take_tensors_of_a_device():
+    x = ts.Tensor(X).to("ptx")
+    for target in ("interp", "llvm"):
+        y = ts.jit(lambda a: a + 1.0, target=target)(x)
+        assert y.device == "cpu" and np.array_equal(y.numpy(), X + 1)
+
+
+def test_misfits_and_moves_are_refused():
+    x = ts.Tensor(X).to("ptx")
+    with pytest.raises(ShapeError):
+        layer(x, x)
+    with pytest.raises(ArgumentError, match="requires gradients"):
+        ts.Tensor(X, requires_grad=True).to("ptx")
+
+
+def test_gradients_on_a_device(memory):
+    grad = ts.jit(ts.grad(lambda w, x: ts.sum(ts.tanh(x @ w))), target="ptx")
+    w, x = ts.Tensor(W).to("ptx"), ts.Tensor(X).to("ptx")
+    y, copies = counted(memory, lambda: grad(w, x))
+    assert copies == (0, 0)
+    want = X.T @ (1 - np.tanh(X @ W) ** 2)
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-5)
