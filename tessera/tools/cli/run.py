@@ -23,6 +23,8 @@ from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.progress import operation
 from tessera.core.types import TensorType, as_dtype
 from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound, describe_non_finite
+from tessera.ir.analysis.index_inputs import find_index_inputs
+from tessera.ir.parser import parse_module
 from tessera.runtime.artifacts import LoadedArtifact, load
 from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
@@ -37,6 +39,7 @@ from tessera.tools.debug import as_target, checked, kernel_trace
 LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
 CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes about this many times the run, or this many seconds
 CHECK_PATIENCE = 20.0  # seconds for a check that is all or nothing
+ZEROS = " (zeros: it selects elements; --input gives others)"
 FULL_CHECK = "--full-check checks everything"
 
 
@@ -421,12 +424,14 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
         raise ArgumentError(f"{len(options.input)} inputs were given, the artifact takes {len(parameters)}")
     generator = np.random.default_rng(options.seed)
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
-    arrays += [_random(generator, p) for p in parameters[len(arrays) :]]
+    selecting = set() if options.input else _find_index_inputs(artifact)
+    arrays += [_make_input(generator, p, p["name"] in selecting) for p in parameters[len(arrays) :]]
     run = _call_artifact(artifact, arrays, options.repeat)
     table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
     for parameter, array in list(zip(parameters, arrays, strict=True))[:6]:
-        table.add_row("input", f"{parameter['name']}: {_type(array)}" + ("" if options.input else " (random)"))
+        made = "" if options.input else ZEROS if parameter["name"] in selecting else " (random)"
+        table.add_row("input", f"{parameter['name']}: {_type(array)}{made}")
     for result in run.results:
         held = describe_non_finite(result)
         table.add_row("output", _type(result) + (f": [yellow]{held}[/]" if held else ""))
@@ -458,8 +463,21 @@ def _call_artifact(artifact: LoadedArtifact, arrays: Sequence[np.ndarray], repea
     return run
 
 
-def _random(generator: np.random.Generator, parameter: dict[str, Any]) -> np.ndarray:
+def _find_index_inputs(artifact: LoadedArtifact) -> set[str]:
+    """The names of the integer inputs that select elements; of a program without its IR, of all integer inputs."""
+    parameters = artifact.interface["parameters"]
+    whole = [n for n, p in enumerate(parameters) if not as_dtype(p["dtype"]).is_float]
+    if whole and "tile.mlir" in artifact.artifact.files:
+        found = find_index_inputs(parse_module(artifact.artifact.text("tile.mlir")))
+        whole = [n for n in whole if n in found]
+    return {parameters[n]["name"] for n in whole}
+
+
+def _make_input(generator: np.random.Generator, parameter: dict[str, Any], selects: bool) -> np.ndarray:
+    """Random elements; of an input that selects elements zeros, which compiled kernels need not check."""
     dtype, shape = as_dtype(parameter["dtype"]), tuple(parameter["shape"])
+    if selects:
+        return np.zeros(shape, dtype.numpy)
     values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)
     return np.asarray(values).astype(dtype.numpy)
 
