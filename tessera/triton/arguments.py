@@ -46,11 +46,15 @@ class NumpyArgument:
 
 @dataclass
 class ArgumentEncoder:
-    """Encodes the arguments of a launch; `descriptors` is the compiler's metadata of tensor descriptors, in order."""
+    """Encodes the arguments of a launch; `descriptors` is the compiler's metadata of tensor descriptors, in order.
+
+    `described` are the tensors that the kernel reaches through descriptors.
+    """
 
     allocations: Allocations
     descriptors: Sequence[Mapping[str, Any]] = ()
     names: Sequence[str] = ()
+    described: list[DevicePointer] = field(default_factory=list)
     _used: int = field(default=0, init=False)
 
     def encode(self, signature: Sequence[Any], values: Sequence[Any]) -> list[Any]:
@@ -104,6 +108,7 @@ class ArgumentEncoder:
         else:
             meta = self.descriptors[self._used]
             self._used += 1
+            self.described.append(pointer)
             yield _make_tensor_map(value, meta, pointer, rank, name)
         yield from (*shape, *strides)
 

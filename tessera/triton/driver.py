@@ -69,22 +69,22 @@ def count_registers(binary: bytes) -> int:
     return struct.unpack_from("<I", binary, start + 8)[0] if start >= 0 else 0
 
 
-def keep_assembly_locations(text: str) -> str:
-    """PTX text in which all lines of an inline assembly have the location of the first.
+def drop_assembly_locations(text: str) -> str:
+    """PTX text in which all lines of an inline assembly have the location of its call.
 
-    LLVM adds the number of the line within the assembly to the number of the source line.
+    LLVM gives each the sum of the line of the source and the line within the assembly.
 
-    >>> before = "// begin inline asm\n.loc 1 7 9\nmov\n.loc 1 8 9\nld\n// end inline asm\n.loc 1 9 9"
-    >>> keep_assembly_locations(before).splitlines()[3:]
+    >>> text = ".loc 1 7 9\\n// begin inline asm\\n.loc 1 8 9\\nld\\n// end inline asm\\n.loc 1 9 9"
+    >>> drop_assembly_locations(text).splitlines()[2:]
     ['', 'ld', '// end inline asm', '.loc 1 9 9']
     """
-    lines, inside, seen = text.split("\n"), False, False
+    lines, inside = text.split("\n"), False
     for i, line in enumerate(lines):
         words = line.strip()
         if words.endswith("inline asm"):
-            inside, seen = words == "// begin inline asm", False
+            inside = words == "// begin inline asm"
         elif inside and words.startswith(".loc"):
-            lines[i], seen = ("" if seen else line), True
+            lines[i] = ""
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ class EmulatorLauncher:
         self.signature = list(source.signature.values())
         self.names = list(source.fn.arg_names) if hasattr(source, "fn") else []
         path = _find_ptx(source, metadata)
-        text = keep_assembly_locations(path.read_text())
+        text = drop_assembly_locations(path.read_text())
         self.module = PtxModule(text, path.name, (TRITON_FOLDER,))
 
     def __call__(
@@ -152,7 +152,7 @@ class EmulatorLauncher:
             m.shared,
             (m.num_ctas, 1, 1),
             m.launch_cooperative_grid,
-            allocations.find_reachable(pointers),
+            [*encoder.described, *allocations.find_reachable(pointers)],
             count_registers(function) or None,
         )
 

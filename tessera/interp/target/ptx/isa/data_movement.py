@@ -124,13 +124,21 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
             for k, value in enumerate(values):
                 cells[index + k if k else index] = value
                 if m.debug and (overwritten := cells[index + k] != value).any():
-                    lane = int(subset.flat[np.argmax(overwritten)])
-                    raise PtxFault("two threads write different values to one address", RaceError, lane)
+                    raise _make_conflict_fault(m, subset, index, int(np.argmax(overwritten)))
             m.allow_uninitialised = False
             if m.debug and access.space == "local" and len(sources) == len(readers):
                 m.shadow.set_known(access, size, [m.known(k, subset) for k in sources])
 
     return store
+
+
+def _make_conflict_fault(m: PtxMachine, lanes: LaneSet, index: np.ndarray, first: int) -> PtxFault:
+    """The fault of a store whose lanes write different values to one address: the first that is overwritten."""
+    last = int(np.flatnonzero(index == index[first])[-1])
+    other, inst = m.describe_lane(int(lanes.flat[last])), m.program.lines[m.pc].instruction
+    source = f" ({inst.source})" if inst.source else ""
+    message = f"two threads write different values to one address: it is also written{source} by {other}"
+    return PtxFault(message, RaceError, int(lanes.flat[first]))
 
 
 def is_strong(inst: PtxInstruction) -> bool:

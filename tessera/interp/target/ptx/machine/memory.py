@@ -31,6 +31,7 @@ GENERIC_WINDOWS = {"shared": 1 << 40, "local": 2 << 40, "global": 3 << 40}
 WINDOW_BITS = 40
 # the bits of a shared::cluster address above these are 1 + the rank of the CTA, or 0 for the own CTA
 CTA_RANK_SHIFT = 24
+NEAR = 1 << 16  # an address up to so many bytes past an allocation is said to be past it
 _GUARD = 256  # unmapped bytes between segments, so that an access out of bounds is detected
 
 
@@ -101,7 +102,10 @@ class GlobalArena:
     def describe(self, offset: int) -> str:
         """An offset in words, for errors."""
         if offset < 0 or offset >= self.top or not self.starts:
-            return f"address {offset + GENERIC_WINDOWS['global']:#x} is in no argument"
+            address = offset + GENERIC_WINDOWS["global"]
+            past = [(address - high, low) for low, high, _ in self.host if 0 <= address - high < NEAR]
+            after = f" ({min(past)[0]} bytes past the end of the allocation at {min(past)[1]:#x})" if past else ""
+            return f"address {address:#x}{after} is in no argument"
         index = max(bisect_right(self.starts, offset) - 1, 0)
         size = self.ends[index] - self.starts[index]
         return f"byte {offset - self.starts[index]} of {self.names[index]}, which has {size} bytes"
