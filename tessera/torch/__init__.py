@@ -8,18 +8,21 @@ from tessera.core.errors import TesseraError, user_location
 if TYPE_CHECKING:
     from tessera.torch.compile_backend import backend, report, reset_report
     from tessera.torch.custom_op import op
+    from tessera.torch.program import ImportedProgram, import_program
     from tessera.torch.tensors import from_torch, to_torch
 
 # The public names, by the module that has them; each is imported on first use.
 _HOMES = {
     "backend": "compile_backend",
     "from_torch": "tensors",
+    "ImportedProgram": "program",
+    "import_program": "program",
     "op": "custom_op",
     "report": "compile_backend",
     "reset_report": "compile_backend",
     "to_torch": "tensors",
 }
-__all__ = ["backend", "from_torch", "op", "report", "reset_report", "to_torch"]
+__all__ = ["ImportedProgram", "backend", "from_torch", "import_program", "op", "report", "reset_report", "to_torch"]
 
 
 class MissingExtraError(TesseraError, ImportError):

@@ -1,0 +1,130 @@
+"""Imported programs: values, buffers, constraints, locations and errors of exported PyTorch models."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessera as ts  # noqa: E402
+from tessera.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's export, about itself
+
+
+class Block(torch.nn.Module):
+    """A layer with running statistics, a counter and a constant; its results are in containers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.scale = torch.tensor([2.0])
+
+    def forward(self, x, *, gain):
+        self.calls += 1
+        h = torch.relu(self.norm(self.linear(x)))
+        return {"rows": h * gain, "rest": [h.sum(-1), 3, None, self.scale * 2]}
+
+
+def check_equal(found, wanted):
+    np.testing.assert_allclose(ts.torch.to_torch(found).numpy(), wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def dynamic():
+    torch.manual_seed(0)
+    sizes = {"x": {0: torch.export.Dim("B", min=2, max=64)}, "gain": None}
+    exported = torch.export.export(Block(), (torch.randn(5, 4),), {"gain": torch.ones(())}, dynamic_shapes=sizes)
+    return exported, ts.torch.import_program(exported)
+
+
+@pytest.mark.parametrize("rows", [5, 7])
+def test_results_and_buffers_are_those_of_the_module(dynamic, rows):
+    exported, _ = dynamic
+    program, module, x = ts.torch.import_program(exported), exported.module(), torch.randn(rows, 4)
+    calls = program.buffers["calls"].item()
+    for _ in range(2):
+        found, wanted = program(x, gain=torch.tensor(0.5)), module(x, gain=torch.tensor(0.5))
+    check_equal(found["rows"], wanted["rows"])
+    check_equal(found["rest"][0], wanted["rest"][0])
+    assert found["rest"][1:3] == [3, None]
+    for name, buffer in module.named_buffers():
+        if name in program.buffers:
+            check_equal(program.buffers[name], buffer)
+    assert program.buffers["calls"].item() == calls + 2
+
+
+@pytest.mark.parametrize(
+    "x, error, word",
+    [
+        (torch.ones(5, 3), ShapeError, "Bx4xf32"),
+        (torch.ones(1, 4), ShapeError, "from 2 to 64"),
+        (torch.ones(5, 4, dtype=torch.float64), DTypeError, "f64"),
+        (torch.ones(5, 4, 1), ShapeError, "rank"),
+    ],
+)
+def test_constraints_of_the_export_are_checked(dynamic, x, error, word):
+    with pytest.raises(error) as caught:
+        dynamic[1](x, gain=torch.ones(()))
+    assert word in str(caught.value).replace("s77", "B") and "test_program.py" in str(caught.value)
+
+
+def test_other_arguments_are_refused(dynamic):
+    with pytest.raises(ArgumentError, match="structure"):
+        dynamic[1](torch.ones(5, 4))
+
+
+def test_parameters_have_gradients():
+    torch.manual_seed(0)
+    module, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 1)), torch.randn(5, 3)
+    program = ts.torch.import_program(module, (x,))
+    given = ts.torch.from_torch(x)
+    found = ts.grad(lambda p: ts.sum(program.apply(p, program.buffers, given)[0]))(program.parameters)
+    module(x).sum().backward()
+    for name, parameter in module.named_parameters():
+        check_equal(found[name], parameter.grad)
+
+
+def test_nodes_have_the_lines_of_the_model(dynamic):
+    places = {(n.loc.file, n.loc.line) for n in dynamic[1].trace().function.body.nodes}
+    code = Block.forward.__code__
+    assert places <= {(code.co_filename, code.co_firstlineno + i) for i in range(1, 4)}
+
+
+class Unsupported(torch.nn.Module):
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)
+        return spectrum.abs(), torch.nonzero(x)
+
+
+def test_all_missing_ops_are_listed_with_their_lines():
+    with pytest.raises(UnsupportedOpError) as caught:
+        ts.torch.import_program(Unsupported(), (torch.ones(4),))
+    first = Unsupported.forward.__code__.co_firstlineno
+    assert f"{first + 1}: there is no row for aten._fft_r2c" in str(caught.value)
+    assert f"{first + 2}: there is no row for aten.nonzero" in str(caught.value)
+
+
+class WritesInput(torch.nn.Module):
+    def forward(self, x):
+        x.add_(1)
+        return x * 2
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("module, word", [(WritesInput(), "writes into x"), (Branches(), "cannot export")])
+def test_models_without_a_pure_program_are_refused(module, word):
+    with pytest.raises(UnsupportedOpError, match=word):
+        ts.torch.import_program(module, (torch.ones(4),))
+
+
+def test_a_compiled_target_gives_the_same():
+    module, x = (
+        torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+        torch.randn(1, 2, 8, 8),
+    )
+    check_equal(ts.torch.import_program(module, (x,), target="cpu")(x), module(x))
