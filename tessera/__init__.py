@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     import tessera.functional as functional
     import tessera.linalg as linalg
     import tessera.ml as ml
+    import tessera.onnx as onnx
     import tessera.random as random
     import tessera.testing as testing
     import tessera.torch as torch

@@ -42,6 +42,7 @@ EXPORTS = {
 # Modules, by the names that users have for them.
 MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "random", "testing")} | {
     "debug": "tessera.tools.debug",
+    "onnx": "tessera.onnx",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "torch": "tessera.torch",
     "triton": "tessera.triton",

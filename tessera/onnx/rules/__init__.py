@@ -1,0 +1,41 @@
+"""Rules of ONNX operators, by family; importing this package fills the table."""
+
+from tessera.onnx.rules import (
+    control_flow,
+    conversion,
+    convolution,
+    indexing,
+    linear_algebra,
+    normalisation,
+    pointwise,
+    pooling,
+    quantisation,
+    random,
+    recurrent,
+    reduction,
+    resampling,
+    sequences,
+    shape,
+    signal,
+    strings,
+)
+
+__all__ = [
+    "control_flow",
+    "conversion",
+    "convolution",
+    "indexing",
+    "linear_algebra",
+    "normalisation",
+    "pointwise",
+    "pooling",
+    "quantisation",
+    "random",
+    "recurrent",
+    "reduction",
+    "resampling",
+    "sequences",
+    "shape",
+    "signal",
+    "strings",
+]
