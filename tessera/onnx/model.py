@@ -27,7 +27,7 @@ from tessera.onnx.element_types import (
     element_type,
     value_to_array,
 )
-from tessera.onnx.evaluation import Evaluation
+from tessera.onnx.graph_evaluation import GraphEvaluation
 from tessera.onnx.model_reader import ReadModel, node_graphs, read_model
 from tessera.onnx.node_rules import find_rule
 
@@ -210,7 +210,7 @@ class OnnxModel:
             )  # fmt: skip
         return found
 
-    # Evaluation and compilation.
+    # GraphEvaluation and compilation.
 
     def _evaluate(self, values: Mapping[int, Any], parameters: Mapping[str, Any]) -> list[Any]:
         held = self._read.ir.graph.initializers
@@ -218,7 +218,7 @@ class OnnxModel:
         if unknown:
             raise ArgumentError(f"{self.name} has no parameter {unknown[0]}", expected=", ".join(held) or "none")
         replaced = {id(held[n]): _to_value(x, n) for n, x in parameters.items()}
-        return Evaluation(self._read, {}, self.opsets).run(self._read.ir.graph, {**replaced, **values})
+        return GraphEvaluation(self._read, {}, self.opsets).run(self._read.ir.graph, {**replaced, **values})
 
     def _make_function(self, fixed: Mapping[str, Any]) -> Callable[..., Any]:
         """The model as a Python function of the inputs that are not fixed."""

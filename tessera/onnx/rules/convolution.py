@@ -156,7 +156,7 @@ def _(
 def _convolve_deformed(
     x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None, mask: Tensor | None, call: NodeCall
 ) -> Tensor:
-    """Each element of a window is read, by bilinear interpolation, at its place plus an offset (Dai et al. 2017)."""
+    """Each element of a window is read at an offset, by bilinear interpolation (Dai et al. 2017)."""
     kernel = w.shape[2:]
     strides, dilations = read_window(call, kernel)
     pads = call.attr("pads", None) or [0] * 4

@@ -1,4 +1,4 @@
-"""Evaluation: the walk over an ONNX graph that applies each node's rule to Tessera values.
+"""Graph evaluation: the walk over an ONNX graph that applies each node's rule to Tessera values.
 
 On tensors it computes; under `ts.jit` it records a Graph function, and what depends on constants alone is computed
 while it records (constant folding), so that shapes are numbers.
@@ -38,7 +38,7 @@ PYTHON_ERRORS = (TypeError, ValueError, IndexError, KeyError, AttributeError, Ov
 Environment = MutableMapping[int, Any]
 
 
-class Evaluation:
+class GraphEvaluation:
     """An evaluation of a model: the values so far of one graph, and of the graphs around it.
 
     Values are Tensors, Carried tensors, arrays of strings, lists (sequences) and None (an empty optional).
@@ -70,7 +70,9 @@ class Evaluation:
             raise ArgumentError(
                 f"the graph {graph.name} takes {len(graph.inputs)} inputs", received=f"{len(inputs)} values"
             )
-        inner = Evaluation(self.model, ChainMap({}, self.values), self.opsets, self.attributes, self.caller, self.depth)
+        inner = GraphEvaluation(
+            self.model, ChainMap({}, self.values), self.opsets, self.attributes, self.caller, self.depth
+        )
         return inner.run(graph, dict(zip(map(id, graph.inputs), inputs, strict=True)))
 
     def run(self, graph: Any, given: Mapping[int, Any]) -> list[Any]:
@@ -165,7 +167,7 @@ class Evaluation:
         if len(operands) > len(function.inputs):
             raise call.fail("too many operands", expected=len(function.inputs), received=len(operands))
         attributes = {k: read_attribute(a) for k, a in function.attributes.items() if a.value is not None}
-        inner = Evaluation(self.model, {}, opsets, {**attributes, **call.attributes}, call, self.depth + 1)
+        inner = GraphEvaluation(self.model, {}, opsets, {**attributes, **call.attributes}, call, self.depth + 1)
         padded = [*operands, *[None] * (len(function.inputs) - len(operands))]
         return inner.run(function, dict(zip(map(id, function.inputs), padded, strict=True)))
 
@@ -200,7 +202,7 @@ def name_node(error: TesseraError, node: ir.Node, location: Location | None) -> 
 
 
 @contextmanager
-def _folding(row: NodeRule, operands: Sequence[Any], evaluation: Evaluation) -> Iterator[None]:
+def _folding(row: NodeRule, operands: Sequence[Any], evaluation: GraphEvaluation) -> Iterator[None]:
     """While a trace records: compute at once what depends on constants alone."""
     if CURRENT_BUILDER.get() is None or not row.foldable or any(_is_traced(x) for x in operands):
         yield
