@@ -210,7 +210,7 @@ class OnnxModel:
             )  # fmt: skip
         return found
 
-    # GraphEvaluation and compilation.
+    # Evaluation and compilation.
 
     def _evaluate(self, values: Mapping[int, Any], parameters: Mapping[str, Any]) -> list[Any]:
         held = self._read.ir.graph.initializers
