@@ -54,6 +54,7 @@ from tessera.ops.tensor.elementwise import (
 from tessera.ops.tensor.logic import (
     allclose, array_equal, count_nonzero, isclose, logical_and, logical_not, logical_or, logical_xor,
 )
+from tessera.ops.tensor.attention import scaled_dot_product_attention
 from tessera.ops.tensor.losses import (
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss,
     nll_loss, smooth_l1_loss,
@@ -63,7 +64,7 @@ from tessera.ops.tensor.matrices import (
 )
 from tessera.ops.tensor.nn import (
     batch_norm, dropout, elu, gelu, layer_norm, leaky_relu, log_softmax, mish, relu, rms_norm, running_statistics,
-    scaled_dot_product_attention, silu, softmax, softplus,
+    silu, softmax, softplus,
 )
 from tessera.ops.tensor.random import Generator, bernoulli, manual_seed, permutation, rand, randint, randn
 from tessera.ops.tensor.rearrange import (

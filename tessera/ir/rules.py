@@ -151,7 +151,10 @@ def _round_to_storage(array: Any, type: Type) -> Any:
 
 
 # Keyword aliases: dim is axis, keepdim is keepdims, and PyTorch's names of the mask of attention.
-ATTRIBUTE_ALIASES = {"dim": "axis", "keepdim": "keepdims", "dims": "axes", "attn_mask": "mask", "is_causal": "causal"}
+ATTRIBUTE_ALIASES = {
+    "dim": "axis", "keepdim": "keepdims", "dims": "axes", "attn_mask": "mask", "is_causal": "causal",
+    "dropout_p": "dropout",
+}  # fmt: skip
 
 REGISTRY: dict[str, Op] = {}
 

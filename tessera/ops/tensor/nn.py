@@ -4,6 +4,7 @@ rules."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -283,19 +284,26 @@ def _apply_affine(out: Tensor, weight: Any, bias: Any) -> Tensor:
 def _attention_coerce(op, operands, attrs):
     given = [x for x in operands if x is not None]
     check_operand_count(op, [*given, *[None] * (len(op.operands) - len(given))] if len(given) >= 3 else given)
-    tensors = [as_tensor(x) for x in given]
-    if len(tensors) > 3 and tensors[3].dtype.kind == "bool":
-        tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
     try:
-        promote_types([t.type for t in tensors])
-        if op is scaled_dot_product_attention:
-            tensors = _broadcast_leading_axes(tensors, grouped=attrs["enable_gqa"])
-        return bind_op(op, tensors, attrs)
+        grouped = attrs["enable_gqa"] if op is scaled_dot_product_attention else None
+        return bind_op(op, broadcast_operands(given, grouped), attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
 
 
-def _broadcast_leading_axes(tensors: list[Tensor], grouped: bool) -> list[Tensor]:
+def broadcast_operands(given: Sequence[Any], grouped: bool | None) -> list[Tensor]:
+    """Queries, keys, values and mask as tensors: a mask of bools is added, and leading axes are broadcast.
+
+    `grouped`: heads of keys may be fewer than those of queries; None: the operands have their axes already.
+    """
+    tensors = [as_tensor(x) for x in given]
+    if len(tensors) > 3 and tensors[3].dtype.kind == "bool":
+        tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
+    promote_types([t.type for t in tensors])
+    return tensors if grouped is None else broadcast_leading_axes(tensors, grouped)
+
+
+def broadcast_leading_axes(tensors: list[Tensor], grouped: bool) -> list[Tensor]:
     """Queries, keys and values with the leading axes to which theirs and those of the mask broadcast.
 
     Keys and values of fewer heads than the queries keep them: each head is shared by a group of heads of queries.
@@ -351,7 +359,7 @@ def _(x, *, dtype):
     return cast(x, dtype=dtype)
 
 
-def _canonicalise_attention(
+def complete_attributes(
     q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights, window, softcap, enable_gqa
 ) -> dict[str, Any]:
     for each in (q, k, v):
@@ -360,6 +368,17 @@ def _canonicalise_attention(
     if q.shape[-1] == 0:
         raise ShapeError("attention needs at least one feature", received=str(q))
     scale = float(scale) if scale is not None else 1 / math.sqrt(int(q.shape[-1]))
+    window, softcap = check_window(window, softcap), 0.0 if softcap is None else float(softcap)
+    more = {"window": window, "softcap": softcap, "enable_gqa": bool(enable_gqa)}
+    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights), **more}
+
+
+def check_window(window: Any, softcap: Any) -> int:
+    """The window of attention, 0 without one.
+
+    Raises:
+        ArgumentError: it or the cap of the scores is out of range.
+    """
     window, softcap = 0 if window is None else as_size(window), 0.0 if softcap is None else float(softcap)
     if not isinstance(window, int) or window < 0 or not 0 <= softcap < math.inf:
         raise ArgumentError(
@@ -367,8 +386,7 @@ def _canonicalise_attention(
             expected="a window of at least one key, a finite softcap > 0",
             received=f"window={window}, softcap={softcap}",
         )  # fmt: skip
-    more = {"window": window, "softcap": softcap, "enable_gqa": bool(enable_gqa)}
-    return {"causal": bool(causal), "scale": scale, "weights": _weights_type(v, weights), **more}
+    return window
 
 
 def _weights_type(v: TensorType, weights: Any) -> DType:
@@ -381,7 +399,7 @@ def _weights_type(v: TensorType, weights: Any) -> DType:
     return found
 
 
-@op(coerce=_attention_coerce, canonical=_canonicalise_attention)
+@op(coerce=_attention_coerce, canonical=complete_attributes)
 def scaled_dot_product_attention(
     q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None, window: Any = None,
     softcap: Any = None, enable_gqa: bool = True,
@@ -427,10 +445,10 @@ def scaled_dot_product_attention(
 
 @lower(scaled_dot_product_attention)
 def _(q, k, v, mask=None, *, causal, scale, weights, window, softcap, enable_gqa):
-    s = _multiply_groups(q, transpose(k)) * scale
+    s = multiply_groups(q, transpose(k)) * scale
     s = tanh(s * (1.0 / softcap)) * softcap if softcap else s
     s = s if mask is None else s + mask
-    s = _hide_keys(s, causal, window)
+    s = hide_keys(s, causal, window)
     every = mask is None and not window  # each query sees a key, if there is one
     if s.shape[-1] == 0 or every:
         e = s if s.shape[-1] == 0 else exp(s - max(s, axis=-1, keepdims=True))
@@ -439,10 +457,10 @@ def _(q, k, v, mask=None, *, causal, scale, weights, window, softcap, enable_gqa
         e = exp(s - where(equal(most, -math.inf), 0.0, most))
     narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
     total = sum(e, axis=-1, keepdims=True)
-    return _multiply_groups(narrow, v) / (total if every and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
+    return multiply_groups(narrow, v) / (total if every and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
 
 
-def _multiply_groups(x: Tensor, y: Tensor) -> Tensor:
+def multiply_groups(x: Tensor, y: Tensor) -> Tensor:
     """x [..., H, S, K] times y [..., G, K, N]: the rows of the heads of a group are the rows of one product."""
     if y.ndim < 3 or x.shape[-3] == y.shape[-3]:
         return dot(x, y)
@@ -452,7 +470,7 @@ def _multiply_groups(x: Tensor, y: Tensor) -> Tensor:
     return reshape(found, shape=(*outer, heads, length, y.shape[-1]))
 
 
-def _hide_keys(s: Tensor, causal: bool, window: int) -> Tensor:
+def hide_keys(s: Tensor, causal: bool, window: int) -> Tensor:
     """Scores with minus infinity where the key lies after the query, or before its window."""
     if not causal and not window:
         return s
@@ -464,7 +482,7 @@ def _hide_keys(s: Tensor, causal: bool, window: int) -> Tensor:
 HEADS_SECOND_ORDER = (0, 2, 1, 3)  # exchange the axes of heads and positions
 
 
-@op(coerce=_attention_coerce, canonical=_canonicalise_attention)
+@op(coerce=_attention_coerce, canonical=complete_attributes)
 def positional_attention(
     q, k, v, mask=None, *, causal: bool = False, scale: Any = None, weights: Any = None, window: Any = None,
     softcap: Any = None, enable_gqa: bool = True,
