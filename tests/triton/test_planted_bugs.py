@@ -18,11 +18,10 @@ def find_lines(kernel, mark):
     return [first + i for i, line in enumerate(lines) if mark in line.partition("#")[2]]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", planted_bugs.BUGS)
-def test_the_bug_is_found_at_its_line(name, arch):
+def test_the_bug_is_found_at_its_line(name):
     kernel, (kind, launch) = getattr(planted_bugs, name), planted_bugs.BUGS[name]
-    with pytest.raises(getattr(ts.errors, kind)) as found, ts.triton.interpreted(arch=arch, debug=True):
+    with pytest.raises(getattr(ts.errors, kind)) as found, ts.triton.interpreted(debug=True):
         launch(kernel)
     error = found.value
     assert error.location.file == planted_bugs.__file__ and [error.location.line] == find_lines(kernel, "bug")
