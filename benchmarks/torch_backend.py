@@ -1,0 +1,155 @@
+"""OpInfo sweep: PyTorch's own samples of each op through torch.compile(backend="tessera"), values and gradients.
+
+    python -m benchmarks.torch_backend --out opinfo.json [--samples 3] [--dtypes float32 int64] [--ops add mul]
+
+A sample passes if values and gradients equal eager PyTorch's within `TOLERANCES`. An op counts as "whole" where Tessera ran all
+of it, "partly" where PyTorch ran some of its ATen ops, "eager" where PyTorch ran all. Samples that PyTorch's own
+backend `aot_eager` cannot run either are left out. The exit status is 1 if a sample is wrong or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+import tessera as ts
+
+# Relative and absolute, by element type: those of PyTorch's own tests of compilers.
+TOLERANCES = {torch.float32: (1e-4, 2e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (2e-3, 2e-3)}
+WHOLE, PARTLY, EAGER, WRONG, FAILED, OUT = "whole", "partly", "eager", "wrong", "failed", "left out"
+ORDER = (FAILED, WRONG, EAGER, PARTLY, WHOLE)  # what an op is, of several samples: the first that one of them is
+
+
+def list_samples(op: Any, dtype: torch.dtype, count: int) -> Iterator[Any]:
+    """Some samples of an op, spread over those that PyTorch has."""
+    grad = op.supports_autograd and dtype.is_floating_point
+    torch.manual_seed(0)
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+    step = max(1, len(samples) // count)
+    yield from samples[::step][:count]
+
+
+def run(function: Any, sample: Any) -> tuple[list[Any], list[Any]]:
+    """The results of a sample, and the gradients of its inputs."""
+    fresh = tree_map(copy_leaf, (sample.input, sample.args, sample.kwargs))
+    torch.manual_seed(1)
+    out = function(*fresh[:1], *fresh[1], **fresh[2])
+    results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+    inputs = [x for x in tree_leaves(fresh) if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+    differentiable = [r for r in results if r.requires_grad and r.dtype.is_floating_point]
+    grads: list[Any] = []
+    if inputs and differentiable:
+        torch.manual_seed(2)
+        weights = [torch.randn_like(r) for r in differentiable]
+        grads = list(torch.autograd.grad(differentiable, inputs, weights, allow_unused=True))
+    return [r.detach() for r in results], grads
+
+
+def copy_leaf(x: Any) -> Any:
+    """A tensor of its own, as a leaf of a new graph, in the memory order of the sample."""
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return x
+    return x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.requires_grad)
+
+
+def compare(found: Any, wanted: Any) -> str | None:
+    """How two results differ; None if they are equal within the tolerance."""
+    for a, b in zip(found, wanted, strict=True):
+        if a is None or b is None:
+            if (a is None) != (b is None) and (a if b is None else b).abs().sum() != 0:
+                return "a gradient is missing"
+            continue
+        rtol, atol = TOLERANCES.get(b.dtype, (1e-7, 1e-7))
+        try:
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            return str(error)[:300]
+    return None
+
+
+def judge(op: Any, sample: Any, options: dict[str, Any]) -> tuple[str, str]:
+    """What became of a sample, and why."""
+    function = lambda *args, **named: op(*args, **named)  # noqa: E731
+    try:
+        wanted = run(function, sample)
+    except Exception as error:
+        return OUT, f"eager: {error}"[:200]
+    torch._dynamo.reset()
+    ts.torch.reset_report()
+    try:
+        found = run(torch.compile(function, backend=ts.torch.backend, options=options), sample)
+    except Exception as error:
+        return _judge_failure(function, sample, error)
+    report = ts.torch.report()
+    if difference := compare(found[0], wanted[0]) or compare(found[1], wanted[1]):
+        return WRONG, difference
+    left = sorted({f"{f.op}: {f.reason}" for f in report.fallbacks})
+    return (EAGER if not report.pieces else PARTLY if left else WHOLE), "; ".join(left)[:400]
+
+
+def _judge_failure(function: Any, sample: Any, error: Exception) -> tuple[str, str]:
+    torch._dynamo.reset()
+    try:
+        run(torch.compile(function, backend="aot_eager"), sample)
+    except Exception as other:
+        return OUT, f"aot_eager: {type(other).__name__}: {other}"[:200]
+    return FAILED, f"{type(error).__name__}: {error}"[:600]
+
+
+def sweep(names: list[str], dtypes: list[torch.dtype], samples: int, options: dict[str, Any]) -> dict[str, Any]:
+    """For each op and element type, what became of its samples."""
+    found: dict[str, Any] = {}
+    for op in op_db:
+        if names and op.name not in names:
+            continue
+        for dtype in dtypes:
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            key = f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''} {str(dtype)[6:]}"
+            start = time.perf_counter()
+            try:
+                outcomes = [judge(op, s, options) for s in list_samples(op, dtype, samples)]
+            except Exception as error:  # the sample itself
+                outcomes = [(OUT, str(error)[:200])]
+            known = [o for o in outcomes if o[0] != OUT]
+            status = next((s for s in ORDER if any(o[0] == s for o in known)), OUT)
+            why = sorted({o[1] for o in (known or outcomes) if o[0] == status or not known})
+            found[key] = {"status": status, "samples": len(known), "why": why, "s": time.perf_counter() - start}
+            if status in (WRONG, FAILED):
+                print(f"{key}: {status}: {why[0][:300]}", flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int64"])
+    parser.add_argument("--ops", nargs="+", default=[])
+    parser.add_argument("--level", help="an interpreter's level in place of the llvm target")
+    args = parser.parse_args()
+    logging.getLogger("tessera.torch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    options = {"fallback_random": True, **({"level": args.level} if args.level else {})}
+    found = sweep(args.ops, [getattr(torch, d) for d in args.dtypes], args.samples, options)
+    counts = collections.Counter(entry["status"] for entry in found.values())
+    print(dict(counts))
+    if args.out:
+        args.out.write_text(json.dumps({"torch": torch.__version__, "counts": counts, "ops": found}, indent=1))
+    return 1 if counts[WRONG] or counts[FAILED] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
