@@ -200,6 +200,7 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     """
     support = Support(_choose_device(module), _refuse_random if options.fallback_random else _refuse_nothing)
     total = sum(n.op == "call_function" for n in module.graph.nodes)
+    _guard_strides(module, support)
     outer, names = partition(module, support)
     left = list(support.reasons.items())
     if not options.fallback:
@@ -213,6 +214,17 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     _count(graphs=1, pieces=len(names), ops=total - len(left))
     outer.recompile()
     return make_boxed_func(_find_only_piece(outer) or outer)
+
+
+def _guard_strides(module: GraphModule, support: Support) -> None:
+    """Leave a whole graph to PyTorch where PyTorch would read a result by strides: only its own lies as it expects."""
+    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    for node in nodes:
+        by_strides = "as_strided" in name_op(node.target) and node.args[0].op != "placeholder"
+        if by_strides and not support.is_node_supported({}, node):
+            for each in nodes:
+                if support.is_node_supported({}, each):
+                    support.refuse(each, f"{name_op(node.target)} of the same graph reads memory by strides")
 
 
 def _choose_device(module: GraphModule) -> str:
@@ -328,7 +340,7 @@ class Piece(torch.nn.Module):
 
         Tensors that lie in memory in another order of axes are taken and given in that order.
         """
-        convert_piece = convert(self.graph_module)
+        convert_piece = convert(self.graph_module, checked=False)
         places: list[int] = []
 
         def piece(*tensors: Tensor) -> list[Tensor]:

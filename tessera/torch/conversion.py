@@ -171,17 +171,18 @@ class Step(NamedTuple):
     types: tuple[TensorType | None, ...]
 
 
-def convert(graph_module: GraphModule) -> Callable[..., Any]:
+def convert(graph_module: GraphModule, checked: bool = True) -> Callable[..., Any]:
     """A Python function of Tessera values that runs an fx graph of ATen ops through the table.
 
     It takes the values of the placeholders by position: tensors of Tessera, and numbers where the graph has sizes. It
     returns what the graph returns, in its containers. Under `ts.jit` it is traced to a Graph function, whose nodes have
-    the locations of the graph's stack traces.
+    the locations of the graph's stack traces. Without `checked` the nodes are known to be supported.
 
     Raises:
         UnsupportedOpError: nodes cannot be converted; the error names all of them with their lines.
     """
-    check_supported(graph_module)
+    if checked:
+        check_supported(graph_module)
     steps = [
         _prepare(node, graph_module) for node in graph_module.graph.nodes if node.op in ("call_function", "get_attr")
     ]

@@ -7,24 +7,24 @@ that PyTorch has found. The pieces are PyTorch's own (`CapabilityBasedPartitione
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from tessera.core.errors import TesseraError, traceback_location
+from tessera.core.errors import traceback_location
 from tessera.core.types import TensorType
-from tessera.frontend.jit.tracing import Jit
-from tessera.torch.conversion import convert, supported
+from tessera.torch.conversion import supported
 from tessera.torch.interop import DEVICE_TARGETS
 from tessera.torch.tensors import DTYPES
 
 PIECE = "tessera_piece_"  # the name of a piece's submodule, with its number
-MAX_PROBES = 4096  # outcomes of probes that are kept
+MAX_ANSWERS = 4096  # answers of the table that are kept
 
 
 # What PyTorch knows of a node.
@@ -111,79 +111,54 @@ def find_refusal(node: Node, device: str | None) -> str | None:
             return "a size that depends on data"
     if any(t.is_sparse or t.is_quantized for t in tensors):
         return "a sparse or quantised tensor"
-    if str(node.target) in ("aten.as_strided.default", "aten.as_strided_scatter.default") and not _is_plain(node):
-        return "strides of a tensor that is not contiguous"
-    return supported(node) or probe(node)
+    return ask_table(node)
 
 
-def _is_plain(node: Node) -> bool:
-    return all(t.is_contiguous() for t in list_fakes(node.args[0]))
+# What the table says of a node, for the sizes of the trace: equal nodes are asked once.
+
+_ANSWERS: dict[Hashable, str | None] = {}
 
 
-# The probe: a node alone, traced on the types of its operands.
-
-_PROBES: dict[Hashable, str | None] = {}
-
-
-def probe(node: Node) -> str | None:
-    """Trace the row of a node alone; what is wrong with it, or None if it gives what PyTorch expects."""
-    key = _make_probe_key(node)
-    if key is not None and key in _PROBES:
-        return _PROBES[key]
-    found = _probe(node)
+def ask_table(node: Node) -> str | None:
+    """Why the table does not take a node; None if it does."""
+    key = _make_key(node)
+    if key is not None and key in _ANSWERS:
+        return _ANSWERS[key]
+    try:
+        with unset_fake_temporarily():
+            found = supported(_with_known_sizes(node))
+    except Exception as error:  # a row's mistake on arguments that it does not foresee: PyTorch runs the op
+        place = traceback_location(_last(error.__traceback__))
+        found = f"its row fails: {type(error).__name__}: {error} ({place})"
     if key is not None:
-        if len(_PROBES) >= MAX_PROBES:
-            _PROBES.clear()
-        _PROBES[key] = found
+        if len(_ANSWERS) >= MAX_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[key] = found
     return found
 
 
-def _make_probe_key(node: Node) -> Hashable:
-    """What the outcome of a probe depends on; None where that cannot be hashed."""
+def _make_key(node: Node) -> Hashable:
+    """What the answer depends on; None where that cannot be hashed."""
+    used = tuple(u.args[1] for u in node.users if u.target is operator.getitem and u.users)
     try:
-        key = (node.target, *map(_make_argument_key, (*node.args, *node.kwargs.items())), _make_argument_key(node))
+        key = (node.target, used, *map(_key_of, (*node.args, *node.kwargs.items(), get_fake(node))))
         hash(key)
     except TypeError:
         return None
     return key
 
 
-def _make_argument_key(value: Any) -> Hashable:
+def _key_of(value: Any) -> Hashable:
     if isinstance(value, Node):
-        return _make_argument_key(get_fake(value))
+        return _key_of(get_fake(value))
     if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(hint(n) for n in value.shape), value.dtype, value.is_contiguous())
+        strides = tuple(hint(n) for n in value.stride())
+        return ("tensor", tuple(hint(n) for n in value.shape), strides, value.dtype, value._is_view())
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return ("symbolic", hint(value))
     if isinstance(value, (tuple, list)):
-        return tuple(map(_make_argument_key, value))
+        return tuple(map(_key_of, value))
     return (type(value), repr(value) if isinstance(value, float) else value)
-
-
-def _probe(node: Node) -> str | None:
-    module, inputs = isolate(node)
-    fakes = [get_fake(n) for n in inputs]
-    run = convert(module)
-
-    def call(*tensors: Any) -> Any:
-        given = iter(tensors)
-        out = run(*(next(given) if isinstance(f, torch.Tensor) else _concrete(f) for f in fakes))
-        return [x for x in _leaves(out) if x is not None]
-
-    types = [describe_fake(f) for f in fakes if isinstance(f, torch.Tensor)]
-    try:
-        found = [v.type for v in Jit(call).trace(*types).function.results]
-    except TesseraError as error:
-        return error.message
-    except NotImplementedError as error:
-        return str(error) or "not implemented"
-    except Exception as error:  # a row's mistake on arguments that it does not foresee: PyTorch runs the op
-        place = traceback_location(_last(error.__traceback__))
-        return f"its row fails: {type(error).__name__}: {error} ({place})"
-    wanted = [describe_fake(t) for t in list_fakes(node)]
-    if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in wanted]:
-        return f"its row gives {', '.join(map(str, found))}, not {', '.join(map(str, wanted))}"
-    return None
 
 
 def _last(step: Any) -> Any:
@@ -192,29 +167,43 @@ def _last(step: Any) -> Any:
     return step
 
 
-def _concrete(value: Any) -> Any:
-    return hint(value) if isinstance(value, torch.SymInt) else value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
-def isolate(node: Node) -> tuple[GraphModule, list[Node]]:
-    """A graph of one node, and the nodes whose results are its inputs."""
+def _with_known_sizes(node: Node) -> Node:
+    """The node, or a copy in which numbers are in place of symbolic sizes."""
+    inputs, users = node.all_input_nodes, list(node.users)
+    if not any(_is_symbolic(get_fake(n)) for n in (node, *inputs)):
+        return node
     graph = torch.fx.Graph()
-    inputs = node.all_input_nodes
-    params = {}
+    known: dict[Node, Any] = {}
     for i, each in enumerate(inputs):
-        params[each] = graph.placeholder(f"x{i}")
-        params[each].meta = dict(each.meta)
-    copied = graph.node_copy(node, lambda n: params[n])
-    graph.output(copied)
-    return GraphModule(torch.nn.Module(), graph), inputs
+        if isinstance(get_fake(each), torch.Tensor):
+            known[each] = graph.placeholder(f"x{i}")
+            known[each].meta["val"] = _set_sizes(get_fake(each))
+        else:
+            known[each] = hint(get_fake(each))
+    arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: known[n])
+    copy = graph.call_function(node.target, *arguments)  # type: ignore[arg-type]
+    copy.meta["val"] = _set_sizes(get_fake(node))
+    items = [
+        graph.call_function(u.target, (copy, u.args[1])) for u in users if u.target is operator.getitem and u.users
+    ]
+    graph.output(items or copy)
+    return copy
+
+
+def _is_symbolic(fake: Any) -> bool:
+    if isinstance(fake, torch.Tensor):
+        return not all(isinstance(n, int) for n in fake.shape)
+    if isinstance(fake, (tuple, list)):
+        return any(map(_is_symbolic, fake))
+    return isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _set_sizes(fake: Any) -> Any:
+    """What PyTorch knows of a result, with the sizes of the trace."""
+    if isinstance(fake, torch.Tensor):
+        sizes, strides = [hint(n) for n in fake.shape], [hint(n) for n in fake.stride()]
+        return torch.empty_strided(sizes, strides, dtype=fake.dtype, device="meta")
+    return [_set_sizes(f) for f in fake] if isinstance(fake, (tuple, list)) else fake
 
 
 # The pieces.
