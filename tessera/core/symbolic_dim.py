@@ -26,9 +26,9 @@ class UnknownSizeError(ShapeError):
 
 # The sizes of the names in the function being traced; None outside a trace.
 KNOWN_SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
-# Pairs of sizes that the program being traced has taken to be different; None where nobody asks.
-UnequalSizes = AbstractSet[tuple[Size, Size]]
-UNEQUAL_SIZES: ContextVar[set[tuple[Size, Size]] | None] = ContextVar("unequal sizes", default=None)
+# What a trace took to hold of symbolic sizes, as (size, relation, size); None where nobody asks.
+SizeGuards = AbstractSet[tuple[Size, str, Size]]
+SIZE_GUARDS: ContextVar[set[tuple[Size, str, Size]] | None] = ContextVar("size guards", default=None)
 # Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
 SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
 DEFAULT_ESTIMATE = 128
@@ -83,9 +83,9 @@ class Dim:
         """Whether both are the same polynomial; a program that is traced notes what its own lines found different."""
         if isinstance(other, Dim) and self.terms == other.terms:
             return True
-        noted = UNEQUAL_SIZES.get()
-        if noted is not None and isinstance(other, (int, Dim)) and _is_users_frame(sys._getframe(1)):
-            noted.add((self, other))
+        guards = SIZE_GUARDS.get()
+        if guards is not None and isinstance(other, (int, Dim)) and _is_users_frame(sys._getframe(1)):
+            guards.add((self, "!=", other))
         return False
 
     @_of_sizes
@@ -138,19 +138,19 @@ class Dim:
 
     @_of_sizes
     def __lt__(self, other: Size) -> bool:
-        return _decide_order(self - other, "<", 0)
+        return _decide_order(self, "<", other)
 
     @_of_sizes
     def __le__(self, other: Size) -> bool:
-        return _decide_order(self - other, "<=", 0)
+        return _decide_order(self, "<=", other)
 
     @_of_sizes
     def __gt__(self, other: Size) -> bool:
-        return _decide_order(other - self, "<", 0)
+        return _decide_order(other, "<", self)
 
     @_of_sizes
     def __ge__(self, other: Size) -> bool:
-        return _decide_order(other - self, "<=", 0)
+        return _decide_order(other, "<=", self)
 
     def __int__(self) -> int:
         found = resolve_size(self)
@@ -197,11 +197,22 @@ def _is_users_frame(frame: Any) -> bool:
     return not str(frame.f_globals.get("__name__", "")).startswith("tessera.")
 
 
-def note_unequal(size: Size, other: Size) -> None:
-    """Note that a program which is traced has taken these sizes to be different."""
-    noted = UNEQUAL_SIZES.get()
-    if noted is not None and (isinstance(size, Dim) or isinstance(other, Dim)):
-        noted.add((size, other))
+def assume_unequal(size: Size, other: Size) -> None:
+    """Note that a program which is traced takes these sizes to be different."""
+    guards = SIZE_GUARDS.get()
+    if guards is not None and (isinstance(size, Dim) or isinstance(other, Dim)):
+        guards.add((size, "!=", other))
+
+
+def assume_at_most(size: Size, limit: Size) -> bool:
+    """Whether a size may be taken to be at most another: it is proven, or holds for the example's sizes (a guard)."""
+    guards = SIZE_GUARDS.get()
+    if guards is None or proves_at_most(size, limit) or proves_less(limit, size):
+        return not proves_less(limit, size)
+    if estimate_size(size) > estimate_size(limit):
+        return False
+    guards.add((size, "<=", limit))
+    return True
 
 
 def resolve_size(size: Size) -> Size:
@@ -293,19 +304,33 @@ def find_size_divisor(size: Size, limit: int) -> int:
     return math.gcd(*(count for _, count in _polynomial_terms(size)), limit) or limit
 
 
-def _decide_order(gap: Size, sign: str, limit: int) -> bool:
-    """Decide `gap < 0` or `gap <= 0`, where it is the same for every value of the names."""
-    if isinstance(gap, int):
-        return gap < limit if sign == "<" else gap <= limit
-    least, most = find_size_bounds(gap)
-    if most < limit or (sign == "<=" and most <= limit):
+def _decide_order(size: Size, sign: str, limit: Size) -> bool:
+    """Decide `size < limit` or `size <= limit`, where it is the same for every value of the names.
+
+    Where the lines of a user's program ask, the example's sizes decide, and the answer becomes a guard.
+    """
+    least, most = find_size_bounds(size - limit)
+    if most < 0 or (sign == "<=" and most <= 0):
         return True
-    if least > limit or (sign == "<" and least >= limit):
+    if least > 0 or (sign == "<" and least >= 0):
         return False
-    raise UnknownSizeError(
-        f"whether {gap} {sign} {limit} is not known for every size",
-        suggestion="call with arrays, whose sizes are known, or give this size when the program is built",
-    )
+    guards = SIZE_GUARDS.get()
+    if guards is None or not _is_users_frame(sys._getframe(3)):  # above the comparison and its check of operands
+        raise UnknownSizeError(
+            f"whether {size} {sign} {limit} is not known for every size",
+            suggestion="call with arrays, whose sizes are known, or give this size when the program is built",
+        )
+    holds = _COMPARE[sign](estimate_size(size), estimate_size(limit))
+    guards.add((size, sign, limit) if holds else (limit, "<=" if sign == "<" else "<", size))
+    return holds
+
+
+_COMPARE = {"<": operator.lt, "<=": operator.le, "!=": operator.ne}
+
+
+def holds_for(guards: SizeGuards, sizes: Mapping[str, int]) -> bool:
+    """Whether all guards hold for these sizes."""
+    return all(_COMPARE[sign](*evaluate_shape((a, b), sizes)) for a, sign, b in guards)
 
 
 def _find_least_value(size: Size) -> float:

@@ -21,11 +21,12 @@ from tessera.core.shapes import ShapePattern, as_size, bind_shapes, normalize_ax
 from tessera.core.symbolic_dim import (
     ANY_DIMS,
     SIZE_ESTIMATES,
-    UNEQUAL_SIZES,
+    SIZE_GUARDS,
     Dim,
     Size,
-    UnequalSizes,
+    SizeGuards,
     evaluate_shape,
+    holds_for,
     symbol_names,
 )
 from tessera.core.types import TensorType
@@ -52,24 +53,19 @@ class SymbolicProgram:
     """A compiled program of symbolic sizes: what is known of them, and the trace and its executable."""
 
     patterns: tuple[ShapePattern, ...]
-    unequal: UnequalSizes
+    guards: SizeGuards
     traced: Any
     run: Callable[..., Any]
 
     def fits(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes may run it."""
         sizes = self.bind(shapes)
-        return sizes is not None and 0 not in sizes.values() and are_unequal(self.unequal, sizes)
+        return sizes is not None and 0 not in sizes.values() and holds_for(self.guards, sizes)
 
     def bind(self, shapes: Shapes) -> dict[str, int] | None:
         """The sizes of the names for these shapes; None where a shape does not match."""
         sizes: dict[str, Any] = {}
         return sizes if bind_shapes(list(zip(self.patterns, shapes, strict=True)), sizes) is None else None
-
-
-def are_unequal(pairs: UnequalSizes, sizes: Mapping[str, int]) -> bool:
-    """Whether no pair of sizes is equal."""
-    return not any(a == b for pair in pairs for a, b in [evaluate_shape(pair, sizes)])
 
 
 @dataclass
@@ -197,16 +193,16 @@ def _name_listed_axes(
 
 
 @contextmanager
-def trace_symbols(patterns: Sequence[ShapePattern], shapes: Shapes) -> Iterator[set[tuple[Size, Size]]]:
-    """Note which sizes are taken to be different; tiles are chosen for the sizes of this call."""
+def trace_symbols(patterns: Sequence[ShapePattern], shapes: Shapes) -> Iterator[set[tuple[Size, str, Size]]]:
+    """Note what is taken to hold of the sizes (guards); tiles are chosen for the sizes of this call."""
     sizes: dict[str, Any] = {}
     bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
-    noted: set[tuple[Size, Size]] = set()
-    tokens = UNEQUAL_SIZES.set(noted), SIZE_ESTIMATES.set(sizes)
+    noted: set[tuple[Size, str, Size]] = set()
+    tokens = SIZE_GUARDS.set(noted), SIZE_ESTIMATES.set(sizes)
     try:
         yield noted
     finally:
-        UNEQUAL_SIZES.reset(tokens[0])
+        SIZE_GUARDS.reset(tokens[0])
         SIZE_ESTIMATES.reset(tokens[1])
 
 

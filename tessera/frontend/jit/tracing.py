@@ -327,8 +327,8 @@ class Jit:
     def trace_dynamic(self, args: tuple, named: dict[str, Any], dynamic: Any) -> TracedFunction:
         """Trace the Graph function with symbolic sizes; `dynamic` names them (`name_axes`).
 
-        The function's attribute "constraints" lists what is required of the sizes: its own constraints, and that sizes
-        differ where its Python code took them to differ.
+        The function's attribute "constraints" lists what is required of the sizes: its own constraints, and the guards
+        of its Python code.
         """
         call = self.bind(args, named)
         shapes = tuple(t.shape for t in call.types)
@@ -338,7 +338,7 @@ class Jit:
             traced = self._trace(replace(call, types=types))
         names = {n for p in patterns for n in symbol_names(p)}
         texts = [c.text for c in find_size_constraints(self) if c.names <= names]
-        texts += sorted(f"{a} != {b}" for a, b in noted)
+        texts += sorted(f"{a} {sign} {b}" for a, sign, b in noted)
         return replace(traced, function=replace(traced.function, attrs=Attrs({"constraints": tuple(texts)})))
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, format_shape
-from tessera.core.symbolic_dim import Dim, Size, resolve_size
+from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, assume_at_most, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.basic import broadcast_to, full
@@ -214,8 +214,10 @@ def _symbolic_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
     """The bounds for a symbolic size: the axis is assumed to have the elements that are counted from its start."""
     low = 0 if item.start is None else _wrap_bound(item.start, size)
     high = size if item.stop is None else _wrap_bound(item.stop, size)
-    if isinstance(size, Dim) and isinstance(item.stop, int) and item.stop >= 0:
-        int(size)  # the number of elements before a negative index is unknown: this raises the error
+    if not (assume_at_most(0, low) and assume_at_most(low, high) and assume_at_most(high, size)):
+        int(size)  # NumPy would cut the slice, so that its size is unknown: this raises the error
+    if isinstance(size, Dim) and SIZE_GUARDS.get() is None and isinstance(item.stop, int) and item.stop >= 0:
+        int(size)
     return low, high, item.step or 1
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
-from tessera.core.symbolic_dim import Size, note_unequal
+from tessera.core.symbolic_dim import Size, assume_unequal, proves_less
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
 from tessera.ir.analysis.intervals import interval_rules
@@ -97,8 +97,7 @@ def _infer_slice(x: TensorType, *, start: tuple, stop: tuple, step: tuple) -> Te
     if not len(start) == len(stop) == len(step) == x.rank:
         raise ShapeError(f"slice needs a start, stop and step for each of {x.rank} axes")
     for axis, (low, high, by, size) in enumerate(zip(start, stop, step, x.shape, strict=True)):
-        inside = not isinstance(size, int) or (isinstance(high, int) and 0 <= low <= high <= size)
-        if by < 1 or not inside:
+        if by < 1 or proves_less(low, 0) or proves_less(high, low) or proves_less(size, high):
             raise ShapeError(f"slice {low}:{high}:{by} is outside axis {axis} of {x}")
     return x.with_shape(tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True)))
 
@@ -336,7 +335,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     x = as_tensor(x)
     ones = [i for i, n in enumerate(x.shape) if n == 1]
     for size in x.shape if axis is None else ():
-        note_unequal(size, 1)
+        assume_unequal(size, 1)
     gone = ones if axis is None else [a + x.ndim for a in normalize_axes(axis, x.ndim)]
     for at in gone:
         if x.shape[at] != 1:
