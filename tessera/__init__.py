@@ -114,9 +114,9 @@ if TYPE_CHECKING:
     import tessera.onnx as onnx
     import tessera.random as random
     import tessera.testing as testing
-    import tessera.torch as torch
     import tessera.tools.debug as debug
     import tessera.tools.verify as verify
+    import tessera.torch as torch
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch

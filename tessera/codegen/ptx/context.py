@@ -21,6 +21,7 @@ from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder
 from tessera.codegen.ptx.text.memref import PtxMemRef, SmemOperand, SmemSlots
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.errors import Location, TesseraError
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.core import Block, Function, Node, Value
 
@@ -97,6 +98,45 @@ class WarpgroupPipeline:
 
 
 @dataclass
+class SizeRegisters:
+    """The 64-bit registers of symbolic sizes: parameters, and expressions of them, computed at the entry's head."""
+
+    text: PtxBuilder
+    known: dict[Size, str] = field(default_factory=dict)
+
+    def find(self, size: Size) -> str | int:
+        """The operand of a size: a register, or a number."""
+        if not isinstance(size, Dim):
+            return size
+        if size not in self.known:
+            with self.text.at_entry_head():
+                self.known[size] = self._compute(size)
+        return self.known[size]
+
+    def _compute(self, size: Dim) -> str:
+        total: str | int = 0
+        for monomial, count in size.terms:
+            product: str | int = count
+            for atom in monomial:
+                factor = self.find(Dim.of(atom)) if isinstance(atom, str) else self._divide(*atom)
+                product = factor if product == 1 else self.text.let("mul.lo.s64", "b64", factor, product)
+            total = product if total == 0 else self.text.let("add.s64", "b64", product, total)
+        return str(total)
+
+    def _divide(self, sign: str, left: Size, right: Size) -> str:
+        """A floor quotient of sizes, or its remainder; the dividend is a register."""
+        a, b, text = self._as_register(left), self.find(right), self.text
+        rest = text.let("rem.s64", "b64", a, b)
+        low = text.let("setp.lt.s64", "pred", rest, 0)
+        remainder = text.let("selp.b64", "b64", text.let("add.s64", "b64", rest, b), rest, low)
+        return remainder if sign == "%" else text.let("div.s64", "b64", text.let("sub.s64", "b64", a, remainder), b)
+
+    def _as_register(self, size: Size) -> str:
+        found = self.find(size)
+        return found if isinstance(found, str) else self.text.let("mov.b64", "b64", found)
+
+
+@dataclass
 class EmissionContext:
     """One tile function under emission."""
 
@@ -113,6 +153,9 @@ class EmissionContext:
     pipeline: WarpgroupPipeline = field(default_factory=WarpgroupPipeline)
     values: dict[Value, Registers] = field(default_factory=dict)  # the registers (or immediates) of each value
     memrefs: dict[Value, PtxMemRef] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sizes = SizeRegisters(self.text)
 
     def layout(self, v: Value) -> DistributedLayout:
         """The layout of a block."""

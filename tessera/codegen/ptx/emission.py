@@ -28,6 +28,7 @@ from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.core.symbolic_dim import find_size_bounds
 from tessera.ir.core import Function
 
 
@@ -41,7 +42,7 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
     facts, group, vector = LaunchFacts.of(function), int(function.attrs.get("group", 1)), get_fact(function, "vector")
     text, grids = PtxBuilder(files), facts.grids
     team = ThreadTeam(text, get_fact(function, "threads"), group)
-    grid = tuple(max(each) for each in zip(*grids, strict=True)) if grids else None
+    grid = tuple(max(find_size_bounds(n)[1] for n in each) for each in zip(*grids, strict=True)) if grids else None
     ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
     ctx.entry.arch, ctx.entry.min_resident_blocks = facts.arch, get_fact(function, "resident")
     ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_linear_grid(grids)

@@ -15,7 +15,7 @@ from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, shape
 
 # Ops that only bind registers: they may move above elementwise ops whose results they do not use.
-REGISTER_BINDING_OPS = (basic.full, basic.broadcast_to, shape.iota)
+REGISTER_BINDING_OPS = (basic.full, basic.dim_value, basic.broadcast_to, shape.iota)
 
 
 def emit_block(ctx: EmissionContext, block: Block) -> None:

@@ -115,6 +115,7 @@ class PtxGenerator:
             block_bytes=BLOCK_BYTES,
             meeting=MAX_COOPERATIVE_GROUPS,
             lockstep=WARP_THREADS,
+            symbolic=True,
             plan=PLAN,
         )
 

@@ -28,6 +28,8 @@ from tessera.ops.dialects import control_flow, host, schedule
 
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
+# A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
+SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
 
 @dataclass
@@ -57,8 +59,10 @@ class TileSizeSearch:
     def cut(self, dim: int, target: int, multiple: int = 1) -> int:
         """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one."""
         extent, typical = self.dims[dim][1], self.extents[dim]
-        if typical <= target:
-            return typical if self.is_static(dim) else min(1 << (typical - 1).bit_length(), target)
+        if not self.is_static(dim):
+            target = min(target, max(MIN_SYMBOLIC_TILE, _floor_power_of_two(typical // SYMBOLIC_TILES)))
+        elif typical <= target:
+            return typical
         radices = self._radices(dim)
         fits = [t for t in range(target, (target - 1) // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
         even = [t for t in fits if t % multiple == 0]
@@ -103,6 +107,10 @@ class TileSizeSearch:
             if ratios[best] < 2 or dim is None:
                 return
             self.tile[dim] = self.cut(dim, -(-self.tile[dim] // 2))
+
+
+def _floor_power_of_two(number: int) -> int:
+    return 1 << (number.bit_length() - 1) if number > 0 else 0
 
 
 def find_unit_stride_dims(expr: IndexExpr) -> set[int]:

@@ -16,7 +16,7 @@ from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import needs_specialisation, ring_stage_bytes
 from tessera.codegen.ptx.table.blocks.program_grid import GRID_AXES
-from tessera.ir.core import Function
+from tessera.ir.core import Function, find_size_names
 from tessera.ops.dialects import tile
 
 WGMMA_ARCHS = ("sm_90a",)  # architectures with instructions of warp groups
@@ -63,6 +63,8 @@ def _has_bulk_copies(function: Function) -> bool:
     grid barrier, since programs that wait for each other cannot run one after the other."""
     facts = LaunchFacts.of(function)
     aligned = min(facts.alignments, default=TMA_ALIGN) == TMA_ALIGN
+    if find_size_names(function):
+        return False  # tensor maps and the number of programs are known when the kernel is emitted
     fits = facts.noalias and facts.arch in WGMMA_ARCHS and len(set(facts.grids)) == 1 and aligned
     return fits and not tile.uses_grid_barrier(function.body) and len(facts.grid) <= len(GRID_AXES)
 

@@ -141,7 +141,7 @@ def _infer_rematerialised(inference: LayoutInference, node: Node) -> list[MaybeL
     return [inference.plain(node.out) if not node.out.type.rank else None]
 
 
-natural_layout_rules(basic.full, shape.iota, basic.broadcast_to, indices_below)(_infer_rematerialised)
+natural_layout_rules(basic.full, basic.dim_value, shape.iota, basic.broadcast_to, indices_below)(_infer_rematerialised)
 
 
 @natural_layout_rules(shape.permute)

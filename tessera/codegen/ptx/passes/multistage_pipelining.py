@@ -145,10 +145,10 @@ class _FetchFinder:
         """The bytes that one cp.async can move."""
         ref, *operands = load.args
         starts = operands[: ref.type.rank]  # type: ignore[union-attr]
-        m = PtxMemRef(ref.type.dtype, GLOBAL, "", static_shape(ref), self.align[ref])  # type: ignore[union-attr]
+        m = PtxMemRef(ref.type.dtype, GLOBAL, "", tuple(ref.type.shape), self.align[ref])  # type: ignore[union-attr]
         block = tuple(load.attrs["shape"])
         length = find_vector_length(self.producers, m, starts, block, VECTOR_BYTES // element_bytes(m.dtype))
-        while length > 1 and (block[-1] % length or m.shape[-1] % length):
+        while length > 1 and (block[-1] % length or m.shape[-1] % length != 0):
             length //= 2
         return length * element_bytes(m.dtype)
 

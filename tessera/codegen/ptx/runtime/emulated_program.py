@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram
 from tessera.codegen.ptx.table.blocks.program_grid import DEADLOCK_AT, FIRST_EXIT_AT, GRID_BARRIER_BYTES, SITE_BIT
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
+from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.errors import BarrierError, Location, ResourceError
 from tessera.core.progress import operation, report_progress
 from tessera.core.types import as_dtype
@@ -239,13 +240,17 @@ class EmulatedProgram:
 
     def __init__(self, artifact: Artifact) -> None:
         self.where = EMULATOR_NAME
-        self._plan, module = artifact.manifest["plan"], _load_module(artifact)
-        self._run = _make_host_emulator(self._plan, module)
-        self.call = _make_resident_emulator(self._plan, module).call
+        plan, module = artifact.manifest["plan"], _load_module(artifact)
+        self._run = _make_host_emulator(plan, module)
+        self._resident = BoundPlans(plan, lambda bound: _make_resident_emulator(bound, module))
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The outputs; arrays that the program writes are written."""
         return self._run(arrays)
+
+    def call(self, arrays: Sequence[Any], constants: range = range(0)) -> list[Any]:
+        """As `ResidentProgram.call`, with the plan for these sizes."""
+        return self._resident.find(arrays).call(arrays, constants)
 
 
 def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
@@ -260,10 +265,11 @@ def _load_module(artifact: Artifact) -> PtxModule:
 
 
 def _make_host_emulator(plan: Mapping[str, Any], module: PtxModule) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-    arguments = ArgumentBinder(plan)
+    plans = BoundPlans(plan, lambda bound: (bound, ArgumentBinder(bound)))
     scalars = {i for i, p in enumerate(plan["params"]) if p["role"] == "scalar"}
 
     def run(arrays: Sequence[Any]) -> list[np.ndarray]:
+        plan, arguments = plans.find(arrays)
         users, bound = arguments.bind(arrays)
         values = [_scalar_argument(a) if i in scalars else a for i, a in enumerate(bound)]
         workspace = np.zeros(plan["workspace"], np.uint8)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef
-from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, RefType, bf16, bool_, f16
-from tessera.ir.core import Value
+from tessera.ir.core import Value, find_size_names
 
 
 @dataclass(frozen=True)
@@ -44,20 +43,23 @@ def bind_parameters(ctx: EmissionContext, alignments: Sequence[int]) -> None:
     """Load the parameters; `alignments` are divisors of their addresses, by default those of a vector access."""
     for i, v in enumerate(ctx.function.params):
         _bind_parameter(ctx, v, f"{ctx.function.name}_{i}", alignments[i] if alignments else VECTOR_BYTES)
+    for i, name in _number_size_parameters(ctx):
+        with ctx.text.at_entry_head():
+            ctx.sizes.known[Dim.of(name)] = ctx.text.let("ld.param.u64", "b64", f"[{ctx.function.name}_{i}]")
+
+
+def _number_size_parameters(ctx: EmissionContext) -> Iterator[tuple[int, str]]:
+    """The parameters after a kernel's own: the symbolic sizes that it mentions."""
+    return enumerate(find_size_names(ctx.function), len(ctx.function.params))
 
 
 def _bind_parameter(ctx: EmissionContext, v: Value, name: str, align: int) -> None:
     text = ctx.text
     with text.at_entry_head():
         if isinstance(v.type, RefType):
-            if not all(isinstance(n, int) for n in v.type.shape):
-                raise UnsupportedOpError(
-                    f"a parameter of {ctx.function.name} has a symbolic shape", expected="static sizes for target ptx",
-                    received=str(v.type),
-                )  # fmt: skip
             pointer = text.let("ld.param.u64", "b64", f"[{name}]")
             base = text.let("cvta.to.global.u64", "b64", pointer)
-            ctx.memrefs[v] = PtxMemRef(v.type.dtype, "global", base, static_shape(v), align)
+            ctx.memrefs[v] = PtxMemRef(v.type.dtype, "global", base, tuple(v.type.shape), align)
         else:
             ctx.values[v] = (_load_scalar_parameter(text, v.type.dtype, name),)
 
@@ -100,6 +102,7 @@ def _format_header(ctx: EmissionContext, maps: int) -> Iterator[str]:
     name = ctx.function.name
     params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
     params += [f"\t.param .{_parameter_type(v)} {name}_{i}" for i, v in enumerate(ctx.function.params)]
+    params += [f"\t.param .u64 {name}_{i}" for i, _ in _number_size_parameters(ctx)]
     params += ctx.entry.hidden.declare(name)
     yield f".visible .entry {name}("
     yield ",\n".join(params)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType
 from tessera.ir.analysis.intervals import find_divisor
 from tessera.ir.core import Node, Value
@@ -27,11 +28,11 @@ class PtxMemRef:
     dtype: DType
     space: str
     base: str
-    shape: Sizes
+    shape: tuple[Size, ...]
     align: int = VECTOR_BYTES
 
     @property
-    def strides(self) -> Sizes:
+    def strides(self) -> tuple[Size, ...]:
         """The bytes from one element to the next along each axis."""
         return tuple(math.prod(self.shape[a + 1 :]) * element_bytes(self.dtype) for a in range(len(self.shape)))
 

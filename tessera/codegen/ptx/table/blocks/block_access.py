@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tessera.codegen.ptx.context import EmissionContext, Registers
@@ -11,6 +10,7 @@ from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.text.builder import element_bytes, is_immediate
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
 from tessera.codegen.ptx.text.thread_team import and_predicates
+from tessera.core.symbolic_dim import Dim, Size, find_size_divisor
 from tessera.ir.analysis.intervals import find_divisor
 from tessera.ir.core import Value
 
@@ -53,7 +53,7 @@ class BlockAddress:
     def __init__(self, ctx: EmissionContext, m: PtxMemRef, starts: Sequence[Value], layout: DistributedLayout) -> None:
         self.ctx, self.m, self.starts, self.layout = ctx, m, starts, layout
         self._base = ""
-        self._far_addresses: dict[int, str] = {}
+        self._far_addresses: dict[Size, str] = {}
         self._clips: dict[tuple[int, int], str] = {}
         self._conjunctions: dict[tuple[str, ...], str] = {}
         self._unproven_axes = ctx.analyses.ranges.find_unproven_axes(starts, layout.shape, m.shape)
@@ -67,22 +67,30 @@ class BlockAddress:
                 start = self.ctx.scalar_operand(v)
                 if start != "0":
                     start = _widen_index(self.ctx, v, start)
-                    total = text.let("mad.lo.s64", "b64", start, stride, total)
+                    total = text.let("mad.lo.s64", "b64", start, self.ctx.sizes.find(stride), total)
             for axis, stride in enumerate(self.m.strides):
                 offset = team.thread_offset(self.layout, axis)
                 if offset != "0":
-                    scaled = team.hoist(("offset", offset, stride), "mul.wide.u32", "b64", offset, stride)
+                    scaled = self._scale_offset(offset, stride)
                     total = text.let("add.s64", "b64", total, scaled)
             self._base = total
         return self._base
 
+    def _scale_offset(self, offset: str, stride: Size) -> str:
+        team, key = self.ctx.team, ("offset", offset, stride)
+        if not isinstance(stride, Dim):
+            return team.hoist(key, "mul.wide.u32", "b64", offset, stride)
+        step = self.ctx.sizes.find(stride)
+        return team.hoist(key, "mul.lo.u64", "b64", team.hoist(("wide", offset), "cvt.u64.u32", "b64", offset), step)
+
     def locate(self, offset: Sizes) -> tuple[str, int]:
         """A register and a constant whose sum is the address of an element."""
         distance = sum(n * stride for n, stride in zip(offset, self.m.strides, strict=True))
-        if distance < MAX_OFFSET:
+        if not isinstance(distance, Dim) and distance < MAX_OFFSET:
             return self.base(), distance
         if distance not in self._far_addresses:
-            self._far_addresses[distance] = self.ctx.text.let("add.s64", "b64", self.base(), distance)
+            step = self.ctx.sizes.find(distance)
+            self._far_addresses[distance] = self.ctx.text.let("add.s64", "b64", self.base(), step)
         return self._far_addresses[distance], 0
 
     def find_vector_length(self) -> int:
@@ -100,7 +108,8 @@ class BlockAddress:
         return [self._clip(axis, offset[axis]) for axis in self._unproven_axes]
 
     def _clip(self, axis: int, offset: int) -> str:
-        divisor = math.gcd(self.m.shape[axis], find_divisor(self.ctx.analyses.producers, self.starts[axis]))
+        size = self.m.shape[axis]
+        divisor = find_size_divisor(size, find_divisor(self.ctx.analyses.producers, self.starts[axis]))
         offset -= offset % (divisor & -divisor)  # neighbours share a predicate, as in `ThreadTeam.axis_predicate`
         if (axis, offset) not in self._clips:
             ctx, text = self.ctx, self.ctx.text
@@ -115,7 +124,7 @@ class BlockAddress:
             if is_immediate(index):
                 index = text.let("mov.b64", "b64", index)
             # Compared as unsigned numbers, negative indices are out of bounds too.
-            self._clips[axis, offset] = text.let("setp.lt.u64", "pred", index, self.m.shape[axis])
+            self._clips[axis, offset] = text.let("setp.lt.u64", "pred", index, ctx.sizes.find(size))
         return self._clips[axis, offset]
 
     def and_cached(self, predicates: tuple[str, ...]) -> str:

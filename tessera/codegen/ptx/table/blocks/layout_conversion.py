@@ -131,6 +131,11 @@ def _(ctx: EmissionContext, node: Node) -> None:
     ctx.values[node.out] = (constant,) * ctx.layout(node.out).count
 
 
+@emission_rule(basic.dim_value)
+def _(ctx: EmissionContext, node: Node) -> None:
+    ctx.values[node.out] = (str(ctx.sizes.find(node.attrs["size"])),)
+
+
 @emission_rule(shape.iota)
 def _(ctx, node):
     layout, dtype = ctx.layout(node.out), node.attrs["dtype"]

@@ -91,7 +91,7 @@ def _plan_element_accesses(
                 narrow = v.type.dtype.bits < 64 and index.startswith("%")
                 form = "u32" if v.type.dtype.kind == "uint" else "s32"
                 wide[v, index] = text.let(f"cvt.s64.{form}", "b64", index) if narrow else index
-            address = text.let("mad.lo.s64", "b64", wide[v, index], stride, address)
+            address = text.let("mad.lo.s64", "b64", wide[v, index], ctx.sizes.find(stride), address)
         guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
         accesses.append(VectorAccess(i, 1, address, 0, (guard,)))
     return accesses

@@ -16,6 +16,7 @@ from tessera.codegen.ptx.context import EmissionContext, get_exit_label, synchro
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import proves_less
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
@@ -68,7 +69,7 @@ def find_linear_grid(grids: Sequence[Sequence[int]]) -> tuple[int, ...]:
     Raises:
         UnsupportedOpError: the kernel is launched over several grids, one of which needs this.
     """
-    wide = [tuple(g) for g in grids if len(g) > len(GRID_AXES) or any(n > MAX_GRID_DIM for n in g[:-1])]
+    wide = [tuple(g) for g in grids if len(g) > len(GRID_AXES) or any(proves_less(MAX_GRID_DIM, n) for n in g[:-1])]
     if not wide:
         return ()
     if len({tuple(g) for g in grids}) > 1:

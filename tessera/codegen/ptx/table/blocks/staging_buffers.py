@@ -164,7 +164,7 @@ def _find_copy_length(ctx: EmissionContext, ends: CopyEndpoints) -> int:
         if m is not None:
             block = _pad_shape(ends.shape, len(m.shape))
             length = find_vector_length(ctx.analyses.producers, m, starts, block, length)
-    while length > 1 and (ends.shape[-1] % length or (ends.clip and source.shape[-1] % length)):
+    while length > 1 and (ends.shape[-1] % length or (ends.clip and source.shape[-1] % length != 0)):
         length //= 2
     return length if length * size >= MIN_COPY_BYTES else 0
 
