@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.errors import DTypeError
+from tessera.ops.tensor import nn
 from tessera.runtime.driver import run_level
 from tessera.runtime.program import prepare
 
@@ -133,3 +134,27 @@ def test_losses_of_images(target):
     logs, classes = rng.standard_normal((2, 3, 4, 5)).astype(np.float32), rng.integers(0, 3, (2, 4, 5))
     picked = np.take_along_axis(logs, classes[:, None], axis=1)
     np.testing.assert_allclose(call(ts.nll_loss, target, logs, classes), -picked.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (5, 1, 6), (2, 1, 5, 7), (2,)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_mask_of_another_shape_is_named(shape, traced):
+    q, k = np.ones((3, 5, 4), np.float32), np.ones((3, 6, 4), np.float32)
+    function = lambda q, k, m: ts.scaled_dot_product_attention(q, k, k, mask=m)  # noqa: E731
+    with pytest.raises(ts.errors.ShapeError, match="the mask of attention does not fit") as caught:
+        (ts.jit(function) if traced else function)(q, k, np.ones(shape, bool))
+    text = str(caught.value)
+    assert "broadcasts to (3, 5, 6)" in text and "5 queries and 6 keys" in text and str(shape) in text
+    assert "test_edge_values.py" in caught.value.location.file
+
+
+def test_masks_may_broadcast_either_way():
+    q, k = np.ones((3, 5, 4), np.float32), np.ones((3, 6, 4), np.float32)
+    for shape, lead in [((6,), ()), ((5, 1), ()), ((1, 1, 6), ()), ((2, 3, 5, 6), (2,)), ((2, 1, 1, 6), (2,))]:
+        found = ts.scaled_dot_product_attention(q, k, k, mask=np.ones(shape, bool))
+        np.testing.assert_allclose(found.numpy(), np.ones((*lead, 3, 5, 4)), rtol=1e-6)
+    q, k = (each[None].swapaxes(1, 2) for each in (q, k))
+    seen = nn.positional_attention(q, k, k, np.ones((1, 3, 1, 6), bool))
+    assert seen.shape == (1, 5, 3, 4)
+    with pytest.raises(ts.errors.ShapeError, match="the mask of attention does not fit"):
+        nn.positional_attention(q, k, k, np.ones((1, 5, 3, 6), bool))

@@ -162,6 +162,9 @@ class Jit:
         check_function(function, "jit")
         functools.update_wrapper(self, function)
         self.function = function
+        # A partial function has the name of its function, another object that can be called that of its type.
+        named = getattr(function, "func", function)
+        self.name = getattr(named, "__name__", type(named).__name__)
         self.target = target or device
         self.dynamic = dynamic
         self.signature = inspect.signature(function)
@@ -272,7 +275,7 @@ class Jit:
             constants = range(first, first + len(traced.captures))
             compiled = traced, executable(traced.function, self.target or default_device(), constants)
         COMPILE_LOG.info(
-            "compiled %s(%s) for %s in %.0f ms", self.function.__name__, ", ".join(map(str, call.types)),
+            "compiled %s(%s) for %s in %.0f ms", self.name, ", ".join(map(str, call.types)),
             self.target or default_device(), 1e3 * (time.perf_counter() - start),
         )  # fmt: skip
         return compiled
@@ -311,7 +314,7 @@ class Jit:
         except Exception as error:  # also the user's own code, which may not take symbolic sizes
             if self.dynamic:
                 raise
-            COMPILE_LOG.info("%s needs the sizes of its arguments: %s", self.function.__name__, error)
+            COMPILE_LOG.info("%s needs the sizes of its arguments: %s", self.name, error)
             history.gave_up = True
             return None
         found = SymbolicProgram(patterns, frozenset(noted), traced, run)
@@ -347,9 +350,9 @@ class Jit:
             bound = self.signature.bind(*args, **named)
         except TypeError as error:
             raise ArgumentError(
-                f"{self.function.__name__}: {error}",
+                f"{self.name}: {error}",
                 location=user_location(),
-                expected=f"{self.function.__name__}{self.signature}",
+                expected=f"{self.name}{self.signature}",
             ) from None
         given = set(bound.arguments)
         bound.apply_defaults()
@@ -416,8 +419,7 @@ class Jit:
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)
             outputs = [t.data if t.is_traced else builder.capture(get_elements(t)) for t in tensors]
-        name = self.function.__name__
-        name = name if name.isidentifier() else "traced"  # a lambda has no name
+        name = self.name if self.name.isidentifier() else "lambda"
         body = builder.block(params, outputs)
         if random.drawn:
             body = replace(body, params=(*body.params, seed, first))
@@ -446,7 +448,7 @@ class Jit:
     def _misfit_error(self, kind: type[TesseraError], problem: str, want: TensorType, result: Tensor) -> TesseraError:
         node = _find_producer(result)
         return kind(
-            f"{self.function.__name__} does not return what it says: {problem}",
+            f"{self.name} does not return what it says: {problem}",
             location=node.loc if node else self.location, expected=str(want), received=str(result.type),
             suggestion="change the result, or the return annotation",
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.core.errors import DTypeError, ShapeError
@@ -23,7 +24,7 @@ def convert_to_dtype(value: Any, dtype: DType, name: str) -> Tensor:
         what = type(value).__name__
         raise DTypeError(
             f"cannot store a {what} into {name}", expected=str(dtype), received=repr(value),
-            suggestion="a kernel stores numbers and blocks: pass anything else as an argument",
+            suggestion=_suggest_number(value),
         )  # fmt: skip
     if value.dtype == dtype:
         return value
@@ -35,6 +36,16 @@ def convert_to_dtype(value: Any, dtype: DType, name: str) -> Tensor:
         received=str(value.type),
         suggestion=f"cast first: tile.cast(value, ts.{dtype})",
     )
+
+
+def _suggest_number(value: Any) -> str:
+    try:
+        number = float(value) if isinstance(value, str) else None
+    except ValueError:
+        number = None
+    if number is None:
+        return "a kernel stores numbers and blocks: pass anything else as an argument"
+    return f"write the number: {value if math.isfinite(number) else f'float({value!r})'}"
 
 
 def _check_number(value: Any, dtype: DType, name: str) -> None:

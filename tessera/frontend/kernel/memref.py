@@ -175,7 +175,7 @@ class MemRefAccess:
         if other is None:
             return given, [] if given is None else [given]
         given = full(shape=self.shape, value=True, dtype=bool_) if given is None else given
-        return given, [given, convert_to_dtype(load_if_memref(other), self.dtype, self.memory.name)]
+        return given, [given, convert_to_dtype(load_if_memref(other), self.dtype, f"`other` of {self.memory.name}")]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

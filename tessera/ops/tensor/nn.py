@@ -300,7 +300,33 @@ def broadcast_operands(given: Sequence[Any], grouped: bool | None) -> list[Tenso
     if len(tensors) > 3 and tensors[3].dtype.kind == "bool":
         tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
     promote_types([t.type for t in tensors])
+    if len(tensors) > 3:
+        _check_mask(tensors[0], tensors[1], tensors[3], heads_second=grouped is not None)
     return tensors if grouped is None else broadcast_leading_axes(tensors, grouped)
+
+
+def _check_mask(q: Tensor, k: Tensor, mask: Tensor, heads_second: bool) -> None:
+    """Check that the mask broadcasts with the scores, and does not add queries or keys; heads are axis -3 or -2.
+
+    Raises:
+        ShapeError: it does not.
+    """
+    if min(q.ndim, k.ndim) < (2 if heads_second else 4):
+        return  # refused as such
+    at = -2 if heads_second else -3
+    ends = (q.shape[at], k.shape[at])
+    scores = (*(q.shape[:-2] if heads_second else (q.shape[0], q.shape[2])), *ends)
+    try:
+        fits = broadcast(mask.shape, scores)[-2:] == ends
+    except ShapeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            "the mask of attention does not fit the scores of queries and keys",
+            expected=f"a shape that broadcasts to {format_shape(scores)}, or to more leading axes: the last two are "
+            f"{ends[0]} queries and {ends[1]} keys, or 1",
+            received=f"a mask of shape {format_shape(mask.shape)}",
+        )  # fmt: skip
 
 
 def broadcast_leading_axes(tensors: list[Tensor], grouped: bool) -> list[Tensor]:

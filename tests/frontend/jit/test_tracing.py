@@ -1,5 +1,8 @@
 """@jit: what is traced, what is static, what is cached, and what is refused."""
 
+import functools
+import json
+
 import numpy as np
 import pytest
 
@@ -265,3 +268,25 @@ def test_a_comparison_of_sizes_is_no_annotation():
     with pytest.raises(ArgumentError, match="the annotation of constraint is False") as error:
         jit(function)
     assert '@ts.require("D % 8 == 0")' in error.value.suggestion
+
+
+class Scaled:
+    def __call__(self, x):
+        return x * 3.0
+
+
+def scale(factor, x):
+    return x * factor
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [(lambda x: x * 3.0, "lambda"), (functools.partial(scale, 3.0), "scale"), (Scaled(), "Scaled"), (scale, "scale")],
+    ids=["lambda", "partial", "object", "function"],
+)
+def test_programs_have_the_name_of_what_was_traced(function, name, tmp_path):
+    x = np.ones(3, np.float32)
+    arguments = (3.0, x) if function is scale else (x,)
+    np.testing.assert_array_equal(ts.jit(function)(*arguments), x * 3)
+    folder = ts.build(ts.jit(function), *arguments, out=tmp_path / "built")
+    assert json.loads((folder / "manifest.json").read_text())["interface"]["entry"] == name

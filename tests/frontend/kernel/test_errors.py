@@ -209,8 +209,30 @@ def dynamic_buffer(x: Tensor["N"]):
     buffer = tile.alloc_shared((tile.program_id(0),), f32)
 
 
+def compared_with_a_shape(x: Tensor["N"]):
+    i = tile.arange(0, 4)
+    x[0:4] = tile.load(x[0:4], mask=i < x.shape, other=0.0)
+
+
+def number_compared_with_a_shape(x: Tensor["N"]):
+    if 4 < x.shape:
+        x[0] = 1.0
+
+
+def added_to_a_list(x: Tensor["N"]):
+    x[0] = x[0] + [1.0, 2.0]
+
+
+def infinite_other(x: Tensor["N"]):
+    x[0:4] = tile.load(x[0:4], mask=tile.arange(0, 4) < 3, other="inf")
+
+
 # A kernel, the kind of error, what the caret underlines, and what the text says.
 CASES = [
+    (compared_with_a_shape, "DTypeError", "i < x.shape", "a block with the shape `x.shape`", "x.shape[0]"),
+    (number_compared_with_a_shape, "DTypeError", "4 < x.shape", "a number with the shape `x.shape`", "x.shape[0]"),
+    (added_to_a_list, "DTypeError", "x[0] + [1.0, 2.0]", "combine a number with `[1.0, 2.0]`", "[1.0, 2.0][0]"),
+    (infinite_other, "DTypeError", None, "cannot store a str into `other` of x", "write the number: float('inf')"),
     (no_value, "UnknownNameError", "exps", "`exps` is not defined", "did you mean `ts.exp`?"),
     (no_attribute, "UnknownNameError", "tile.laod", "`tile` has no `laod`", "did you mean `load`?"),
     (no_method, "UnknownNameError", "x[0:4].sqroot", "a tensor has no `sqroot`", "did you mean `sqrt`?"),

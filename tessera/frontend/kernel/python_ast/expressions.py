@@ -7,7 +7,14 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.core.errors import ArgumentError, ShapeError, TesseraError, UnsupportedSyntaxError, user_location
+from tessera.core.errors import (
+    ArgumentError,
+    DTypeError,
+    ShapeError,
+    TesseraError,
+    UnsupportedSyntaxError,
+    user_location,
+)
 from tessera.core.types import GLOBAL, bool_
 from tessera.frontend.kernel.conversions import convert_to_type, join_types
 from tessera.frontend.kernel.memref import MemRef, MemRefAccess, MemRefView, load_if_memref, subscript_view, view_whole
@@ -17,7 +24,7 @@ from tessera.frontend.kernel.tile_api.assertions import TracedString, format_tra
 from tessera.frontend.kernel.tile_api.ids import TileRange
 from tessera.frontend.kernel.tile_api.matrix import matrix_product
 from tessera.frontend.kernel.tile_api.memory import alloc_register
-from tessera.frontend.kernel.trace import TraceState, current_trace, is_traced
+from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node
 from tessera.ir.tensor import Tensor
@@ -372,6 +379,7 @@ COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.In: contains,
     ast.NotIn: lambda a, b: logical_not(contains(a, b)),
 }
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 UNARY: dict[type, Callable[[Any], Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: lambda x: x,
@@ -383,6 +391,8 @@ UNARY: dict[type, Callable[[Any], Any]] = {
 @expression(ast.BinOp)
 def _(frame: KernelFrame, node: ast.BinOp) -> Any:
     left, right = evaluate_operand(frame, node.left), evaluate_operand(frame, node.right)
+    if is_traced(left) or is_traced(right):
+        _refuse_sequence_operand("combine", (left, node.left), (right, node.right))
     try:
         found = OPERATORS[type(node.op)](left, right)
     except ShapeError:
@@ -438,10 +448,32 @@ def _(frame: KernelFrame, node: ast.Compare) -> Any:
     result: Any = True
     for kind, each in zip(node.ops, node.comparators, strict=True):
         right = _compare(frame, kind, each)
+        if isinstance(kind, ORDER) or is_traced(left) or is_traced(right):
+            _refuse_sequence_operand("compare", (left, node.left), (right, each))
         found = COMPARISONS[type(kind)](left, right)
         result = found if result is True else chain_comparisons(result, found)
         left = right
     return result
+
+
+def _refuse_sequence_operand(what: str, *operands: tuple[Any, ast.expr]) -> None:
+    """Refuse an operation of a number or block with a tuple or list, such as a shape.
+
+    Raises:
+        DTypeError: one operand is a number or a block, the other a sequence.
+    """
+    sequence = next((each for each in operands if isinstance(each[0], (tuple, list))), None)
+    other = next((each for each in operands if is_traced(each[0]) or is_number(each[0])), None)
+    if sequence is None or other is None:
+        return
+    (held, node), text = sequence, ast.unparse(sequence[1])
+    kind = "block" if is_traced(other[0]) and other[0].ndim else "number"
+    is_shape = isinstance(node, ast.Attribute) and node.attr == "shape"
+    raise DTypeError(
+        f"cannot {what} a {kind} with {'the shape ' if is_shape else ''}`{text}`, a {type(held).__name__}",
+        expected=f"one of its elements: {text}[0]" if held else "a number or a block", received=repr(held),
+        suggestion=f"write {text}[0]" + (" for the size of the first axis" if is_shape else "") if held else None,
+    )  # fmt: skip
 
 
 def _compare(frame: KernelFrame, kind: ast.cmpop, node: ast.expr) -> Any:
