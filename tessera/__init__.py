@@ -41,6 +41,7 @@ from tessera.ops.tensor.activations import (
     softmin, softshrink, softsign, tanhshrink, threshold,
 )
 from tessera.ops.tensor.basic import broadcast_to, cast, stop_gradient
+from tessera.ops.tensor.bits import bitcast, count_leading_zeros, population_count, reduce_precision
 from tessera.ops.tensor.contractions import dot, einsum, gemm, kron, linear, matmul, outer, vecdot
 from tessera.ops.tensor.convolution import (
     col2im, conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, im2col,
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     import tessera.ml as ml
     import tessera.onnx as onnx
     import tessera.random as random
+    import tessera.stablehlo as stablehlo
     import tessera.testing as testing
     import tessera.tools.debug as debug
     import tessera.tools.verify as verify
@@ -182,6 +184,7 @@ if TYPE_CHECKING:
         pixel_shuffle,
         pixel_unshuffle,
     )
+    from tessera.ops.tensor.special_functions import bessel_i0e, bessel_i1e, cbrt, digamma, erfinv, lgamma
     from tessera.runtime.artifacts import build, load
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuner import TuningCache

@@ -7,6 +7,7 @@ EXPORTS = {
         "alpha_dropout bilinear dropout1d dropout2d dropout3d embedding_bag feature_alpha_dropout group_norm "
         "instance_norm local_response_norm"
     ),
+    "tessera.ops.tensor.special_functions": "bessel_i0e bessel_i1e cbrt digamma erfinv lgamma",
     "tessera.ops.tensor.metric_losses": (
         "cosine_embedding_loss cosine_similarity ctc_loss gaussian_nll_loss hinge_embedding_loss linear_cross_entropy "
         "lp_normalize margin_ranking_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss "
@@ -43,6 +44,7 @@ EXPORTS = {
 MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "random", "testing")} | {
     "debug": "tessera.tools.debug",
     "onnx": "tessera.onnx",
+    "stablehlo": "tessera.stablehlo",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "torch": "tessera.torch",
     "triton": "tessera.triton",

@@ -6,6 +6,7 @@ from tessera.ops.api import creation, methods  # noqa: F401
 from tessera.ops.dialects import control_flow, host, inline_asm, mbarrier, mesh, schedule, tile  # noqa: F401
 from tessera.ops.tensor import (  # noqa: F401
     basic,
+    bits,
     contractions,
     decompositions,
     elementwise,

@@ -9,7 +9,7 @@ from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.rules import Op
-from tessera.ops.tensor import basic, elementwise
+from tessera.ops.tensor import basic, bits, elementwise
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -60,6 +60,8 @@ def cases() -> Iterator[Case]:
         for to in (*FLOATS, "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"):
             if source != to:
                 yield _make_cast(source, to)
+    for source, to in (("f32", "uint32"), ("int32", "f32")):
+        yield _make_bitcast(source, to)
     for dtype in ("f32", "bf16", "int32"):
         yield _make_where(dtype)
     for dtype in ("int32", "uint8"):
@@ -71,6 +73,12 @@ def _make_cast(source: str, to: str) -> Case:
     name = f"graph/elementwise/cast-{source}-{to}"
     low = 0.0 if "uint" in to or to == "bool" else -9.0
     return Case(name, lambda: (Jit(lambda x: basic.cast(x, dtype=to)), (tensor(name, (5, 17), source, low, 9.0),)))
+
+
+def _make_bitcast(source: str, to: str) -> Case:
+    name = f"graph/elementwise/bitcast-{source}-{to}"
+    operands = (tensor(name, (5, 17), source, 0.0, 9.0),)
+    return Case(name, lambda: (Jit(lambda x: bits.bitcast(x, dtype=to)), operands), exact=True)
 
 
 def _make_where(dtype: str) -> Case:

@@ -32,7 +32,7 @@ from tessera.lower.scalar_functions.small_floats import (
     decode_shift,
 )
 from tessera.ops.dialects.arith import divide
-from tessera.ops.tensor import basic, scalar_functions, shape
+from tessera.ops.tensor import basic, bits, scalar_functions, shape
 from tessera.ops.tensor import elementwise as e
 
 assert single_precision  # fills the table of decompositions
@@ -306,6 +306,11 @@ def _(element, node, x):
         low, high = (str(n) for n in (limits.min, limits.max))
         return f"@as({CSL_TYPES[target]}, whole_{kind}({x}, {low}, {high}))"
     return f"@as({CSL_TYPES[target] if not target.is_float else 'f32'}, {x})"
+
+
+@pointwise_rows(bits.bitcast_elements)
+def _(element, node, x):
+    return f"@bitcast({CSL_TYPES[node.out.type.dtype]}, {x})"
 
 
 # Toward zero, and what lies beyond a type at its end; NaN is 0.

@@ -31,7 +31,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
 from tessera.ops.dialects.inline_asm import inline
-from tessera.ops.tensor import basic, elementwise, random, shape
+from tessera.ops.tensor import basic, bits, elementwise, random, shape
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
@@ -142,6 +142,16 @@ def _(body, node, index):
     return round_to_storage(
         body, get_tensor_type(node.out), node.args[0].type.dtype, emit_element(body, node.args[0], index)
     )
+
+
+@element_rule(bits.bitcast_elements)
+def _(body, node, index):
+    source, to = node.args[0].type.dtype, node.attrs["dtype"]
+
+    def lines(width: int, d: str, x: str) -> Any:
+        yield f"{d} = bitcast {get_register_type(source, width)} {x} to {get_register_type(to, width)}"
+
+    return emit_operation(body, lines, [(emit_element(body, node.args[0], index), source)])
 
 
 @element_rule(random.round_by_chance)

@@ -19,7 +19,7 @@ from tessera.lower.scalar_functions.decomposition import SHARED, evaluate_polyno
 from tessera.lower.scalar_functions.single_precision import erf_near_zero, tanh_near_zero
 from tessera.ops.dialects import arith
 from tessera.ops.dialects.arith import copysign, define_primitive, fma
-from tessera.ops.tensor import basic
+from tessera.ops.tensor import basic, bits
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.elementwise import infer_same, where
 
@@ -57,7 +57,7 @@ def _plan(function: Function) -> tuple[dict[Value, str], list[Step]]:
 # The rows of the ops that occur in decompositions alone.
 
 
-@emit(arith.bitcast)
+@emit(arith.bitcast, bits.bitcast_elements)
 def _(s, x):
     bits = s.out.bits
     return s.text.let(f"mov.b{bits}", f"{'f' if s.out.is_float else 'b'}{bits}", x)
