@@ -8,8 +8,18 @@ order; `tessera/torch/table.py` says which are left out. Reading the table does 
 Tensor([1.5, 2.5], f32)
 """
 
-from tessera.torch.rows import activations, elementwise, indexing, normalisation, products, reductions, shapes, windows
+from tessera.torch.rows import (
+    activations,
+    composites,
+    elementwise,
+    indexing,
+    normalisation,
+    products,
+    reductions,
+    shapes,
+    windows,
+)
 from tessera.torch.table import ATEN
 
 __all__ = ["ATEN"]
-ROWS = (activations, elementwise, indexing, normalisation, products, reductions, shapes, windows)
+ROWS = (activations, composites, elementwise, indexing, normalisation, products, reductions, shapes, windows)

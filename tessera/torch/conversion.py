@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
-from tessera.torch.forms import find_form_error
+from tessera.torch.forms import FORMS, find_form_error
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
 from tessera.transforms.recording import record_block, set_location
 
@@ -87,6 +87,10 @@ def normalise_arguments(op: Any, args: tuple[Any, ...], named: dict[str, Any]) -
 
 # What the table has.
 
+MAX_ROW_ERRORS = 8192
+# What rows answered, by the op and the types and values of its arguments.
+_ROW_ERRORS: dict[Any, str | None] = {}
+
 
 def supported(node: Node) -> str | None:
     """The reason why a node cannot be converted: its op, an element type, or the form of its arguments; None if it can.
@@ -106,6 +110,8 @@ def supported(node: Node) -> str | None:
         return None
     if name not in ATEN:
         return f"there is no row for {name}"
+    if node.target._schema.is_mutable and name not in FORMS:  # type: ignore[union-attr]
+        return f"{name} writes into an operand"
     values = [_find_value_error(n) for n in (node, *node.all_input_nodes)]
     return next((v for v in values if v), None) or find_form_error(node, name) or _find_row_error(node, name)
 
@@ -128,17 +134,31 @@ def _find_row_error(node: Node, name: str) -> str | None:
     types = [_static_type(n.meta.get("val")) for n in inputs]
     if not all(types):
         return None
-    step = _prepare(node, None)
+    step, by_node = _prepare(node, None), dict(zip(inputs, types, strict=True))
+    given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: f"{by_node[n]} {inputs.index(n)}")
+    used = sorted(str(user.args[1]) for user in node.users if user.target is operator.getitem and user.users)
+    key = (name, repr(given), str(step.types), *used)
+    if key not in _ROW_ERRORS:
+        if len(_ROW_ERRORS) >= MAX_ROW_ERRORS:
+            _ROW_ERRORS.clear()
+        _ROW_ERRORS[key] = _record_row(step, inputs, types)
+    return _ROW_ERRORS[key]
+
+
+def _record_row(step: Step, inputs: list[Node], types: Sequence[TensorType | None]) -> str | None:
+    name = name_op(step.node.target)
 
     def run(given: list[Tensor]) -> list[Tensor]:
         found = _run_step(step, dict(zip(inputs, given, strict=True)))
-        _check_uses(node, found)
+        _check_uses(step.node, found)
         return [x for x in _leaves(found) if isinstance(x, Tensor)]
 
     try:
         record_block(run, types)  # type: ignore[arg-type]
     except TesseraError as error:
         return f"{name}: {error.message}" + (f" ({error.received})" if error.received is not None else "")
+    except Exception as error:
+        return f"the row of {name} does not take these arguments: {type(error).__name__}: {error}"
     return None
 
 

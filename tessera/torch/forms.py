@@ -72,6 +72,27 @@ def _(dropout_p: float = 0.0, **rest: Any) -> str | None:
     return f"attention with dropout ({dropout_p}): the elements that PyTorch drops are its own" if dropout_p else None
 
 
+@refuses("batch_norm.default", "native_batch_norm.default", "_native_batch_norm_legit.default")
+def _(running_mean: Any, training: bool, **rest: Any) -> str | None:
+    return "it writes its running statistics in place" if training and running_mean is not None else None
+
+
+@refuses("instance_norm.default")
+def _(running_mean: Any, use_input_stats: bool, **rest: Any) -> str | None:
+    return None if running_mean is None and use_input_stats else "it writes its running statistics in place"
+
+
+@refuses("pad.default")
+def _(mode: str = "constant", **rest: Any) -> str | None:
+    return None if mode in ("constant", "reflect", "replicate") else f"padding of mode {mode}"
+
+
+@refuses("cross_entropy_loss.default")
+def _(self: Any, target: Any, label_smoothing: float = 0.0, **rest: Any) -> str | None:
+    plain = not label_smoothing and not target.dtype.is_floating_point
+    return None if plain else "cross entropy with probabilities or smoothed labels"
+
+
 @refuses("index.Tensor", "_unsafe_index.Tensor")
 def _(indices: Sequence[Any], **rest: Any) -> str | None:
     if any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):

@@ -88,9 +88,9 @@ def _without_future_warnings() -> Iterator[None]:
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """The program without mutation, in ops of the table where possible."""
-    whole: set[Any] = {op for op in default_decompositions() if str(op) in ATEN}
     if _is_functional(program) and not _list_refused(program):
         return program
+    whole: set[Any] = {op for op in default_decompositions() if str(op) in ATEN}
     for _ in range(3):
         table = default_decompositions()
         for op in whole:
@@ -202,7 +202,7 @@ class ImportedProgram:
         ]
         self.constants: dict[str, Tensor] = {}
         self._read_state()
-        self._run = convert(self.exported.graph_module)
+        self._run = convert(self.exported.graph_module, checked=False)
         self._jit = Jit(self._call_flat, target=self.target)
 
     def _check_outputs(self) -> None:

@@ -68,7 +68,8 @@ def _sum_outer(g: Tensor, axes: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 @aten("_fused_rms_norm.default")
-def _(x, normalized_shape, weight, eps):
+def normalise_root_mean(x: Tensor, normalized_shape: Any, weight: Any, eps: float | None) -> tuple[Tensor, Tensor]:
+    """x over its root mean square, and one over that."""
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     y, rest = _divide_by_root_mean(wide(x), axes, _default_eps(x, eps))
     y = y if weight is None else y * wide(weight)
@@ -104,6 +105,13 @@ def _(g, x, normalized_shape, rstd, weight, output_mask):
 
 @aten("native_group_norm.default")
 def _(x, weight, bias, n, c, hxw, group, eps):
+    return normalise_groups(x, weight, bias, group, eps)
+
+
+def normalise_groups(x: Tensor, weight: Any, bias: Any, group: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The result for groups of channels, and the mean and one over the deviation of each group."""
+    n, c = x.shape[:2]
+    hxw = math.prod(x.shape[2:])
     y, mean, rest = _standardise(reshape(wide(x), shape=(n, group, c // group * hxw)), (2,), eps)
     y = reshape(y, shape=(n, c, hxw))
     y = y if weight is None else y * expand_dims(wide(weight), 1)
@@ -137,7 +145,7 @@ def _batch_axes(x: Tensor) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
 
-def _normalise_batch(
+def normalise_batch(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and the mean and one over the deviation of each channel."""
@@ -170,24 +178,24 @@ def _batch_variance(x: Tensor, middle: Tensor) -> Tensor:
 
 @aten("_native_batch_norm_legit_no_training.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, _, _ = _normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    out, _, _ = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
     return out, zeros((0,), x.dtype), zeros((0,), x.dtype)
 
 
 @aten("_native_batch_norm_legit.no_stats")
 def _(x, weight, bias, training, momentum, eps):
-    return _normalise_batch(x, weight, bias, None, None, True, eps)
+    return normalise_batch(x, weight, bias, None, None, True, eps)
 
 
 @aten("_native_batch_norm_legit.default", "native_batch_norm.default")
 def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
+    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
     return (out, middle, rest) if training else (out, zeros((0,), middle.dtype), zeros((0,), middle.dtype))
 
 
 @aten("_native_batch_norm_legit_functional.default")
 def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
+    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
     if not training:
         return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), running_mean, running_var
     return out, middle, rest, *_update(x, running_mean, running_var, middle, momentum)
@@ -195,14 +203,14 @@ def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
 
 @aten("_batch_norm_with_update_functional.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, True, eps)
+    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, True, eps)
     reserve = zeros((0,), uint8)
     return out, middle, rest, reserve, *_update(x, running_mean, running_var, middle, momentum)
 
 
 @aten("_batch_norm_no_update.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, middle, rest = _normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
     return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), zeros((0,), uint8)
 
 

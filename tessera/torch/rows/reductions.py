@@ -184,30 +184,31 @@ for _name, _function in {"any": r.any, "all": r.all}.items():
 
 @aten("var.correction")
 def _(x, dim=None, correction=None, keepdim=False):
-    return _variance(x, dim, 1 if correction is None else correction, keepdim)
+    return variance(x, dim, 1 if correction is None else correction, keepdim)
 
 
 @aten("var.dim")
 def _(x, dim=None, unbiased=True, keepdim=False):
-    return _variance(x, dim, int(unbiased), keepdim)
+    return variance(x, dim, int(unbiased), keepdim)
 
 
 @aten("var.default")
 def _(x, unbiased=True):
-    return _variance(x, None, int(unbiased), False)
+    return variance(x, None, int(unbiased), False)
 
 
 @aten("std.correction")
 def _(x, dim=None, correction=None, keepdim=False):
-    return narrow_to(e.sqrt(wide(_variance(wide(x), dim, 1 if correction is None else correction, keepdim))), x.dtype)
+    return narrow_to(e.sqrt(wide(variance(wide(x), dim, 1 if correction is None else correction, keepdim))), x.dtype)
 
 
 @aten("var_mean.correction")
 def _(x, dim=None, correction=None, keepdim=False):
-    return _variance(x, dim, 1 if correction is None else correction, keepdim), _mean(x, dim, keepdim, None)
+    return variance(x, dim, 1 if correction is None else correction, keepdim), _mean(x, dim, keepdim, None)
 
 
-def _variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> Tensor:
+def variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> Tensor:
+    """The variance over axes, with the divisor n - correction."""
     y = wide(x)
     y = y if y.ndim else reshape(y, shape=(1,))
     axes = axes_of(y, dim)
