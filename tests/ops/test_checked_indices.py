@@ -1,14 +1,20 @@
 """Checked indices: a function of tensors reads and writes no memory but its own, on every target, and says where."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.contract import get_backend
 from tessera.errors import OutOfBoundsError
+from tessera.interp.tile import interpreter
+from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
+from tessera.ops.tensor.shape import normalise_indices
 from tessera.runtime.program import prepare
 
 X, W = np.arange(5, dtype=np.float32), np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -117,7 +123,7 @@ def test_as_numpy(data, target, count):
         np.testing.assert_array_equal(np.asarray(gathered[target](x, i)), expected)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.uint64])
 @pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])
 def test_indices_of_every_type(dtype, target):
     i = np.array([1, 3], dtype)
@@ -137,6 +143,77 @@ def test_places_that_a_guard_leaves_out_are_not_checked(target):
     found = call(function, target, X, i)
     np.testing.assert_array_equal(found, np.concatenate([X[i + 4], np.pad(X[i], (2, 3)), np.pad(X[i + 7], (2, 3))]))
     np.testing.assert_array_equal(call(lambda x, i: x[i + 7] * 2.0, target, X, i), X[i + 7] * 2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("count", [3, 77, 1000])
+def test_what_fills_up_a_tile_is_no_index(count, target):
+    """There i is 0, and i + 7 and i + 9 are outside, beside places that need a negative index moved."""
+    i = np.arange(count) % 5
+    found = call(lambda x, i: x[i + 7] * 2.0 + x[i + 9], target, X, i - 12)
+    np.testing.assert_array_equal(found, X[i - 5] * 2 + X[i - 3])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ranges_that_end_at_the_axis(target):
+    """What is known of an index leaves the check out where it proves it, and not one element further."""
+    i = indices(0, 5, 11, 4)
+    for function, expected in (
+        (lambda x, i: x[i % 5], X[i % 5]),
+        (lambda x, i: x[i % 5 - 1], X[i % 5 - 1]),
+        (lambda x, i: x[i % 10 - 5], X[i % 10 - 5]),
+    ):
+        np.testing.assert_array_equal(call(function, target, X, i), expected)
+    with pytest.raises(OutOfBoundsError, match="is outside axis 0 of size 5"):
+        call(lambda x, i: x[i % 6], target, X, i)
+    with pytest.raises(OutOfBoundsError, match="is outside axis 0 of size 5"):
+        call(lambda x, i: x[i % 5 - 6], target, X, i)
+
+
+def test_only_counted_indices_are_checked():
+    found = normalise_indices(np.array([9, -1, -9, 4]), 5, 0, counted=np.array([False, True, False, True]))
+    assert found[[1, 3]].tolist() == [4, 4]
+    with pytest.raises(OutOfBoundsError, match="index -9 is outside axis 1 of size 5"):
+        normalise_indices(np.array([9, -1, -9, 4]), 5, 1, counted=np.array([False, True, True, True]))
+    with pytest.raises(OutOfBoundsError, match="class -1 is outside axis 0 of size 5"):
+        normalise_indices(np.array([4, -1]), 5, 0, what="class", wrap=False)
+
+
+@ts.kernel
+def pick_odd(x: ts.Tensor[5, ts.f32], i: ts.Tensor[4, ts.int64], out: ts.Tensor[4, ts.f32]):
+    p = tile.program_id(0)
+    if p % 2 == 1:
+        tile.store(out[p], tile.load(x[tile.load(i[p])]))
+
+
+def insert_check(text):
+    """A module of text in which the one integer that is loaded is checked as an index of an axis of size 5."""
+    (loaded,) = re.findall(r'(%\d+) = "ts.reshape".* -> tensor<i64>.*\n', text)
+    head, line, tail = re.split(rf"( *{loaded} = .*\n)", text)
+    known = '{along = 0 : i64, size = 5 : i64, what = "index", wrap = true} : (tensor<i64>) -> tensor<i64>'
+    return head + line + f'%9999 = "ts.check_index"({loaded}) {known}\n' + re.sub(rf"{loaded}\b", "%9999", tail)
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_a_branch_that_is_not_taken_checks_nothing(target):
+    """Programs 0 and 2 have indices outside, and do not use them."""
+    out, i = np.zeros(4, np.float32), indices(9, -1, -7, 3)
+    module = prepare(pick_odd[4], (X, i, out), target).levels["tile"]
+    module = parse_module(insert_check(print_module(module)))
+    backend = get_backend(target) if target != "interp" else None
+    run = backend.interpreter(backend.emit(module, {})) if backend else lambda arrays: interpreter.run(module, arrays)
+    run([X, i, out])
+    np.testing.assert_array_equal(out, [0, X[-1], 0, X[3]])
+    with pytest.raises(OutOfBoundsError, match="index 5 is outside axis 0 of size 5"):
+        run([X, indices(9, 1, 9, 5), out])
+
+
+@pytest.mark.parametrize("target", ["eager", "interp", "llvm"])
+def test_errors_name_the_axis_of_the_update(target):
+    updates, i = np.ones((40, 30), np.float32), np.arange(30)
+    function = lambda x, i, updates: ts.scatter_add(x, i, updates, axis=1)  # noqa: E731
+    with pytest.raises(OutOfBoundsError, match="index 70 is outside axis 1 of size 70"):
+        call(function, target, np.zeros((40, 70), np.float32), np.where(i == 17, 70, i), updates)
 
 
 def test_the_first_failure_is_reported_whatever_the_threads():
