@@ -20,7 +20,7 @@ import tessera.onnx.rules  # noqa: F401 - fills the table
 from tessera.core.errors import ArgumentError, Location, ParseError, TesseraError
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
-from tessera.onnx.element_types import Carried, array_to_tensor, element_type
+from tessera.onnx.element_types import Carried, element_type
 from tessera.onnx.model_reader import STANDARD_DOMAINS, ReadModel, describe_node
 from tessera.onnx.node_rules import (
     MOVES,
@@ -29,7 +29,6 @@ from tessera.onnx.node_rules import (
     check_operands,
     find_rule,
     find_schema,
-    read_attribute,
 )
 from tessera.transforms.recording import set_location
 
@@ -79,7 +78,7 @@ class GraphEvaluation:
         """The results of a graph or function for these values of its inputs."""
         for value in getattr(graph, "initializers", {}).values():
             if value.const_value is not None:
-                self.values[id(value)] = array_to_tensor(value.const_value)
+                self.values[id(value)] = self.model.constant(value.const_value)
         self.values.update(given)
         for node in graph:
             with self._blame(node), set_location(self._locate(node) or Location()):
@@ -139,10 +138,18 @@ class GraphEvaluation:
         found: dict[str, Any] = {}
         for name, each in node.attributes.items():
             if not each.is_ref():
-                found[name] = read_attribute(each)
+                found[name] = self._read_attribute(each)
             elif each.ref_attr_name in self.attributes:
                 found[name] = self.attributes[each.ref_attr_name]
         return found
+
+    def _read_attribute(self, attribute: ir.Attr) -> Any:
+        """The value of an attribute: tensors as values."""
+        if attribute.type == ir.AttributeType.TENSOR:
+            return self.model.constant(attribute.as_tensor())
+        if attribute.type == ir.AttributeType.TENSORS:
+            return [self.model.constant(t) for t in attribute.as_tensors()]
+        return attribute.value
 
     def _apply(self, row: NodeRule, call: NodeCall, operands: list[Any]) -> Sequence[Any]:
         carried = next((x.element for x in operands if isinstance(x, Carried)), None)
@@ -166,7 +173,7 @@ class GraphEvaluation:
             raise ParseError(f"{describe_node(call.node)}: functions that call themselves", location=call.location)
         if len(operands) > len(function.inputs):
             raise call.fail("too many operands", expected=len(function.inputs), received=len(operands))
-        attributes = {k: read_attribute(a) for k, a in function.attributes.items() if a.value is not None}
+        attributes = {k: self._read_attribute(a) for k, a in function.attributes.items() if a.value is not None}
         inner = GraphEvaluation(self.model, {}, opsets, {**attributes, **call.attributes}, call, self.depth + 1)
         padded = [*operands, *[None] * (len(function.inputs) - len(operands))]
         return inner.run(function, dict(zip(map(id, function.inputs), padded, strict=True)))

@@ -22,7 +22,6 @@ from tessera.ir.tensor import Tensor
 from tessera.onnx.element_types import (
     CARRIERS,
     Carried,
-    array_to_tensor,
     array_to_value,
     element_type,
     value_to_array,
@@ -92,7 +91,7 @@ class OnnxModel:
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
         """The initialisers by name."""
-        found = {n: array_to_tensor(v.const_value) for n, v in self._read.ir.graph.initializers.items()}
+        found = {n: self._read.constant(v.const_value) for n, v in self._read.ir.graph.initializers.items()}
         return {n: x for n, x in found.items() if isinstance(x, Tensor)}
 
     def __repr__(self) -> str:
@@ -271,7 +270,7 @@ def _sign(value: ir.Value) -> Signature:
         element = value.type.dtype
     sizes = None
     if value.shape is not None:
-        sizes = tuple(n if isinstance(n, int) else n.value for n in value.shape)
+        sizes = tuple((n if n >= 0 else None) if isinstance(n, int) else n.value for n in value.shape)
     return Signature(str(value.name), element, sizes)
 
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from tessera.core.errors import FileError, Location, ParseError, UnsupportedOpError
+from tessera.onnx.element_types import array_to_tensor
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -31,6 +32,17 @@ class ReadModel:
     ir: ir.Model
     name: str
     locations: Mapping[int, Location] = field(repr=False)
+    _constants: dict[int, Any] = field(default_factory=dict, repr=False)
+
+    def constant(self, tensor: Any) -> Any:
+        """A constant of the model as a value, read once.
+
+        Raises:
+            FileError: its data is truncated. DTypeError: its elements are complex numbers.
+        """
+        if id(tensor) not in self._constants:
+            self._constants[id(tensor)] = array_to_tensor(tensor)
+        return self._constants[id(tensor)]
 
     def locate(self, node: ir.Node) -> Location | None:
         """The line of a node in the text of the model; None for a node of an operator's own function body."""

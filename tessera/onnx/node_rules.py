@@ -12,9 +12,8 @@ import onnx.defs
 import onnx.helper
 import onnx_ir as ir
 
-from tessera.core.errors import ArgumentError, Location, ParseError, TesseraError, TraceError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, Location, ParseError, TraceError, UnsupportedOpError
 from tessera.ir.tensor import Tensor
-from tessera.onnx.element_types import array_to_tensor
 from tessera.onnx.model_reader import STANDARD_DOMAINS, describe_node
 
 MISSING = object()
@@ -176,15 +175,3 @@ def check_operands(call: NodeCall) -> None:
     unknown = [name for name in call.attributes if name not in schema.attributes]
     if unknown:
         raise call.fail(f"no attribute {unknown[0]}", expected=", ".join(schema.attributes) or "none")
-
-
-def read_attribute(attribute: ir.Attr) -> Any:
-    """The value of an attribute: tensors as Tensors."""
-    if attribute.type == ir.AttributeType.TENSOR:
-        return array_to_tensor(attribute.as_tensor())
-    if attribute.type == ir.AttributeType.TENSORS:
-        return [array_to_tensor(t) for t in attribute.as_tensors()]
-    return attribute.value
-
-
-__all__ = ["NodeCall", "NodeRule", "TesseraError", "check_operands", "find_rule", "find_schema", "rule"]
