@@ -143,6 +143,12 @@ class OnnxModel:
         fixed = {n: self._check_input(self._input(n), x) for n, x in static.items()}
         return Jit(self._make_function(fixed), target=target)
 
+    def entry(self) -> Jit:
+        """The model as a jit function of all its inputs; those that decide shapes are static arguments."""
+        function = self._make_function({})
+        free = dict(zip(make_identifiers([str(v.name) for v in self._inputs]), self._inputs, strict=True))
+        return Jit(function, static_argnames=[n for n, v in free.items() if v.name in self.shape_inputs])
+
     @cached_property
     def shape_inputs(self) -> tuple[str, ...]:
         """The inputs whose values decide shapes: a compiled model is compiled for their values."""
@@ -222,7 +228,7 @@ class OnnxModel:
     def _make_function(self, fixed: Mapping[str, Any]) -> Callable[..., Any]:
         """The model as a Python function of the inputs that are not fixed."""
         free = [v for v in self._inputs if v.name not in fixed]
-        names = _make_identifiers([str(v.name) for v in free])
+        names = make_identifiers([str(v.name) for v in free])
         pinned = {id(self._input(n)): x for n, x in fixed.items()}
 
         def function(*args: Any) -> Any:
@@ -281,7 +287,8 @@ def _unwrap(value: Any) -> Any:
 def _carry(value: ir.Value, tensor: Any) -> Any:
     """An argument of a compiled model as a value of the element type that the model declares."""
     element = _sign(value).element
-    return Carried(tensor, element) if element in CARRIERS else tensor
+    tensor = Tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return Carried(tensor, element) if element in CARRIERS and isinstance(tensor, Tensor) else tensor
 
 
 def _fits(wanted: Sequence[Any], shape: Sequence[Any]) -> bool:
@@ -301,7 +308,7 @@ def _to_value(given: Any, name: str) -> Any:
     return array_to_value(np.asarray(given), f"the input {name}")
 
 
-def _make_identifiers(names: Sequence[str]) -> list[str]:
+def make_identifiers(names: Sequence[str]) -> list[str]:
     """Names as Python identifiers, all different."""
     found: list[str] = []
     for name in names:

@@ -34,7 +34,7 @@ from tessera.tools.cli.inspect import THEME, IrHighlighter, annotate_with_source
 def main(options: argparse.Namespace) -> int:
     """Judge each step; status 1 where one is to blame."""
     target = find_generator_name(options.target)
-    entry = find_entry_point(options.entry)
+    entry = find_entry_point(options.entry, options.size)
     program = prepare_program(entry, make_inputs(entry, options.seed, options.input), target, options.tune, lower=False)
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}")

@@ -22,7 +22,7 @@ def main(options: argparse.Namespace) -> int:
     """Build the entry point that the command line names."""
     console = Console()
     target = find_generator_name(options.target) + (f":{options.grid}" if options.grid else "")
-    entry = find_entry_point(options.entry)
+    entry = find_entry_point(options.entry, options.size)
     start = time.perf_counter()
     with operation(f"building {entry.name} for {target}"):
         weights = entry.example.weights if entry.example else ()

@@ -22,7 +22,7 @@ def main(options: argparse.Namespace) -> int:
         if options.script:
             run_script(options.entry, options.rest)
         else:
-            entry = find_entry_point(options.entry)
+            entry = find_entry_point(options.entry, options.size)
             _run_stepped(entry, make_inputs(entry, options.seed, options.input), options.level)
     return 0
 

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
@@ -30,6 +31,7 @@ from tessera.core.errors import (
     traceback_location,
 )
 from tessera.core.io import read_array
+from tessera.core.types import DType
 from tessera.frontend.jit.tracing import Jit, locate_definition
 from tessera.frontend.kernel import Kernel
 from tessera.ir.tensor import Tensor
@@ -94,19 +96,54 @@ class EntryPoint:
     name: str
     function: Any
     example: Example | None
+    # Of a model of another system: its inputs with their element types, and its place.
+    parameters: Mapping[str, DType | None] | None = None
+    place: Location | None = None
 
     @property
     def location(self) -> Location:
         """The location of its definition."""
-        return locate_definition(self.function.__wrapped__)
+        return self.place or locate_definition(self.function.__wrapped__)
 
 
-def find_entry_point(text: str) -> EntryPoint:
-    """Find the entry point named by "file.py" or "file.py:name".
+# Models of other systems, by the suffix of their files: load_entry(path, sizes), imported on demand.
+IMPORTERS = {".onnx": "tessera.onnx.entry"}
+
+
+def _import_model(path: str, sizes: Mapping[str, int]) -> EntryPoint:
+    """Load a model of another system by the importer for its suffix."""
+    importer = import_module(IMPORTERS[Path(path).suffix])
+    function, inputs, parameters, place = importer.load_entry(path, sizes)
+    return EntryPoint(function.__name__, function, Example(inputs), parameters, place)
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Parse the sizes of open axes, as "batch=4".
+
+    Raises:
+        ArgumentError: a text has another form.
+    """
+    found = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal():
+            raise ArgumentError(f"{text} is not a size", expected="NAME=NUMBER, as batch=4")
+        found[name] = int(number)
+    return found
+
+
+def find_entry_point(text: str, sizes: Sequence[str] = ()) -> EntryPoint:
+    """Find the entry point named by "file.py", "file.py:name", or the file of a model, with the sizes of its axes.
 
     Raises:
         FileError: there is no such file. UnknownNameError: there is no such entry, or several.
+        ArgumentError: sizes are given for a Python file.
     """
+    if Path(text).suffix in IMPORTERS:
+        return _import_model(text, parse_sizes(sizes))
+    if sizes:
+        raise ArgumentError("--size is for the open axes of a model", expected=f"a file {', '.join(IMPORTERS)}",
+                            received=text)  # fmt: skip
     path, _, name = text.partition(":") if ".py:" in text else (text, "", "")
     entries = _entry_points_of(load_module(path))
     if name:
@@ -319,6 +356,8 @@ def _entry_points_of(module: ModuleType) -> dict[str, EntryPoint]:
 
 def make_inputs(entry: EntryPoint, seed: int, files: Sequence[str] = ()) -> Any:
     """Make the arguments of an entry: its example's, with the first ones replaced by the files."""
+    if entry.parameters is not None and files and len(files) == len(entry.parameters):
+        return {n: read_array(f, t) for f, (n, t) in zip(files, entry.parameters.items(), strict=True)}
     arguments = _make_example_inputs(entry, seed, needed=not files)
     if not files:
         return arguments

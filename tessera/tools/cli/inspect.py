@@ -45,7 +45,7 @@ THEME = Theme({"ir.op": "bold cyan", "ir.value": "green", "ir.type": "magenta", 
 def main(options: argparse.Namespace) -> int:
     """Print the levels, or the module after every pass."""
     target = find_generator_name(options.target)
-    entry = find_entry_point(options.entry)
+    entry = find_entry_point(options.entry, options.size)
     program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone

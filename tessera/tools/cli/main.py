@@ -54,7 +54,10 @@ class _Version(argparse.Action):
 
 
 def _entry(command: argparse.ArgumentParser, also: str = "") -> None:
-    command.add_argument("entry", help="file.py or file.py:name" + also)
+    command.add_argument("entry", help="file.py or file.py:name, or model.onnx" + also)
+    command.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="the size of a model's open axis"
+    )
     command.add_argument("--seed", type=_seed, default=0, help="seed of the example's inputs (default 0)")
 
 

@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
         return _run_artifact(_loaded(options), options)
     way = _interpretation_of(options)
-    entry = find_entry_point(options.entry)
+    entry = find_entry_point(options.entry, options.size)
     arguments = make_inputs(entry, options.seed, options.input)
     if way is not None:
         return way(entry, _prepare(entry, arguments, INTERP, options), arguments, options)
