@@ -15,6 +15,7 @@ except ImportError as error:
         f"ONNX models need the package {error.name}", suggestion="pip install 'tessera[onnx]'"
     ) from None
 
+from tessera.onnx.export import export
 from tessera.onnx.model import OnnxModel, load
 
-__all__ = ["OnnxModel", "load"]
+__all__ = ["OnnxModel", "export", "load"]

@@ -21,6 +21,7 @@ from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
 from tessera.onnx.element_types import (
     CARRIERS,
+    ELEMENTS,
     Carried,
     array_to_value,
     element_type,
@@ -151,16 +152,27 @@ class OnnxModel:
 
     @cached_property
     def shape_inputs(self) -> tuple[str, ...]:
-        """The inputs whose values decide shapes: a compiled model is compiled for their values."""
-        return tuple(v.name for v in self._inputs if id(v) in self._find_demanded(self._read.ir.graph, set()))
+        """The inputs whose values decide shapes or branches: a compiled model is compiled for their values.
 
-    def _find_demanded(self, graph: ir.Graph, demanded: set[int]) -> set[int]:
+        Of the inputs that a condition of If is computed from these are single integers and truth values: a branch that
+        is not taken need not fit the other inputs.
+        """
+        graph = self._read.ir.graph
+        shapes = self._find_demanded(graph, set())
+        found = [v for v in self._inputs if id(v) in shapes]
+        branches = [v for v in self._inputs if id(v) in self._find_demanded(graph, shapes, branches=True)]
+        if all(v in found or _is_flag(v) for v in branches):
+            found = branches
+        return tuple(str(v.name) for v in found)
+
+    def _find_demanded(self, graph: Any, demanded: set[int], branches: bool = False) -> set[int]:
         """The values of a graph whose elements must be known while it is compiled (a walk backwards)."""
         for node in reversed(list(graph)):
             needed = any(id(v) in demanded for v in node.outputs) and node.op_type not in SHAPE_READERS
             for inner in node_graphs(node):
                 demanded |= {id(v) for v in inner.outputs if needed}
-                demanded = self._find_demanded(inner, demanded)
+                demanded = self._find_demanded(inner, demanded, branches)
+            needed = needed or (branches and node.op_type == "If")
             static = range(len(node.inputs)) if needed else self._find_static_operands(node)
             demanded |= {id(v) for i, v in enumerate(node.inputs) if i in static and v is not None}
         return demanded
@@ -278,6 +290,13 @@ def _sign(value: ir.Value) -> Signature:
     if value.shape is not None:
         sizes = tuple((n if n >= 0 else None) if isinstance(n, int) else n.value for n in value.shape)
     return Signature(str(value.name), element, sizes)
+
+
+def _is_flag(value: ir.Value) -> bool:
+    """Whether an input is one integer or truth value."""
+    signature = _sign(value)
+    kind = ELEMENTS[signature.element].kind if signature.element in ELEMENTS else "float"
+    return kind != "float" and signature.shape is not None and all(n == 1 for n in signature.shape)
 
 
 def _unwrap(value: Any) -> Any:

@@ -16,7 +16,9 @@ from tessera.ops.tensor.rearrange import flip
 from tessera.ops.tensor.shape import (
     count_elements,
     expand_dims,
+    gather,
     insert_zeros,
+    iota,
     pad,
     permute,
     reshape,
@@ -28,6 +30,7 @@ from tessera.ops.tensor.shape import (
 IntPair = int | Sequence[int]
 Padding = int | str | Sequence[int]
 Sides = Sequence[tuple[Any, Any]]  # what is added before and after each spatial axis
+MAX_SLICES = 128  # windows of more elements are gathered: a slice for each is too long a program
 AXIS_NAMES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -288,12 +291,26 @@ def extract_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Seq
             location=user_location(),
             received=str(x.type),
         )
+    if all(isinstance(n, int) for n in (*kernel, *counts)) and count_elements(kernel) > MAX_SLICES:
+        return _gather_windows(x, kernel, counts, stride, dilation)
     cuts = []
     for place in itertools.product(*(range(k) for k in kernel)):
         low = [p * d for p, d in zip(place, dilation, strict=True)]
         high = [a + (n - 1) * s + 1 for a, n, s in zip(low, counts, stride, strict=True)]
         cuts.append(slice_(x, start=(0, 0, *low), stop=(*x.shape[:2], *high), step=(1, 1, *stride)))
     return stack(cuts, axis=2) if len(cuts) > 1 else expand_dims(cuts[0], 2)
+
+
+def _gather_windows(
+    x: Tensor, kernel: Sequence[int], counts: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """As `extract_windows`, by one gather for each axis."""
+    rank = len(kernel)
+    for axis in reversed(range(rank)):
+        element = expand_dims(iota(shape=(kernel[axis],)) * dilation[axis], 1)
+        x = gather(x, element + iota(shape=(counts[axis],)) * stride[axis], axis=axis + 2)
+    order = (0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2))
+    return reshape(permute(x, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
 
 
 @check_arguments
