@@ -12,7 +12,7 @@ from tessera.core.errors import TesseraError
 # Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
-    "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics",
+    "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics", "graph.sizes",
     "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
     "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
     "tile.language", "tile.spec", "tile.tutorials",
@@ -27,7 +27,7 @@ class Case:
     text must contain each of `says`. `exact` requires equality with the reference, not only agreement within the bound.
     `alike` requires the bits of the interpreter of the highest level, as for stochastic rounding. With `debug` the Tile
     interpreter also runs it in debug mode, which must raise the error, or report nothing. `lines` are the lines that it
-    prints.
+    prints. `dynamic` names symbolic sizes, as in `tessera.build`.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Case:
     says: tuple[str, ...] = ()
     debug: bool = False
     lines: tuple[str, ...] = ()
+    dynamic: Any = None
 
 
 @dataclass(frozen=True)

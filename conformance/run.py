@@ -65,7 +65,7 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         return
     try:
         entry, arguments = case.entry()
-        program = prepare(entry, arguments, "interp", case.grid, case.group)
+        program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
         with _capture_output(case):
             bounds = program.bounds()
         alike = program.run(program.top) if case.alike else None
@@ -169,7 +169,7 @@ def _run_rejected(case: Case) -> tuple[str, float, str]:
     """Run a case that must be refused, and check its error."""
     try:
         entry, arguments = case.entry()
-        program = prepare(entry, arguments, "interp", case.grid, case.group)
+        program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
         with _enable_debug_mode(case):
             program.run(program.top)
     except TesseraError as error:

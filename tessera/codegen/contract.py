@@ -49,7 +49,8 @@ class Capabilities:
     `shared_bytes` limits the shared memory of a group, `block_bytes` the blocks of one tile; None: no limit.
     `meeting` is the number of groups that run at once, so that a grid barrier works; 0: none.
     `lockstep` is the number of tiles of a group that run in lockstep (a warp); a group should be a multiple of it.
-    `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them.
+    `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them; `prefers_static`: its
+    fastest kernels need the sizes, so that jit makes such programs only where `dynamic=True` asks for them.
     `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
     """
 
@@ -63,6 +64,7 @@ class Capabilities:
     lockstep: int = 1
     plan: Any = None
     symbolic: bool = False
+    prefers_static: bool = False
 
 
 @dataclass(frozen=True)

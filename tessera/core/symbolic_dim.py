@@ -228,23 +228,27 @@ def resolve_size(size: Size) -> Size:
 LEAST_SIZE = 1
 
 
-def proves_at_most(size: Size, limit: Size) -> bool:
+def proves_at_most(size: Size | float, limit: Size | float) -> bool:
     """Whether a size is at most another for every value of their names (each of at least 1).
 
     >>> s, b = Dim.of("S"), Dim.of("B")
     >>> proves_at_most(s, b * s), proves_at_most(b, s)
     (True, False)
     """
+    if isinstance(size, float) or isinstance(limit, float):  # of an interval, which may be infinite
+        return find_size_bounds(size)[1] <= find_size_bounds(limit)[0]
     gap = limit - size
     return gap >= 0 if isinstance(gap, int) else _find_least_value(gap) >= 0
 
 
-def proves_less(size: Size, limit: Size) -> bool:
+def proves_less(size: Size | float, limit: Size | float) -> bool:
     """Whether a size is less than another for every value of their names.
 
     >>> proves_less(Dim.of("S") - 1, Dim.of("S"))
     True
     """
+    if isinstance(size, float) or isinstance(limit, float):
+        return find_size_bounds(size)[1] < find_size_bounds(limit)[0]
     return proves_at_most(size + 1, limit)
 
 
@@ -284,7 +288,7 @@ def ceil_divide(size: Size, by: Size) -> Size:
     return (size + by - 1) // by if exact is None else exact
 
 
-def find_size_bounds(size: Size) -> tuple[float, float]:
+def find_size_bounds(size: Size | float) -> tuple[float, float]:
     """The least and the greatest value that are proven for a size; infinite where there is none.
 
     >>> find_size_bounds(2 * Dim.of("B") - 1), find_size_bounds(Dim.of("B") % 64)

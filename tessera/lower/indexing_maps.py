@@ -442,7 +442,7 @@ def _(node, point, reduced):
     at = point.moved(point.indices[first:last])
     size = get_shape(x)[first]
     # Of an axis of one element the index is 0, but it is checked.
-    place = make_atom(OpaqueIndex((places, at, size, first), at.dims, size if size > 1 else 0, node.loc))
+    place = make_atom(OpaqueIndex((places, at, size, first), at.dims, size if size != 1 else 0, node.loc))
     return [point.moved([*point.indices[:first], place, *point.indices[last:]]), at]
 
 

@@ -86,10 +86,13 @@ LEVEL_COMPILERS: dict[str, Callable[[Mapping[str, Module], str, Mapping[str, Any
 }
 
 
-def takes_symbolic_sizes(device: str) -> bool:
-    """Whether one program for a device may serve several sizes."""
+def takes_symbolic_sizes(device: str, asked: bool) -> bool:
+    """Whether one program for a device may serve several sizes; `asked`: it may be slower than one for each."""
     target = find_generator_name(device)
-    return target != INTERP and get_backend(target).capabilities.symbolic
+    if target == INTERP:
+        return False
+    capabilities = get_backend(target).capabilities
+    return capabilities.symbolic and (asked or not capabilities.prefers_static)
 
 
 def compile_graph(function: Function, device: str, constants: range = range(0)) -> RunFunction:

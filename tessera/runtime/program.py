@@ -23,9 +23,11 @@ from tessera.frontend.kernel.autotuning import Tuned
 from tessera.frontend.kernel.kernel_function import KernelLaunch
 from tessera.interp import bound
 from tessera.interp.bound import BoundSample
+from tessera.interp.graph import bind_sizes
 from tessera.interp.tile import interpreter as tile_interpreter
-from tessera.ir.core import Module
+from tessera.ir.core import Module, find_size_names
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
 from tessera.runtime.launch import tuner
@@ -123,7 +125,13 @@ class PreparedProgram:
         return ExecutableProgram(self, function, getattr(function, "__self__", None))
 
     def _lower_for_target(self, target: str) -> Mapping[str, Module]:
-        """Return the levels for a target: a mesh of processing elements has its own lowering."""
+        """Return the levels for a target: a mesh of processing elements has its own lowering, of known sizes."""
+        graph = self.levels.get("graph")
+        if graph is not None and target != INTERP and find_size_names(graph.main):
+            if driver.takes_symbolic_sizes(target, asked=True):
+                return self.levels
+            sizes = bind_sizes(graph.main, self.arrays)
+            return driver.lower(specialise_shapes(graph.main, sizes), target)
         wanted = None if self.top != "graph" or target == INTERP else driver.find_plan(target).mesh
         held = self.levels["tile"].functions[1:2]
         if wanted is None or (held and held[0].attrs.get("mesh") == wanted):

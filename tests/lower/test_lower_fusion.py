@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 
 import tessera.lower.pipeline as pipeline
-from tessera.core.errors import OutOfBoundsError, ShapeError, UnsupportedOpError
+from tessera.core.errors import OutOfBoundsError, UnsupportedOpError
 from tessera.core.types import bf16, f32, fp4
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import schedule
 from tessera.interp.tile import interpreter
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Module
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.rewrite import eliminate_common_subexpressions
-from tessera.ir.tensor import Tensor
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.kernel_summary import format_summary, summarise_kernels
 from tessera.lower.lowering_plan import LoweringPlan
@@ -153,12 +151,6 @@ def test_index_out_of_bounds(level, run):
     )
     with pytest.raises(OutOfBoundsError, match="index 3 is outside axis 0 of size 3"):
         run(modules(function, LoweringPlan())[level], arrays)
-
-
-def test_symbolic_sizes_are_refused():
-    function = jit(nn.softmax).trace(Tensor["N", 4]).function
-    with pytest.raises(ShapeError, match="symbolic sizes"):
-        to_schedule(Module("graph", (expand_composites(function),)))
 
 
 def test_control_flow_is_refused():

@@ -64,7 +64,7 @@ def list_case_ops():
     for case in all_cases():
         if case.rejects is None:
             entry, arguments = case.entry()
-            levels = prepare(entry, arguments, "interp", case.grid, case.group).levels.values()
+            levels = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic).levels.values()
             found |= {n.op.name for m in levels for f in m.functions for n in f.body.walk()}
     return frozenset(found)
 

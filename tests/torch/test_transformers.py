@@ -38,7 +38,9 @@ def make_qwen2():
 
 
 def make_t5():
-    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
+    )
     return transformers.T5ForConditionalGeneration(config), {"input_ids": ids(2, 7), "labels": ids(2, 5)}
 
 

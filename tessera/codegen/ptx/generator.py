@@ -116,6 +116,7 @@ class PtxGenerator:
             meeting=MAX_COOPERATIVE_GROUPS,
             lockstep=WARP_THREADS,
             symbolic=True,
+            prefers_static=True,
             plan=PLAN,
         )
 

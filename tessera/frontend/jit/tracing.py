@@ -283,10 +283,10 @@ class Jit:
     def _find_symbolic(self, call: BoundCall, executable: Callable[..., Any]) -> tuple[TracedFunction, Any] | None:
         """A program of symbolic sizes for this call; None where it gets a program for its own sizes."""
         device = self.target or default_device()
-        if self.dynamic is False or not call.types or not takes_symbolic_sizes(device):
+        if self.dynamic is False or not call.types or not takes_symbolic_sizes(device, bool(self.dynamic)):
             return None
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
-            return None
+            return None  # the tape differentiates what was called, of known sizes
         kinds = tuple((len(t.shape), t.dtype, t.policy) for t in call.types)
         family = (call.names, kinds, replace(call, types=()).key(), *self._ambient_key())
         history = self._histories.setdefault(family, CallHistory())
@@ -506,7 +506,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Trace a function over tensors and run it as a compiled program.
 
     Where a second size of an axis is seen, the function is compiled once more, for every size of it; `dynamic=True`
-    does so at the first call (for the sizes that annotations name, or for every axis), `dynamic=False` never. Where
+    does so at the first call (for the sizes that annotations name, or for every axis), `dynamic=False` never. On ptx,
+    whose fastest kernels need the sizes, only `dynamic=True` does. Where
     the Python code needs a size as a number, the function is compiled for each of its values. The environment variable
     `TESSERA_LOG=compile` prints each compilation.
 

@@ -55,6 +55,11 @@ def _(lowering, node):
     return lowering.hold(node, (CONSTANT,) * node.out.type.rank, one)
 
 
+@mesh_op_rules(basic.dim_value)
+def _(lowering, node):
+    return lowering.hold(node, (), lowering.full(node.out.type, node.attrs["size"]))
+
+
 @mesh_op_rules(shape.iota)
 def _(lowering, node):
     axis, type = node.attrs["axis"] % node.out.type.rank, node.out.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from tessera.codegen.ptx.runtime.emulated_program import (
 )
 from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
+from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import count_gpus
 from tessera.core.device_array import LEGACY_STREAM
 from tessera.core.errors import ArgumentError
@@ -48,9 +50,32 @@ def describe_device() -> str:
     return get_gpu().name if count_gpus() else EMULATOR_NAME
 
 
-def make_runtime(artifact: Artifact) -> EmulatedProgram | GpuProgram:
+def make_runtime(artifact: Artifact) -> EmulatedProgram | GpuProgram | SizedGpuProgram:
     """The artifact on this machine's GPU, or in the emulator where there is none."""
-    return GpuProgram(artifact, get_gpu()) if count_gpus() else EmulatedProgram(artifact)
+    if not count_gpus():
+        return EmulatedProgram(artifact)
+    kind = SizedGpuProgram if "sizes" in artifact.manifest["plan"] else GpuProgram
+    return kind(artifact, get_gpu())
+
+
+class SizedGpuProgram:
+    """An artifact of symbolic sizes on a GPU: a program, with its workspace and CUDA graphs, for the latest sizes."""
+
+    def __init__(self, artifact: Artifact, device: GPU) -> None:
+        self.where = device.name
+        manifest = artifact.manifest
+        self._programs = BoundPlans(
+            manifest["plan"],
+            lambda plan: GpuProgram(dataclasses.replace(artifact, manifest={**manifest, "plan": plan}), device),
+        )
+
+    def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """As `GpuProgram.run`, for the sizes of these arrays."""
+        return self._programs.find(arrays).run(arrays)
+
+    def call(self, arrays: Sequence[Any], constants: range = range(0)) -> list[Any]:
+        """As `ResidentProgram.call`, for the sizes of these arrays."""
+        return self._programs.find(arrays).call(arrays, constants)
 
 
 class GpuProgram:
@@ -100,6 +125,8 @@ class GpuProgram:
         return int(self._workspaces[stream])
 
     def _format_letter(self, arg: Mapping[str, Any]) -> str:
+        if "value" in arg:
+            return SCALAR_FORMATS["int64"]
         param = self.params[arg["param"]] if "param" in arg else None
         if param is None or param["role"] != "scalar":
             return "P"
@@ -287,6 +314,8 @@ class _QueuedPlan(PlanEngine):
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""
+        if "value" in arg:
+            return arg["value"]
         start = self.given[arg["param"]] if "param" in arg else self.workspace
         offset = self.find_offset(arg)
         return start + offset if offset else start
