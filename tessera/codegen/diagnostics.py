@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.symbolic_plan import parse_size
 from tessera.core.errors import ExecutionError, Location, OutOfBoundsError, TesseraError
 from tessera.core.types import as_dtype
 from tessera.ops.tensor.shape import make_index_error
@@ -84,7 +85,7 @@ def make_assertion_error(site: Site, instance: str, element: tuple[int, ...], va
 
 def make_index_site_error(site: Site, index: int | None) -> OutOfBoundsError:
     """The error of a checked index that is outside its axis."""
-    error = make_index_error(index, site["size"], site["along"], what=site["what"], wrap=site["wrap"])
+    error = make_index_error(index, parse_size(site["size"]), site["along"], what=site["what"], wrap=site["wrap"])
     error.location = Location(*site["place"])
     return error
 

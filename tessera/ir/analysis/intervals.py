@@ -62,7 +62,10 @@ class IntervalAnalysis:
         rule = interval_rules.get(node.op)
         # Arithmetic on narrower integers may wrap; a constant does not.
         exact = v.type.dtype == int64 or not node.args
-        return rule(self, node) if rule is not None and exact else UNBOUNDED
+        if rule is None or not exact:
+            return UNBOUNDED
+        low, high = rule(self, node)  # ends that are symbolic sizes become what is proven of them
+        return find_size_bounds(low)[0], find_size_bounds(high)[1]
 
     def loop(self, node: Node) -> None:
         """Note the interval of the index of a `for`: the last iteration is a whole number of steps after the first."""

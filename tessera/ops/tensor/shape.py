@@ -197,7 +197,7 @@ def normalise_indices(
     return np.where(places < 0, places + size, places) if wrap and array.dtype.kind == "i" else places
 
 
-def make_index_error(index: int | None, size: int, along: int, *, what: str, wrap: bool) -> OutOfBoundsError:
+def make_index_error(index: int | None, size: Size, along: int, *, what: str, wrap: bool) -> OutOfBoundsError:
     """The error of an index that is not in axis `along` of `size`; None: one of many, which nobody noted."""
     return OutOfBoundsError(
         f"{what} {'(one of many)' if index is None else index} is outside axis {along} of size {size}",

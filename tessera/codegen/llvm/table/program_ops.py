@@ -25,7 +25,9 @@ from tessera.codegen.llvm.text.protocol import (
     REPORT_FUNCTION,
 )
 from tessera.codegen.llvm.text.types import RegisterType
+from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import proves_less
 from tessera.core.types import int64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
@@ -194,8 +196,9 @@ def _(body, node, index):
     (v,), size = node.args, node.attrs["size"]
     lane = cast_to_index(body, v, emit_element(body, v, index))
     low, high = body.kernel.ranges.of(v)
-    if low >= 0 and high < size:
+    if low >= 0 and proves_less(high, size):
         return lane
+    bound = body.kernel.sizes.find(size)
     t = RegisterType("i64", body.width_of(lane))
     library = body.kernel.library
     name = library.require(f"ts.check_index.{t.suffix}", lambda: _define_check(t))
@@ -205,8 +208,8 @@ def _(body, node, index):
     counted = (body.mask if t.width > 1 else None) or t.truth.const(1)
     with body.hoist(lane):
         found = body.text.let(
-            f"call {t} @{name}({t} {body.broadcast_lane(lane, t)}, {t.truth} {counted}, i64 {size}, "
-            f"i64 {size if node.attrs['wrap'] else 0}, i64 {site}, {_PROGRAM_PARAMETERS})",
+            f"call {t} @{name}({t} {body.broadcast_lane(lane, t)}, {t.truth} {counted}, i64 {bound}, "
+            f"i64 {bound if node.attrs['wrap'] else 0}, i64 {site}, {_PROGRAM_PARAMETERS})",
             "i",
         )
     return LaneValue(found, body.kind_of(lane))
@@ -216,6 +219,7 @@ def _add_index_site(kernel: LlvmKernelContext, node: Node) -> int:
     """The number of a check's site; one node that several loops compute has one."""
     if node not in kernel.index_sites:
         described = {**_describe_site(kernel, node), "kind": "index", "operands": [{"shape": [], "dtype": "int64"}]}
+        described["size"] = describe_size(node.attrs["size"])
         kernel.index_sites[node] = kernel.library.add_site(described)
     return kernel.index_sites[node]
 

@@ -38,7 +38,9 @@ from tessera.codegen.ptx.table.scalars.packing import encode_elements, materiali
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.codegen.ptx.text.thread_team import and_predicates
+from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import proves_less
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ops.dialects import control_flow, mbarrier, tile
@@ -85,16 +87,16 @@ def _(ctx: EmissionContext, node: Node) -> None:
     (v,), layout, size = node.args, ctx.layout(node.out), node.attrs["size"]
     indices = _widen_indices(ctx.text, v.type.dtype, broadcast_registers(ctx, v, layout))  # type: ignore[union-attr]
     low, high = ctx.analyses.ranges.of(v)
-    if low >= 0 and high < size:
+    if low >= 0 and proves_less(high, size):
         ctx.values[node.out] = tuple(indices)
         return
-    text, found, outside = ctx.text, [], []
+    text, found, outside, bound = ctx.text, [], [], ctx.sizes.find(size)
     for index in indices:
         place = index
         if node.attrs["wrap"]:
             negative = text.let("setp.lt.s64", "pred", index, 0)
-            place = text.let("selp.b64", "b64", text.let("add.s64", "b64", index, size), index, negative)
-        outside.append(text.let("setp.ge.u64", "pred", place, size))
+            place = text.let("selp.b64", "b64", text.let("add.s64", "b64", index, bound), index, negative)
+        outside.append(text.let("setp.ge.u64", "pred", place, bound))
         found.append(text.let("selp.b64", "b64", 0, place, outside[-1]))
     ctx.values[node.out] = tuple(found)
     _record_outside(ctx, node, layout, indices, outside)
@@ -115,7 +117,8 @@ def _record_outside(
 ) -> None:
     """Record the indices that are out of bounds; a branch skips this where a thread has none."""
     text, team = ctx.text, ctx.team
-    described = {**node.attrs, "kind": "index", "shape": list(layout.shape), "values": ["int64"]}
+    known = {**node.attrs, "size": describe_size(node.attrs["size"])}
+    described = {**known, "kind": "index", "shape": list(layout.shape), "values": ["int64"]}
     site, reports = ctx.entry.hidden.add_site("reports", {**described, **_describe_origin(node, team.group)})
     failures = [
         and_predicates(text, bad, team.owner_predicate(layout), *team.bounds_predicates(layout, layout.offsets[i]))
