@@ -15,6 +15,7 @@ from tessera.torch.rows import (
     indexing,
     normalisation,
     products,
+    recurrent,
     reductions,
     shapes,
     windows,
@@ -22,4 +23,4 @@ from tessera.torch.rows import (
 from tessera.torch.table import ATEN
 
 __all__ = ["ATEN"]
-ROWS = (activations, composites, elementwise, indexing, normalisation, products, reductions, shapes, windows)
+ROWS = (activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes, windows)

@@ -70,10 +70,16 @@ class Parameter(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def read_schema(op: Any) -> tuple[tuple[Parameter, bool], ...]:
     """The parameters of an op, each with whether rows take it."""
-    return tuple(
-        (Parameter(a.name, a.default_value if a.has_default_value() else None), a.name not in PLACEMENT)
-        for a in op._schema.arguments
-    )
+    return tuple((Parameter(a.name, _read_default(a)), a.name not in PLACEMENT) for a in op._schema.arguments)
+
+
+# Schemas have element types as numbers where they are defaults.
+DEFAULT_DTYPES = {4: torch.int64, 6: torch.float32}
+
+
+def _read_default(argument: Any) -> Any:
+    value = argument.default_value if argument.has_default_value() else None
+    return DEFAULT_DTYPES[value] if argument.name == "dtype" and isinstance(value, int) else value
 
 
 def normalise_arguments(op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:

@@ -82,6 +82,11 @@ def _(running_mean: Any, use_input_stats: bool, **rest: Any) -> str | None:
     return None if running_mean is None and use_input_stats else "it writes its running statistics in place"
 
 
+@refuses("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+def _(dropout: float, train: bool, num_layers: int, **rest: Any) -> str | None:
+    return "dropout between recurrent layers" if dropout and train and num_layers > 1 else None
+
+
 @refuses("pad.default")
 def _(mode: str = "constant", **rest: Any) -> str | None:
     return None if mode in ("constant", "reflect", "replicate") else f"padding of mode {mode}"

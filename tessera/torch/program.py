@@ -95,13 +95,23 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         table = default_decompositions()
         for op in whole:
             table.pop(op, None)
-        with _without_future_warnings():
-            program = program.run_decompositions(table)
+        program = _run_decompositions(program, table)
         refused = {node.target for node in _list_refused(program)} & whole
         if not refused:
             break
         whole -= refused
     return program
+
+
+def _run_decompositions(program: ExportedProgram, table: Any) -> ExportedProgram:
+    try:
+        with _without_future_warnings():
+            return program.run_decompositions(table)
+    except Exception as error:
+        raise UnsupportedOpError(
+            f"PyTorch cannot take the program apart: {type(error).__name__}", location=user_location(),
+            received=str(error).strip().split("\n\n")[0],
+        ) from error  # fmt: skip
 
 
 def _list_refused(program: ExportedProgram) -> list[Node]:
