@@ -46,6 +46,7 @@ load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
 record_launch = Hook("tessera.frontend.kernel.graph_launch:update_arguments")
 # frontend, a recorded launch -> transforms: recorded in the open trace, or run and put on the tape.
 bind_region_op = Hook("tessera.transforms.flow.region_ops:bind_region_op")
+bind_ruled_launch = Hook("tessera.transforms.flow.launch_rules:bind_ruled_launch")
 # interp, the Graph interpreter -> interp, the Tile interpreter: a launch in a Graph function.
 run_graph_launch = Hook("tessera.interp.tile.interpreter:run_graph_launch")
 run_graph_launch_with_bounds = Hook("tessera.interp.tile.interpreter:run_graph_launch_with_bounds")

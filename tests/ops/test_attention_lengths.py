@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
+from tessera.stdlib import flash_attention
 
 B, H, G, S, T = 2, 4, 2, 3, 7
 LENGTHS = np.array([5, 7])
@@ -53,9 +54,7 @@ def test_lengths_and_a_mask(kind):
 def test_lengths_agree_with_the_routine():
     q, k, v = inputs(16)
     found = ts.scaled_dot_product_attention(q, k, v, lengths=LENGTHS, causal=True).numpy()
-    np.testing.assert_allclose(
-        found, ts.stdlib.flash_attention(q, k, v, lengths=LENGTHS, causal=True), rtol=2e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(found, flash_attention(q, k, v, lengths=LENGTHS, causal=True), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
@@ -65,7 +64,7 @@ def test_dropout_drops_the_weights_of_the_stream(target):
     call = lambda q, k, v: ts.scaled_dot_product_attention(q, k, v, dropout_p=0.3, generator=ts.Generator(5))  # noqa: E731
     found = ts.jit(call, target=target)(q, k, v).numpy()
     np.testing.assert_allclose(found, definition(q, k, v, kept=kept), rtol=2e-5, atol=1e-6)
-    np.testing.assert_allclose(found, ts.stdlib.flash_attention(q, k, v, dropout=0.3, seed=5), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found, flash_attention(q, k, v, dropout=0.3, seed=5), rtol=2e-5, atol=1e-6)
 
 
 def test_gradients_with_lengths_and_dropout_are_those_of_pytorch():

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
-from tessera.core.hooks import bind_region_op
+from tessera.core.hooks import bind_region_op, bind_ruled_launch
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType, as_dtype
-from tessera.frontend.kernel.kernel_function import Kernel, KernelLaunch
+from tessera.frontend.kernel.kernel_function import Kernel, KernelCall, KernelLaunch
 from tessera.frontend.kernel.signature import KernelArguments
 from tessera.ir.builder import CURRENT_BUILDER, Builder, copy_block
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
@@ -204,7 +204,7 @@ def record_launch(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str,
     found = found._replace(arrays=tuple(arrays))
     grid, group = kernel.plan(found, chosen.grid, chosen.group)
     module = kernel.specialize(found.types, found.constants, grid, group)
-    return _LaunchRecorder(module, found, fresh).record()
+    return _LaunchRecorder(module, found, fresh, kernel).record()
 
 
 def _check_static(kernel: Kernel, name: str, type: Any) -> None:
@@ -229,6 +229,7 @@ class _LaunchRecorder:
     module: Module
     found: KernelArguments
     fresh: Mapping[Value, OutputMemory]
+    kernel: Kernel
 
     def record(self) -> dict[str, Tensor]:
         """Add the node, and return its results by name."""
@@ -253,8 +254,24 @@ class _LaunchRecorder:
         written = tuple(params.index(p) for p in results)
         attrs = {"kernel": function.name, "grid": function.attrs["grid"], "written": written, "attrs": Attrs(hints)}
         types = tuple(TensorType(p.type.shape, p.type.dtype, p.type.policy) for p in results)  # type: ignore[union-attr]
-        found = bind_region_op(control_flow.launch, operands, attrs, [body], types)
-        return {p.hint: t for p, t in zip(results, found, strict=True)}
+        names = [p.hint for p in memories], [p.hint for p in results]
+        found = self._bind(operands, attrs, body, types, names)
+        return dict(zip(names[1], found, strict=True))
+
+    def _bind(
+        self, operands: list[Tensor], attrs: dict[str, Any], body: Block, types: Any, names: tuple[list[str], list[str]]
+    ) -> list[Tensor]:
+        """The results of the node, which has the derivative rules of its kernel."""
+
+        def bind(given: Sequence[Tensor]) -> list[Tensor]:
+            return bind_region_op(control_flow.launch, given, attrs, [body], types)
+
+        if not self.kernel.rules:
+            return bind(operands)
+        numbers = {n: a for n, a in zip(self.found.types, self.found.arrays, strict=True) if np.isscalar(a)}
+        group = int(attrs["attrs"].get("group", 1))
+        call = KernelCall(tuple(attrs["grid"]), group, {**self.found.constants, **numbers})
+        return bind_ruled_launch(bind, operands, names, call, self.kernel)
 
     def _is_fresh(self, argument: Any) -> bool:
         return isinstance(argument, Tensor) and argument.is_traced and argument.data in self.fresh

@@ -55,6 +55,37 @@ class LaunchHooks:
 
 
 @dataclass(frozen=True)
+class KernelCall:
+    """A launch as a derivative rule of its kernel sees it: tensors by the names of the kernel's parameters.
+
+    `inputs` are the memories before the launch, `outputs` the written ones after it, `constants` all other arguments. A
+    rule for reverse mode has the `cotangents` of written floats, and one for forward mode the `tangents` of inputs.
+    """
+
+    grid: tuple[int, ...]
+    group: int
+    constants: Mapping[str, Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    cotangents: Mapping[str, Any] = field(default_factory=dict)
+    tangents: Mapping[str, Any] = field(default_factory=dict)
+
+
+DerivativeFunction = Callable[[KernelCall], Mapping[str, Any]]
+
+
+@dataclass
+class KernelRules:
+    """The derivative rules of a kernel; without one the derivative follows from the kernel's Tile IR."""
+
+    vjp: DerivativeFunction | None = None
+    jvp: DerivativeFunction | None = None
+
+    def __bool__(self) -> bool:
+        return self.vjp is not None or self.jvp is not None
+
+
+@dataclass(frozen=True)
 class KernelOptions:
     """The options of @kernel."""
 
@@ -81,6 +112,7 @@ class Kernel:
         self.options = options
         self.parameters = read_parameters(function)
         self.hooks = LaunchHooks()
+        self.rules = KernelRules()
         self._cache: dict[Any, SpecialisedKernel] = {}
         self._recorded: dict[Any, _RecordedCall] = {}
         self._configured: dict[Any, Kernel] = {}
@@ -134,8 +166,48 @@ class Kernel:
     def like(self, options: KernelOptions) -> Kernel:
         """This kernel with other options, and the same hooks."""
         made = Kernel(self.kernel_function, options)
-        made.hooks = self.hooks
+        made.hooks, made.rules = self.hooks, self.rules
         return made
+
+    def vjp(self, rule: DerivativeFunction) -> DerivativeFunction:
+        """Decorate the kernel's rule for reverse mode: `rule(call)` returns cotangents of `call.inputs` by name.
+
+        `call.cotangents` has those of the written memories. An input that the rule leaves out has the cotangent zero.
+
+        >>> import tessera as ts
+        >>> from tessera import tile
+        >>> @ts.kernel
+        ... def square(x, out):
+        ...     out[0:2] = x[0:2] * x[0:2]
+        >>> @square.vjp
+        ... def square_vjp(call):
+        ...     return {"x": 2.0 * call.inputs["x"] * call.cotangents["out"]}
+        >>> ts.grad(lambda x: ts.launch(square, (1,), x, ts.like(x)).sum())(ts.Tensor([1.0, 3.0]))
+        Tensor([2., 6.], f32)
+        """
+        check_function(rule, "vjp")
+        self.rules.vjp = rule
+        return rule
+
+    def jvp(self, rule: DerivativeFunction) -> DerivativeFunction:
+        """Decorate the kernel's rule for forward mode: `rule(call)` returns tangents of `call.outputs` by name.
+
+        `call.tangents` has those of the inputs. An output that the rule leaves out has the tangent zero.
+
+        >>> import tessera as ts
+        >>> from tessera import tile
+        >>> @ts.kernel
+        ... def square(x, out):
+        ...     out[0:2] = x[0:2] * x[0:2]
+        >>> @square.jvp
+        ... def square_jvp(call):
+        ...     return {"out": 2.0 * call.inputs["x"] * call.tangents["x"]}
+        >>> ts.jvp(lambda x: ts.launch(square, (1,), x, ts.like(x)), (ts.Tensor([1.0, 3.0]),), (ts.ones(2),))[1]
+        Tensor([2., 6.], f32)
+        """
+        check_function(rule, "jvp")
+        self.rules.jvp = rule
+        return rule
 
     def configured(self, config: Mapping[str, Any]) -> Kernel:
         """This kernel with the constants and schedule fields of a configuration, and no tuning of its own."""

@@ -182,16 +182,24 @@ def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
 
 @linearisation.call_jvp_rules(custom_jvp)
 def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
-    count = node.attrs["rule"].count
-    primals = [d.primal for d in duals[:count]]
-    tangents = [splat(0, d.primal.type) if d.tangent is None else d.tangent for d in duals[:count]]
-    outs, moved = node.attrs["rule"].push(primals, tangents)
+    return _push_rule(node.attrs["rule"], duals)
+
+
+def _push_rule(rule: Any, duals: list[Dual]) -> Sequence[Dual]:
+    """The results of a call and their tangents by its rule."""
+    primals = [d.primal for d in duals[: rule.count]]
+    tangents = [splat(0, d.primal.type) if d.tangent is None else d.tangent for d in duals[: rule.count]]
+    outs, moved = rule.push(primals, tangents)
     return [Dual(x, t) for x, t in zip(outs, moved, strict=True)]
 
 
 @linearisation.call_jvp_rules(custom_vjp)
 def _(node: Any, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
     rule = node.attrs["rule"]
+    if not reverse and rule.push is not None:
+        return _push_rule(rule, duals)
+    if rule.derives and (rule.backward is None or not reverse):
+        return walk(node.regions[0], *duals)
     if not reverse:
         raise UnsupportedOpError(
             f"forward mode through {rule.name}, which has only a rule for reverse mode",

@@ -38,16 +38,23 @@ class CustomJvpRule(call_primitives.DerivativeRule):
 
 @dataclass(frozen=True)
 class CustomVjpRule(call_primitives.DerivativeRule):
-    """A user's VJP rule: forward(operands) returns results and residuals, backward(residuals, g) cotangents."""
+    """A VJP rule: forward(operands) returns results and residuals, backward(residuals, g) cotangents.
+
+    It may have `push` for forward mode too, as a JVP rule. With `derives` a mode without a rule goes through the region
+    of the call; else it is an error.
+    """
 
     name: str
     count: int
     forward: Function
-    backward: Function
+    backward: Function | None
+    push: Function | None = None
+    derives: bool = False
 
     def batched(self) -> CustomVjpRule:
         """The rule for a batch of examples."""
-        return CustomVjpRule(self.name, self.count, vmap(self.forward), vmap(self.backward))
+        backward, push = self.backward and vmap(self.backward), self.push and vmap(self.push)
+        return CustomVjpRule(self.name, self.count, vmap(self.forward), backward, push, self.derives)
 
 
 class _TensorArguments:
@@ -176,11 +183,12 @@ def _flatten_cotangents(parts: Sequence[Any], taken: _TensorArguments) -> list[T
     for part, arg in zip(parts, taken.build(taken.tensors), strict=True):
         like = [as_tensor(x) for _, x in flatten(arg)[0] if leaf_type(x) is not None]
         leaves = [None] * len(like) if part is None else [x for _, x in flatten(part)[0]]
-        found += [_check_cotangent(x, t) for x, t in zip(leaves, like, strict=True)]
+        found += [check_cotangent(x, t) for x, t in zip(leaves, like, strict=True)]
     return found
 
 
-def _check_cotangent(value: Any, like: Tensor) -> Tensor:
+def check_cotangent(value: Any, like: Tensor) -> Tensor:
+    """A rule's cotangent or tangent as a tensor of a type; None, and that of a tensor of integers, is zero."""
     if value is None or not like.dtype.is_float:
         return splat(0, like.type)
     return check_tangent("a cotangent", as_tensor(value, like.type), like)

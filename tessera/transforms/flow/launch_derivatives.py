@@ -31,9 +31,11 @@ from tessera.ops.tensor.basic import cast, full, splat
 from tessera.ops.tensor.elementwise import floor_divide, maximum, where
 from tessera.ops.tensor.reduce import sum as sum_
 from tessera.ops.tensor.shape import iota, reshape
-from tessera.transforms.autodiff.call_primitives import add_transpose_call
+from tessera.transforms.autodiff.call_primitives import add_transpose_call, custom_vjp, must_record_call, record_call
+from tessera.transforms.autodiff.custom_rules import CustomVjpRule
 from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules, linearise
 from tessera.transforms.flow.launch_accesses import KernelAccesses
+from tessera.transforms.flow.launch_tangents import bind_tangent_launch, make_tangent_node
 from tessera.transforms.flow.region_ops import bind_region_op
 
 # reverse(adjoint, node) adds the node's values and returns what to do on the way back, or None.
@@ -44,10 +46,7 @@ Step = Callable[[], None]
 @call_jvp_rules(control_flow.launch)
 def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]:
     if not reverse:
-        raise UnsupportedOpError(
-            f"forward mode through the kernel {node.attrs['kernel']}", location=node.loc,
-            expected="reverse mode: ts.grad, ts.vjp", suggestion="use ts.custom_jvp: its rule serves both modes",
-        )  # fmt: skip
+        return bind_tangent_launch(node, duals)
     primals = [d.primal for d in duals]
     outs = bind_region_op(node.op, primals, node.attrs, node.regions, node.result_types)
     moves = [d.tangent is not None for d in duals]
@@ -63,13 +62,48 @@ def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]
 def bind_adjoint(
     node: Node, moves: Sequence[bool], primals: Sequence[Tensor], cotangents: Sequence[Tensor | None]
 ) -> list[Tensor]:
+    """The cotangents of the operands of a launch that move, by its adjoint kernel; differentiable in turn."""
+    given = [g for g in cotangents if g is not None]
+    tensors = [*primals, *given]
+    if not must_record_call(tensors):
+        return launch_adjoint(node, moves, primals, given)
+    size = len(primals)
+
+    def forward(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return launch_adjoint(node, moves, xs[:size], xs[size:]), list(xs)
+
+    def backward(xs: Sequence[Tensor], g: Sequence[Tensor]) -> list[Tensor]:
+        return _pull_adjoint(node, moves, xs[:size], xs[size:], g)
+
+    name = f"the adjoint of {node.attrs['kernel']}"
+    rule = CustomVjpRule(name, len(tensors), forward, backward, derives=True)
+    return record_call(custom_vjp, lambda xs: forward(xs)[0], tensors, rule=rule)
+
+
+def _pull_adjoint(
+    node: Node, moves: Sequence[bool], primals: Sequence[Tensor], given: Sequence[Tensor], g: Sequence[Tensor]
+) -> list[Tensor]:
+    """The cotangents of the operands of an adjoint, J(x)ᵀ w, for the cotangents `g` of its results.
+
+    That of w is J(x) g, and that of x the gradient of w · J(x) g: both come from the tangent kernel.
+    """
+    tangent = make_tangent_node(node, moves)
+    operands = [*primals, *g]
+    pushed = bind_region_op(tangent.op, operands, tangent.attrs, tangent.regions, tangent.result_types)
+    floats = [x.dtype.is_float for x in primals]
+    found = iter(bind_adjoint(tangent, [*floats, *(False for _ in g)], operands, given))
+    return [*(next(found) if m else splat(0, x.type) for x, m in zip(primals, floats, strict=True)), *pushed]
+
+
+def launch_adjoint(
+    node: Node, moves: Sequence[bool], primals: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
     """Launch the adjoint kernel of a launch: the cotangents of the operands that move."""
     kernel = AdjointKernel(node, tuple(moves))
     function = kernel.build()
     moving = [x for x, m in zip(primals, moves, strict=True) if m]
     zeros = [splat(0, TensorType(x.shape, sum_dtype(x.dtype))) for x in moving]
-    kept = [g for g in cotangents if g is not None]
-    operands = [*primals, *kept, *zeros]
+    operands = [*primals, *cotangents, *zeros]
     stored = tile.find_written_refs(function.body)
     first = len(operands) - len(zeros)  # from here on: the gradients, then scratch memory
     written = tuple(i for i, p in enumerate(function.params) if p in stored or i >= first)
@@ -158,7 +192,7 @@ class AdjointKernel:
         return UnsupportedOpError(
             f"no derivative of {self.node.attrs['kernel']}: {what}", location=node.loc,
             expected="loads, stores, loops, branches and ops on blocks",
-            suggestion="give the function that launches it a rule: @ts.custom_vjp",
+            suggestion="give the kernel a rule, @kernel.vjp, or the function that launches it: @ts.custom_vjp",
         )  # fmt: skip
 
     # The way forward.

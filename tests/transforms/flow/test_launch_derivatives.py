@@ -352,8 +352,6 @@ def test_no_derivative_is_an_error_at_the_kernel_s_line(program, text):
     with pytest.raises(UnsupportedOpError, match=text) as caught:
         ts.grad(lambda x: program(x).sum())(random(8))
     assert caught.value.location.file == __file__ and "custom_vjp" in str(caught.value)
-    with pytest.raises(UnsupportedOpError, match="forward mode"):
-        ts.jvp(program, (random(8),), (random(8),))
 
 
 @ts.kernel
