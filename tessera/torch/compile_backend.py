@@ -24,7 +24,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from tessera.core.errors import ArgumentError, Location, TesseraError, UnsupportedOpError
+from tessera.core.shapes import bind_shapes
+from tessera.core.symbolic_dim import SizeGuards, holds_for
 from tessera.core.types import TensorType
+from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import permute
@@ -45,7 +48,9 @@ from tessera.torch.partition import (
     hint,
     list_fakes,
     partition,
+    to_size,
 )
+from tessera.torch.tensors import find_dtype
 
 MAX_PROGRAMS = 32  # programs that a piece keeps, one for each combination of sizes
 LEVELS = ("graph", "schedule", "tile")
@@ -284,6 +289,8 @@ class Piece(torch.nn.Module):
         target = options.target or ("interp" if _interprets(options) else choose_target(tensors))
         self.program_options = ProgramOptions(target, options.level, options.debug)
         self._programs: OrderedDict[Any, RunOnTensors] = OrderedDict()
+        # A program of symbolic sizes: the shapes that it takes, and what it takes to hold of their sizes.
+        self._symbolic: tuple[list[Any], SizeGuards, RunOnTensors] | None = None
         self._lock = threading.Lock()
         self._static = len(tensors) == len(self.fakes) and all(_is_static(t) for t in tensors)
         self.run: Callable[..., Any] = self._run_for_sizes
@@ -297,7 +304,7 @@ class Piece(torch.nn.Module):
         """Compile for the sizes of the trace, which tells whether the piece can be compiled."""
         values = [_hint_of(f) for f in self.fakes]
         try:
-            program = self._compile(values)
+            program = self._compile_static_or_symbolic(values)
         except Exception as error:
             if not self.options.fallback:
                 raise
@@ -311,12 +318,22 @@ class Piece(torch.nn.Module):
         else:
             self._programs[self._make_key(values)] = program
 
+    def _compile_static_or_symbolic(self, values: Sequence[Any]) -> RunOnTensors:
+        if not self._static:
+            try:
+                return self._compile_symbolic()
+            except Exception as error:  # a row, or the compiler, needs to know a size
+                log.info("a program for each combination of sizes: %s", error)
+        return self._compile(values)
+
     def _run_for_sizes(self, *values: Any) -> Any:
         key = self._make_key(values)
         with self._lock:
             program = self._programs.get(key)
             if program is None:
-                program = self._programs[key] = self._compile([_describe(v) for v in values])
+                program = self._programs[key] = self._find_symbolic(values) or self._compile(
+                    list(map(_describe, values))
+                )
                 if len(self._programs) > MAX_PROGRAMS:
                     self._programs.popitem(last=False)
             else:
@@ -326,6 +343,30 @@ class Piece(torch.nn.Module):
     @staticmethod
     def _make_key(values: Sequence[Any]) -> Any:
         return tuple(tuple(v.shape) if hasattr(v, "shape") else v for v in values)
+
+    def _find_symbolic(self, values: Sequence[Any]) -> RunOnTensors | None:
+        """The program of symbolic sizes, if there is one and it holds for these sizes."""
+        if self._symbolic is None:
+            return None
+        patterns, guards, program = self._symbolic
+        sizes: dict[str, Any] = {}
+        found = [tuple(v.shape) if isinstance(v, torch.Tensor) else (v,) for v in values]
+        fits = bind_shapes(list(zip(patterns, found, strict=True)), sizes) is None
+        return program if fits and 0 not in sizes.values() and holds_for(guards, sizes) else None
+
+    def _compile_symbolic(self) -> RunOnTensors:
+        """Compile one program for all sizes, and keep what it takes to hold of them.
+
+        Raises:
+            TesseraError: a row or the compiler needs to know a size.
+        """
+        symbolic = [_symbolise(f) for f in self.fakes]
+        patterns = [v.shape if isinstance(v, TensorType) else (v,) for v in symbolic]
+        known = [tuple(map(hint, f.shape)) if isinstance(f, torch.Tensor) else (hint(f),) for f in self.fakes]
+        with trace_symbols(patterns, tuple(known)) as noted:
+            program = self._compile(symbolic)
+        self._symbolic = (patterns, frozenset(noted), program)
+        return program
 
     def _compile(self, values: Sequence[Any]) -> RunOnTensors:
         """The program for types and numbers."""
@@ -347,6 +388,8 @@ class Piece(torch.nn.Module):
             given = iter([_restore(t, order) for t, order in zip(tensors, self.orders, strict=True)])
             outs = convert_piece(*(next(given) if isinstance(v, TensorType) else v for v in values))
             places[:] = [i for i, out in enumerate(outs) if out is not None]
+            for i in places:
+                _check_result(outs[i], self.outputs[i])
             orders = [find_axis_order(self.outputs[i]) for i in places]
             return [
                 outs[i] if order is None else permute(outs[i], axes=order)
@@ -356,6 +399,16 @@ class Piece(torch.nn.Module):
         types = [v for v in values if isinstance(v, TensorType)]
         ordered = [_reorder(t, order) for t, order in zip(types, self.orders, strict=True)]
         return Jit(piece).trace(*ordered), places
+
+
+def _check_result(found: Tensor, fake: torch.Tensor) -> None:
+    """Refuse a result of another element type or rank than PyTorch's; sizes may be symbolic."""
+    if (found.dtype, found.ndim) != (find_dtype(fake.dtype), fake.ndim):
+        raise UnsupportedOpError(
+            "a result has another type than PyTorch's",
+            expected=f"{fake.dtype}, rank {fake.ndim}",
+            received=str(found.type),
+        )
 
 
 def _interprets(options: BackendOptions) -> bool:
@@ -369,6 +422,13 @@ def _is_static(fake: torch.Tensor) -> bool:
 def _hint_of(fake: Any) -> Any:
     """A fake tensor as its type, and a symbolic number as the number of the trace."""
     return describe_fake(fake) if isinstance(fake, torch.Tensor) else hint(fake)
+
+
+def _symbolise(fake: Any) -> Any:
+    """A fake tensor as its type, with a name for each symbol of its sizes; a symbolic number as a size."""
+    if isinstance(fake, torch.Tensor):
+        return TensorType(tuple(map(to_size, fake.shape)), find_dtype(fake.dtype))
+    return to_size(fake) if isinstance(fake, torch.SymInt) else hint(fake)
 
 
 def _describe(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from tessera.core.errors import traceback_location
+from tessera.core.symbolic_dim import Dim, Size, UnknownSizeError
 from tessera.core.types import TensorType
 from tessera.torch.conversion import supported
 from tessera.torch.interop import DEVICE_TARGETS
@@ -61,6 +63,32 @@ def hint(size: Any) -> int:
 def describe_fake(fake: torch.Tensor) -> TensorType:
     """The type of a fake tensor, with the sizes of the trace."""
     return TensorType(tuple(hint(n) for n in fake.shape), DTYPES[fake.dtype])
+
+
+def to_size(size: Any) -> Size:
+    """A size of PyTorch as one of Tessera: a polynomial of names, quotients and remainders.
+
+    Raises:
+        UnknownSizeError: it is another expression.
+    """
+    return size if isinstance(size, int) else _to_size(size.node.expr)
+
+
+def _to_size(expr: Any) -> Size:
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Symbol:
+        return Dim.of(str(expr))
+    kind, parts = type(expr).__name__, [_to_size(a) for a in expr.args]
+    if kind not in _SIZE_OPERATORS or (kind == "Pow" and not isinstance(parts[1], int)):
+        raise UnknownSizeError(f"the size {expr} is no polynomial")
+    return reduce(_SIZE_OPERATORS[kind], parts)
+
+
+_SIZE_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+    "PythonMod": operator.mod, "CleanDiv": operator.floordiv, "Pow": lambda a, n: reduce(operator.mul, [a] * n),
+}  # fmt: skip
 
 
 # Why an op is not taken.

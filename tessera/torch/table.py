@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, TensorType, bool_, f32, int16, int64
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import cast, splat
+from tessera.ops.tensor.basic import cast, dim_value, splat
 from tessera.ops.tensor.coercion import is_narrow
 
 Row = Callable[..., Any]
@@ -76,7 +77,7 @@ def _combine(first: DType | None, second: DType | None) -> DType | None:
 
 def number_dtype(x: Number) -> DType:
     """The element type of a Python number: bool, int64 or f32."""
-    return bool_ if isinstance(x, bool) else int64 if isinstance(x, int) else f32
+    return bool_ if isinstance(x, bool) else int64 if isinstance(x, (int, Dim)) else f32
 
 
 def promote(*operands: Any) -> DType:
@@ -97,6 +98,8 @@ def convert(x: Any, dtype: DType) -> Any:
     """A tensor in this element type; a number as a Python number of its kind."""
     if isinstance(x, Tensor):
         return x if x.dtype == dtype else cast(x, dtype=dtype)
+    if isinstance(x, Dim):  # a symbolic size
+        return cast(dim_value(size=x), dtype=dtype)
     return bool(x) if dtype.kind == "bool" else float(x) if dtype.is_float else int(x)
 
 

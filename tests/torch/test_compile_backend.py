@@ -92,11 +92,25 @@ def test_without_fallback_it_is_an_error():
         compiled(lambda x: torch.linalg.eigvalsh(x), fallback=False)(torch.eye(3))
 
 
-def test_sizes_that_change():
-    function = compiled(lambda x: F.softmax(x @ x.T, -1) * x.shape[0], dynamic=True)
+def test_one_program_for_all_sizes():
+    model = Attention()
+    function = compiled(model, dynamic=True)
+    for n in (3, 5, 9, 5):
+        x = torch.randn(2, n, 32, requires_grad=True)
+        found, wanted = function(x), model(x)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        weights = torch.randn(wanted.shape)
+        gradients = [torch.autograd.grad(y, x, weights)[0] for y in (found, wanted)]
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    assert (ts.torch.report().graphs, ts.torch.report().programs) == (2, 2)
+
+
+def test_a_program_for_each_size_where_an_op_needs_numbers():
+    function = lambda x: torch.cat([x, x[1:] * x.shape[0]]).cumsum(0)  # noqa: E731
+    run = compiled(function, dynamic=True)
     for n in (3, 5, 9, 5):
         x = torch.randn(n, 4)
-        torch.testing.assert_close(function(x), F.softmax(x @ x.T, -1) * n)
+        torch.testing.assert_close(run(x), function(x), atol=1e-5, rtol=1e-5)
     assert ts.torch.report().graphs == 1
 
 
