@@ -47,6 +47,7 @@ MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "r
     "stablehlo": "tessera.stablehlo",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "torch": "tessera.torch",
+    "cuda": "tessera.cuda",
     "triton": "tessera.triton",
     "verify": "tessera.tools.verify",
 }

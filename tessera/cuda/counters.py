@@ -90,7 +90,7 @@ class LaunchCounters:
         self._line(machine.program.lines[machine.pc].instruction).global_bytes += read + written
 
     def _line(self, instruction: PtxInstruction) -> LineCounts:
-        source = instruction.source or instruction.location
+        source = instruction.source if instruction.source and instruction.source.line else instruction.location
         return self.lines.setdefault(Location(source.file, source.line), LineCounts())
 
 
@@ -124,17 +124,18 @@ class LaunchReport:
     registers: int | None
     occupancy: Occupancy | None
     counters: LaunchCounters
+    block_word: str = "block"
 
     def __str__(self) -> str:
         c = self.counters
         rows = [
-            ("grid", f"{'x'.join(map(str, self.grid))} programs of {self.threads} threads"),
+            ("grid", f"{'x'.join(map(str, self.grid))} {self.block_word}s of {self.threads} threads"),
             ("instructions", f"{sum(c.instructions.values()):,} of warps: {_list_counts(c.instructions, 8)}"),
             ("operations", f"{c.flops:,} floating-point, {c.matrix_flops:,} in matrix instructions"),
             ("global memory", f"{_list_bytes(c.bytes, 'global')}; {_describe_sectors(c.sectors)}"),
             ("shared memory", f"{_list_bytes(c.bytes, 'shared')}; {_describe_banks(c.banks)}"),
             ("resources", f"{self.shared:,} bytes of shared memory, {self.registers or '?'} registers a thread"),
-            ("occupancy", _describe_occupancy(self.occupancy)),
+            ("occupancy", _describe_occupancy(self.occupancy, self.block_word)),
         ]
         head = [f"{self.kernel}", *(f"  {name:<14} {text}" for name, text in rows)]
         return "\n".join([*head, *self._list_lines()])
@@ -168,7 +169,7 @@ def _describe_banks(b: WarpTransactions) -> str:
     return f"bank conflicts: {b.taken:,} cycles for {b.warps:,} accesses, at least {b.least:,} needed"
 
 
-def _describe_occupancy(o: Occupancy | None) -> str:
+def _describe_occupancy(o: Occupancy | None, word: str) -> str:
     if o is None:
         return "unknown: the registers of the kernel are not known"
-    return f"{o.groups} programs a multiprocessor of {o.gpu}, {o.share:.0%} of its threads (limited by {o.limit})"
+    return f"{o.groups} {word}s a multiprocessor of {o.gpu}, {o.share:.0%} of its threads (limited by {o.limit})"

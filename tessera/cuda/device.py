@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,7 @@ class EmulatedLaunch:
     cooperative: bool = False
     reachable: Sequence[DevicePointer] = ()
     registers: int | None = None
+    title: str = ""  # the kernel's name in its source, if the entry's is another
 
 
 @dataclass
@@ -90,7 +90,7 @@ class EmulatedDevice:
                 counters,
             )
         except TesseraError as error:
-            raise self._move_to_source(error, launch.entry) from None
+            raise self._move_to_source(error, launch.title or launch.entry) from None
         if counters is not None:
             self.reports.append(self._make_report(module, launch, counters))
 
@@ -100,12 +100,13 @@ class EmulatedDevice:
         occupancy = None
         if launch.registers:
             occupancy = estimate_occupancy(self.limits.name, threads, shared, launch.registers)
-        return LaunchReport(launch.entry, launch.grid, threads, shared, launch.registers, occupancy, counters)
+        title = launch.title or launch.entry
+        return LaunchReport(title, launch.grid, threads, shared, launch.registers, occupancy, counters, self.block_word)
 
     def _move_to_source(self, error: TesseraError, entry: str) -> TesseraError:
         """The error at the line of the source that the PTX text was compiled from."""
         site = error.site
-        if not isinstance(site, PtxFaultSite) or site.instruction.source is None:
+        if not isinstance(site, PtxFaultSite) or not (site.instruction.source and site.instruction.source.line):
             return error
         message = f"{self._describe(site)} (kernel {entry}, {site.instruction.name} at {error.location})"
         moved = type(error)(
@@ -128,5 +129,5 @@ _SUGGESTIONS = {
 
 
 def find_source(place: Location) -> Location:
-    """A source location without the columns that point at no text, and with a path that exists."""
-    return place if os.path.exists(place.file) else replace(place, column=0)
+    """A source location without the column where the compiler gives none: NVVM writes 1 for each."""
+    return replace(place, column=0) if place.column <= 1 else place

@@ -20,6 +20,7 @@ COMMANDS = {
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
     "ptx": "run a PTX file in the emulator",
+    "cuda": "run a program whose Numba or CuPy kernels execute in the PTX emulator, without a GPU",
     "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
@@ -225,6 +226,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
 ARGUMENTS = {
     "csl": _csl,
     "ptx": _ptx,
+    "cuda": _add_emulated_program,
     "triton": _triton,
     "run": _run,
     "build": _build,
