@@ -139,7 +139,7 @@ class GraphEvaluation:
         for name, each in node.attributes.items():
             if not each.is_ref():
                 found[name] = self._read_attribute(each)
-            elif each.ref_attr_name in self.attributes:
+            elif each.ref_attr_name and each.ref_attr_name in self.attributes:
                 found[name] = self.attributes[each.ref_attr_name]
         return found
 
@@ -260,7 +260,7 @@ def _rename_redefinitions(body: onnx.FunctionProto) -> onnx.FunctionProto:
 
 def _find_body(call: NodeCall, operands: Sequence[Any], version: int) -> onnx.FunctionProto | None:
     """The function that defines an operator, for the types of these operands."""
-    schema = call.schema
+    schema: Any = call.schema  # of compiled code
     if schema.has_function:
         return schema.function_body
     if not schema.has_context_dependent_function:

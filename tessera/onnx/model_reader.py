@@ -44,7 +44,7 @@ class ReadModel:
             self._constants[id(tensor)] = array_to_tensor(tensor)
         return self._constants[id(tensor)]
 
-    def locate(self, node: ir.Node) -> Location | None:
+    def locate(self, node: Any) -> Location | None:
         """The line of a node in the text of the model; None for a node of an operator's own function body."""
         return self.locations.get(id(node))
 

@@ -70,7 +70,8 @@ def _loop_at_once(call: NodeCall, count: Tensor | None, condition: Tensor | None
     body: ir.Graph = call.attr("body")
     most = None if count is None else int(count.numpy().reshape(()))
     going: Any = True if condition is None else bool(condition.numpy().reshape(()))
-    carried, rows = list(state), [[] for _ in range(len(body.outputs) - 1 - len(state))]
+    carried = list(state)
+    rows: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
     i = 0
     while going and (most is None or i < most):
         if CURRENT_BUILDER.get() is not None and i >= MAX_UNROLLED:

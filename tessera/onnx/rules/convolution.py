@@ -26,7 +26,7 @@ Sides = list[tuple[int, int]]
 
 
 def find_sides(
-    call: NodeCall, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    call: NodeCall, sizes: Sequence[Any], kernel: Sequence[Any], strides: Sequence[Any], dilations: Sequence[Any]
 ) -> Sides:
     """What is added before and after each axis: by `pads`, or as `auto_pad` says."""
     rank, mode = len(sizes), call.attr("auto_pad", "NOTSET")
@@ -43,7 +43,7 @@ def find_sides(
     return found
 
 
-def read_window(call: NodeCall, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
+def read_window(call: NodeCall, kernel: Sequence[Any]) -> tuple[list[int], list[int]]:
     """The strides and dilations."""
     ones = [1] * len(kernel)
     return list(call.attr("strides", None) or ones), list(call.attr("dilations", None) or ones)
@@ -99,7 +99,7 @@ def _(call: NodeCall, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _find_transposed_sides(
-    call: NodeCall, sizes: Sequence[int], strides: list[int], whole: list[int], more: list[int]
+    call: NodeCall, sizes: Sequence[Any], strides: list[int], whole: list[int], more: list[int]
 ) -> Sides:
     """What is removed before and after each axis of the whole result."""
     rank, mode = len(sizes), call.attr("auto_pad")
@@ -157,12 +157,13 @@ def _convolve_deformed(
     x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None, mask: Tensor | None, call: NodeCall
 ) -> Tensor:
     """Each element of a window is read at an offset, by bilinear interpolation (Dai et al. 2017)."""
-    kernel = w.shape[2:]
+    kernel: Any = w.shape[2:]
     strides, dilations = read_window(call, kernel)
     pads = call.attr("pads", None) or [0] * 4
     groups, shifts = call.attr("group"), call.attr("offset_group")
     batch, channels, height, width = x.shape
-    counts, size = offset.shape[2:], math.prod(kernel)
+    counts: Any = offset.shape[2:]
+    size = math.prod(kernel)
     moved = reshape(offset, shape=(batch, shifts, size, 2, *counts))
     base = []
     for axis in range(2):
@@ -184,7 +185,7 @@ def _convolve_deformed(
     return out if bias is None else out + reshape(bias, shape=(-1, 1, 1))
 
 
-def _sample(rows: Tensor, y: Tensor, x: Tensor, height: int, width: int) -> Tensor:
+def _sample(rows: Tensor, y: Tensor, x: Tensor, height: Any, width: Any) -> Tensor:
     """Bilinear interpolation at places [B, G, ...] of images that are rows [B · G · height · width, C]; 0 outside."""
     image = iota(shape=(y.shape[0] * y.shape[1],)) * (height * width)
     start = reshape(image, shape=(*y.shape[:2], *(1,) * (y.ndim - 2)))

@@ -31,7 +31,7 @@ def _(call: NodeCall, x: Tensor, indices: Tensor) -> Tensor:
     return rearrange.take_along_axis(x, indices, call.attr("axis"))
 
 
-def linear_index(call: NodeCall, shape: tuple[int, ...], indices: Tensor, batch: int) -> tuple[Tensor, int]:
+def linear_index(call: NodeCall, shape: tuple[Any, ...], indices: Tensor, batch: int) -> tuple[Tensor, int]:
     """Index vectors [..., depth] into the axes of `shape` as numbers in row-major order, and the depth."""
     depth = int(indices.shape[-1])
     if batch + depth > len(shape):
@@ -80,8 +80,8 @@ def _(call: NodeCall, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     checked = check_index(indices, size=x.shape[axis], along=axis)
     for i, size in enumerate(x.shape):
         place = place * size + (checked if i == axis else iota(shape=indices.shape, axis=i))
-    flat = (reshape(t, shape=(-1,)) for t in (x, place, updates))
-    return reshape(scatter_flat(call, *flat, call.attr("reduction", "none")), shape=x.shape)
+    rows, flat, parts = (reshape(t, shape=(-1,)) for t in (x, place, updates))
+    return reshape(scatter_flat(call, rows, flat, parts, call.attr("reduction", "none")), shape=x.shape)
 
 
 @rule("TensorScatter")
@@ -91,15 +91,15 @@ def _(call: NodeCall, past: Tensor, update: Tensor, indices: Tensor | None = Non
     start = Tensor(np.zeros(past.shape[0], np.int64)) if indices is None else cast(indices, dtype=int64)
     at = expand_dims(start, 1) + iota(shape=(1, length))
     at = e.remainder(at, size) if call.attr("mode") == "circular" else at
-    shape = [1] * past.ndim
+    shape: list[Any] = [1] * past.ndim
     shape[0], shape[axis] = past.shape[0], length
     place = broadcast_to(reshape(at, shape=tuple(shape)), shape=update.shape)
     flat: Any = Tensor(np.zeros(update.shape, np.int64))
     checked = check_index(place, size=size, along=axis)
     for i, n in enumerate(past.shape):
         flat = flat * n + (checked if i == axis else iota(shape=update.shape, axis=i))
-    rows = (reshape(t, shape=(-1,)) for t in (past, flat, update))
-    return reshape(scatter_flat(call, *rows, "none"), shape=past.shape)
+    rows, to, parts = (reshape(t, shape=(-1,)) for t in (past, flat, update))
+    return reshape(scatter_flat(call, rows, to, parts, "none"), shape=past.shape)
 
 
 @rule("OneHot", static=(1,))

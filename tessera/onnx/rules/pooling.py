@@ -45,7 +45,7 @@ class _NodePool:
         return tuple(iota(shape=(n,)) * s - a for n, s, (a, _) in axes)
 
 
-def _plan(call: NodeCall, sizes: Sequence[int]) -> _NodePool:
+def _plan(call: NodeCall, sizes: Sequence[Any]) -> _NodePool:
     kernel = list(call.attr("kernel_shape"))
     if len(kernel) != len(sizes):
         raise call.fail("the window does not fit the input", expected=f"{len(sizes)} axes", received=tuple(kernel))
@@ -78,7 +78,7 @@ def _(call: NodeCall, x: Tensor) -> Any:
     return largest, place + reshape(image, shape=(*x.shape[:2], *(1,) * (x.ndim - 2)))
 
 
-def _to_column_major(place: Tensor, sizes: Sequence[int]) -> Tensor:
+def _to_column_major(place: Tensor, sizes: Sequence[Any]) -> Tensor:
     """Numbers of elements in row-major order as those in column-major order."""
     found: Any = 0
     for axis in range(len(sizes)):
@@ -100,7 +100,7 @@ def _(call: NodeCall, x: Tensor) -> Tensor:
     return average(x)
 
 
-def _count_elements(plan: _NodePool, sizes: Sequence[int], with_padding: bool) -> np.ndarray:
+def _count_elements(plan: _NodePool, sizes: Sequence[Any], with_padding: bool) -> np.ndarray:
     """The number of elements of each window that are in the input, or in it and its padding."""
     total = np.ones([1] * len(sizes))
     for axis, (n, (a, b)) in enumerate(zip(sizes, plan.sides, strict=True)):

@@ -12,7 +12,7 @@ from tessera.ops.tensor import random as draw
 from tessera.ops.tensor.basic import cast
 
 
-def _draw(call: NodeCall, shape: tuple[int, ...], dtype: DType) -> Tensor:
+def _draw(call: NodeCall, shape: tuple[Any, ...], dtype: DType) -> Tensor:
     generator = _make_generator(call)
     if call.operator.startswith("RandomNormal"):
         found = draw.randn(shape, generator=generator) * call.attr("scale") + call.attr("mean")

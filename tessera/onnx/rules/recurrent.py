@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class _Direction:
     peepholes: Tensor | None
     functions: list[Function]
     clip: float | None
-    hidden: int
+    hidden: Any
 
     def limited(self, x: Tensor) -> Tensor:
         """The argument of an activation, limited to [-clip, clip]."""
@@ -166,8 +167,12 @@ def _read_functions(call: NodeCall, index: int) -> list[Function]:
             raise call.refuse(f"the activation {name}")
         function, alpha, beta = FUNCTIONS[name.lower()]
         a, b = (next(alphas, alpha) if alpha else alpha), (next(betas, beta) if beta else beta)
-        found.append(lambda x, function=function, a=a, b=b: function(x, a, b))
+        found.append(functools.partial(_activate, function, a, b))
     return found
+
+
+def _activate(function: Callable[..., Tensor], a: float, b: float, x: Tensor) -> Tensor:
+    return function(x, a, b)
 
 
 def _run(

@@ -140,7 +140,11 @@ def _(call: NodeCall, x: Tensor, axis: Tensor) -> Tensor:
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def _(call: NodeCall, x: Tensor) -> Tensor:
-    functions = {"Softmax": nn.softmax, "LogSoftmax": nn.log_softmax, "Hardmax": _hardmax}
+    functions: dict[str, Callable[..., Tensor]] = {
+        "Softmax": nn.softmax,
+        "LogSoftmax": nn.log_softmax,
+        "Hardmax": _hardmax,
+    }
     function, axis = functions[call.operator], call.attr("axis")
     if call.since >= 13:
         return function(x, axis=axis)

@@ -225,7 +225,7 @@ def _align_regions(
     return permute(found, axes=(0, 3, 1, 2))
 
 
-def _region_taps(place: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+def _region_taps(place: Tensor, size: Any) -> list[tuple[Tensor, Tensor]]:
     """The two neighbours of each place and their weights: 0 for a place that is more than 1 outside."""
     inside = e.greater_equal(place, -1.0) & e.less_equal(place, float(size))
     place = e.minimum(e.maximum(place, 0.0), float(size - 1))

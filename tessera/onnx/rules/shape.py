@@ -190,7 +190,7 @@ def pad_axis(x: Tensor, axis: int, low: int, high: int, mode: str, value: Any) -
     if not low and not high:
         return x
     if mode != "constant":
-        places = np.pad(np.arange(x.shape[axis]), (low, high), PAD_MODES[mode])  # type: ignore[call-overload]
+        places = np.pad(np.arange(int(x.shape[axis])), (low, high), PAD_MODES[mode])  # type: ignore[call-overload]
         return gather(x, Tensor(places), axis=axis)
     parts = [x]
     for count, at in ((low, 0), (high, len)):
@@ -200,7 +200,7 @@ def pad_axis(x: Tensor, axis: int, low: int, high: int, mode: str, value: Any) -
     return concatenate(parts, axis=axis)
 
 
-def _fill_like(x: Tensor, shape: tuple[int, ...], value: Any) -> Tensor:
+def _fill_like(x: Tensor, shape: tuple[Any, ...], value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return broadcast_to(reshape(cast(value, dtype=x.dtype), shape=()), shape=shape)
     return cast(broadcast_to(Tensor(np.asarray(value, np.float32)), shape=shape), dtype=x.dtype)
@@ -230,7 +230,7 @@ def _(call: NodeCall, x: Tensor) -> Tensor:
 def _(call: NodeCall, x: Tensor) -> Tensor:
     wanted = call.attr("dtype", None)
     dtype = x.dtype if wanted is None else find_element(ir.DataType(wanted), "EyeLike")
-    return cast(eye(*x.shape, k=call.attr("k")), dtype=dtype)
+    return cast(eye(int(x.shape[0]), int(x.shape[1]), k=call.attr("k")), dtype=dtype)
 
 
 @rule("Range", static=(0, 1, 2))

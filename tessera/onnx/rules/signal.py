@@ -17,7 +17,7 @@ from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.shape import gather, reshape, stack
 
 
-def _transform(parts: Tensor, axis: int, length: int, inverse: bool, count: int, real: bool) -> Tensor:
+def _transform(parts: Tensor, axis: int, length: Any, inverse: bool, count: Any, real: bool) -> Tensor:
     """The Fourier transform of `parts` [..., 2] (or [..., 1]: real) along an axis: `count` frequencies [..., 2].
 
     The result of a real inverse is [..., 1], from half of the frequencies of a Hermitian signal.
@@ -25,7 +25,7 @@ def _transform(parts: Tensor, axis: int, length: int, inverse: bool, count: int,
     wide = cast(parts, dtype=f64)  # the angles need more digits than f32 has for a long signal
     rows = moveaxis(wide, axis, -2)
     rows = _fit(rows, length // 2 + 1 if real and inverse else length)
-    given = rows.shape[-2]
+    given: Any = rows.shape[-2]
     angle = 2 * math.pi * (np.outer(np.arange(given), np.arange(count)) % length) / length
     cosine, sine = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
     if real and inverse:
@@ -34,11 +34,11 @@ def _transform(parts: Tensor, axis: int, length: int, inverse: bool, count: int,
         weight[-1] = 1.0 if length % 2 == 0 else 2.0
         cosine, sine = cosine * weight, sine * weight
     scale = 1 / length if inverse else 1.0
-    cosine, sine = Tensor(cosine * scale), Tensor(sine * scale)
+    real_part, imaginary = Tensor(cosine * scale), Tensor(sine * scale)
     a = rows[..., 0]
     b = rows[..., 1] if rows.shape[-1] == 2 else None
-    first = matmul(a, cosine) if b is None else matmul(a, cosine) - matmul(b, sine)
-    second = matmul(a, sine) if b is None else matmul(a, sine) + matmul(b, cosine)
+    first = matmul(a, real_part) if b is None else matmul(a, real_part) - matmul(b, imaginary)
+    second = matmul(a, imaginary) if b is None else matmul(a, imaginary) + matmul(b, real_part)
     out = stack([first] if real and inverse else [first, second], axis=-1)
     return cast(moveaxis(out, -2, axis), dtype=parts.dtype)
 
@@ -70,9 +70,9 @@ def _(
     call: NodeCall, signal: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None
 ) -> Tensor:
     by = call.ints(step, "the step")[0]
-    size = call.ints(length, "the length")[0] if length is not None else window.shape[0]  # type: ignore[union-attr]
+    size: Any = call.ints(length, "the length")[0] if length is not None else window.shape[0]  # type: ignore[union-attr]
     rows = signal if signal.ndim == 3 else reshape(signal, shape=(*signal.shape, 1))
-    frames = (rows.shape[1] - size) // by + 1
+    frames: Any = (rows.shape[1] - size) // by + 1
     places = np.arange(frames)[:, None] * by + np.arange(size)
     cut: Any = gather(rows, Tensor(places), axis=1)
     if window is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def _(call: NodeCall, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 @rule("StringSplit")
 def _(call: NodeCall, x: np.ndarray) -> tuple[np.ndarray, Tensor]:
     by, most = call.attr("delimiter", None) or None, call.attr("maxsplit", None)
-    parts = [str(s).split(by, -1 if most is None else most) for s in x.reshape(-1)]
+    parts: list[list[str]] = [str(s).split(by, -1 if most is None else most) for s in x.reshape(-1)]
     parts = [[] if p == [""] and not str(s) else p for p, s in zip(parts, x.reshape(-1), strict=True)]
     width = max((len(p) for p in parts), default=0)
     rows = [p + [""] * (width - len(p)) for p in parts]
@@ -28,7 +29,8 @@ def _(call: NodeCall, x: np.ndarray) -> tuple[np.ndarray, Tensor]:
 
 @rule("StringNormalizer")
 def _(call: NodeCall, x: np.ndarray) -> np.ndarray:
-    change = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}[call.attr("case_change_action")]
+    changes: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
+    change = changes[call.attr("case_change_action")]
     exact = bool(call.attr("is_case_sensitive"))
     stops = [s if exact else s.lower() for s in call.attr("stopwords", ())]
     rows = x.reshape(-1, x.shape[-1]) if x.ndim == 2 else x.reshape(1, -1)
