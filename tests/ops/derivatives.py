@@ -297,7 +297,7 @@ PAIRED += ["multilabel_soft_margin", "triplet_margin_with_distance"]
 # The reason why a function has no case here.
 UNCHECKED = {
     **dict.fromkeys("reshape permute slice pad concatenate gather broadcast mesh_shift".split(), "moves elements"),
-    **dict.fromkeys("scatter scatter_add argsort full dim_value iota check_index".split(), "moves elements"),
+    **dict.fromkeys("scatter scatter_add argsort full dim_value iota check_index bitcast".split(), "moves elements"),
     **dict.fromkeys("cast rough_cast kept recompute".split(), "the identity"),
     **dict.fromkeys("less less_equal greater greater_equal equal not_equal".split(), "results are no floats"),
     **dict.fromkeys("argmax argmin all any isnan isinf isfinite signbit".split(), "results are no floats"),

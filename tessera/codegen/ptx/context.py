@@ -98,7 +98,7 @@ class WarpgroupPipeline:
 
 
 @dataclass
-class SizeRegisters:
+class PtxSizeRegisters:
     """The 64-bit registers of symbolic sizes: parameters, and expressions of them, computed at the entry's head."""
 
     text: PtxBuilder
@@ -155,7 +155,7 @@ class EmissionContext:
     memrefs: dict[Value, PtxMemRef] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sizes = SizeRegisters(self.text)
+        self.sizes = PtxSizeRegisters(self.text)
 
     def layout(self, v: Value) -> DistributedLayout:
         """The layout of a block."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.core.errors import ShapeError
+from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType
 from tessera.ir.builder import Builder, evaluate_block
@@ -56,7 +56,7 @@ def to_mesh(module: Module, shape: Mesh) -> Module:
 
     Raises:
         UnsupportedOpError: an op has no mapping onto the mesh, however the inputs are cut.
-        ShapeError: a size is symbolic.
+        UnsupportedOpError: a size is symbolic.
     """
     function = module.main
     _check_concrete(function)
@@ -80,9 +80,10 @@ def to_mesh(module: Module, shape: Mesh) -> Module:
 def _check_concrete(function: Function) -> None:
     for value in function.params:
         if symbol_names(value.type.shape):
-            raise ShapeError(
-                "a program of symbolic sizes cannot be laid out", location=function.loc, received=str(value.type)
-            )
+            raise UnsupportedOpError(
+                "the target csl needs the value of each size", location=function.loc, received=str(value.type),
+                suggestion="build without dynamic=: the elements' memory is planned for one size",
+            )  # fmt: skip
 
 
 def _list_moves(choices: Sequence[Sequence[Sharding]]) -> list[tuple[int, int]]:

@@ -41,7 +41,7 @@ class FunctionLibrary:
             yield ""
 
 
-class SizeRegisters:
+class LlvmSizeRegisters:
     """The registers of symbolic sizes: parameters, and expressions of them that the entry block computes."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class LlvmKernelContext:
         self.memrefs: dict[Value, StridedMemRef] = {}
         self.buffers: dict[Value, StridedMemRef] = {}
         self.index_sites: dict[Node, int] = {}  # the sites of checked indices
-        self.sizes = SizeRegisters()
+        self.sizes = LlvmSizeRegisters()
         self._location: Location = function.loc
 
     @contextmanager

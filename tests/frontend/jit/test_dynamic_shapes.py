@@ -1,0 +1,148 @@
+"""Dynamic shapes: one compiled program for every size, with the results of a program for each."""
+
+import logging
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera.core.errors import OutOfBoundsError, ShapeError
+from tessera.core.symbolic_dim import UnknownSizeError
+
+SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 200])
+
+
+def rows(count, columns=24, dtype=np.float32):
+    return np.random.default_rng(count * 1000 + columns).standard_normal((count, columns)).astype(dtype)
+
+
+def compilations(caplog):
+    return [r.message for r in caplog.records if r.message.startswith("compiled")]
+
+
+@pytest.fixture(autouse=True)
+def _log(caplog):
+    caplog.set_level(logging.INFO, "tessera.compile")
+
+
+def layer(x, w):
+    hidden = ts.gelu(ts.matmul(x, w))
+    return ts.softmax(hidden - ts.mean(hidden, axis=-1, keepdims=True), axis=-1)
+
+
+DYNAMIC = ts.jit(layer, target="llvm")
+STATIC = ts.jit(layer, target="llvm", dynamic=False)
+
+
+@given(batch=SIZES, width=SIZES)
+def test_one_program_agrees_with_one_for_each_size(batch, width):
+    x, w = rows(batch), rows(24, width)
+    np.testing.assert_allclose(DYNAMIC(x, w).numpy(), layer(ts.Tensor(x), ts.Tensor(w)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_twenty_batch_sizes_are_two_compilations(caplog):
+    f = ts.jit(layer, target="llvm")
+    w = rows(24, 8)
+    for batch in range(1, 21):
+        assert f(rows(batch), w).shape == (batch, 8)
+    assert len(compilations(caplog)) == 2 and "s0x24xf32" in compilations(caplog)[1]
+
+
+def test_dynamic_true_is_one_compilation_and_false_one_for_each(caplog):
+    annotated = lambda x: x * 2.0  # noqa: E731
+    annotated.__annotations__ = {"x": ts.Tensor["B", 24]}
+    f = ts.jit(annotated, target="llvm", dynamic=True)
+    for batch in (4, 5, 6):
+        np.testing.assert_array_equal(f(rows(batch)).numpy(), rows(batch) * 2)
+    assert len(compilations(caplog)) == 1
+    g = ts.jit(lambda x: x * 2.0, target="llvm", dynamic=False)
+    for batch in (4, 5, 6):
+        g(rows(batch))
+    assert len(compilations(caplog)) == 4
+
+
+def test_axes_with_the_same_sizes_share_a_symbol_until_they_differ():
+    f = ts.jit(lambda x, y: ts.sum(x) + ts.sum(y), target="llvm")
+    for sizes in ((2, 2), (3, 3), (4, 4), (5, 6), (7, 2)):
+        x, y = (np.ones((n, 2), np.float32) for n in sizes)
+        assert f(x, y).item() == 2 * sum(sizes)
+
+
+@pytest.mark.parametrize("test", [lambda n: n == 1, lambda n: n > 4, lambda n: n <= 2, lambda n: n in (3, 5)])
+def test_what_python_decides_by_a_size_stays_true(test):
+    f = ts.jit(lambda x: x * 10.0 if test(x.shape[0]) else x + 1.0, target="llvm")
+    for size in (2, 3, 4, 1, 5, 6, 3, 9):
+        want = 10.0 if test(size) else 2.0
+        assert f(np.ones((size, 2), np.float32)).numpy()[0, 0] == want, size
+
+
+def test_squeeze_of_all_axes_is_right_for_one_row():
+    f = ts.jit(lambda x: ts.squeeze(x), target="llvm")
+    assert [f(np.ones((n, 2), np.float32)).shape for n in (3, 4, 1, 5)] == [(3, 2), (4, 2), (2,), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * float(np.sqrt(x.shape[0])),
+        lambda x: ts.cumsum(x, axis=0),
+        lambda x: sum((row for row in x), start=ts.Tensor(np.float32(0))),
+        lambda x: ts.sort(x, axis=0),
+    ],
+)
+def test_what_needs_a_number_is_compiled_for_each_size(function):
+    f = ts.jit(function, target="llvm")
+    for size in (2, 3, 5):
+        x = rows(size, 4)
+        np.testing.assert_allclose(f(x).numpy(), function(ts.Tensor(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_dynamic_true_says_what_needs_a_number():
+    with pytest.raises(UnknownSizeError, match="is not known"):
+        ts.jit(lambda x: ts.cumsum(x, axis=0), target="llvm", dynamic=True)(rows(3))
+
+
+def test_empty_axes_are_compiled_for_themselves():
+    f = ts.jit(lambda x: ts.sum(x, axis=0), target="llvm")
+    for size in (3, 4, 0, 5):
+        np.testing.assert_allclose(f(rows(size, 3)).numpy(), rows(size, 3).sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_checked_index_knows_the_size_of_its_call():
+    f = ts.jit(lambda x, i: ts.take(x, i, axis=0), target="llvm")
+    for size in (3, 4, 6):
+        np.testing.assert_array_equal(f(rows(size, 2), np.array([size - 1, -size])).numpy(), rows(size, 2)[[-1, 0]])
+    with pytest.raises(OutOfBoundsError, match="index 6 is outside axis 0"):
+        f(rows(6, 2), np.array([0, 6]))
+
+
+def test_slices_are_guarded():
+    f = ts.jit(lambda x: x[:4] * 2.0, target="llvm")
+    for size in (6, 7, 5, 3, 4, 2):
+        np.testing.assert_array_equal(f(rows(size, 2)).numpy(), rows(size, 2)[:4] * 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])
+def test_other_types(dtype):
+    function = lambda x: ts.max(x, axis=0) + ts.sum(x, axis=0)  # noqa: E731
+    f = ts.jit(function, target="llvm")
+    for size in (2, 5, 33):
+        x = (rows(size, 6) * 8).astype(dtype)
+        np.testing.assert_allclose(
+            f(x).numpy().astype(float), function(ts.Tensor(x)).numpy().astype(float), rtol=1e-2 if dtype != np.int32 else 0
+        )
+
+
+def test_a_constraint_holds_for_every_call():
+    @ts.jit(target="llvm")
+    @ts.require("B % 2 == 0")
+    def f(x: ts.Tensor["B", 24]):
+        return x + 1.0
+
+    for size in (2, 4, 6):
+        f(rows(size))
+    with pytest.raises(ShapeError, match="B % 2 == 0 does not hold"):
+        f(rows(7))
