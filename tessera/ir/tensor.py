@@ -420,7 +420,7 @@ def place_on_device(tensor: Tensor, device: str) -> Any:
 
 
 def move(tensor: Tensor, device: str | None) -> Tensor:
-    """A tensor on a device; None is where it lies.
+    """A tensor on a device; None keeps it in place.
 
     Raises:
         DeviceUnavailable, ArgumentError: as `place_on_device`.
