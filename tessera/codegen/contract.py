@@ -51,6 +51,7 @@ class Capabilities:
     `lockstep` is the number of tiles of a group that run in lockstep (a warp); a group should be a multiple of it.
     `symbolic`: sizes may be arguments of the launch plan, so that one program serves all of them; `prefers_static`: its
     fastest kernels need the sizes, so that jit makes such programs only where `dynamic=True` asks for them.
+    `donation`: a program's plan may put results into the memory of arguments (`tessera.codegen.donation`).
     `plan` holds the tile sizes that suit the target (a `tessera.lower.lowering_plan.LoweringPlan`), or None.
     """
 
@@ -65,6 +66,7 @@ class Capabilities:
     plan: Any = None
     symbolic: bool = False
     prefers_static: bool = False
+    donation: bool = False
 
 
 @dataclass(frozen=True)

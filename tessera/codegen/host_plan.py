@@ -79,6 +79,7 @@ class ArgumentBinder:
         self.inputs = [i for i, p in enumerate(self.params) if not p.output]
         self._written_inputs = [i for i in self.inputs if i in self.written]
         self._outputs = [i for i, p in enumerate(self.params) if p.output]
+        self.reused = {result: argument for result, argument in plan.get("reused", ())}
         # Outputs that kernels read before they write them, as atomics do: their memory must hold zeros.
         self.zeroed = tuple(i for i in self._outputs if i in self.read)
 
@@ -92,9 +93,13 @@ class ArgumentBinder:
             raise ArgumentError("wrong number of arguments", expected=len(self.inputs), received=len(arrays))
         remaining = iter(arrays)
         users = [
-            p.allocate(zeroed=i in self.read) if p.output else p.convert(next(remaining))
+            (p.allocate(zeroed=i in self.read) if i not in self.reused else None)
+            if p.output
+            else p.convert(next(remaining))
             for i, p in enumerate(self.params)
         ]
+        for result, argument in self.reused.items():
+            users[result] = users[argument]
         bound = users
         for array in users:
             flags = array.flags
@@ -110,7 +115,7 @@ class ArgumentBinder:
         for i in self._written_inputs:
             if bound[i] is not users[i]:
                 users[i][...] = bound[i]
-        return [users[i] for i in self._outputs]
+        return [users[self.reused.get(i, i)] for i in self._outputs]
 
 
 def make_contiguous(array: np.ndarray) -> np.ndarray:
@@ -453,6 +458,8 @@ class HostPlanBuilder:
         self.slices: dict[Value, HostBufferSlice] = {
             v: HostBufferSlice(i, 0, _count_bytes(v)) for i, v in enumerate(main.params)
         }
+        for result, argument in main.attrs.get("reused", ()):  # a result in the memory of a donated argument
+            self.slices[main.params[result]] = self.slices[main.params[argument]]
         self.workspace: Size = main.attrs.get("workspace", 0)
         self.launches: list[Node] = []
         self.flags: list[HostBufferSlice] = []
@@ -589,6 +596,7 @@ def build_host_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any
         "read": _find_touched_entry_parameters(module, plan, "read"),
         **({"steps": plan.steps, "flags": [s.describe() for s in plan.flags]} if _has_control_flow(plan) else {}),
         **({"calls": plan.calls} if plan.calls else {}),
+        **({"reused": [list(pair) for pair in main.attrs["reused"]]} if "reused" in main.attrs else {}),
         **_describe_sizes(main),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -59,6 +60,21 @@ class Donated:
         )  # fmt: skip
 
 
+def count_holders(items: list[Any], place: int) -> int:
+    """What refers to an item besides its list.
+
+    >>> items = [np.zeros(2)]
+    >>> kept = items[0]
+    >>> count_holders(items, 0)
+    1
+    """
+    return sys.getrefcount(items[place]) - LEAST_REFERENCES
+
+
+LEAST_REFERENCES = 0
+LEAST_REFERENCES = count_holders([object()], 0)  # those of the list and of the call, in this version of Python
+
+
 class DeviceMemory(ABC):
     """The memory of one device: its arrays, the copies to and from the host, and the streams that order its work.
 
@@ -100,6 +116,10 @@ class DeviceMemory(ABC):
     @abstractmethod
     def clear(self, array: DeviceArray, stream: int) -> None:
         """Set all bytes of an array to zero."""
+
+    @abstractmethod
+    def owns(self, array: DeviceArray) -> bool:
+        """Whether an array has memory that was allocated here, and no other array has it."""
 
     @abstractmethod
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:

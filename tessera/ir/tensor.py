@@ -406,10 +406,11 @@ def place_on_device(tensor: Tensor, device: str) -> Any:
     """
     check_device(device)
     memory = find_device_memory(device)
-    if tensor.is_traced or memory is getattr(tensor.data, "memory", None):
+    if tensor.is_traced:
         return tensor.data
-    if tensor.data.__class__ is not DeviceArray and memory is None:
-        return tensor.numpy()
+    elements = get_elements(tensor)
+    if memory is (elements.memory if isinstance(elements, DeviceArray) else None):
+        return elements
     if tensor.requires_grad:
         raise ArgumentError(
             "a tensor that requires gradients is moved", location=user_location(), received=str(tensor.type),

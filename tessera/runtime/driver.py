@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from tessera.codegen.contract import (
     load_interpreter,
     load_runtime,
 )
+from tessera.codegen.donation import reuse_donated
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError
@@ -95,16 +96,22 @@ def takes_symbolic_sizes(device: str, asked: bool) -> bool:
     return capabilities.symbolic and (asked or not capabilities.prefers_static)
 
 
-def compile_graph(function: Function, device: str, constants: range = range(0)) -> RunFunction:
+def compile_graph(
+    function: Function, device: str, constants: range = range(0), donated: Collection[int] = ()
+) -> RunFunction:
     """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime.
 
     Where the device has a memory of its own, arrays of the device are taken and given (`Backend.memory`); `constants`
-    are the places of parameters whose copies on the device are kept.
+    are the places of parameters whose copies on the device are kept. Results may take the memory of the parameters at
+    the places `donated`.
     """
     target = find_generator_name(device)
     if target == INTERP:
         return lambda arrays: graph_interpreter.run(function, _copy_to_host(arrays))
-    runtime = make_runtime(lower(function, target)["tile"], target)
+    module = lower(function, target)["tile"]
+    if donated and get_backend(target).capabilities.donation:
+        module = reuse_donated(module, donated)
+    runtime = make_runtime(module, target)
     if hasattr(runtime, "call"):
         call = runtime.call
         return lambda arrays: call(arrays, constants)

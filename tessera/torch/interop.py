@@ -185,14 +185,12 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation]:
 
 def _run_on_gpu(runtime: Any) -> RunOnTensors:
     """A GPU program on the memory of the tensors, on PyTorch's current stream."""
-    from pycuda.driver import ExternalStream
-
     allocations = _list_allocations(runtime.arguments)
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = [_align(t.cuda(non_blocking=True)) for t in tensors]
         outputs = [make(shape, dtype=dtype, device="cuda") for make, shape, dtype in allocations]
-        stream = ExternalStream(torch.cuda.current_stream().cuda_stream)
+        stream = torch.cuda.current_stream().cuda_stream
         with runtime.device.active():
             runtime.launch([t.data_ptr() for t in held + outputs], stream)
         return outputs

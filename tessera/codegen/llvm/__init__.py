@@ -51,6 +51,7 @@ class LlvmBackend:
             meeting=MAX_BARRIER_PROGRAMS,
             plan=TILING_PLAN,
             symbolic=True,
+            donation=True,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:

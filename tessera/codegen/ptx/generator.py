@@ -118,6 +118,7 @@ class PtxGenerator:
             symbolic=True,
             prefers_static=True,
             plan=PLAN,
+            donation=True,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:

@@ -30,6 +30,7 @@ from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_si
 from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.jit.call_keys import CallWalk, make_closure_key, make_hashable_key
+from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
     CallHistory,
@@ -119,6 +120,7 @@ class KnownCall:
     traced: TracedFunction
     run: Callable[..., Any]
     order: tuple[int, ...]
+    donated: tuple[int, ...] = ()
 
 
 def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
@@ -158,6 +160,7 @@ class Jit:
         target: str | None = None,
         device: str | None = None,
         dynamic: bool | None = None,
+        donate: Sequence[str] | str = (),
     ) -> None:
         check_function(function, "jit")
         functools.update_wrapper(self, function)
@@ -170,6 +173,7 @@ class Jit:
         self.signature = inspect.signature(function)
         names = list(self.signature.parameters)
         self.static = frozenset(resolve_static_names(names, static_argnames, static_argnums))
+        self.donation = Donation(self.function, names, (donate,) if isinstance(donate, str) else donate, self.static)
         self._static_places = frozenset(i for i, name in enumerate(names) if name in self.static)
         kinds = {p.kind for p in self.signature.parameters.values()}
         self._is_variadic = bool(kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
@@ -207,8 +211,9 @@ class Jit:
             check_breakpoint_support(traced.breakpoints[0], self.target or default_device())
             return self.stepped(*args, **named)
         if walk.plain and not traced.owners and (order := self._find_order(call, args, named)) is not None:
-            self._known[key] = KnownCall(traced, run, order)
-        return self._run(call, traced, run)
+            self._known[key] = KnownCall(traced, run, order, self.donation.find_places(call.names))
+        walk.leaves.clear()  # nothing here holds what is donated
+        return self._run(call, traced, run, args, named)
 
     def stepped(self, *args: Any, **named: Any) -> Any:
         """Call the function in the Graph interpreter, traced with a mark before each line, for the debugger."""
@@ -217,13 +222,16 @@ class Jit:
         if key not in self._cache:
             self._cache[key] = self._trace(call, lines=True)
         traced = self._cache[key]
-        return self._run(call, traced, compile_graph(traced.function, INTERP))
+        return self._run(call, traced, compile_graph(traced.function, INTERP), args, named)
 
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
         arrays = [leaves[i] for i in known.order]
         arrays += traced.hidden_arguments()
+        if known.donated:
+            leaves.clear()  # nothing here holds what is donated
+            self.donation.give(arrays, known.donated, args, named)
         out = known.run(arrays)
         if traced.results.kind is None:
             return _wrap_result(out[0], traced.function.results[0])
@@ -247,9 +255,12 @@ class Jit:
         places = {path: i for i, path in enumerate([p for p in written if p in known])}
         return tuple(places[n] for n in call.names) if places.keys() == known else None
 
-    def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any]) -> Any:
+    def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any], args: Any, named: Any) -> Any:
         hidden = traced.hidden_arguments()
-        arrays = run([*(to_operand(leaf) for leaf in call.leaves), *hidden])
+        operands = [*(to_operand(leaf) for leaf in call.leaves), *hidden]
+        if places := self.donation.find_places(call.names):
+            self.donation.give(operands, places, args, named)
+        arrays = run(operands)
         results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
             _record_call_on_tape(traced, call.leaves, hidden, results)
@@ -273,7 +284,8 @@ class Jit:
         with override_numerics(None):  # the types already hold the numeric context
             first = len(traced.function.params) - len(traced.captures) - (0 if traced.random is None else 2)
             constants = range(first, first + len(traced.captures))
-            compiled = traced, executable(traced.function, self.target or default_device(), constants)
+            donated = self.donation.find_places(call.names)
+            compiled = traced, executable(traced.function, self.target or default_device(), constants, donated)
         COMPILE_LOG.info(
             "compiled %s(%s) for %s in %.0f ms", self.name, ", ".join(map(str, call.types)),
             self.target or default_device(), 1e3 * (time.perf_counter() - start),
@@ -510,6 +522,9 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     whose fastest kernels need the sizes, only `dynamic=True` does. Where
     the Python code needs a size as a number, the function is compiled for each of its values. The environment variable
     `TESSERA_LOG=compile` prints each compilation.
+
+    `donate=("cache",)` gives the tensors of these arguments up: results may take their memory, and to use one after the
+    call is an error that names the call.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
     ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a

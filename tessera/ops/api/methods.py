@@ -11,7 +11,7 @@ import numpy as np
 from tessera.core.device_array import DeviceArray
 from tessera.core.types import BY_NAME
 from tessera.ir.rules import ATTRIBUTE_ALIASES, REGISTRY, Op
-from tessera.ir.tensor import TAPE_HOOK, Tensor, move, wrap_array
+from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, move, wrap_array
 from tessera.ops.api.numpy_protocol import PROTOCOLS
 from tessera.ops.api.subscript import IndexUpdateHelper, subscript
 from tessera.ops.tensor import (
@@ -198,7 +198,7 @@ def _to_device(self: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
 
 def _detach(self: Tensor) -> Tensor:
     """The same elements, without `requires_grad`."""
-    return wrap_array(self.data, self.type) if not self.is_traced else Tensor(self.data)
+    return wrap_array(get_elements(self), self.type) if not self.is_traced else Tensor(self.data)
 
 
 def _clone(self: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import TensorType
 from tessera.ir.builder import Builder
-from tessera.ir.core import Function, Value
+from tessera.ir.core import Block, Function, Value
 from tessera.ir.rules import REGISTRY, Op
 from tessera.ir.tensor import Tensor, get_elements, wrap_array
 from tessera.runtime.driver import RunFunction, compile_graph
@@ -21,8 +21,11 @@ MAX_PROGRAMS = 1024
 _PROGRAMS: OrderedDict[Any, tuple[RunFunction, tuple[TensorType, ...]]] = OrderedDict()
 
 
-def run_device_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
-    """The results of an op, on the device of its operands; scalars may lie in host memory.
+def run_device_op(
+    op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any], regions: Sequence[Block] = (), types: Any = None
+) -> list[Tensor]:
+    """The results of an op, on the device of its operands; scalars may lie in host memory. A loop has regions, and the
+    types of its results; it is compiled anew each time.
 
     Raises:
         ArgumentError: the operands lie on different devices.
@@ -30,13 +33,13 @@ def run_device_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) 
     """
     operands, shapes = _split_constants(operands)
     device = _find_common_device(operands)
-    types = tuple(t.type for t in operands)
-    key = (shapes, op, types, tuple(sorted(attrs.items(), key=lambda item: item[0])), device)
+    given = tuple(t.type for t in operands)
+    key: Any = None if regions else (shapes, op, given, tuple(sorted(attrs.items(), key=lambda item: item[0])), device)
     try:
         known = _PROGRAMS.get(key)
     except TypeError:  # an attribute without a hash
         known, key = None, None
-    run, results = known or _compile_op(op, types, shapes, attrs, device)
+    run, results = known or _compile_op(op, given, shapes, (attrs, tuple(regions), types), device)
     if known is None and key is not None:
         _PROGRAMS[key] = run, results
         if len(_PROGRAMS) > MAX_PROGRAMS:
@@ -45,7 +48,7 @@ def run_device_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) 
 
 
 def _compile_op(
-    op: Op, types: Sequence[TensorType], shapes: Sequence[Any], attrs: Mapping[str, Any], device: str
+    op: Op, types: Sequence[TensorType], shapes: Sequence[Any], described: tuple[Any, ...], device: str
 ) -> tuple[RunFunction, tuple[TensorType, ...]]:
     builder = Builder()
     params = tuple(Value(t, f"x{i}") for i, t in enumerate(types))
@@ -53,7 +56,11 @@ def _compile_op(
         p if shape is None else builder.add(REGISTRY["ts.broadcast"], [p], {"shape": shape}).out
         for p, shape in zip(params, shapes, strict=True)
     ]
-    node = builder.add(op, given, attrs)
+    attrs, regions, results = described
+    if regions:
+        node = builder.add(op, given, attrs, types=tuple(results), regions=regions)
+    else:
+        node = builder.add(op, given, attrs)
     function = Function(op.name.rpartition(".")[2], builder.block(params, node.results), loc=user_location())
     return compile_graph(function, device), tuple(r.type for r in node.results)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.hooks import run_module
+from tessera.core.hooks import run_device_op, run_module
 from tessera.core.types import TensorType
 from tessera.ir.builder import CURRENT_BUILDER, Builder
 from tessera.ir.core import Block, Value
 from tessera.ir.rules import Op, Rules
-from tessera.ir.tensor import Tensor, wrap_array
+from tessera.ir.tensor import Tensor, get_elements, wrap_array
 from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor.random import get_random_state
 from tessera.transforms.autodiff.tape import detach, record_on_tape
@@ -40,7 +41,11 @@ def bind_region_op(
     """Record a node in the open trace, or compute its results."""
     builder = CURRENT_BUILDER.get()
     if builder is None:
-        found = eager_control_flow_rules.of(op)(attrs, regions, [detach(t) for t in operands])
+        given = [detach(t) for t in operands]
+        if any(get_elements(t).__class__ is DeviceArray for t in given):
+            found = run_device_op(op, given, attrs, regions, types)
+        else:
+            found = eager_control_flow_rules.of(op)(attrs, regions, given)
         record_on_tape(op, operands, attrs, found, regions)
         return found
     values = [traced_value(builder, t) for t in operands]

@@ -18,7 +18,7 @@ import numpy as np
 
 from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_driver, find_driver_call, get_gpu
 from tessera.core.device import array_address, count_gpus
-from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory
+from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory, count_holders
 from tessera.core.errors import ResourceError
 
 SMALL_UNIT, LARGE_UNIT = 512, 1 << 20  # bytes: sizes of blocks are multiples, so that freed ones are found again
@@ -68,6 +68,10 @@ class EmulatedMemory(DeviceMemory):
     def clear(self, array: DeviceArray, stream: int) -> None:
         """Set all bytes of an array to zero."""
         view_emulated(array)[...] = 0
+
+    def owns(self, array: DeviceArray) -> bool:
+        """Whether an array has memory that was allocated here, and no other array has it."""
+        return isinstance(array.owner, np.ndarray) and count_holders([array.owner], 0) == 1
 
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
         """Nothing to keep: the emulator runs everything at once."""
@@ -195,6 +199,10 @@ class GpuMemory(DeviceMemory):
         if array.nbytes:
             size, handle = ctypes.c_size_t(array.nbytes), ctypes.c_void_p(stream)
             call_driver("cuMemsetD8Async", ctypes.c_uint64(array.address), ctypes.c_ubyte(0), size, handle)
+
+    def owns(self, array: DeviceArray) -> bool:
+        """Whether an array has memory that was allocated here, and no other array has it."""
+        return isinstance(array.owner, _Lease) and count_holders([array.owner], 0) == 1
 
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
         """Keep arrays of other libraries alive until what is queued on a stream has ended."""

@@ -183,7 +183,7 @@ class GpuProgram:
         if reporting:
             return lambda: self._run_examined(given, stream, reporting)
         single = len(self.launches) < 2 and not self._steps
-        return self.bind(given, _Handle(stream)) if single or repeated else lambda: self._queue(given, stream)
+        return self.bind(given, stream) if single or repeated else lambda: self._queue(given, stream)
 
     def _run_examined(self, given: Sequence[Any], stream: int, reporting: Sequence[EntryLaunch]) -> None:
         drv = self.device.driver
@@ -321,16 +321,9 @@ class _QueuedPlan(PlanEngine):
         return start + offset if offset else start
 
 
-@dataclass(frozen=True)
-class _Handle:
-    """A stream of another library, by its handle."""
-
-    handle: int
-
-
 def _handle_of(stream: Any) -> int:
-    """The handle of a stream; None is the default stream."""
-    return LEGACY_STREAM if stream is None else int(stream.handle)
+    """The handle of a stream, or the handle itself; None is the default stream."""
+    return LEGACY_STREAM if stream is None else int(getattr(stream, "handle", stream))
 
 
 def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:

@@ -39,7 +39,7 @@ class ResidentProgram:
         params = [PlanParameter(p) for p in plan["params"]]
         self.memory, self._bind = memory, bind
         self._inputs = [p for p in params if not p.output]
-        self._reused: dict[int, int] = {int(k): v for k, v in plan.get("reused", {}).items()}
+        self._reused: dict[int, int] = {result: argument for result, argument in plan.get("reused", ())}
         zeroed, first = set(plan["read"]), len(self._inputs)
         self._outputs = [(i, p, i in zeroed) for i, p in enumerate(params[first:], first)]
         self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())

@@ -1,0 +1,183 @@
+"""Donation: results of a program take the memory of arguments that its caller gives up (XLA: input-output aliasing).
+
+A result may take an argument's memory if every launch that reads the argument comes before those that write the result,
+or is the launch that writes it and reads each element in the program that overwrites it, before it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tessera.codegen.host_plan import find_touched_parameters
+from tessera.core.types import RefType
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.rules import REGISTRY
+from tessera.ops.dialects import host, tile
+
+
+def reuse_donated(module: Module, donated: Collection[int]) -> Module:
+    """Let results take the memory of donated arguments where that is safe; `donated` are places of parameters.
+
+    The pairs (result, argument) are the attribute `reused` of the entry function, which the host plan follows.
+    """
+    pairs = find_reusable(module, donated)
+    if not pairs:
+        return module
+    main = replace(module.main, attrs=Attrs({**module.main.attrs, "reused": tuple(pairs.items())}))
+    return replace(module, functions=(main, *module.functions[1:]))
+
+
+def find_reusable(module: Module, donated: Collection[int]) -> dict[int, int]:
+    """For each result that may take the memory of a donated argument, that argument; by places of parameters."""
+    main = module.main
+    outputs = int(main.attrs.get("outputs", 0))
+    if "sizes" in main.attrs or "mesh" in main.attrs or not outputs:
+        return {}
+    first, uses = len(main.params) - outputs, _EntryUses(module)
+    found: dict[int, int] = {}
+    for o in range(first, len(main.params)):
+        for i in sorted(set(donated) - set(found.values())):
+            same = isinstance(main.params[i].type, RefType) and main.params[i].type == main.params[o].type
+            if same and uses.allow(i, o):
+                found[o] = i
+                break
+    return found
+
+
+class _EntryUses:
+    """What each node of an entry function does to the memory of the parameters."""
+
+    def __init__(self, module: Module) -> None:
+        self.module, self.main = module, module.main
+        self.origin: dict[Value, int] = {p: i for i, p in enumerate(self.main.params)}
+        for node in _walk(self.main.body):
+            if node.op in (host.view, host.at) and node.args[0] in self.origin:
+                self.origin[node.out] = self.origin[node.args[0]]
+        self.steps = [self._find_uses(node) for node in self.main.body.nodes]
+
+    def _find_uses(self, node: Node) -> tuple[Node, set[int], set[int]]:
+        """A node with the parameters that it reads and those that it writes, in its regions too."""
+        read: set[int] = set()
+        written: set[int] = set()
+        for each in [node, *(n for region in node.regions for n in _walk(region))]:
+            places = [self.origin.get(a, -1) for a in each.args]
+            if each.op is host.launch:
+                kernel = self.module.function(each.attrs["kernel"])
+                read |= {places[k] for k in find_touched_parameters(kernel, "read")}
+                written |= {places[k] for k in find_touched_parameters(kernel, "write")}
+            elif each.op not in (host.view, host.at):
+                read |= set(places)
+                written |= set(places)
+        return node, read, written
+
+    def allow(self, i: int, o: int) -> bool:
+        """Whether result `o` may take the memory of argument `i`."""
+        last = max((k for k, (_, read, _) in enumerate(self.steps) if i in read), default=-1)
+        first = min((k for k, (_, read, written) in enumerate(self.steps) if o in read | written), default=-1)
+        if first < 0 or any(i in written for _, _, written in self.steps):
+            return False
+        if last != first:
+            return last < first
+        node = self.steps[first][0]
+        return node.op is host.launch and self._is_elementwise(node, i, o)
+
+    def _is_elementwise(self, node: Node, i: int, o: int) -> bool:
+        """Whether a launch reads each element of `i` in the program that overwrites it with `o`, before it does."""
+        kernel = self.module.function(node.attrs["kernel"])
+        places = [self.origin.get(a, -1) for a in node.args]
+        sources = {kernel.params[k] for k, place in enumerate(places) if place == i}
+        targets = {kernel.params[k] for k, place in enumerate(places) if place == o}
+        if len(sources) != 1 or len(targets) != 1:
+            return False
+        nodes = list(kernel.body.nodes)
+        stores = [k for k, n in enumerate(nodes) if targets & set(n.args)]
+        loads = [k for k, n in enumerate(nodes) if sources & set(n.args)]
+        inner = [n for n in nodes for region in n.regions for n in _walk(region)]
+        if len(stores) != 1 or any((sources | targets) & set(n.args) for n in inner):
+            return False
+        store = nodes[stores[0]]
+        # `tile.store` has the memory, the block and the indices; `tile.load` the memory and the indices.
+        plain = store.op is tile.store and all(nodes[k].op is tile.load and k < stores[0] for k in loads)
+        return (
+            plain
+            and _covers_once(kernel, store, node.attrs["grid"])
+            and all(_reads_what(nodes[k], store) for k in loads)
+            and _is_pointwise([nodes[k].out for k in loads], store, nodes)
+        )
+
+
+def _is_pointwise(loaded: Sequence[Value], store: Node, nodes: Sequence[Node]) -> bool:
+    """Whether what was loaded reaches the store through pointwise ops alone: each element depends on its own."""
+    tainted = set(loaded)
+    for node in nodes:
+        if not tainted & {*node.args, *(a for region in node.regions for n in _walk(region) for a in n.args)}:
+            continue
+        if node is not store and (not node.op.pointwise or node.regions):
+            return False
+        tainted.update(node.results)
+    return True
+
+
+def _reads_what(load: Node, store: Node) -> bool:
+    """Whether a load has the indices, the shape and the edge of a store."""
+    return (
+        load.args[1:] == store.args[2:]
+        and tuple(load.attrs["shape"]) == tuple(store.args[1].type.shape)
+        and load.args[0].type == store.args[0].type
+        and load.attrs.get("edge") == store.attrs.get("edge")
+    )
+
+
+def _covers_once(kernel: Function, store: Node, grid: Sequence[int]) -> bool:
+    """Whether a store has no mask, and no two programs of the grid store to the same element.
+
+    Each axis of the grid must move the block along an axis of the memory, by its size or more.
+    """
+    indices, shape = store.args[2:], store.args[1].type.shape
+    if len(indices) != len(shape) or int(kernel.attrs.get("group", 1)) != 1:
+        return False
+    producers = {r: n for n in kernel.body.nodes for r in n.results}
+    moves: dict[int, bool] = {}
+    for index, size in zip(indices, shape, strict=True):
+        form = _find_form(index, producers)
+        if form is None or len(form) > 1:
+            return False
+        for axis, factor in form.items():
+            moves[axis] = moves.get(axis, False) or abs(factor) >= size
+    return all(n == 1 or moves.get(axis, False) for axis, n in enumerate(grid))
+
+
+def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] | None:
+    """The factor of each program number in an index that is a sum of multiples of them; None for any other index."""
+    node = producers.get(value)
+    if node is None:
+        return None
+    if node.op is tile.program_id:
+        return {int(node.attrs["axis"]): 1}
+    if node.op is REGISTRY["ts.full"]:
+        return {}
+    parts = [_find_form(a, producers) for a in node.args]
+    if any(p is None for p in parts):
+        return None
+    if node.op is REGISTRY["ts.mul"]:
+        return _multiply(node, parts, producers)  # type: ignore[arg-type]
+    if node.op is not REGISTRY["ts.add"]:
+        return None
+    left, right = parts
+    return {k: left.get(k, 0) + right.get(k, 0) for k in {**left, **right}}  # type: ignore[union-attr, dict-item]
+
+
+def _multiply(node: Node, parts: list[dict[int, int]], producers: Mapping[Value, Node]) -> dict[int, int] | None:
+    for form, other in ((parts[0], node.args[1]), (parts[1], node.args[0])):
+        constant = producers[other]
+        if constant.op is REGISTRY["ts.full"]:
+            return {axis: factor * int(constant.attrs["value"]) for axis, factor in form.items()}
+    return None
+
+
+def _walk(block: Block) -> Iterator[Node]:
+    for node in block.nodes:
+        yield node
+        for region in node.regions:
+            yield from _walk(region)

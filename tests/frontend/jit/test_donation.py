@@ -1,0 +1,110 @@
+"""Donated arguments: their memory is used again where that is safe, and they are unusable afterwards, on all targets."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.errors import ArgumentError
+
+TARGETS = ("interp", "llvm", "ptx")
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+G = np.cos(X)
+
+
+def address(tensor):
+    return getattr(tensor.data, "address", None) or tensor.data.ctypes.data
+
+
+def fresh(array, target):
+    return ts.tensor(array, device="ptx" if target == "ptx" else "cpu")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_updates_in_place(target):
+    @ts.jit(target=target, donate="p")
+    def update(p, g):
+        return p - 0.5 * g
+
+    p, want, first = fresh(X, target), X, None
+    for _ in range(3):
+        first = first or address(p)
+        given, p = p, update(p, G)
+        want = want - np.float32(0.5) * G
+        assert target == "interp" or address(p) == first
+        with pytest.raises(ArgumentError, match=r"donated to the call of update at .*test_donation.py:\d+"):
+            given + 1.0
+    assert np.allclose(p.numpy(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_use_names_the_call(target):
+    take = ts.jit(lambda x: x * 2.0, target=target, donate=("x",))
+    x = fresh(X, target)
+    take(x)
+    uses = [x.numpy, lambda: take(x), lambda: x[0], lambda: np.asarray(x), ts.jit(lambda: x + 1.0), x.tolist,
+            lambda: ts.exp(x), lambda: x.to("cpu"), lambda: np.from_dlpack(x), x.clone, lambda: x @ x]  # fmt: skip
+    for use in uses:
+        with pytest.raises(ArgumentError, match="donated to the call of"):
+            use()
+    assert "donated" in repr(x) and x.shape == (8, 8)
+
+
+FUNCTIONS = {
+    "pointwise": lambda a, b: (a + b, a * b),
+    "transposed": lambda a, b: (a.T, ts.exp(b).T),
+    "flipped": lambda a, b: (ts.flip(a, 0), ts.roll(b, 1)),
+    "reduced": lambda a, b: (a - ts.sum(a * b, axis=0), ts.softmax(b)),
+    "product": lambda a, b: (a @ b, a + 1.0),
+    "swapped": lambda a, b: (b, a),
+    "stages": lambda a, b: (ts.tanh(a @ b) @ a, ts.cumsum(b, axis=0)),
+    "later": lambda a, b: (ts.sum(a, axis=1, keepdims=True) + ts.zeros((8, 8)) + b @ b, b - 1.0),
+}
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_are_those_without_donation(name, target):
+    function = FUNCTIONS[name]
+    want = ts.jit(function, target=target)(X, G)
+    for _ in range(2):  # bound, then known
+        found = ts.jit(function, target=target, donate=("a", "b"))(fresh(X, target), fresh(G, target))
+        assert all(np.array_equal(f.numpy(), w.numpy()) for f, w in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_shared_memory_is_not_overwritten(target):
+    update = ts.jit(lambda p: p + 1.0, target=target, donate=("p",))
+    x = fresh(X, target)
+    other = x.detach()
+    y = update(x)
+    assert np.array_equal(other.numpy(), X) and np.array_equal(y.numpy(), X + 1) and address(y) != address(other)
+    array = X.copy()
+    view = ts.Tensor(array[2:])
+    update(view)
+    assert np.array_equal(array, X)
+    pair = ts.jit(lambda p, q: p + q, target=target, donate=("p",))
+    x = fresh(X, target)
+    assert np.array_equal(pair(x, x).numpy(), X + X)
+
+
+def test_trees_are_donated_whole():
+    @ts.jit(target="llvm", donate=("state",))
+    def step(state, rate):
+        return {"w": [w - rate * w for w in state["w"]], "n": state["n"] + 1}
+
+    first = {"w": [ts.tensor(X), ts.tensor(G)], "n": 3}
+    places = [address(w) for w in first["w"]]
+    second = step(state=first, rate=0.5)
+    assert [address(w) for w in second["w"]] == places and second["n"].item() == 4
+    assert all("donated" in repr(w) for w in first["w"])
+
+
+def test_what_cannot_be_donated():
+    with pytest.raises(ArgumentError, match="no argument y to donate"):
+        ts.jit(lambda x: x, donate=("y",))
+    with pytest.raises(ArgumentError, match="no argument n"):
+        ts.jit(lambda x, n: x * n, donate=("n",), static_argnames=("n",))
+    step = ts.jit(lambda x: x + 1.0, donate=("x",))
+    for given in (X, ts.tensor(X, requires_grad=True)):
+        with pytest.raises(ArgumentError, match="x of <lambda> cannot be donated"):
+            step(given)
