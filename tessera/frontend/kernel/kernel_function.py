@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.device import default_device
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, OutOfBoundsError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
 from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
@@ -299,7 +300,7 @@ class Kernel:
             kind = x.__class__
             if kind is np.ndarray:
                 key.append((x.shape, x.dtype))
-            elif kind is Tensor and x.data.__class__ is np.ndarray:
+            elif kind is Tensor and x.data.__class__ in _ELEMENTS:
                 key.append(x.type)
             elif kind in _NUMBER_TYPES and name not in constants:
                 key.append(kind)
@@ -314,6 +315,7 @@ class Kernel:
 
 
 _INT = frozenset((int,))
+_ELEMENTS = frozenset((np.ndarray, DeviceArray))
 _NUMBER_TYPES = frozenset((bool, int, float))
 _CONSTANT_TYPES = frozenset((bool, int, float, str, type(None)))
 

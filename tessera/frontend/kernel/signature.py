@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, user_location
 from tessera.core.shapes import bind_shape
 from tessera.core.types import GLOBAL, DType, Policy, RefType, TensorType, Type, as_dtype, scalar
 from tessera.ir.array_interchange import import_dlpack, shorten_repr
+from tessera.ir.device_interchange import is_on_device
 from tessera.ir.tensor import Tensor
 
 # The memory that something lies in, as annotations say it.
@@ -202,8 +204,12 @@ def _element_type(name: str, array: np.ndarray) -> DType:
 
 
 def _adopt_foreign_array(name: str, argument: Any) -> Any:
-    """An array of another library (PyTorch, JAX, …) in host memory, seen in place; anything else as it is."""
-    if _is_array(argument) or not hasattr(argument, "__dlpack__"):
+    """An array of another library (PyTorch, JAX, …), seen in place; anything else as it is."""
+    if _is_array(argument):
+        return argument
+    if is_on_device(argument):
+        return Tensor(argument)
+    if not hasattr(argument, "__dlpack__"):
         return argument
     try:
         return import_dlpack(argument)
@@ -228,8 +234,10 @@ def make_array(argument: Any, type: Type) -> Any:
     return argument if isinstance(argument, np.ndarray) else np.asarray(argument, type.dtype.numpy)
 
 
-def make_writable(tensor: Tensor) -> np.ndarray:
+def make_writable(tensor: Tensor) -> np.ndarray | DeviceArray:
     """A tensor's elements; a constant, which is a view of one element, gets memory first: a kernel may write each."""
+    if tensor.data.__class__ is DeviceArray:
+        return tensor.data  # type: ignore[no-any-return]
     held = tensor.numpy()
     if not held.flags.writeable and isinstance(held.base, np.ndarray) and held.base.size == 1:
         tensor.data = held = held.copy()

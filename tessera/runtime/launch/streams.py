@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device import INTERP, array_span, default_device, find_generator_name
-from tessera.core.errors import ArgumentError, ExecutionError, Location, user_location
+from tessera.core.device_array import DeviceArray
+from tessera.core.errors import ArgumentError, ExecutionError, Location, TesseraError, user_location
 from tessera.core.progress import CANCEL_TOKEN, CancelToken
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
@@ -33,17 +34,37 @@ from tessera.ops.dialects import tile
 RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
 MAX_CACHED_PROGRAMS = 256
 # Keyed by the module's id: the cache keeps the module alive, so no other module has that id.
-_PROGRAMS: OrderedDict[tuple[int, str], tuple[Module, RunFunction]] = OrderedDict()
+_PROGRAMS: OrderedDict[tuple[int, str, bool], tuple[Module, RunFunction]] = OrderedDict()
 _LOCK = Lock()
 
 
 def run_module(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
     """Run a Tile module: return its results; the arrays that it writes are updated in place."""
     for array in arrays:
+        if array.__class__ is DeviceArray:
+            return _run_on_device(module, arrays, target)
         flags = array.flags
         if not (flags.c_contiguous and flags.writeable):
             return _run_packed(module, arrays, target)
     return execute_module(module, arrays, target)
+
+
+def _run_on_device(module: Module, arrays: Sequence[Any], target: str | None) -> Any:
+    """Run a Tile module where its arrays lie: on a device with a memory of its own.
+
+    Raises:
+        ArgumentError: the kernel is for another target; a memory that it writes lies elsewhere.
+    """
+    memory = next(a.memory for a in arrays if a.__class__ is DeviceArray)
+    if target is not None and find_generator_name(target) != memory.generator:
+        raise ArgumentError(
+            f"a kernel for {target} takes an array on {memory.name}", location=user_location(),
+            expected="arrays in host memory", suggestion='x.to("cpu")',
+        )  # fmt: skip
+    try:
+        return _compile_once(module, memory.generator, resident=True)(arrays)
+    except TesseraError as error:
+        raise error.at(user_location()) from None
 
 
 def _run_packed(module: Module, arrays: Sequence[np.ndarray], target: str | None) -> list[np.ndarray]:
@@ -91,14 +112,19 @@ def execute_module(module: Module, arrays: Sequence[np.ndarray], target: str | N
 
 def compile_module(module: Module, generator: str) -> RunFunction:
     """Compile a Tile module for a target; the last `MAX_CACHED_PROGRAMS` compiled programs are cached."""
-    place = (id(module), generator)
+    return _compile_once(module, generator)
+
+
+def _compile_once(module: Module, generator: str, resident: bool = False) -> RunFunction:
+    """The compiled program of a module; `resident` takes and gives arrays of the device."""
+    place = (id(module), generator, resident)
     with _LOCK:
         if place in _PROGRAMS:
             _PROGRAMS.move_to_end(place)
             return _PROGRAMS[place][1]
-    from tessera.runtime.driver import compile_tile  # loads the levels above: the interpreter needs none of them
+    from tessera.runtime import driver  # loads the levels above: the interpreter needs none of them
 
-    run = compile_tile(module, generator)
+    run: Any = driver.make_runtime(module, generator).call if resident else driver.compile_tile(module, generator)  # type: ignore[attr-defined]
     with _LOCK:
         _PROGRAMS[place] = (module, run)
         if len(_PROGRAMS) > MAX_CACHED_PROGRAMS:

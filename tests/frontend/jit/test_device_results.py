@@ -1,4 +1,4 @@
-"""Calls on a device with a memory of its own (the emulated GPU where there is none): arguments and results stay there."""
+"""Calls on a device with a memory of its own (the emulated GPU where there is none): results stay there."""
 
 import numpy as np
 import pytest
@@ -113,3 +113,28 @@ def test_gradients_on_a_device(memory):
     assert copies == (0, 0)
     want = X.T @ (1 - np.tanh(X @ W) ** 2)
     np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+@ts.kernel
+def axpy(x, y, a, out):
+    i = ts.tile.program_id(0)
+    out[i] = a * x[i] + y[i]
+
+
+def test_kernels_run_where_their_arrays_lie(memory):
+    x, y, out = (ts.tensor(a, device="ptx") for a in (X[0], W[0], np.zeros(4, np.float32)))
+    for scale in (2.0, 3.0):
+        _, copies = counted(memory, lambda a=scale: axpy[4](x, y, a, out))
+        assert copies == (0, 0) and np.array_equal(out.numpy(), np.float32(scale) * X[0] + W[0])
+    assert np.array_equal(layer(ts.tensor(X, device="ptx"), W).numpy(), layer(X, W).numpy())
+    with pytest.raises(ArgumentError, match="argument out is written by a kernel on"):
+        axpy[4](x, y, 1.0, np.zeros(4, np.float32))
+    with pytest.raises(ArgumentError, match="a kernel for llvm takes an array on"):
+        ts.kernel(target="llvm")(axpy.kernel_function)[4](x, y, 1.0, out)
+
+
+def test_loops_outside_of_a_trace_run_on_the_device(memory):
+    x = ts.tensor(X, device="ptx")
+    (total, sums), copies = counted(memory, lambda: ts.scan(lambda c, row: (c + row, c * 2.0), x[0], x))
+    assert copies == (0, 0) and total.device == sums.device == memory.name
+    np.testing.assert_allclose(total.numpy(), X[0] + X.sum(0), rtol=1e-6)

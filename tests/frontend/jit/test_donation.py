@@ -1,4 +1,4 @@
-"""Donated arguments: their memory is used again where that is safe, and they are unusable afterwards, on all targets."""
+"""Donated arguments: their memory is used again where that is safe; no target lets them be used afterwards."""
 
 import numpy as np
 import pytest
