@@ -1,6 +1,6 @@
 """The PTX target on a GPU against its peers, in pairs: ours and theirs in turn, medians of device-event times.
 
-    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention] [minilm] [pipelines] [gradients]
+    python -m benchmarks.gpu [launch] [memory] [products] [fp8] [attention] [minilm] [pipelines] [gradients] [calls]
 
 Needs a GPU, pycuda and PyTorch (with its Triton). Results are kept in results/gpu.json, the roofline beside each.
 """
@@ -22,7 +22,7 @@ from tessera.runtime.program import prepare
 
 ROUNDS, EACH = 9, 10
 BYTES, HALF, BYTE = 4.8, 989.5, 1979.0  # the data sheet's TB/s, and TFLOP/s of dense bf16 and of 8-bit floats
-SECTIONS = ("launch", "memory", "products", "fp8", "attention", "minilm", "pipelines", "gradients")
+SECTIONS = ("launch", "memory", "products", "fp8", "attention", "minilm", "pipelines", "gradients", "calls")
 Run = Callable[[], Any]
 
 

@@ -18,17 +18,34 @@ SYNTHETIC_STREAMS = {None: LEGACY_STREAM, 1: LEGACY_STREAM}  # DLPack's and the 
 class DeviceArray:
     """Contiguous row-major elements in the memory of a device.
 
-    `owner` keeps the memory alive. What writes the elements is queued on `stream`: another stream waits for it first
-    (`DeviceMemory.order`). There is no `__array__`: NumPy never copies the elements to the host unasked.
+    `owner` keeps the memory alive; memory that was allocated here returns to the list `free` when nothing refers to the
+    array, behind what the streams `others` do with it. What writes the elements is queued on `stream`: another stream
+    waits for it first (`DeviceMemory.order`). There is no `__array__`: NumPy never copies the elements to the host
+    unasked.
     """
 
-    __slots__ = ("__weakref__", "address", "dtype", "memory", "owner", "shape", "stream")
+    __slots__ = (
+        "__weakref__", "address", "dtype", "free", "home", "memory", "others", "owner", "shape", "stream",
+    )  # fmt: skip
 
     def __init__(
-        self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any, memory: DeviceMemory, stream: int
-    ) -> None:
-        self.address, self.shape, self.dtype = address, shape, dtype
-        self.owner, self.memory, self.stream = owner, memory, stream
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any, memory: DeviceMemory, stream: int,
+        free: list[Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.owner = owner
+        self.memory = memory
+        self.stream = self.home = stream
+        self.free = free
+        self.others: set[int] | None = None
+
+    def __del__(self) -> None:
+        if self.free is not None:
+            if self.others is not None:
+                self.memory.settle(self)
+            self.free.append(self.owner)
 
     @property
     def nbytes(self) -> int:
@@ -120,6 +137,10 @@ class DeviceMemory(ABC):
     @abstractmethod
     def owns(self, array: DeviceArray) -> bool:
         """Whether an array has memory that was allocated here, and no other array has it."""
+
+    @abstractmethod
+    def settle(self, array: DeviceArray) -> None:
+        """Make the stream that an array was allocated for wait for the other streams that used it."""
 
     @abstractmethod
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -113,8 +114,7 @@ def compile_graph(
         module = reuse_donated(module, donated)
     runtime = make_runtime(module, target)
     if hasattr(runtime, "call"):
-        call = runtime.call
-        return lambda arrays: call(arrays, constants)
+        return functools.partial(runtime.call, constants=constants) if constants else runtime.call
     run = runtime.run
     return lambda arrays: run(_copy_to_host(arrays))
 

@@ -57,76 +57,83 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
 
 
 _NUMBERS = {float: as_dtype(float).numpy, int: as_dtype(int).numpy}
+_ELEMENTS = frozenset((np.ndarray, DeviceArray))
 _STATIC = frozenset((bool, str, type(None)))
 
 
-class CallWalk:
-    """One walk over the arguments of a call: its key, and its traced leaves as a program takes them.
+def walk_call(
+    args: Sequence[Any], named: Mapping[str, Any], static_places: frozenset[int], static_names: frozenset[str]
+) -> tuple[tuple[Hashable, ...] | None, list[Any]]:
+    """The key of a call, and its traced leaves as a program takes them.
 
-    `plain` is False where an argument takes the general way: it needs gradients, or is of another kind.
+    The key is None where an argument takes the general way: it needs gradients, or is of another kind.
     """
+    kinds: list[Hashable] = []
+    leaves: list[Any] = []
+    if named or static_places:
+        return _walk_rest(args, named, static_places, static_names)
+    for x in args:
+        if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ in _ELEMENTS:  # as most are
+            kinds.append(x.type)
+            leaves.append(x.data)
+        elif not _add(x, kinds, leaves):
+            return None, leaves
+    return tuple(kinds), leaves
 
-    __slots__ = ("_places", "_static", "kinds", "leaves", "plain")
 
-    def __init__(self, static_places: frozenset[int], static_names: frozenset[str]) -> None:
-        self.kinds: list[Hashable] = []
-        self.leaves: list[Any] = []
-        self.plain = True
-        self._places, self._static = static_places, static_names
+def _walk_rest(
+    args: Sequence[Any], named: Mapping[str, Any], static_places: frozenset[int], static_names: frozenset[str]
+) -> tuple[tuple[Hashable, ...] | None, list[Any]]:
+    """As `walk_call`, with static arguments and names."""
+    kinds: list[Hashable] = []
+    leaves: list[Any] = []
+    for i, x in enumerate(args):
+        if not (_add_static(x, kinds) if i in static_places else _add(x, kinds, leaves)):
+            return None, leaves
+    for name, x in named.items():
+        kinds.append(name)
+        if not (_add_static(x, kinds) if name in static_names else _add(x, kinds, leaves)):
+            return None, leaves
+    return tuple(kinds), leaves
 
-    def key(self, args: Sequence[Any], named: Mapping[str, Any]) -> Hashable:
-        """The key of the call; it means nothing where the call is not `plain`."""
-        if self._places:
-            for i, x in enumerate(args):
-                self._add_static(x) if i in self._places else self._add(x)
-        else:
-            for x in args:
-                self._add(x)
-        for name, x in named.items():
-            self.kinds.append(name)
-            self._add_static(x) if name in self._static else self._add(x)
-        return tuple(self.kinds)
 
-    def _add_static(self, x: Any) -> None:
-        if x.__class__ in _STATIC or x.__class__ in _NUMBERS:
-            self.kinds.append(make_hashable_key(x))
-        else:
-            self.plain = False
+def _add_static(x: Any, kinds: list[Hashable]) -> bool:
+    kinds.append(make_hashable_key(x))
+    return x.__class__ in _STATIC or x.__class__ in _NUMBERS
 
-    def _add(self, x: Any) -> None:
-        cls = x.__class__
-        if cls is Tensor:
-            data = x.data
-            if x.requires_grad or (data.__class__ is not np.ndarray and data.__class__ is not DeviceArray):
-                self.plain = False
-            self.kinds.append(x.type)
-            self.leaves.append(data)
-        elif cls is np.ndarray:
-            self.kinds.append((x.shape, x.dtype))
-            self.leaves.append(x)
-        elif cls is float:
-            self.kinds.append(cls)
-            self.leaves.append(np.array(x, _NUMBERS[cls]))
-        else:
-            self._add_other(x, cls)
 
-    def _add_other(self, x: Any, cls: type) -> None:
-        if cls in _STATIC:
-            self.kinds.append((cls, x))
-        elif cls is dict:
-            keys = tuple(sorted(x))
-            self.kinds.append((cls, keys))
-            for k in keys:
-                self._add(x[k])
-        elif cls is list or cls is tuple:
-            self.kinds.append((cls, len(x)))
-            for each in x:
-                self._add(each)
-        elif cls is int and -(2**63) <= x < 2**63:
-            self.kinds.append(cls)
-            self.leaves.append(np.array(x, _NUMBERS[cls]))
-        elif (reader := READERS.get(cls)) is not None and (kind := reader.kind(x)) is not None:
-            self.kinds.append(kind)
-            self.leaves.append(x)
-        else:
-            self.plain = False
+def _add(x: Any, kinds: list[Hashable], leaves: list[Any]) -> bool:
+    """Add an argument; False for one that takes the general way."""
+    cls = x.__class__
+    if cls is Tensor:
+        kinds.append(x.type)
+        leaves.append(x.data)
+        return not x.requires_grad and x.data.__class__ in _ELEMENTS
+    if cls is np.ndarray:
+        kinds.append((x.shape, x.dtype))
+        leaves.append(x)
+        return True
+    if cls is float or (cls is int and -(2**63) <= x < 2**63):
+        kinds.append(cls)
+        leaves.append(np.array(x, _NUMBERS[cls]))
+        return True
+    return _add_other(x, cls, kinds, leaves)
+
+
+def _add_other(x: Any, cls: type, kinds: list[Hashable], leaves: list[Any]) -> bool:
+    """Add a container, a static value, or an array of another library."""
+    if cls is dict:
+        keys = tuple(sorted(x))
+        kinds.append((cls, keys))
+        return all([_add(x[k], kinds, leaves) for k in keys])
+    if cls is list or cls is tuple:
+        kinds.append((cls, len(x)))
+        return all([_add(each, kinds, leaves) for each in x])
+    if cls in _STATIC:
+        kinds.append((cls, x))
+        return True
+    reader = READERS.get(cls)
+    kind = None if reader is None else reader.kind(x)
+    kinds.append(kind)
+    leaves.append(x)
+    return kind is not None

@@ -29,7 +29,7 @@ from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
 from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import TensorType, as_dtype, int64
-from tessera.frontend.jit.call_keys import CallWalk, make_closure_key, make_hashable_key
+from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
 from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
@@ -115,7 +115,10 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written."""
+    """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written.
+
+    () is the same order. `donated` are the places of leaves that the call gives up.
+    """
 
     traced: TracedFunction
     run: Callable[..., Any]
@@ -200,19 +203,19 @@ class Jit:
             return self.function(*args, **named)
         if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
             return self.stepped(*args, **named)
-        walk = CallWalk(self._static_places, self.static)
-        key = (walk.key(args, named), *self._ambient_key())
-        known = self._known.get(key) if walk.plain else None
+        kinds, leaves = walk_call(args, named, self._static_places, self.static)
+        key = None if kinds is None else (kinds, *self._ambient_key())
+        known = self._known.get(key) if key is not None else None
         if known is not None:
-            return self._run_known(known, walk.leaves, args, named)
+            return self._run_known(known, leaves, args, named)
         call = self.bind(args, named)
         traced, run = self._compiled(call, compile_graph)
         if traced.breakpoints:  # no debugger session yet
             check_breakpoint_support(traced.breakpoints[0], self.target or default_device())
             return self.stepped(*args, **named)
-        if walk.plain and not traced.owners and (order := self._find_order(call, args, named)) is not None:
+        if key is not None and not traced.owners and (order := self._find_order(call, args, named)) is not None:
             self._known[key] = KnownCall(traced, run, order, self.donation.find_places(call.names))
-        walk.leaves.clear()  # nothing here holds what is donated
+        leaves.clear()  # nothing here holds what is donated
         return self._run(call, traced, run, args, named)
 
     def stepped(self, *args: Any, **named: Any) -> Any:
@@ -227,7 +230,7 @@ class Jit:
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
-        arrays = [leaves[i] for i in known.order]
+        arrays = [leaves[i] for i in known.order] if known.order else list(leaves)
         arrays += traced.hidden_arguments()
         if known.donated:
             leaves.clear()  # nothing here holds what is donated
@@ -240,7 +243,7 @@ class Jit:
         )
 
     def _find_order(self, call: BoundCall, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, ...] | None:
-        """For each parameter its place among the leaves of a call as they were written.
+        """For each parameter its place among the leaves of a call as they were written; () for the same order.
 
         None where there is none: a parameter has a default that is traced, or its name is not known.
         """
@@ -253,7 +256,10 @@ class Jit:
         written = [path for name, x in pairs for path, _ in flatten(x, name)[0]]
         known = set(call.names)
         places = {path: i for i, path in enumerate([p for p in written if p in known])}
-        return tuple(places[n] for n in call.names) if places.keys() == known else None
+        if places.keys() != known:
+            return None
+        order = tuple(places[n] for n in call.names)
+        return () if order == tuple(range(len(order))) else order
 
     def _run(self, call: BoundCall, traced: TracedFunction, run: Callable[..., Any], args: Any, named: Any) -> Any:
         hidden = traced.hidden_arguments()

@@ -22,6 +22,7 @@ from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory, 
 from tessera.core.errors import ResourceError
 
 SMALL_UNIT, LARGE_UNIT = 512, 1 << 20  # bytes: sizes of blocks are multiples, so that freed ones are found again
+MAX_KNOWN = 4096
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 POISON = 0xFF  # NaN in every float format
@@ -76,6 +77,9 @@ class EmulatedMemory(DeviceMemory):
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
         """Nothing to keep: the emulator runs everything at once."""
 
+    def settle(self, array: DeviceArray) -> None:
+        """Nothing to wait for: the emulator runs everything at once."""
+
     def order(self, array: DeviceArray, stream: int) -> None:
         """Nothing to wait for: the emulator runs everything at once."""
         array.stream = stream
@@ -99,21 +103,6 @@ def view_emulated(array: DeviceArray) -> np.ndarray:
 # The memory of a GPU.
 
 
-class _Lease:
-    """A block of GPU memory in use: it returns to the free blocks of its stream when nothing refers to it."""
-
-    __slots__ = ("block", "free", "memory", "others", "stream")
-
-    def __init__(self, block: DeviceAllocation, free: list[DeviceAllocation], memory: GpuMemory, stream: int) -> None:
-        self.block, self.free, self.memory, self.stream = block, free, memory, stream
-        self.others: set[int] | None = None  # other streams that use the block
-
-    def __del__(self) -> None:
-        for other in self.others or ():
-            self.memory.make_wait(self.stream, other)
-        self.free.append(self.block)
-
-
 class GpuMemory(DeviceMemory):
     """The memory of a GPU."""
 
@@ -122,6 +111,7 @@ class GpuMemory(DeviceMemory):
     def __init__(self, gpu: GPU) -> None:
         self.gpu = gpu
         self._free: dict[tuple[int, int], list[DeviceAllocation]] = {}
+        self._known: dict[tuple[Any, ...], tuple[int, list[DeviceAllocation]]] = {}  # by shape, dtype and stream
         self._stream_finder: Callable[[], int] | None = None
         self._kept: deque[tuple[_StreamEvent, list[DeviceArray]]] = deque()
 
@@ -138,16 +128,22 @@ class GpuMemory(DeviceMemory):
         Raises:
             ResourceError: the GPU's memory is exhausted.
         """
-        unit = SMALL_UNIT if (count := math.prod(shape) * dtype.itemsize) < LARGE_UNIT else LARGE_UNIT
-        size = max(-(-count // unit), 1) * unit
-        free = self._free.get((stream, size))
-        if free is None:
-            free = self._free.setdefault((stream, size), [])
+        found = self._known.get((shape, dtype, stream))
+        size, free = found or self._find_free(shape, dtype, stream)
         try:
             block = free.pop()
         except IndexError:
             block = self._allocate(size)
-        return DeviceArray(int(block), shape, dtype, _Lease(block, free, self, stream), self, stream)
+        return DeviceArray(block.address, shape, dtype, block, self, stream, free)
+
+    def _find_free(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> tuple[int, list[DeviceAllocation]]:
+        """The size of a block for an array, and the free blocks of this size."""
+        unit = SMALL_UNIT if (count := math.prod(shape) * dtype.itemsize) < LARGE_UNIT else LARGE_UNIT
+        size = max(-(-count // unit), 1) * unit
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        found = self._known[shape, dtype, stream] = size, self._free.setdefault((stream, size), [])
+        return found
 
     def _allocate(self, size: int) -> DeviceAllocation:
         try:
@@ -202,7 +198,7 @@ class GpuMemory(DeviceMemory):
 
     def owns(self, array: DeviceArray) -> bool:
         """Whether an array has memory that was allocated here, and no other array has it."""
-        return isinstance(array.owner, _Lease) and count_holders([array.owner], 0) == 1
+        return array.free is not None
 
     def keep_until_done(self, arrays: list[DeviceArray], stream: int) -> None:
         """Keep arrays of other libraries alive until what is queued on a stream has ended."""
@@ -214,8 +210,13 @@ class GpuMemory(DeviceMemory):
         """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""
         self.make_wait(stream, array.stream)
         array.stream = stream
-        if isinstance(array.owner, _Lease) and stream != array.owner.stream:
-            array.owner.others = {*(array.owner.others or ()), stream}
+        if array.free is not None and stream != array.home:
+            array.others = {*(array.others or ()), stream}
+
+    def settle(self, array: DeviceArray) -> None:
+        """Make the stream that an array was allocated for wait for the other streams that used it."""
+        for other in array.others or ():
+            self.make_wait(array.home, other)
 
     def make_wait(self, stream: int, other: int) -> None:
         """Make what a stream does from now on wait for what is queued on another."""

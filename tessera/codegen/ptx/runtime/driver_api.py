@@ -264,10 +264,10 @@ class DeviceAllocation:
 
     def __init__(self, allocation: Any) -> None:
         self._allocation = allocation
-        self._address = int(allocation)
+        self.address = int(allocation)
 
     def __int__(self) -> int:
-        return self._address
+        return self.address
 
     def free(self) -> None:
         """Return the memory to the pool."""

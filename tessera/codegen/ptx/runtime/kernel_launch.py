@@ -6,6 +6,7 @@ A launch is one call of `cuLaunchKernelEx` with memory that was laid out before,
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,9 @@ class BoundLaunch:
             (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream or None,
             ctypes.pointer(attribute), int(kernel.cooperative),
         )  # fmt: skip
-        self._call, self._reference = find_driver_call("cuLaunchKernelEx"), ctypes.byref(self._config)
+        self._call = functools.partial(
+            find_driver_call("cuLaunchKernelEx"), ctypes.byref(self._config), kernel.handle, self._arguments, None
+        )
 
     def __call__(self) -> None:
         """Queue the launch.
@@ -99,8 +102,7 @@ class BoundLaunch:
         Raises:
             ExecutionError: the driver refuses it, or a kernel before it failed.
         """
-        status = self._call(self._reference, self.kernel.handle, self._arguments, None)
-        if status:
+        if status := self._call():
             check_status("cuLaunchKernelEx", status)
 
 

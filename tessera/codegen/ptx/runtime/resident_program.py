@@ -42,6 +42,9 @@ class ResidentProgram:
         self._reused: dict[int, int] = {result: argument for result, argument in plan.get("reused", ())}
         zeroed, first = set(plan["read"]), len(self._inputs)
         self._outputs = [(i, p, i in zeroed) for i, p in enumerate(params[first:], first)]
+        self._types = [(p.shape, p.dtype.numpy) for p in self._inputs]
+        self._results = [(p.shape, p.dtype.numpy, z) for _, p, z in self._outputs]
+        self._empty = memory.empty
         self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._seen: dict[tuple[Any, ...], None] = {}
@@ -58,12 +61,33 @@ class ResidentProgram:
             ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
             ResourceError, ExecutionError: the device's memory is exhausted, or a kernel failed.
         """
+        stream = self.memory.find_stream()
+        key: list[Any] = [stream]
+        for x, (shape, dtype) in zip(arrays, self._types, strict=False):
+            if x.__class__ is not DeviceArray or x.stream != stream or x.shape != shape or x.dtype is not dtype:
+                return self._call_any(arrays, constants, stream)
+            key.append(x.address)
+        if len(key) != len(self._types) + 1 or len(arrays) != len(self._types) or self._reused:
+            return self._call_any(arrays, constants, stream)
+        results = []
+        for shape, dtype, zeroed in self._results:
+            results.append(made := self._empty(shape, dtype, stream))
+            key.append(made.address)
+            if zeroed:
+                self.memory.clear(made, stream)
+        self._run(tuple(key), stream)
+        return results
+
+    def _run(self, key: tuple[Any, ...], stream: int) -> None:
+        with self._lock:
+            (self._bound.get(key) or self._find(key, stream))()
+
+    def _call_any(self, arrays: Sequence[Any], constants: range, stream: int) -> list[DeviceArray]:
+        """As `call`, for arrays of any kind."""
         memory = self.memory
-        stream = memory.find_stream()
         if len(arrays) != len(self._inputs):
             raise ArgumentError("wrong number of arguments", expected=len(self._inputs), received=len(arrays))
-        held = list(arrays)
-        key = [stream]
+        held, key = list(arrays), [stream]
         for i, (x, param) in enumerate(zip(arrays, self._inputs, strict=True)):
             if x.__class__ is DeviceArray:
                 if x.stream != stream:
@@ -81,17 +105,14 @@ class ResidentProgram:
                 held[i] = self._place(i, x, stream, constants)
                 key.append(held[i].address)
         results = [self._make_result(held, *each, stream) for each in self._outputs]
-        key += [r.address for r in results]
-        with self._lock:
-            (self._bound.get(tuple(key)) or self._find(tuple(key), stream))()
+        self._run((*key, *[r.address for r in results]), stream)
         if self._imported:
             memory.keep_until_done([self._imported.pop() for _ in range(len(self._imported))], stream)
         return results
 
     def _make_result(self, held: list[Any], i: int, param: PlanParameter, zeroed: bool, stream: int) -> DeviceArray:
         if i in self._reused:
-            given = held[self._reused[i]]
-            return DeviceArray(given.address, given.shape, given.dtype, given.owner, given.memory, stream)
+            return held[self._reused[i]]  # type: ignore[no-any-return]  # the caller gave it up
         made = self.memory.empty(param.shape, param.dtype.numpy, stream)
         if zeroed:
             self.memory.clear(made, stream)
