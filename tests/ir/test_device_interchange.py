@@ -1,5 +1,6 @@
-"""Arrays of other libraries on a device: DLPack and the CUDA array interface, in place, with stand-ins where there is no
-GPU: an array whose memory is the host's, and which says that it is a GPU's.
+"""Arrays of other libraries on a device, in place: DLPack and the CUDA array interface.
+
+Stand-ins where there is no GPU: arrays in host memory that say that they are a GPU's.
 """
 
 import ctypes
