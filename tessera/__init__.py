@@ -40,7 +40,7 @@ from tessera.ops.tensor.activations import (
     celu, glu, gumbel_softmax, hardshrink, hardsigmoid, hardswish, hardtanh, logsigmoid, prelu, relu6, rrelu, selu,
     softmin, softshrink, softsign, tanhshrink, threshold,
 )
-from tessera.ops.tensor.basic import broadcast_to, cast, stop_gradient
+from tessera.ops.tensor.basic import broadcast_to, cast, dim_value, stop_gradient
 from tessera.ops.tensor.bits import bitcast, count_leading_zeros, population_count, reduce_precision
 from tessera.ops.tensor.contractions import dot, einsum, gemm, kron, linear, matmul, outer, vecdot
 from tessera.ops.tensor.convolution import (
