@@ -15,9 +15,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree
 
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError, user_location
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, UnsupportedOpError, user_location
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import Jit, TracedFunction
+from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.torch.aten import ATEN
 from tessera.torch.conversion import check_supported, convert, name_op, supported
@@ -243,9 +244,17 @@ class ImportedProgram:
 
         Raises:
             ShapeError, DTypeError, ArgumentError: the export does not hold for these inputs.
+            TraceError: it is traced, and writes buffers: use `apply`.
         """
         inputs = self._flatten_inputs(args, named)
-        results, self.buffers = self._jit(self.parameters, self.buffers, inputs)
+        writes = any(s.kind is OutputKind.BUFFER_MUTATION for s in self.exported.graph_signature.output_specs)
+        if writes and CURRENT_BUILDER.get() is not None:
+            raise TraceError(
+                "the model writes its buffers, which a trace cannot keep", location=user_location(),
+                suggestion="use program.apply(program.parameters, program.buffers, ...), which returns them",
+            )  # fmt: skip
+        results, written = self._jit(self.parameters, self.buffers, inputs)
+        self.buffers = written if writes else self.buffers
         return self._unflatten(results)
 
     def apply(

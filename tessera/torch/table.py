@@ -51,13 +51,13 @@ def join_dtypes(a: DType, b: DType) -> DType:
     """
     if a == b:
         return a
-    low, high = sorted((a, b), key=lambda t: (_RANK[t.kind], t.bits))
+    low, high = sorted((a, b), key=lambda t: (_RANK[t.kind], t.bits, t.kind == "int"))
     if _RANK[low.kind] < _RANK[high.kind]:
         return high
     if high.kind == "float":
         return high if high.bits > low.bits else f32
     if low.kind == high.kind or high.kind == "int":
-        return high if high.bits > low.bits else int16
+        return high if high.bits > low.bits else int16 if high.bits == 8 else int64
     return int64  # unsigned and wider than the signed one
 
 
