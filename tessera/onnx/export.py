@@ -45,7 +45,7 @@ def export(
         ArgumentError: an opset that is not between 21 and the newest installed one.
 
     >>> import tessera as ts
-    >>> model = export(lambda x: ts.tanh(x) + 1.0, None, np.ones((2, 3), np.float32))
+    >>> model = export(lambda x: ts.tanh(x) + x, None, np.ones((2, 3), np.float32))
     >>> [node.op_type for node in model.graph.node]
     ['Tanh', 'Add']
     """

@@ -132,6 +132,8 @@ def _format_number(number: Any) -> str:
 def _(call: NodeCall, x: Any) -> Any:
     wanted = ir.DataType(call.attr("to"))
     if isinstance(x, Tensor) and x.is_traced:
+        if "bool" in (x.dtype.kind, find_element(wanted, "BitCast").kind):
+            raise call.refuse("the bits of truth values in a compiled model", "run the model without a target")
         return bitcast(x, find_element(wanted, "BitCast"))
     if wanted == T.STRING or isinstance(x, np.ndarray):
         raise call.refuse("strings have no bits to reinterpret")
