@@ -14,6 +14,7 @@ from tessera.lower.lowering_plan import LoweringPlan, find_library_launch, find_
 from tessera.lower.mesh import Mesh, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
+from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.schedule_to_tile.lowering import to_tile
@@ -65,6 +66,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
+    ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),
     ("tile", rewrite_module(to_tile)),

@@ -1,0 +1,108 @@
+"""Launch fusion: pointwise neighbours of a kernel move into it where that is legal and pays, and values stay."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import tile
+from tessera.interp import graph
+from tessera.ir.core import Module
+from tessera.ir.verify import verify
+from tessera.lower.kernel_summary import summarise_kernels
+from tessera.lower.passes.launch_fusion import fuse_launches
+from tessera.runtime import driver
+
+B = 4
+
+
+@ts.kernel
+def scale(x, out):
+    i = tile.program_id(0) * B
+    tile.store(out[i : i + B], tile.load(x[i : i + B], edge="clip") * 3.0, edge="clip")
+
+
+@ts.kernel
+def filled(x, out):
+    """What lies outside, or under the mask, is 5, whatever is fused into the load."""
+    i = tile.program_id(0) * B
+    block = tile.load(x[i + 2 : i + 2 + B], edge="clip", mask=tile.arange(0, B) != 1, other=5.0)
+    tile.store(out[i : i + B], block, edge="clip")
+
+
+@ts.kernel
+def summed(x, out):
+    """Sums of what a load gives past the end: zeros, whatever is fused into it."""
+    i = tile.program_id(0) * B
+    out[tile.program_id(0)] = tile.sum(tile.load(x[i : i + B], edge="clip"), axis=0)
+
+
+@ts.kernel
+def looped(x, out):
+    i = tile.program_id(0) * B
+    total = tile.zeros((B,))
+    for k in tile.range(0, 3):
+        total += tile.load(x[k : k + B])
+    tile.store(out[i : i + B], total, edge="clip")
+
+
+@ts.kernel
+def in_place(x):
+    i = tile.program_id(0) * B
+    tile.store(x[i : i + B], tile.load(x[i : i + B], edge="clip") + 1.0, edge="clip")
+
+
+@ts.kernel
+def half(x, out):
+    i = tile.program_id(0) * B
+    tile.store(out[i : i + B], tile.load(x[i : i + B]))
+
+
+def r(*shape, dtype="f4"):
+    return np.random.default_rng(sum(shape)).random(shape).astype(dtype)
+
+
+def on(kernel, x, *shape):
+    return ts.launch(kernel, (3,), x, ts.like(x, shape=shape or None))
+
+
+CASES = {
+    "a producer": (lambda x: on(scale, ts.exp(x) * 2.0 + x), r(10), ["scale_with_add_mul_exp"]),
+    "a producer of a clipped load": (lambda x: on(summed, ts.exp(x), 3), r(10), ["summed_with_exp"]),
+    "other of a masked load": (lambda x: on(filled, ts.exp(x)), r(10), ["filled_with_exp"]),
+    "a consumer": (lambda x: ts.tanh(on(scale, x)) * 2.0 + x, r(10), ["scale_with_tanh_mul_add"]),
+    "its result twice": (lambda x: (lambda y: y * y)(on(scale, x)), r(10), ["scale_with_mul"]),
+    "casts": (lambda x: on(scale, x.to(ts.f32)).to(ts.f16), r(10, dtype="f2"), ["scale_with_cast_cast"]),
+    "inside a scan": (lambda x: ts.scan(lambda c, _: (on(scale, c * 0.1), c[0]), x, None, length=3)[0], r(10),
+                      ["k0_copy", "scale_with_mul", "k2_slice", "k3_copy"]),
+    "a tensor that others use": (lambda x: (lambda y: on(scale, y) + y.sum())(ts.exp(x)), r(10), None),
+    "a load in a loop": (lambda x: on(looped, ts.exp(x)), r(10), ["k0_exp", "looped"]),
+    "a memory in place": (lambda x: ts.launch(in_place, (3,), x * 2.0), r(10), ["k0_mul", "in_place"]),
+    "partly written memory": (lambda x: ts.launch(half, (2,), x, ts.zeros(10)) + 1.0, r(10), None),
+}  # fmt: skip
+
+
+def lowered(f, x):
+    passes = dict(driver.iterate_passes(ts.jit(f).trace(x).function, driver.find_plan("llvm")))
+    return [name for name, *_ in summarise_kernels(passes["tile"])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_stay_and_the_report_names_what_is_fused(name):
+    f, x, kernels = CASES[name]
+    wanted = ts.jit(f)(x).numpy()
+    fused = fuse_launches(ts.jit(f).trace(x).function)
+    verify(Module("graph", (fused,)))
+    np.testing.assert_allclose(np.asarray(graph.run(fused, [x])[0]), wanted, rtol=2e-6)
+    for target in ("llvm", "ptx"):
+        np.testing.assert_allclose(ts.jit(f, target=target)(x).numpy(), wanted, rtol=2e-6)
+    if kernels is not None and not name.startswith("inside"):
+        assert lowered(f, x) == kernels
+    elif kernels is not None:
+        assert "scale_with_mul" in lowered(f, x)
+
+
+@pytest.mark.parametrize("f", [lambda x: on(scale, ts.exp(x)).sum(), lambda x: (ts.tanh(on(scale, x)) * x).sum()])
+def test_gradients_of_fused_programs(f):
+    x = ts.Tensor(r(10))
+    whole = ts.jit(ts.grad(f), target="llvm")(x).numpy()
+    np.testing.assert_allclose(whole, ts.grad(f)(x).numpy(), rtol=2e-5)
