@@ -17,7 +17,7 @@ import onnx.helper
 import onnx_ir as ir
 
 import tessera.onnx.rules  # noqa: F401 - fills the table
-from tessera.core.errors import ArgumentError, Location, ParseError, TesseraError
+from tessera.core.errors import ArgumentError, Location, ParseError, ResourceError, TesseraError
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor
 from tessera.onnx.element_types import Carried, element_type
@@ -99,6 +99,10 @@ class GraphEvaluation:
             raise name_node(error, node, self._locate(node)) from error.__cause__
         except RecursionError:
             raise ParseError(f"{describe_node(node)}: graphs are nested too deeply") from None
+        except MemoryError as error:
+            raise ResourceError(
+                f"{describe_node(node)} needs more memory than there is: {error}", location=self._locate(node)
+            ) from None
         except PYTHON_ERRORS as error:
             raise ArgumentError(
                 f"{describe_node(node)} does not fit its operands: {type(error).__name__}: {error}",

@@ -288,8 +288,15 @@ def _sign(value: ir.Value) -> Signature:
         element = value.type.dtype
     sizes = None
     if value.shape is not None:
-        sizes = tuple((n if n >= 0 else None) if isinstance(n, int) else n.value for n in value.shape)
+        sizes = tuple(_read_size(n) for n in value.shape)
     return Signature(str(value.name), element, sizes)
+
+
+def _read_size(size: Any) -> int | str | None:
+    """A declared size; -1 and "?" are exporters' words for an unknown one."""
+    if isinstance(size, int):
+        return size if size >= 0 else None
+    return None if size.value == "?" else size.value
 
 
 def _is_flag(value: ir.Value) -> bool:

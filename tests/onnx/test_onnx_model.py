@@ -153,6 +153,34 @@ def test_a_shape_from_values_is_refused_when_compiled():
         model.run([np.float32([0, 3, 4])], "llvm")
 
 
+FLAGGED = (
+    HEAD
+    + """
+flagged (float[n] x, int64 rate) => (float[m] y)
+{ fast = Constant<value_int = 16>()
+  same = Equal(rate, fast)
+  y = If(same) <
+    then_branch = then () => (float[m] t) {
+      four = Constant<value_ints = [4, -1]>()
+      r = Reshape(x, four)
+      t = ReduceSum<keepdims = 0>(r) },
+    else_branch = other () => (float[m] u) {
+      seven = Constant<value_ints = [7, -1]>()
+      r = Reshape(x, seven)
+      u = ReduceSum<keepdims = 0>(r) } > }
+"""
+)
+
+
+def test_a_branch_that_is_not_taken_need_not_fit():
+    model = ts.onnx.load(parse(FLAGGED))
+    assert model.shape_inputs == ("rate",)
+    assert model.run([np.ones(8, np.float32), np.array(16)], "llvm")[0] == 8
+    assert model.run([np.ones(7, np.float32), np.array(8)], "llvm")[0] == 7
+    with pytest.raises(ts.TesseraError, match="Reshape"):
+        model.run([np.ones(8, np.float32), np.array(8)], "llvm")
+
+
 def test_artifacts(x, tmp_path):
     model = ts.onnx.load(parse(PERCEPTRON))
     folder = ts.build(model.jit(), x, target="llvm", out=str(tmp_path / "artifact"))

@@ -27,6 +27,18 @@ def correlate(x, w, stride, padding, dilation, groups):
 
 
 @pytest.mark.parametrize("target", ("interp", "llvm"))
+def test_wide_windows_are_gathered(target):
+    x, w = G.normal(size=(2, 4, 24, 30)), G.normal(size=(6, 2, 12, 11))
+    conv = ts.jit(lambda x, w: ts.conv2d(x, w, stride=(2, 3), padding=(0, 1), dilation=(1, 2), groups=2), target=target)
+    np.testing.assert_allclose(conv(x, w), correlate(x, w, (2, 3), (0, 1), (1, 2), 2), rtol=1e-10, atol=1e-10)
+    slopes = ts.grad(lambda x: ts.sum(ts.conv2d(x, w[:2, :1]) ** 2))(x[:1, :1])
+    step = 1e-4 * G.normal(size=(1, 1, 24, 30))
+    loss = lambda x: (correlate(x, w[:2, :1], (1, 1), (0, 0), (1, 1), 1) ** 2).sum()  # noqa: E731
+    change = (loss(x[:1, :1] + step) - loss(x[:1, :1] - step)) / 2
+    np.testing.assert_allclose((slopes.numpy() * step).sum(), change, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ("interp", "llvm"))
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "groups"),
     (
