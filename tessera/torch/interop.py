@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from tessera.codegen.host_plan import ArgumentBinder
-from tessera.core.device import INTERP
+from tessera.core.device import INTERP, count_gpus
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import TracedFunction
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks
+from tessera.ir.device_interchange import export_device_array
 from tessera.ir.tensor import Tensor
 from tessera.runtime import driver
 from tessera.torch.tensors import find_dtype, find_torch_dtype, from_torch, to_torch
@@ -36,7 +37,6 @@ def describe_tensor(tensor: torch.Tensor) -> TensorType:
 
 
 DEVICE_TARGETS = {"cpu": "llvm", "cuda": "ptx"}
-POINTER_ALIGN = 16  # bytes, of a GPU's widest access
 MAX_KNOWN = 32  # sizes of a program for which it is known how results are allocated
 Allocation = tuple[Callable[..., torch.Tensor], tuple[int, ...], torch.dtype]
 RunOnTensors = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -81,7 +81,7 @@ def compile_for_tensors(traced: TracedFunction, options: ProgramOptions) -> RunO
     check_seedless(traced)
     run = _compile(traced, options)
     constants = [to_torch(Tensor(a)) for a in traced.captures]
-    if options.target == "ptx" and _is_in_place(options):
+    if options.target == "ptx" and _is_in_place(options) and count_gpus():
         constants = [c.cuda() for c in constants]
     if traced.random is None:
         return (lambda tensors: run([*tensors, *constants])) if constants else run
@@ -106,9 +106,9 @@ def _compile(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
     if options.level is not None:
         return _run_on_arrays(driver.compile_level(levels, options.level, options.target))
     runtime = driver.make_runtime(levels["tile"], options.target)
-    if not hasattr(runtime, "launch"):  # an emulator
-        return _run_on_arrays(runtime.run)
-    return _run_on_host(runtime) if options.target == "llvm" else _run_on_gpu(runtime)
+    if options.target == "ptx" and count_gpus():
+        return _run_on_gpu(runtime, [v.type for v in function.results])
+    return _run_on_host(runtime) if options.target == "llvm" else _run_on_arrays(runtime.run)
 
 
 def _check_values(run: RunOnTensors) -> RunOnTensors:
@@ -183,22 +183,13 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation]:
     ]
 
 
-def _run_on_gpu(runtime: Any) -> RunOnTensors:
-    """A GPU program on the memory of the tensors, on PyTorch's current stream."""
-    allocations = _list_allocations(runtime.arguments)
+def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
+    """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs."""
+    dtypes = [type.dtype for type in results]
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [_align(t.cuda(non_blocking=True)) for t in tensors]
-        outputs = [make(shape, dtype=dtype, device="cuda") for make, shape, dtype in allocations]
-        stream = torch.cuda.current_stream().cuda_stream
-        with runtime.device.active():
-            runtime.launch([t.data_ptr() for t in held + outputs], stream)
-        return outputs
+        held = [t.detach().resolve_neg().cuda().contiguous() for t in tensors]
+        found = runtime.call(held)
+        return [torch.from_dlpack(export_device_array(a, d, a.stream)) for a, d in zip(found, dtypes, strict=True)]
 
     return run
-
-
-def _align(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose memory is contiguous and starts where the widest access may."""
-    tensor = tensor.resolve_neg().contiguous()
-    return tensor if tensor.data_ptr() % POINTER_ALIGN == 0 else tensor.clone()
