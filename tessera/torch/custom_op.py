@@ -19,14 +19,13 @@ from tessera.frontend.jit.tracing import Jit, TracedFunction, locate_definition,
 from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.graph_launch import launch, like
 from tessera.ir.tensor import Tensor
+from tessera.torch.aten import ATEN
 from tessera.torch.interop import ProgramOptions, choose_target, compile_for_tensors
 from tessera.torch.tensors import find_dtype, find_torch_dtype
 from tessera.transforms.autodiff import vjp
 
 MAX_PROGRAMS = 64  # programs that an op keeps, one for each combination of types and numbers
 NUMBER_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
-# The functions behind the ops that `op` has registered, by qualified name.
-REGISTERED: dict[str, TensorFunction] = {}
 
 
 class TensorFunction:
@@ -90,6 +89,24 @@ class TensorFunction:
         """The tensors among the arguments."""
         return {name: value for name, value in given.items() if name not in self.numbers}
 
+    def apply(self, given: Mapping[str, Any]) -> Any:
+        """The function on Tessera values."""
+        return self.function(**given)
+
+    def apply_backward(self, gradients: Sequence[Tensor], wanted: Sequence[bool], *args: Any) -> list[Tensor]:
+        """The gradients of the wanted tensors on Tessera values, from those of the float results."""
+        given = self.bind(args, {})
+        tensors = self.tensors(given)
+        names = [n for n, w in zip(tensors, wanted, strict=True) if w]
+
+        def of_wanted(*chosen: Tensor) -> Any:
+            out = self.function(**{**given, **dict(zip(names, chosen, strict=True))})
+            floats = [o for o in (out if isinstance(out, (tuple, list)) else (out,)) if o.dtype.is_float]
+            return floats[0] if len(floats) == 1 else tuple(floats)
+
+        _, pull = vjp(of_wanted, *(tensors[n] for n in names))
+        return list(pull(gradients[0] if len(gradients) == 1 else tuple(gradients)))
+
     def run(self, *args: Any, **named: Any) -> Any:
         """The op on tensors: compiled for their types and device on first use."""
         given = self.bind(args, named)
@@ -140,24 +157,14 @@ class TensorFunction:
         self, given: Mapping[str, Any], types: Mapping[str, TensorType], names: Sequence[str]
     ) -> TracedFunction:
         own = [n for n in types if n in given]
+        wanted = [n in names for n in own]
 
         def gradients(*values: Tensor) -> list[Tensor]:
-            tensors = dict(zip(own, values, strict=False))
-
-            def of_wanted(*chosen: Tensor) -> Any:
-                out = self.function(**self._name_arguments(given, tensors | dict(zip(names, chosen, strict=True))))
-                floats = [o for o in (out if isinstance(out, (tuple, list)) else (out,)) if o.dtype.is_float]
-                return floats[0] if len(floats) == 1 else tuple(floats)
-
-            _, pull = vjp(of_wanted, *(tensors[n] for n in names))
-            cotangents = values[len(own) :]
-            return list(pull(cotangents[0] if len(cotangents) == 1 else tuple(cotangents)))
+            named = {**given, **dict(zip(own, values, strict=False))}
+            return self.apply_backward(values[len(own) :], wanted, *named.values())
 
         gradients.__name__ = f"{self.traceable.__name__}_backward"
         return Jit(gradients).trace(*types.values())
-
-    def _name_arguments(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {**given, **tensors}
 
     def infer(self, *args: Any, **named: Any) -> Any:
         """New tensors of the results' types, for PyTorch's fake tensors: sizes may be symbolic."""
@@ -258,17 +265,24 @@ def op(
     known = TensorFunction(function, results, target)
     qualified = name or f"tessera::{known.function.__name__}"
     _check_name(qualified)
-    REGISTERED[qualified] = known
     made = torch.library.custom_op(qualified, known.run, mutates_args=(), schema=known.schema())
     made.register_fake(known.infer)
     backward = torch.library.custom_op(
         f"{qualified}_backward", known.run_backward, mutates_args=(), schema=known.backward_schema()
     )
     backward.register_fake(lambda gradients, wanted, *args: _infer_gradients(known, wanted, args))
+    _enter_rows(qualified, known)
     made.register_autograd(
         functools.partial(_pull_back, known, backward), setup_context=functools.partial(_save, known)
     )
     return made
+
+
+def _enter_rows(name: str, known: TensorFunction) -> None:
+    """Enter the op and its backward op in the table: the backend of torch.compile takes them into its programs."""
+    path = name.replace("::", ".")
+    ATEN[f"{path}.default"] = lambda *args: known.apply(known.bind(args, {}))
+    ATEN[f"{path}_backward.default"] = known.apply_backward
 
 
 def _check_name(name: str) -> None:

@@ -87,3 +87,15 @@ def test_the_error_of_another_number_of_results_says_what_to_write():
 def test_a_kernel_without_its_memory_is_refused():
     with pytest.raises(ArgumentError, match="out="):
         ts.torch.op(cube, grid=(2,))
+
+
+def test_the_backend_takes_custom_ops_into_its_programs():
+    torch._dynamo.reset()
+    ts.torch.reset_report()
+    op = ts.torch.op(gelu_product, name="test_custom_op::in_programs")
+    function = lambda x, w: op(x * 2, w, 3.0).square().sum()  # noqa: E731
+    x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    wanted, found = function(x, w), torch.compile(function, backend=ts.torch.backend)(x, w)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, (x, w)), torch.autograd.grad(wanted, (x, w)))
+    assert ts.torch.report().programs == 2 and not ts.torch.report().fallbacks
