@@ -27,6 +27,7 @@ from tessera.core.types import TensorType
 from tessera.errors import TesseraError, UnsupportedOpError
 from tessera.stablehlo.importer import ModuleEvaluator, load
 from tessera.stablehlo.parser import parse
+from tessera.stablehlo.table import Site, row
 from tessera.stablehlo.text import HloRegion
 
 MAX_ULPS, TOLERANCE = 3, 1e-4
@@ -56,9 +57,40 @@ def agree(kind: str, x: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.all(same | (finite & close.astype(bool))))
 
 
-def run_file(path: Path, target: str) -> tuple[str, str]:
-    """The outcome of a file: "pass", "refused" or "wrong", and a message."""
-    text = path.read_text()
+CONSTANT_CHECKS: list[dict[str, Any]] = []  # the checks of the file that runs
+
+
+def _define_check(kind: str) -> None:
+    """The operation `check.expect_eq_const %x, dense<...>`, and `check.expect_eq %x, %y`."""
+
+    @row(f"check.expect_{kind}_const")
+    def _(site: Site, x: ts.Tensor) -> None:
+        if site.get("tolerance") and np.all(np.abs(x.numpy() - site.get("value")) <= site.get("tolerance")):
+            return
+        CONSTANT_CHECKS[0][f"check.expect_{kind}"](x, ts.Tensor(site.get("value")))
+
+    @row(f"check.expect_{kind}")
+    def _(site: Site, x: ts.Tensor, y: ts.Tensor) -> None:
+        CONSTANT_CHECKS[0][f"check.expect_{kind}"](x, y)
+
+
+for _kind in ("eq", "close", "almost_eq"):
+    _define_check(_kind)
+
+
+def run_functions(text: str, name: str, calls: dict[str, Any]) -> None:
+    """Run the entry function, or each function without parameters where there is none."""
+    functions = parse(text, name).functions
+    entries = ["main"] if "main" in functions else [n for n, f in functions.items() if not f.region.params]
+    for entry in entries:
+        loaded = load(text, entry=entry, name=name, custom_calls=calls)
+        if functions[entry].region.params:
+            raise UnsupportedOpError("the entry function takes arguments")
+        loaded.function()
+
+
+def run_text(text: str, path: Path, target: str) -> tuple[str, str]:
+    """The outcome of a module: "pass", "refused" or "wrong", and a message."""
     failures: list[str] = []
 
     def check(kind: str) -> Any:
@@ -69,10 +101,10 @@ def run_file(path: Path, target: str) -> tuple[str, str]:
         return compare
 
     calls = {f"check.expect_{k}": check(k) for k in ("eq", "close", "almost_eq")}
+    CONSTANT_CHECKS[:] = [calls]
     try:
-        main = load(text, name=str(path), custom_calls=calls)
         if target == "eager":
-            main.function()
+            run_functions(text, str(path), calls)
         else:
             compare_compiled(text, str(path), calls, target, failures)
     except UnsupportedOpError as error:
@@ -81,7 +113,8 @@ def run_file(path: Path, target: str) -> tuple[str, str]:
         return "wrong", f"{type(error).__name__}: {error.message}"
     if not failures:
         return "pass", ""
-    return ("closer" if is_closer(text, str(path)) else "wrong"), ", ".join(failures)
+    closer = "@main" in text and is_closer(text, str(path))
+    return ("closer" if closer else "wrong"), ", ".join(failures)
 
 
 def widen_type(type: Any) -> Any:
@@ -145,16 +178,19 @@ def main() -> int:
     messages: dict[str, dict[str, str]] = {"closer": {}, "refused": {}, "wrong": {}}
     start = time.perf_counter()
     for path in files:
-        outcome, message = run_file(path, options.target)
-        counts[outcome] += 1
-        if outcome != "pass":
-            messages[outcome][str(path.relative_to(options.folder))] = message
+        for number, text in enumerate(re.split(r"^// -----.*$", path.read_text(), flags=re.MULTILINE)):
+            if "func.func" not in text:
+                continue
+            outcome, message = run_text(text, path, options.target)
+            counts[outcome] += 1
+            if outcome != "pass":
+                messages[outcome][f"{path.relative_to(options.folder)} {number}"] = message
     seconds = round(time.perf_counter() - start, 1)
     for name, message in list(messages["wrong"].items())[:200]:
         print(f"wrong: {name}: {message}")
     for reason, count in Counter(messages["refused"].values()).most_common(40):
         print(f"refused {count}: {reason}")
-    print(f"{len(files)} files: {dict(counts)} in {seconds} s")
+    print(f"{len(files)} files, {counts.total()} modules: {dict(counts)} in {seconds} s")
     if options.out:
         options.out.write_text(json.dumps({"counts": counts, "seconds": seconds, **messages}, indent=1))
     return 1 if counts["wrong"] else 0

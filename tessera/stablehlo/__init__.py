@@ -10,6 +10,7 @@
 Tensor([2., 4.], f32)
 """
 
+from tessera.stablehlo.exporter import export
 from tessera.stablehlo.importer import load
 
-__all__ = ["load"]
+__all__ = ["export", "load"]

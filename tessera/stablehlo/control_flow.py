@@ -172,7 +172,7 @@ _REASONS = {
     "it communicates with a host": ("infeed", "outfeed"),
     "complex numbers": ("complex", "fft"),
     "its sizes are known only when the program runs": (
-        "dynamic_conv", "dynamic_pad", "real_dynamic_slice", "set_dimension_size",
+        "dynamic_conv", "dynamic_gather", "dynamic_pad", "real_dynamic_slice", "set_dimension_size",
     ),
     "its numbers are not specified: use rng_bit_generator, as jax.random does": ("rng",),
     "quantised types": ("uniform_quantize", "uniform_dequantize"),

@@ -244,6 +244,10 @@ def _(site: Site, x: Tensor) -> Tensor:
 
 @row("stablehlo.bitcast_convert")
 def _(site: Site, x: Tensor) -> Tensor:
+    if x.dtype == site.dtype:
+        return x
+    if x.dtype.bits not in UNSIGNED_OF or site.dtype.bits not in UNSIGNED_OF:
+        raise site.refuse(f"bits of {x.dtype} as {site.dtype}")
     if x.dtype.bits < site.dtype.bits:
         return _merge_bits(x, site.dtype)
     return bitcast(x, site.dtype) if x.dtype.bits == site.dtype.bits else _split_bits(x, site.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import Location, ParseError, TesseraError, UnknownNameError, UnsupportedOpError
+from tessera.core.io import hash_text
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import CURRENT_BUILDER
@@ -26,7 +27,7 @@ from tessera.transforms.recording import set_location
 
 _TABLES = (contractions, control_flow, elementwise, indexing, random_bits, reductions)  # each adds its rows to ROWS
 _RETURNS = ("return", "func.return", "stablehlo.return")
-_MAX_CALLS = 200  # of functions inside one another
+_MAX_CALLS = 50  # of functions inside one another
 
 
 class ModuleEvaluator:
@@ -70,6 +71,11 @@ class ModuleEvaluator:
         return self._run(region, operands, Scope(scope))
 
     def _run(self, region: HloRegion, operands: Sequence[Any], scope: Scope) -> list[Any]:
+        if len(operands) != len(region.params):
+            raise ParseError(
+                "a region or function takes another number of values", expected=str(len(region.params)),
+                received=str(len(operands)),
+            )  # fmt: skip
         scope.values.update(zip(region.params, operands, strict=True))
         for operation in region.operations:
             if operation.name in _RETURNS:
@@ -111,8 +117,17 @@ class ModuleEvaluator:
         rule = ROWS.get(operation.name)
         if rule is None:
             raise UnsupportedOpError(f"{operation.name} is not supported")
-        found = as_list(rule(Site(operation, scope, self), *self._find_operands(operation, scope)))
-        _check_types(operation, found)
+        operands = self._find_operands(operation, scope)
+        try:
+            found = as_list(rule(Site(operation, scope, self), *operands))
+            _check_types(operation, found)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, TesseraError):
+                raise
+            raise ParseError(
+                f"{operation.name} has operands or attributes that do not fit it",
+                received=f"{error.__class__.__name__}: {error}",
+            ) from error
         return found
 
 
@@ -146,15 +161,15 @@ def load(
     text: str,
     *,
     entry: str = "main",
-    name: str = "<stablehlo>",
+    name: str | None = None,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Any:
     """A function of tensors from StableHLO text, as `jax.jit(f).lower(...).as_text()` or `jax.export` give it.
 
     The function is that of `@ts.jit`: call it with arrays, or use it in other functions, under `ts.grad` and `ts.vmap`
     and with `ts.build`. It returns one tensor or a tuple. With `as_text(debug_info=True)` errors and `tessera inspect`
-    name the lines of the Python program; else those of the text, under `name`. `entry` is the function to import;
-    `custom_calls` gives custom calls a meaning: functions of tensors by the name of the target.
+    name the lines of the Python program; else those of the text, a file called `name`. `entry` is the function to
+    import; `custom_calls` gives custom calls a meaning: functions of tensors by the name of the target.
 
     >>> double = load('''
     ... func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
@@ -169,8 +184,9 @@ def load(
         UnknownNameError: there is no function `entry`.
         UnsupportedOpError: on a call, at an operation that is not supported (complex numbers, dynamic shapes, LAPACK).
     """
-    module = parse(text, name)
+    name = name or f"<stablehlo {hash_text(text)[:12]}>"
     _keep_text(name, text)
+    module = parse(text, name)
     evaluation = ModuleEvaluator(module, custom_calls or {})
     function = evaluation.function(entry)
     _check_parameters(function)

@@ -232,8 +232,8 @@ def _whole_slices(x: Tensor, dims: _Dimensions, sizes: Sequence[int]) -> bool:
     return dims.collapsed == (axis,) and sizes[axis] == 1 and rest
 
 
-@row("stablehlo.gather", "stablehlo.dynamic_gather")
-def _(site: Site, x: Tensor, indices: Tensor, *rest: Tensor) -> Tensor:
+@row("stablehlo.gather")
+def _(site: Site, x: Tensor, indices: Tensor) -> Tensor:
     names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "start_indices_batching_dims")
     dims = _read_dimensions(site, names, "dimension_numbers", indices)
     sizes = site.numbers("slice_sizes")
@@ -259,6 +259,20 @@ def _order_gathered(found: Tensor, axis: int, count: int, dims: _Dimensions, ran
 # Scatter.
 
 
+def _fits_operand(
+    shape: tuple[int, ...], operand: tuple[int, ...], indices: Tensor, dims: _Dimensions
+) -> Tensor | None:
+    """Whether the whole window of an update lies in the operand, as XLA takes it; None without indices."""
+    extents = {a: shape[at] for at, a in zip(dims.window, _window_axes(len(operand), dims), strict=True)}
+    batch = [a for a in range(len(shape)) if a not in dims.window]
+    inside = None
+    for axis, start in zip(dims.mapped, _index_vectors(indices, dims), strict=True):
+        first = _align(cast(start, dtype=int64), batch, len(shape))
+        fits = e.greater_equal(first, 0) & e.less_equal(first, operand[axis] - extents.get(axis, 1))
+        inside = fits if inside is None else inside & fits
+    return inside
+
+
 @row("stablehlo.scatter")
 def _(site: Site, *operands: Tensor) -> list[Tensor]:
     count = len(operands) // 2
@@ -274,10 +288,7 @@ def _(site: Site, *operands: Tensor) -> list[Tensor]:
         return list(inputs)
     shape, operand = updates[0].shape, inputs[0].shape
     places = _operand_places(shape, operand, indices, dims, None)
-    inside = None
-    for place, size in zip(places, operand, strict=True):
-        fits = e.greater_equal(place, 0) & e.less(place, size)
-        inside = fits if inside is None else inside & fits
+    inside = _fits_operand(shape, operand, indices, dims)
     numbers = _flat_places(places, operand, shape)
     if inside is not None:
         numbers = e.where(inside, numbers, math.prod(operand))

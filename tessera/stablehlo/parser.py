@@ -448,6 +448,7 @@ class Parser:
         else:
             operation = self._parse_pretty(Operation(lexer.take_kind("word")), sum(n for _, n in results))
         operation.results = results
+        operation.types = operation.types if results else []
         operation.location = self._parse_trailing_location()
         if operation.location == UNKNOWN:
             operation.location = lexer.place(start)
@@ -505,30 +506,44 @@ class Parser:
         kind, text, after = lexer.here.kind, lexer.here.text, lexer.ahead().text
         if kind == "value":
             return self._parse_operand(operation, after)
+        if kind == "word":
+            return self._parse_word_clause(operation, text, after)
         if kind == "symbol":
             operation.attrs["callee"] = self._parse_symbol()
         elif kind == "string":
             operation.attrs["name"] = unquote(lexer.take().text)
-        elif text in ("(", ")", ","):
-            lexer.take()
         elif text == "[":
             operation.attrs["ranges"] = lexer.many("[", "]", self._parse_range)
         elif text == "{":
-            operation.attrs.update(self.parse_dictionary())
-        elif kind == "word" and text == "dense" and after == "<":
-            operation.attrs["value"] = self.parse_attribute()
-            operation.types = []
-            return self._end_constant(operation)
-        elif kind == "word" and (text, after) != ("loc", "(") and text not in ("cond", "reducer", "attributes"):
-            return self._parse_named_clause(operation, lexer.take().text)
+            self._parse_braces(operation)
+        elif text in ("(", ")", ","):
+            lexer.take()
         else:
             return False
         return True
 
+    def _parse_braces(self, operation: Operation) -> None:
+        if self.lexer.ahead().kind == "label":
+            operation.regions.append(self.parse_region())
+        else:
+            operation.attrs.update(self.parse_dictionary())
+
+    def _parse_word_clause(self, operation: Operation, text: str, after: str) -> bool:
+        if text == "dense" and after == "<":
+            operation.attrs["value"] = self.parse_attribute()
+            return self._end_constant(operation)
+        if text == "attributes" and after == "{":
+            self.lexer.take()
+            operation.attrs.update(self.parse_dictionary())
+            return True
+        if (text, after) == ("loc", "(") or text in ("cond", "reducer"):
+            return False
+        return self._parse_named_clause(operation, self.lexer.take().text)
+
     def _end_constant(self, operation: Operation) -> bool:
         value = operation.attrs["value"]
         operation.types = [value] if isinstance(value, RefusedType) else [_type_of(value)]
-        return False
+        return self.lexer.at(",", "{")
 
     def _parse_operand(self, operation: Operation, after: str) -> bool:
         """`%a`, or `%param = %a` of a loop; not the result of the next operation."""

@@ -62,6 +62,11 @@ def scatter_windows(x, i, u):
     return lax.scatter_add(x, i, u, numbers, mode="clip")
 
 
+def scatter_partly_outside(x, i, u):
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    return lax.scatter_add(x, i, u, numbers, mode="drop")
+
+
 def batched_gather(x, i):
     return jax.vmap(lambda a, b: a[b])(x, i)
 
@@ -150,6 +155,7 @@ CASES = {
     "scatter_multiply": (lambda x: x.at[:, np.int32([0, 2, 2])].multiply(3.0), X),
     "scatter_minmax": (lambda x, u: (x.at[np.int32([0, 3])].min(u[:2]), x.at[np.int32([0, 3])].max(u[:2])), X, Y),
     "scatter_windows": (scatter_windows, X, PLACES, RNG.standard_normal((4, 2, 3)).astype("f4")),
+    "scatter_partly_outside": (scatter_partly_outside, X, PLACES, RNG.standard_normal((4, 2, 3)).astype("f4")),
     "scatter_outside": (lambda x, i: x.at[i].add(1.0, mode="drop"), X, np.int32([0, 99, -99, 2])),
     "scatter_apply": (lambda x: x.at[np.int32([0, 3, 3])].apply(jnp.sin), X),
     "sum_prod": (lambda x: (x.sum(0), x.prod(1), x.mean(), x.var(1), x.sum()), X),

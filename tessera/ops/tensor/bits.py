@@ -155,7 +155,8 @@ def count_leading_zeros(x: Any) -> Tensor:
 def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Tensor:
     """`x` rounded to nearest-even in a float format of these widths, in its own type.
 
-    What is too large becomes infinite; what is too small for a normal number of the format becomes zero.
+    What is too large becomes infinite; what is too small for a normal number of the format becomes zero. A format
+    without mantissa has no NaN: it becomes infinite.
 
     >>> reduce_precision([1.01, 1e30], 5, 2)
     Tensor([ 1., inf], f32)
@@ -172,6 +173,8 @@ def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Tensor:
     info = np.finfo(x.dtype.numpy) if x.dtype in (f32, f64) else None
     wide = x if info is not None else cast(x, dtype=f32)
     found = _round_bits(wide, exponent_bits, mantissa_bits)
+    if not mantissa_bits:
+        found = where(not_equal(wide, wide), splat(math.inf, wide.type), found)
     return cast(found, dtype=x.dtype)
 
 
