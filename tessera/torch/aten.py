@@ -18,9 +18,11 @@ from tessera.torch.rows import (
     recurrent,
     reductions,
     shapes,
+    special,
     windows,
 )
 from tessera.torch.table import ATEN
 
 __all__ = ["ATEN"]
-ROWS = (activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes, windows)
+ROWS = (activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes)
+ROWS += (special, windows)

@@ -46,8 +46,8 @@ Number = bool | int | float
 def join_dtypes(a: DType, b: DType) -> DType:
     """The element type that holds two others, as ATen has it: f16 with bf16 is f32, uint8 with int8 is int16.
 
-    >>> join_dtypes(uint8, int16), join_dtypes(int64, f32)
-    (ts.int16, ts.f32)
+    >>> join_dtypes(int64, f32)
+    ts.f32
     """
     if a == b:
         return a

@@ -132,7 +132,7 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
     return row
 
 
-def scatter_flat(g: Tensor, at: Tensor, shape: tuple[int, ...], rank: int) -> Tensor:
+def scatter_flat(g: Tensor, at: Tensor, shape: Sequence[Any], rank: int) -> Tensor:
     """Elements added at indices into the flattened spatial axes."""
     channels, size = math.prod(shape[:-rank]), math.prod(shape[-rank:])
     gw, places = reshape(wide(g), shape=(channels, -1)), reshape(at, shape=(channels, -1))
@@ -297,7 +297,7 @@ def _replicate(place: Tensor, size: int) -> Tensor:
     return e.minimum(e.maximum(place, 0), size - 1)
 
 
-def _pad_with(places: Callable[[Tensor, int], Tensor], x: Tensor, padding: Sequence[int]) -> Tensor:
+def _pad_with(places: Callable[[Tensor, Any], Tensor], x: Tensor, padding: Sequence[int]) -> Tensor:
     for i in range(len(padding) // 2):
         axis, low, high = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
         size = x.shape[axis]
@@ -306,7 +306,7 @@ def _pad_with(places: Callable[[Tensor, int], Tensor], x: Tensor, padding: Seque
     return x
 
 
-def _pad_with_back(places: Callable[[Tensor, int], Tensor], g: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+def _pad_with_back(places: Callable[[Tensor, Any], Tensor], g: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
     return narrow_to(pull_back(lambda v: _pad_with(places, v, padding), x, wide(g)), g.dtype)
 
 
