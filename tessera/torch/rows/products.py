@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.core.types import int64
+from tessera.core.types import f32, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.nn import scaled_dot_product_attention
-from tessera.ops.tensor.shape import expand_dims, iota, reshape
+from tessera.ops.tensor.rearrange import pad
+from tessera.ops.tensor.shape import expand_dims, iota, reshape, squeeze
 from tessera.torch.table import aten, convert, narrow_to, promote, wide, zeros
 
 
@@ -116,13 +117,18 @@ def _no_draws() -> tuple[Tensor, Tensor]:
 @aten("_scaled_dot_product_efficient_attention.default")
 def _(q, k, v, attn_bias=None, compute_log_sumexp=False, dropout_p=0.0, is_causal=False, scale=None):
     out, log_sum = _attend(q, k, v, attn_bias, is_causal, scale)
+    rows = log_sum.shape[-1]
+    if compute_log_sumexp:  # in memory of whole blocks of 32 rows
+        log_sum = pad(log_sum, ((0, 0), (0, 0), (0, -rows % 32)))
+    else:
+        log_sum = zeros((*log_sum.shape[:2], 0), f32)
     return (out, log_sum, *_no_draws())
 
 
 @aten("_scaled_dot_product_cudnn_attention.default")
 def _(q, k, v, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
     out, log_sum = _attend(q, k, v, attn_bias, is_causal, scale)
-    return (out, log_sum, None, None, q.shape[-2], k.shape[-2], *_no_draws(), zeros((0,), q.dtype))
+    return (out, expand_dims(log_sum, -1), None, None, q.shape[-2], k.shape[-2], *_no_draws(), zeros((0,), q.dtype))
 
 
 @aten("_scaled_dot_product_attention_math.default")
@@ -177,7 +183,8 @@ def _(
     g, q, k, v, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask, is_causal=False,
     scale=None,
 ):  # fmt: skip
-    *found, by_scores = _attention_gradients(g, q, k, v, out, logsumexp, attn_bias, is_causal, scale)
+    log_sum = logsumexp[:, :, : q.shape[-2]]
+    *found, by_scores = _attention_gradients(g, q, k, v, out, log_sum, attn_bias, is_causal, scale)
     by_bias = _unbroadcast(by_scores, attn_bias) if attn_bias is not None and grad_input_mask[3] else None
     return (*found, by_bias)
 
@@ -192,4 +199,4 @@ def _(
     g, q, k, v, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
     is_causal, scale=None,
 ):  # fmt: skip
-    return _attention_gradients(g, q, k, v, out, logsumexp, attn_bias, is_causal, scale)[:3]
+    return _attention_gradients(g, q, k, v, out, squeeze(logsumexp, axis=-1), attn_bias, is_causal, scale)[:3]
