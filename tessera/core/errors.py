@@ -228,7 +228,7 @@ def hides_internal_frames(function: Call) -> Call:
         try:
             return function(*args, **named)
         except Exception as error:
-            if not isinstance(error, TesseraError) and not _is_raised_by_user(error.__traceback__):
+            if not hides_frames_of(error):
                 raise
             hide_internal_frames(error)
             if sys.version_info < (3, 11):  # there a bare `raise` restores the whole traceback
@@ -236,6 +236,11 @@ def hides_internal_frames(function: Call) -> Call:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def hides_frames_of(error: Exception) -> bool:
+    """Whether an error leaves an entry of the package without the package's frames."""
+    return isinstance(error, TesseraError) or _is_raised_by_user(error.__traceback__)
 
 
 # The source of the main program, where no file has it.

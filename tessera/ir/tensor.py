@@ -355,8 +355,11 @@ def place_in_pool(array: np.ndarray) -> np.ndarray:
     return array if owner is None else owner(array)
 
 
+_new = object.__new__
+
+
 def _make_tensor(array: Any, type: Any) -> Tensor:
-    out = object.__new__(Tensor)  # `Tensor(...)` would look at what is known already
+    out = _new(Tensor)  # `Tensor(...)` would look at what is known already
     out.data = array if array.__class__ is DeviceArray else place_in_pool(np.asarray(array))
     out.type = type
     out.grad, out.requires_grad = None, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -21,7 +22,8 @@ from tessera.core.errors import (
     Location,
     ShapeError,
     TesseraError,
-    hides_internal_frames,
+    hide_internal_frames,
+    hides_frames_of,
     user_location,
 )
 from tessera.core.hooks import compile_graph, takes_symbolic_sizes
@@ -197,17 +199,30 @@ class Jit:
                     suggestion='put the constraint above the function: @ts.require("D % 8 == 0")',
                 )  # fmt: skip
 
-    @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
+        try:  # as `hides_internal_frames` does, without a call of its own
+            if CURRENT_BUILDER.get() is not None or LINE_MARKS_ENABLED.get():
+                return self._call_any(args, named)
+            kinds, leaves = walk_call(args, named, self._static_places, self.static)
+            key = None if kinds is None else (kinds, *self._ambient_key())
+            known = self._known.get(key) if key is not None else None
+            if known is not None:
+                return self._run_known(known, leaves, args, named)
+            leaves.clear()  # nothing here holds what is donated
+            return self._call_any(args, named, key)
+        except Exception as error:
+            if hides_frames_of(error):
+                hide_internal_frames(error)
+            if sys.version_info < (3, 11):  # there a bare `raise` restores the whole traceback
+                raise error
+            raise
+
+    def _call_any(self, args: tuple[Any, ...], named: dict[str, Any], key: Hashable = None) -> Any:
+        """A call that is not known: bound, compiled where its types are new, and then known by its key."""
         if CURRENT_BUILDER.get() is not None:  # inside another trace: inline
             return self.function(*args, **named)
         if LINE_MARKS_ENABLED.get() and find_generator_name(self.target or default_device()) == INTERP:
             return self.stepped(*args, **named)
-        kinds, leaves = walk_call(args, named, self._static_places, self.static)
-        key = None if kinds is None else (kinds, *self._ambient_key())
-        known = self._known.get(key) if key is not None else None
-        if known is not None:
-            return self._run_known(known, leaves, args, named)
         call = self.bind(args, named)
         traced, run = self._compiled(call, compile_graph)
         if traced.breakpoints:  # no debugger session yet
@@ -215,7 +230,6 @@ class Jit:
             return self.stepped(*args, **named)
         if key is not None and not traced.owners and (order := self._find_order(call, args, named)) is not None:
             self._known[key] = KnownCall(traced, run, order, self.donation.find_places(call.names))
-        leaves.clear()  # nothing here holds what is donated
         return self._run(call, traced, run, args, named)
 
     def stepped(self, *args: Any, **named: Any) -> Any:
@@ -230,8 +244,9 @@ class Jit:
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
-        arrays = [leaves[i] for i in known.order] if known.order else list(leaves)
-        arrays += traced.hidden_arguments()
+        arrays = [leaves[i] for i in known.order] if known.order else [*leaves]
+        if traced.captures or traced.random is not None:
+            arrays += traced.hidden_arguments()
         if known.donated:
             leaves.clear()  # nothing here holds what is donated
             self.donation.give(arrays, known.donated, args, named)
@@ -608,7 +623,6 @@ def to_result_tensor(value: Any) -> Tensor:
     )
 
 
-def _wrap_result(array: np.ndarray, value: Value) -> Tensor:
+def _wrap_result(array: Any, value: Value) -> Tensor:
     type = value.type
-    assert isinstance(type, TensorType)
-    return wrap_array(array, type if type.shape == array.shape else type.with_shape(array.shape))
+    return wrap_array(array, type if type.shape == array.shape else type.with_shape(array.shape))  # type: ignore[arg-type, union-attr]

@@ -118,9 +118,10 @@ class GpuMemory(DeviceMemory):
     def find_stream(self) -> int:
         """The current stream of PyTorch, else that of CuPy, where they have chosen one; else the default stream."""
         self.gpu.enter()
-        if self._stream_finder is None:
-            self._stream_finder = _make_stream_finder()
-        return self._stream_finder() if self._stream_finder is not None else LEGACY_STREAM
+        if (find := self._stream_finder) is not None:
+            return find()
+        self._stream_finder = _make_stream_finder()
+        return LEGACY_STREAM if self._stream_finder is None else self._stream_finder()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> DeviceArray:
         """A new array that is used on a stream; what it holds means nothing.

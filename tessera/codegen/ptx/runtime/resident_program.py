@@ -75,7 +75,9 @@ class ResidentProgram:
             key.append(made.address)
             if zeroed:
                 self.memory.clear(made, stream)
-        self._run(tuple(key), stream)
+        found = tuple(key)
+        with self._lock:
+            (self._bound.get(found) or self._find(found, stream))()
         return results
 
     def _run(self, key: tuple[Any, ...], stream: int) -> None:
