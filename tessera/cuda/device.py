@@ -35,13 +35,15 @@ class EmulatedLaunch:
 class EmulatedDevice:
     """A GPU of an architecture: `debug` runs the sanitizer, `report` counts what each launch executes.
 
-    `block_word` is the word for a thread block in findings: a program, in Triton.
+    `block_word` is the word for a thread block in findings: a program, in Triton. Programs are `replicated` where the
+    compiler gives several threads copies of an element.
     """
 
     arch: str = "sm_90a"
     debug: bool = False
     report: bool = False
     block_word: str = "block"
+    replicated: bool = False
     reports: list[LaunchReport] = field(default_factory=list)
     launches: int = 0
 
@@ -88,6 +90,7 @@ class EmulatedDevice:
                 launch.cooperative,
                 launch.reachable,
                 counters,
+                self.replicated,
             )
         except TesseraError as error:
             raise self._move_to_source(error, launch.title or launch.entry) from None

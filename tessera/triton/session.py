@@ -59,7 +59,7 @@ def interpreted(
     """
     if tune not in TUNING:
         raise ArgumentError("unknown way to tune", expected=", ".join(TUNING), received=tune)
-    device = EmulatedDevice(_ARCHITECTURES.get(arch, arch), debug, report, block_word="program")
+    device = EmulatedDevice(_ARCHITECTURES.get(arch, arch), debug, report, block_word="program", replicated=True)
     allocations = Allocations()
     driver, before = EmulatorDriver(device, allocations), triton.runtime.driver._active
     with contextlib.ExitStack() as stack:

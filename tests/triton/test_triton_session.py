@@ -7,7 +7,7 @@ triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 import triton.language as tl  # noqa: E402
-from triton_kernels import add, matmul  # noqa: E402
+from triton_kernels import add, matmul, normalise  # noqa: E402
 
 import tessera as ts  # noqa: E402
 
@@ -79,3 +79,12 @@ def test_unknown_choices_are_refused():
         pass
     with pytest.raises(ts.errors.ArgumentError, match="way to tune"), ts.triton.interpreted(tune="none"):
         pass
+
+
+@pytest.mark.parametrize("block", [32, 64, 256])
+def test_copies_of_elements_do_not_race(block):
+    x = torch.randn(3, block)
+    want = x / x.norm(dim=1, keepdim=True)
+    with ts.triton.interpreted(debug=True):
+        normalise[(3,)](x, BLOCK=block, num_warps=8)
+    torch.testing.assert_close(x, want)

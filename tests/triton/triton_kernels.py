@@ -21,3 +21,13 @@ def matmul(a, b, c, M, N, K, stride_am, stride_bk, stride_cm, BM: tl.constexpr, 
         right = tl.load(b + k[:, None] * stride_bk + cols, mask=(k[:, None] < K) & (cols < N), other=0.0)
         total = tl.dot(left, right, total)
     tl.store(c + rows[:, None] * stride_cm + cols, total, mask=(rows[:, None] < M) & (cols < N))
+
+
+@triton.jit
+def normalise(x, BLOCK: tl.constexpr):
+    """In place; threads hold copies of elements, and the lanes of a sum round differently (x * x is fused)."""
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + tl.program_id(0) * BLOCK + at)
+    scale = tl.rsqrt(tl.sum(value * value))
+    value = tl.load(x + tl.program_id(0) * BLOCK + at)
+    tl.store(x + tl.program_id(0) * BLOCK + at, value * scale)

@@ -233,13 +233,16 @@ class PtxModule:
         cooperative: bool = False,
         reachable: Sequence[DevicePointer] = (),
         observer: PtxObserver | None = None,
+        replicated: bool = False,
     ) -> None:
         """Run an entry.
 
         `args`: arrays are pointers and written in place, as are `DevicePointer`s; numbers and `bytes` (structs) are
         passed by value; a `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `reachable` are
         allocations whose host addresses the kernel finds in memory or in integers; `observer` is told of each
-        instruction and access. `shared` is the bytes of dynamic shared
+        instruction and access. In a `replicated` program threads of a CTA that read an element with one instruction are
+        copies of the thread that uses it, and threads that store to one address of shared memory with one instruction
+        are copies that may round differently: neither is a race. `shared` is the bytes of dynamic shared
         memory, `cluster` the CTAs of a cluster if the text does not declare them. All CTAs of a `cooperative` launch
         are resident at once, so that they may wait for each other. `debug` runs the sanitizer, which finds
         uninitialised registers, shared and local memory, races in shared and global memory (also between CTAs),
@@ -263,6 +266,7 @@ class PtxModule:
             shared,
             debug,
             cooperative,
+            replicated,
         )
         _check_launch_limits(function, launch)
         params, symbols, static_shared_bytes = self._assign_addresses(function, arena)

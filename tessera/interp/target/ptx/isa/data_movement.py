@@ -124,12 +124,18 @@ def _(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
             for k, value in enumerate(values):
                 cells[index + k if k else index] = value
                 if m.debug and (overwritten := cells[index + k] != value).any():
-                    raise _make_conflict_fault(m, subset, index, int(np.argmax(overwritten)))
+                    _check_conflicts(m, access, index, overwritten)
             m.allow_uninitialised = False
             if m.debug and access.space == "local" and len(sources) == len(readers):
                 m.shadow.set_known(access, size, [m.known(k, subset) for k in sources])
 
     return store
+
+
+def _check_conflicts(m: PtxMachine, access: LaneAccess, index: np.ndarray, overwritten: np.ndarray) -> None:
+    """Lanes of a store wrote different values to one address: in shared memory copies may round differently."""
+    if not (m.launch.replicated and access.space == "shared"):
+        raise _make_conflict_fault(m, access.lanes, index, int(np.argmax(overwritten)))
 
 
 def _make_conflict_fault(m: PtxMachine, lanes: LaneSet, index: np.ndarray, first: int) -> PtxFault:

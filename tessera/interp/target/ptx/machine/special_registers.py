@@ -14,7 +14,8 @@ Extent = tuple[int, int, int]
 class LaunchShape:
     """The shape of a launch: its grid, blocks and clusters, and the bytes of dynamic shared memory.
 
-    All CTAs of a `cooperative` launch are resident at once.
+    All CTAs of a `cooperative` launch are resident at once. In a `replicated` program several threads of a CTA may
+    compute the same element, of which one stores it.
     """
 
     grid: Extent
@@ -23,6 +24,7 @@ class LaunchShape:
     shared: int = 0
     debug: bool = False
     cooperative: bool = False
+    replicated: bool = False
 
     @property
     def threads(self) -> int:

@@ -79,15 +79,23 @@ class GlobalShadow:
         news = slice(None) if changed is None else np.repeat(changed, per)
         self._check_ordered(m, where[news], flat[news], self.writes, kind, strong)
         if kind == READ:
-            other = (self.reads.who[where] - 1) // 32 != (who - 1) // 32
-            self.older_reads.copy(where[other], self.reads)
-            self.reads.set(where, who, clocks.clock(flat), m.pc)
+            self._record_read(m, where, who, clocks.clock(flat))
             return
         for reads in (self.reads, self.older_reads):
             self._check_ordered(m, where, flat, reads, kind, strong)
             reads.who[where] = 0
         self.writes.set(where, who, clocks.clock(flat), m.pc)
         self.strong[where] = strong
+
+    def _record_read(self, m: PtxMachine, where: np.ndarray, who: np.ndarray, time: np.ndarray) -> None:
+        earlier = self.reads.who[where]
+        other = (earlier - 1) // 32 != (who - 1) // 32
+        if self.launch.replicated:  # the first thread of the copies stands for all
+            copies = (self.reads.pc[where] == m.pc) & ((earlier - 1) // m.threads == (who - 1) // m.threads)
+            kept = ~(copies & (earlier != 0) & (earlier < who))
+            where, who, time, other = (a[kept][::-1] for a in (where, who, time, other & ~copies))
+        self.older_reads.copy(where[other], self.reads)
+        self.reads.set(where, who, time, m.pc)
 
     def _track_initialised(self, m: PtxMachine, kind: str, lanes: LaneSet, offsets: np.ndarray, size: int) -> None:
         where = offsets[:, None] + np.arange(size)
