@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import Location, TesseraError, user_location
 from tessera.core.types import TensorType, Type, as_dtype
 from tessera.ir.core import Attrs, Block, Function, Node, Value
@@ -29,7 +30,7 @@ class Builder:
     def __init__(self) -> None:
         self._open: list[list[Node]] = [[]]
         self.producers: dict[Value, Node] = {}
-        self.captures: dict[int, tuple[np.ndarray, Value]] = {}
+        self.captures: dict[int, tuple[Any, Value]] = {}
         self.owners: dict[int, Any] = {}
         self.location: Location | None = None
 
@@ -65,7 +66,7 @@ class Builder:
         """Whether the values of a node are in scope: it was added at the top, or in a region that is still open."""
         return any(node in nodes for nodes in self._open)
 
-    def capture(self, array: np.ndarray, owner: Any = None) -> Value:
+    def capture(self, array: np.ndarray | DeviceArray, owner: Any = None) -> Value:
         """The parameter for an array that the traced code closes over; `owner` is the tensor that holds it, if any."""
         if owner is not None and owner.requires_grad:
             self.owners[id(array)] = owner

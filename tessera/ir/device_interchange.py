@@ -108,7 +108,7 @@ def import_device_array(value: Any, stream: int | None = None) -> DeviceArray:
     return memory.clone(found, stream) if found.address % POINTER_ALIGN else found
 
 
-def _find_memory(device: tuple[int, int]) -> DeviceMemory:
+def _find_memory(device: tuple[int, ...]) -> DeviceMemory:
     generator = GENERATOR_BY_DLPACK.get(device[0])
     if generator is None:
         raise DeviceUnavailable(

@@ -26,6 +26,7 @@ from tessera.interp import graph as graph_interpreter
 from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Function, Module
+from tessera.ir.device_interchange import READERS, import_device_array
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.pipeline import list_steps
 
@@ -122,9 +123,15 @@ def compile_graph(
 def _copy_to_host(arrays: Sequence[Any]) -> Sequence[Any]:
     """The arrays, with those of a device copied to the host."""
     for array in arrays:
-        if array.__class__ is DeviceArray:
-            return [a.numpy() if a.__class__ is DeviceArray else a for a in arrays]
+        if array.__class__ is DeviceArray or array.__class__ in READERS:
+            return [_copy_one_to_host(a) for a in arrays]
     return arrays
+
+
+def _copy_one_to_host(array: Any) -> Any:
+    if array.__class__ in READERS:  # of another library
+        array = import_device_array(array)
+    return array.numpy() if array.__class__ is DeviceArray else array
 
 
 def compile_tile(module: Module, target: str) -> RunFunction:

@@ -10,10 +10,10 @@ import pytest
 
 import tessera as ts
 from tessera.core.device import count_gpus
-from tessera.core.errors import ArgumentError, DeviceUnavailable, DTypeError
+from tessera.core.errors import ArgumentError, DeviceUnavailable, DTypeError, ShapeError
 from tessera.core.hooks import find_device_memory
 from tessera.ir.array_interchange import find_capsule
-from tessera.ir.device_interchange import _DLTensor, import_device_array
+from tessera.ir.device_interchange import READERS, ArrayReader, _DLTensor, import_device_array
 
 pytestmark = pytest.mark.skipif(count_gpus() > 0, reason="the stand-ins' memory is the host's")
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -70,6 +70,21 @@ def test_arguments_are_used_in_place(wrap):
     assert wrap is Interface or set(foreign.streams) == {1}
     assert ts.Tensor(foreign).device == memory.name and ts.Tensor(foreign).data.address == array.ctypes.data
     assert ts.jit(lambda x: x + 0.5, target="interp")(foreign).device == "cpu"
+
+
+@pytest.mark.parametrize("target", ["ptx", "llvm", "interp"])
+def test_arrays_of_a_known_class_are_read_without_a_protocol(target, monkeypatch):
+    reader = ArrayReader(lambda x: (x.array.dtype, x.array.shape), lambda x: x.array.ctypes.data)
+    monkeypatch.setitem(READERS, Foreign, reader)
+    memory, foreign = find_device_memory("ptx"), Foreign(aligned(X))
+    scale = ts.jit(lambda x, s: x * s, target=target)
+    for k in range(3):  # bound, then known
+        before, seen = memory.copies_in, len(foreign.streams)
+        y = scale(foreign, float(k))
+        assert np.array_equal(y.numpy(), X * np.float32(k))
+        assert target != "ptx" or k < 2 or (memory.copies_in - before, len(foreign.streams)) == (1, seen)
+    with pytest.raises(ShapeError):
+        ts.jit(lambda x: x @ x, target=target)(foreign)
 
 
 def test_strided_and_misaligned_arrays_are_copied_within_the_device():

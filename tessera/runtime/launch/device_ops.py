@@ -62,7 +62,7 @@ def _compile_op(
     else:
         node = builder.add(op, given, attrs)
     function = Function(op.name.rpartition(".")[2], builder.block(params, node.results), loc=user_location())
-    return compile_graph(function, device), tuple(r.type for r in node.results)
+    return compile_graph(function, device), node.result_types  # type: ignore[return-value]
 
 
 def _split_constants(operands: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:

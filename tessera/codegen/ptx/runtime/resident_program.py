@@ -89,7 +89,8 @@ class ResidentProgram:
         memory = self.memory
         if len(arrays) != len(self._inputs):
             raise ArgumentError("wrong number of arguments", expected=len(self._inputs), received=len(arrays))
-        held, key = list(arrays), [stream]
+        held = list(arrays)
+        key: list[Any] = [stream]
         for i, (x, param) in enumerate(zip(arrays, self._inputs, strict=True)):
             if x.__class__ is DeviceArray:
                 if x.stream != stream:
