@@ -269,7 +269,10 @@ def _find_body(call: NodeCall, operands: Sequence[Any], version: int) -> onnx.Fu
         return schema.function_body
     if not schema.has_context_dependent_function:
         return None
-    proto = _resolve_references(ir.to_proto(call.node), call)
+    try:
+        proto = _resolve_references(ir.to_proto(call.node), call)
+    except Exception as error:  # onnx-ir raises errors of many types for a malformed node
+        raise call.fail(f"its attributes are malformed: {error}") from None
     types = [_type_proto(x).SerializeToString() for x in operands]
     versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
     text = schema.get_context_dependent_function_with_opset_version(

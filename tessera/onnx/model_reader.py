@@ -6,6 +6,7 @@ Nothing of a model runs while it is read, and no file outside its folder is open
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ import onnx.defs
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from tessera.core.errors import FileError, Location, ParseError, UnsupportedOpError
+from tessera.core.errors import FileError, Location, ParseError, TesseraError, UnsupportedOpError
 from tessera.onnx.element_types import array_to_tensor
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -59,22 +60,52 @@ def read_model(source: Any, folder: str | os.PathLike[str] | None = None) -> Rea
     """
     proto, name, base = _read_proto(source, folder)
     _check_versions(proto, name)
+    model = _deserialise(proto, name)
     try:
-        model = ir.from_proto(proto)
-    except Exception as error:  # onnx-ir raises errors of many types for a malformed model
+        return _check_model(model, name, base)
+    except TesseraError:
+        raise
+    except Exception as error:  # onnx-ir reads some parts late, and raises errors of many types for malformed ones
         raise ParseError(f"{name} is not a valid ONNX model: {_describe(error)}") from None
+
+
+def _check_model(model: ir.Model, name: str, folder: Path | None) -> ReadModel:
+    """Check the graphs of a model, sort them, and write their text."""
     _check_functions(model)
     graphs = list(iterate_graphs(model))
     text = _ModelText(name)
     for title, graph in graphs:
+        _check_text(graph, name)
         text.add_graph(title, graph)
     text.publish()
     read = ReadModel(model, name, text.locations)
     for _, graph in graphs:
         _sort_graph(graph, read)
         _check_names(graph, read)
-        _check_external_data(graph, base, name)
+        _check_external_data(graph, folder, name)
     return read
+
+
+def _deserialise(proto: onnx.ModelProto, name: str) -> ir.Model:
+    log = logging.getLogger("onnx_ir")
+    before = log.level
+    log.setLevel(logging.ERROR)  # it warns of what is an error here
+    try:
+        return ir.from_proto(proto)
+    except Exception as error:  # onnx-ir raises errors of many types for a malformed model
+        raise ParseError(f"{name} is not a valid ONNX model: {_describe(error)}") from None
+    finally:
+        log.setLevel(before)
+
+
+def _check_text(graph: Any, name: str) -> None:
+    """Refuse names that are not text: protobuf gives them as bytes."""
+    values = [*graph.inputs, *graph.outputs, *(v for n in graph for v in (*n.inputs, *n.outputs) if v is not None)]
+    names = [graph.name, *(v.name for v in values)]
+    names += [text for n in graph for text in (n.name, n.op_type, n.domain, *n.attributes)]
+    wrong = next((n for n in names if isinstance(n, bytes)), None)
+    if wrong is not None:
+        raise ParseError(f"{name} has a name that is not UTF-8 text", received=repr(wrong)[:80])
 
 
 def _describe(error: BaseException) -> str:
