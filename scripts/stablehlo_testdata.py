@@ -1,6 +1,6 @@
 """Runs the StableHLO project's self-checking files (`stablehlo/testdata`, `stablehlo/tests/interpret`) and counts.
 
-    python scripts/stablehlo_testdata.py FOLDER [--target interp|llvm] [--out FILE.json] [--only PREFIX]
+    python scripts/stablehlo_testdata.py FOLDER [--target eager|interp|llvm] [--out FILE.json] [--only PREFIX]
 
 A file passes if each of its `check.expect_*` operations holds, by the rules of the project's own interpreter: equal, 3
 units in the last place, or 1e-4. Where one does not, the file is evaluated in f64; it is "closer" if the largest error

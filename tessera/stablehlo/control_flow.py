@@ -89,7 +89,7 @@ def _find_increment(site: Site, place: int) -> Any:
 
 @row("stablehlo.if")
 def _(site: Site, condition: Tensor) -> list[Tensor]:
-    return bind_cond(condition, [lambda given, i=i: site.body(i)() for i in (0, 1)], [])
+    return bind_cond(condition, [lambda given: site.body(0)(), lambda given: site.body(1)()], [])
 
 
 @row("stablehlo.case")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
@@ -159,12 +160,15 @@ class _Dimensions:
     vector: int  # the axis of the indices that holds them
 
 
-def _read_dimensions(site: Site, names: Sequence[str], attribute: str, indices: Tensor) -> _Dimensions:
+def _read_dimensions(site: Site, names: Sequence[str], attribute: str) -> _Dimensions:
+    """The dimension numbers; `names` are those of window, collapsed and mapped axes, and of the indices' batch."""
     given = site.get(attribute, {})
     if attribute == "scatter_dimension_numbers":
         given = {**given, "operand_batching_dims": given.get("input_batching_dims", ())}
-    lists = [tuple(given.get(n, ())) for n in (*names[:2], "operand_batching_dims", names[3], names[2])]
-    return _Dimensions(*lists, vector=given.get("index_vector_dim", 0))
+    window, collapsed, mapped, index_batch, operand_batch = (
+        tuple(given.get(n, ())) for n in (*names, "operand_batching_dims")
+    )
+    return _Dimensions(window, collapsed, operand_batch, index_batch, mapped, given.get("index_vector_dim", 0))
 
 
 def _index_vectors(indices: Tensor, dims: _Dimensions) -> list[Tensor]:
@@ -192,7 +196,7 @@ def _align(x: Tensor, axes: Sequence[int], rank: int) -> Tensor:
 
 
 def _operand_places(
-    shape: tuple[int, ...], operand: tuple[int, ...], indices: Tensor, dims: _Dimensions, room: Sequence[int] | None
+    shape: tuple[Size, ...], operand: tuple[Size, ...], indices: Tensor, dims: _Dimensions, room: Sequence[int] | None
 ) -> list[Tensor]:
     """For each axis of the operand the index of each element of the result (updates), broadcast to its shape.
 
@@ -215,7 +219,7 @@ def _operand_places(
     return [zero if place is None else place for place in found]
 
 
-def _flat_places(places: Sequence[Tensor], operand: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+def _flat_places(places: Sequence[Tensor], operand: Sequence[Size], shape: tuple[Size, ...]) -> Tensor:
     """The row-major number of the element at these indices."""
     flat = full(shape=shape, value=0, dtype=int64)
     for axis, place in enumerate(places):
@@ -235,7 +239,7 @@ def _whole_slices(x: Tensor, dims: _Dimensions, sizes: Sequence[int]) -> bool:
 @row("stablehlo.gather")
 def _(site: Site, x: Tensor, indices: Tensor) -> Tensor:
     names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "start_indices_batching_dims")
-    dims = _read_dimensions(site, names, "dimension_numbers", indices)
+    dims = _read_dimensions(site, names, "dimension_numbers")
     sizes = site.numbers("slice_sizes")
     if 0 in site.shape:
         return full(shape=site.shape, value=0, dtype=site.dtype)
@@ -260,7 +264,7 @@ def _order_gathered(found: Tensor, axis: int, count: int, dims: _Dimensions, ran
 
 
 def _fits_operand(
-    shape: tuple[int, ...], operand: tuple[int, ...], indices: Tensor, dims: _Dimensions
+    shape: tuple[Size, ...], operand: tuple[Size, ...], indices: Tensor, dims: _Dimensions
 ) -> Tensor | None:
     """Whether the whole window of an update lies in the operand, as XLA takes it; None without indices."""
     extents = {a: shape[at] for at, a in zip(dims.window, _window_axes(len(operand), dims), strict=True)}
@@ -283,7 +287,7 @@ def _(site: Site, *operands: Tensor) -> list[Tensor]:
         "scatter_dims_to_operand_dims",
         "scatter_indices_batching_dims",
     )
-    dims = _read_dimensions(site, names, "scatter_dimension_numbers", indices)
+    dims = _read_dimensions(site, names, "scatter_dimension_numbers")
     if 0 in updates[0].shape or 0 in inputs[0].shape:
         return list(inputs)
     shape, operand = updates[0].shape, inputs[0].shape

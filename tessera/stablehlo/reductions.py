@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, bool_, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
@@ -97,7 +98,7 @@ def _fold(join: Join, rows: Sequence[Tensor]) -> list[Tensor]:
     return [s.reshape(x, shape=x.shape[1:]) for x in parts]
 
 
-def _slice_first(x: Tensor, start: int, stop: int, step: int, axis: int = 0) -> Tensor:
+def _slice_first(x: Tensor, start: int, stop: Size, step: int, axis: int = 0) -> Tensor:
     starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
     starts[axis], stops[axis], steps[axis] = start, stop, step
     return s.slice_(x, start=tuple(starts), stop=tuple(stops), step=tuple(steps))
@@ -146,7 +147,7 @@ MAX_WINDOW = 32  # elements of a window that are joined one after the other; tho
 
 
 def _join_in_order(
-    join: Join, parts: list[Tensor], counts: Sequence[int], sizes: Sequence[int], steps: Sequence[int],
+    join: Join, parts: list[Tensor], counts: Sequence[Size], sizes: Sequence[int], steps: Sequence[int],
     reach: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """The joined elements of each window, in row-major order."""
@@ -199,7 +200,7 @@ def _(site: Site, x: Tensor, source: Tensor, start: Tensor) -> Tensor:
     return scatter_flat(site, [first], flat, [s.reshape(source, shape=(-1,))], 1)[0]
 
 
-def slice_window(x: Tensor, offset: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Tensor:
+def slice_window(x: Tensor, offset: Sequence[int], counts: Sequence[Size], steps: Sequence[int]) -> Tensor:
     stop = tuple(o + (n - 1) * d + 1 for o, n, d in zip(offset, counts, steps, strict=True))
     return s.slice_(x, start=tuple(offset), stop=stop, step=tuple(steps))
 

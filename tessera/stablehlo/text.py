@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -218,7 +219,7 @@ def parse_tensor_type(text: str) -> Any:
 
 def _decode_bytes(raw: bytes, type: TensorType) -> np.ndarray:
     """The elements of a dense string: row-major, little-endian; bools are bits or bytes, one element is repeated."""
-    count = int(np.prod(type.shape, dtype=np.int64))
+    count = math.prod(n for n in type.shape if isinstance(n, int))
     if type.dtype.kind == "bool":
         if len(raw) == 1 and count > 8:
             return np.full(type.shape, raw[0] != 0)

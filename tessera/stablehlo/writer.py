@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.core.errors import UNKNOWN, Location, UnsupportedOpError
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, tf32
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.numerics.conversion import convert
@@ -44,7 +45,7 @@ def spell_type(type: Any) -> str:
     return f"tensor<{''.join(f'{n}x' for n in type.shape)}{type.dtype.mlir}>"
 
 
-def spell_list(numbers: Sequence[int]) -> str:
+def spell_list(numbers: Sequence[Size]) -> str:
     """An attribute `array<i64: 1, 2>`."""
     return f"array<i64: {', '.join(map(str, numbers))}>" if numbers else "array<i64>"
 
@@ -172,7 +173,7 @@ class HloWriter:
             return self.compare("NE", x, self.constant(0, x.type))
         return self.one("stablehlo.convert", [x], x.type.with_dtype(dtype))
 
-    def reshape(self, x: Operand, shape: Sequence[int]) -> Operand:
+    def reshape(self, x: Operand, shape: Sequence[Size]) -> Operand:
         """The same elements in another shape."""
         return (
             x if x.type.shape == tuple(shape) else self.one("stablehlo.reshape", [x], x.type.with_shape(tuple(shape)))
