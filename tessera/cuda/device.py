@@ -126,7 +126,7 @@ class EmulatedDevice:
         return f"{what}: {self.block_word} {site.block}, thread {thread}"
 
 
-_SUGGESTIONS = {
+_SUGGESTIONS: dict[type[TesseraError], str] = {
     OutOfBoundsError: "mask the access, or check the strides and the grid",
 }
 
