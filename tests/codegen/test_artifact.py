@@ -53,7 +53,9 @@ def test_saving_replaces_an_artifact_and_nothing_else(tmp_path):
         made.save(tmp_path / "b")
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../x", "/x", "manifest.json", "./manifest.json", ".", "", "a\nb", "a\x1b[2J"]
+)
 def test_file_names_stay_inside(tmp_path, name):
     with pytest.raises(ArtifactError, match="not a valid file name"):
         Artifact({}, {name: ""}).save(tmp_path / "a")

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import os
+import shutil
 import threading
 import time
 
@@ -167,3 +168,66 @@ def test_a_loader_states_its_limits(built, field, value, says):
         (built / artifact.MANIFEST).write_text(text)
     with pytest.raises(ResourceError, match="at most 1"):
         ts.load(built, max_bytes=1)
+
+
+@pytest.mark.parametrize("value", [True, False, -1, 2**62 + 1, 1.0, "1"])
+@pytest.mark.parametrize("field", ["written", "shape"])
+def test_a_count_is_a_whole_number_that_64_bits_hold(built, field, value):
+    """To Python a bool is a number, and True would be the second parameter, or one element."""
+    text = (built / artifact.MANIFEST).read_text()
+    manifest = json.loads(text)
+    if field == "written":
+        manifest["interface"]["written"] = [value]
+    else:
+        manifest["interface"]["parameters"][0]["shape"][0] = value
+    reseal(built, manifest)
+    try:
+        with pytest.raises(ArtifactError, match="has no valid `interface`"):
+            ts.load(built)
+    finally:
+        (built / artifact.MANIFEST).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "sub/../../outside.txt", "/etc/hostname", "a\nb"])
+def test_a_manifest_names_no_file_outside(tmp_path, name):
+    """The hash is right, and the manifest sealed: the name alone is refused, before anything is read."""
+    folder = ONE.save(tmp_path / "a")
+    (tmp_path / "outside.txt").write_text("a secret")
+    manifest = json.loads((folder / artifact.MANIFEST).read_text())
+    manifest["files"][name] = artifact.hash_content("a secret")
+    reseal(folder, manifest)
+    with pytest.raises(ArtifactError, match="is not a valid file name in an artifact"):
+        read_artifact(folder)
+
+
+RANDOM_EDITS = {
+    "no state": lambda face: face["parameters"].__delitem__(slice(-2, None)),
+    "half a state": lambda face: face["parameters"].pop(),
+    "a state not drawn": lambda face: face["random"].update(drawn=False),
+    "drawn is a number": lambda face: face["random"].update(drawn=1),
+    "a seed of another kind": lambda face: face["random"].update(seed=1.5),
+    "a bool as seed": lambda face: face["random"].update(seed=True),
+    "a bool as count": lambda face: face["random"].update(count=True),
+    "a negative count": lambda face: face["random"].update(count=-1),
+    "another field": lambda face: face["random"].update(offset=3),
+    "a field less": lambda face: face["random"].pop("seed"),
+    "no description": lambda face: face.update(random=None),
+}
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawing") / "a"
+    return ts.build(ts.jit(lambda x: x + ts.rand(x.shape)), np.ones(4, "f4"), out=folder)
+
+
+@pytest.mark.parametrize("edit", RANDOM_EDITS)
+def test_an_edited_use_of_the_generator_is_refused(drawing, tmp_path, edit):
+    folder = shutil.copytree(drawing, tmp_path / "a")
+    manifest = json.loads((folder / artifact.MANIFEST).read_text())
+    names = [p["name"] for p in manifest["interface"]["parameters"]]
+    assert names[-2:] == ["random_seed", "random_offset"] and ts.load(folder)(np.ones(4, "f4")).shape == (4,)
+    RANDOM_EDITS[edit](manifest["interface"])
+    reseal(folder, manifest)
+    with pytest.raises(ArtifactError, match="the interface in the manifest is not valid"):
+        ts.load(folder)

@@ -158,3 +158,10 @@ def test_masks_may_broadcast_either_way():
     assert seen.shape == (1, 5, 3, 4)
     with pytest.raises(ts.errors.ShapeError, match="the mask of attention does not fit"):
         nn.positional_attention(q, k, k, np.ones((1, 5, 3, 6), bool))
+
+
+@pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])
+def test_an_update_leaves_the_zeros_of_others(target):
+    x, updates = np.float32([-0.0, -0.0, 3.0, 0.0]), np.float32([-0.0, -3.0])
+    found = call(lambda x, i, u: ts.scatter_add(x, i, u), target, x, np.array([0, 2]), updates)
+    np.testing.assert_array_equal(np.signbit(np.asarray(found)), [True, True, False, False])

@@ -100,6 +100,23 @@ def test_a_loaded_artifact_draws_anew(tmp_path):
     same(draws(program, ts.ones(16), calls=2), draws(drop, ts.ones(16), calls=2))
 
 
+def test_a_build_draws_nothing(tmp_path):
+    ts.manual_seed(3)
+    expected = ts.rand(2).tolist()
+    ts.manual_seed(3)
+    ts.build(ts.jit(drop), ts.ones(16), out=tmp_path / "out")
+    prepare(ts.jit(drop), (ts.ones(16),), "interp")
+    assert ts.rand(2).tolist() == expected
+
+
+def test_a_function_that_seeds_first_takes_no_state():
+    """What it draws depends on its seed alone; the generator goes on after it."""
+    traced = ts.jit(lambda x: x + ts.rand(x.shape, generator=ts.manual_seed(4)) + ts.rand(x.shape)).trace(ts.ones(6))
+    assert len(traced.function.params) == 1
+    assert (traced.random.seed, traced.random.drawn) == (4, False) and traced.random.count > 0
+    assert ts.jit(lambda x: x * 2.0).trace(ts.ones(6)).random is None
+
+
 def test_threads_never_draw_the_same_numbers():
     f, found = ts.jit(lambda x: x + ts.rand((8,))), []
     f(ts.zeros(8))

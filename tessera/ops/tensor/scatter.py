@@ -86,7 +86,9 @@ def _(x, indices, updates, *, axis):
     # Each slice sums its updates. (A product with a one-hot matrix would turn an infinity into NaNs elsewhere.)
     parts, named = _align_updates(x, indices, updates, axis)
     chosen = where(named, parts, splat(0, x.type.with_shape(named.shape)))
-    return x + _restore_axis(cast(sum(chosen, axis=-1), dtype=x.dtype), axis)
+    total = _restore_axis(cast(sum(chosen, axis=-1), dtype=x.dtype), axis)
+    # What has no update stays as it is, -0 too.
+    return where(equal(total, 0), x, x + total) if x.dtype.is_float else x + total
 
 
 def _align_updates(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> tuple[Tensor, Tensor]:
