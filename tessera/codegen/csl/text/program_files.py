@@ -269,7 +269,7 @@ def check_memory(ctx: CslContext, location: Any) -> None:
         location=location,
         expected=f"at most {ARRAY_MEMORY_BYTES} bytes of arrays on each PE",
         received=f"{total} bytes; the largest arrays are {listed}",
-        suggestion="use more PEs: the launch of a kernel is cut over the grid where its programs write apart (docs/csl.md)"
+        suggestion="use more PEs: a launch is cut over the grid where its programs write apart (docs/csl.md)"
         if ctx.programs
         else f"use a grid of more than {ctx.grid[0]}x{ctx.grid[1]} PEs",
     )
