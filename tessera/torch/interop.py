@@ -185,11 +185,16 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation]:
 
 def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
     """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs."""
+    from tessera.codegen.ptx.runtime.driver_api import get_gpu
+
     dtypes = [type.dtype for type in results]
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = [t.detach().resolve_neg().cuda().contiguous() for t in tensors]
-        found = runtime.call(held)
+        try:
+            found = runtime.call(held)
+        finally:
+            get_gpu().leave_thread()  # a backward pass runs on a thread of PyTorch
         return [torch.from_dlpack(export_device_array(a, d, a.stream)) for a, d in zip(found, dtypes, strict=True)]
 
     return run

@@ -338,6 +338,15 @@ class GPU:
             self.context.push()
             self._here.active = True
 
+    def leave_thread(self) -> None:
+        """Remove the context from this thread: pycuda aborts the process when a thread ends that has one.
+
+        For threads of other libraries, which end without notice. The main thread keeps its context to the end.
+        """
+        if threading.current_thread() is not threading.main_thread() and getattr(self._here, "active", False):
+            self.driver.Context.pop()
+            self._here.active = False
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make the context current, for the lifetime of this thread: GPU memory may be freed at any time.
