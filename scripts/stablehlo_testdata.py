@@ -155,6 +155,8 @@ def is_closer(text: str, name: str) -> bool:
 
 def compare_compiled(text: str, name: str, calls: dict[str, Any], target: str, failures: list[str]) -> None:
     """Run the entry function through the compiler, and compare its results with the expected ones."""
+    if "@main" not in text or "@expected" not in text:
+        raise UnsupportedOpError("there is no entry function with expected values")
     main = load(text, name=name, custom_calls=calls)
     main.target = target
     want = load(text, name=name, entry="expected").function()
