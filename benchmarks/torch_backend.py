@@ -2,9 +2,10 @@
 
     python -m benchmarks.torch_backend --out opinfo.json [--samples 3] [--dtypes float32 int64] [--ops add mul]
 
-A sample passes if values and gradients equal eager PyTorch's within `TOLERANCES`. An op counts as "whole" where Tessera ran all
-of it, "partly" where PyTorch ran some of its ATen ops, "eager" where PyTorch ran all. Samples that PyTorch's own
-backend `aot_eager` cannot run either are left out. The exit status is 1 if a sample is wrong or fails.
+A sample passes if values and gradients equal eager PyTorch's within `TOLERANCES`. An op counts as "whole" where Tessera
+ran all of it, "partly" where PyTorch ran some of its ATen ops, "eager" where PyTorch ran all, or nothing is computed.
+Samples that PyTorch's own backend `aot_eager` cannot run either are left out. The exit status is 1 if a sample is wrong
+or fails.
 """
 
 from __future__ import annotations
