@@ -334,7 +334,7 @@ def find_device_memory(device: str) -> DeviceMemory | None:
         DeviceUnavailable, UnknownNameError: nothing installed serves the device.
     """
     name = find_generator_name(device)
-    generator = None if name == INTERP else get_backend(name)
+    generator: Any = None if name == INTERP else get_backend(name)
     return generator.memory() if hasattr(generator, "memory") else None
 
 

@@ -92,7 +92,7 @@ class ArgumentBinder:
         if len(arrays) != len(self.inputs):
             raise ArgumentError("wrong number of arguments", expected=len(self.inputs), received=len(arrays))
         remaining = iter(arrays)
-        users = [
+        users: list[Any] = [
             (p.allocate(zeroed=i in self.read) if i not in self.reused else None)
             if p.output
             else p.convert(next(remaining))

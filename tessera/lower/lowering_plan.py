@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.core.hooks import load_library_launches
+from tessera.core.symbolic_dim import Size
 from tessera.ir.core import Function, Node
 from tessera.ir.rules import Op, Rules
 
@@ -45,9 +46,9 @@ class LibraryLaunch:
     """A launch of a library kernel: the tile function, its grid, and the shapes of the views it takes."""
 
     function: Function
-    grid: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    result: tuple[int, ...]
+    grid: tuple[Size, ...]
+    shapes: tuple[tuple[Size, ...], ...]
+    result: tuple[Size, ...]
 
 
 # rule(node, plan) gives the launch for a node, or None where its lowering is used.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.core.symbolic_dim import symbol_names
+from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Rules
@@ -57,8 +57,8 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     wide = _rounds_weights(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
     rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
     blocks: dict[str, Any] = {
-        "BM": _choose_block_length(rows, heads_first[0][2]),
-        "BN": _choose_block_length(columns, heads_first[1][2]),
+        "BM": _choose_block_length(rows, int(heads_first[0][2])),
+        "BN": _choose_block_length(columns, int(heads_first[1][2])),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
@@ -71,11 +71,11 @@ def _choose_block_length(block: int, length: int) -> int:
     return min(block, max(MIN_BLOCK, 1 << (length - 1).bit_length()))
 
 
-def _swap_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _swap_heads(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return (shape[0], shape[2], shape[1], shape[3])
 
 
-def _is_supported(node: Node, shapes: list[tuple[int, ...]]) -> bool:
+def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
     """Whether the kernel computes this node: its types, ranks and sizes, with the head axis first."""
     q, k, v = shapes[:3]
     if any(len(get_shape(x)) > RANK or 0 in get_shape(x) for x in node.args):
@@ -100,12 +100,12 @@ def _is_small_float(node: Node) -> bool:
     return len(dtypes) == 1 and all(d.is_float and d.bits == 16 for d in dtypes)
 
 
-def _broadcasts(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+def _broadcasts(mask: tuple[Size, ...], scores: tuple[Size, ...]) -> bool:
     """Whether a mask has all keys, and along each other axis the full size or 1."""
     return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
 
 
-def _view_as_rank4(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """A shape of rank 4; a tensor of rank 3 has a batch of one."""
     return (1,) * (RANK - len(shape)) + shape
 
@@ -130,6 +130,6 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
 
 
-def _make_ref(value: Value, shape: tuple[int, ...]) -> RefType:
+def _make_ref(value: Value, shape: tuple[Size, ...]) -> RefType:
     type = get_tensor_type(value)
     return RefType(shape, type.dtype, policy=type.policy)

@@ -208,7 +208,8 @@ def test_every_op_has_a_case():
         for n in (
             "floor_divide remainder shift_left shift_right bitwise_not where cast full dim_value broadcast reshape "
             "permute slice pad concatenate gather iota sum max min argmax argmin mean var dot softmax "
-            "log_softmax normalize scaled_dot_product_attention positional_attention rough_cast fma clip recompute check_index"
+            "log_softmax normalize scaled_dot_product_attention positional_attention rough_cast fma clip recompute "
+            "check_index"
         ).split()
     }
     families = (basic, e, reduce, shape, contractions, nn)

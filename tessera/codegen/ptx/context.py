@@ -171,7 +171,7 @@ def make_context(
     text: PtxBuilder,
     team: ThreadTeam,
     vector_width: int,
-    grid: Sequence[int] | None,
+    grid: Sequence[float] | None,
     noalias: bool,
 ) -> EmissionContext:
     """The context of a function before its first instruction; `noalias` states that its refs do not overlap."""

@@ -22,7 +22,7 @@ from tessera.codegen.ptx.pipeline import list_passes
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
-from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, describe_device, make_runtime
+from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, SizedGpuProgram, describe_device, make_runtime
 from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.scalars.scalar_context import emit
 from tessera.codegen.ptx.text.builder import PTX_TYPES, SourceFiles
@@ -142,7 +142,7 @@ class PtxGenerator:
         """The passes between a Tile module and its text; none for a module that they have been through."""
         return () if module.level == LEVEL else list_passes(_read_arch(module, options))
 
-    def runtime(self, artifact: Artifact) -> EmulatedProgram | GpuProgram:
+    def runtime(self, artifact: Artifact) -> EmulatedProgram | GpuProgram | SizedGpuProgram:
         """The artifact on this machine's GPU, or where there is none by the PTX emulator."""
         return make_runtime(artifact)
 

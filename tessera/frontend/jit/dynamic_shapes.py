@@ -32,7 +32,7 @@ from tessera.core.symbolic_dim import (
 from tessera.core.types import TensorType
 from tessera.ir.core import Value
 
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[tuple[Size, ...], ...]  # of the arguments of a call: numbers
 
 COMPILE_LOG = logging.getLogger("tessera.compile")
 MAX_SYMBOLIC_PROGRAMS = 8  # of one function and kinds of arguments; then calls are compiled for their own sizes
@@ -100,7 +100,7 @@ def make_patterns(
     named = _bind_names(seen, annotated)
     fixed = {} if always and named else {n: values[0] for n, values in named.items() if len(set(values)) == 1}
     every = always and not named
-    symbols: dict[tuple[int, ...], Dim] = {}
+    symbols: dict[tuple[Size, ...], Dim] = {}
     patterns = []
     for leaf, want in enumerate(annotated):
         rank = len(seen[0][leaf])
@@ -114,7 +114,7 @@ def make_patterns(
 
 
 def _own_size(
-    known: ShapePattern, seen: Sequence[Shapes], leaf: int, axis: int, symbols: dict[tuple[int, ...], Dim], every: bool
+    known: ShapePattern, seen: Sequence[Shapes], leaf: int, axis: int, symbols: dict[tuple[Size, ...], Dim], every: bool
 ) -> Size:
     size = known[axis]
     if isinstance(size, Dim) and any(n.startswith("?") for n in size.names()):
@@ -134,7 +134,7 @@ def _bind_names(seen: Sequence[Shapes], annotated: Sequence[TensorType | None]) 
     return found
 
 
-def _make_symbol(column: tuple[int, ...], symbols: dict[tuple[int, ...], Dim], every: bool) -> Size:
+def _make_symbol(column: tuple[Size, ...], symbols: dict[tuple[Size, ...], Dim], every: bool) -> Size:
     """The symbol of an axis with these sizes in the calls so far; a number where it is always the same."""
     if len(set(column)) == 1 and not (every and column[0] > 1):
         return column[0]

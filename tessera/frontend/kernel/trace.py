@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, UnsupportedSyntaxError, user_location
 from tessera.core.types import DType, bool_, f32, int64
 from tessera.ir.builder import Builder
@@ -24,9 +25,9 @@ Index = int | Tensor
 class KernelBuilder(Builder):
     """A builder that takes no arrays from outside: a kernel sees only its arguments."""
 
-    def capture(self, array: np.ndarray, owner: Any = None) -> Value:
+    def capture(self, array: np.ndarray | DeviceArray, owner: Any = None) -> Value:
         """A truth known while compiling as a constant; any other array is refused."""
-        if array.dtype == bool and not array.ndim:
+        if isinstance(array, np.ndarray) and array.dtype == bool and not array.ndim:
             return self.add(full, [], {"shape": (), "value": bool(array), "dtype": bool_}).out
         raise UnsupportedSyntaxError(
             "an array from outside is used in a kernel",

@@ -47,7 +47,7 @@ interval_rules = Rules("interval")
 class IntervalAnalysis:
     """Intervals of the scalars of one kernel; `grid` is the largest it is launched with, if known."""
 
-    def __init__(self, producers: Mapping[Value, Node], grid: Sequence[int] | None) -> None:
+    def __init__(self, producers: Mapping[Value, Node], grid: Sequence[float] | None) -> None:
         self.producers, self.grid = producers, grid
         self.known: dict[Value, Interval] = {}
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tessera.core.symbolic_dim import estimate_size
+from tessera.core.symbolic_dim import Size, estimate_size
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef, has_effect
 from tessera.ir.rules import Op, Rules
@@ -43,7 +43,7 @@ class FusionCluster:
     """
 
     root: Value
-    extents: list[int]
+    extents: list[Size]
     parallel: int
     access_points: dict[Value, dict[AccessPoint, None]] = field(default_factory=dict)
     inlined: set[Value] = field(default_factory=set)

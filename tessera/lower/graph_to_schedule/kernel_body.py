@@ -39,7 +39,7 @@ from tessera.ops.tensor.basic import full, recompute
 
 # rule(body, node, point) gives the value of a node at a point.
 point_rules = Rules("body")
-MemorySlot = tuple[Value, tuple[int, ...]]
+MemorySlot = tuple[Value, tuple[Size, ...]]
 
 
 class BodyBuilder:
@@ -82,14 +82,14 @@ class BodyBuilder:
         """The operands of a node at the points it reads them at."""
         return [self.compute_element(v, p) for v, p in zip(node.args, self.cluster.operands(node, point), strict=True)]
 
-    def load(self, value: Value, shape: tuple[int, ...], point: AccessPoint) -> Value:
+    def load(self, value: Value, shape: tuple[Size, ...], point: AccessPoint) -> Value:
         """The element of a buffer, viewed as `shape`, at a point."""
         ref = self.slot(value, shape)
         indices = [self.index(i) for i in point.indices]
         guards = [self.guard(point.guards)] if point.guards else []
         return self.add(schedule.load, [ref, *indices, *guards])
 
-    def slot(self, value: Value, shape: tuple[int, ...]) -> Value:
+    def slot(self, value: Value, shape: tuple[Size, ...]) -> Value:
         """The parameter for the buffer of a value, viewed as `shape`."""
         if (value, shape) not in self.slots:
             type = value.type
@@ -109,7 +109,7 @@ class BodyBuilder:
             self._indices[expr] = total
         return self._indices[expr]
 
-    def _scaled(self, of: IndexDigit | OpaqueIndex, by: int) -> Value:
+    def _scaled(self, of: IndexDigit | OpaqueIndex, by: Size) -> Value:
         value = self._digit(of) if isinstance(of, IndexDigit) else self._opaque(of)
         return value if by == 1 else self.add(e.mul, [value, self.number(by)])
 

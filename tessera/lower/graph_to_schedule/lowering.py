@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field, replace
 
 from tessera.core.errors import Location, UnsupportedOpError
-from tessera.core.symbolic_dim import Dim, estimate_size
+from tessera.core.symbolic_dim import Dim, Size, estimate_size
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
@@ -43,7 +43,7 @@ class TileSizeSearch:
     loop: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tile = [n if kind == "reduce" else 1 for _, n, kind in self.dims]
+        self.tile = [n if kind == "reduce" else 1 for _, n, kind in self.dims]  # type: ignore[misc]  # or it is looped
         self.extents = [estimate_size(n) for _, n, _ in self.dims]
         self.accesses = [self.forms.indices(n) for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
 
@@ -224,7 +224,7 @@ class ScheduleLowering:
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
 
-    def view_buffer(self, value: Value, shape: tuple[int, ...]) -> Value:
+    def view_buffer(self, value: Value, shape: tuple[Size, ...]) -> Value:
         """The buffer of a value, viewed as a shape; a launch reads through reshapes."""
         if value not in self.buffers:
             value = strip_reshapes(value, self.uses)

@@ -32,10 +32,12 @@ def plan_memory(module: Module) -> Module:
     """Assign offsets to the buffers of a Schedule module, and note the size of the workspace at its entry."""
     main = module.main
     lifetimes = find_lifetimes(main.body)
+    offsets: dict[Value, Size]
+    size: Size
     if any(isinstance(each.size, Dim) for each in lifetimes):
         offsets, size = assign_symbolic_offsets(lifetimes)
     else:
-        offsets = assign_offsets(lifetimes)
+        offsets = {**assign_offsets(lifetimes)}
         size = max((o + _count_aligned_bytes(v) for v, o in offsets.items()), default=0)
     attrs = Attrs({**main.attrs, "workspace": size})
     return module.replace(

@@ -142,7 +142,7 @@ def to_tile(module: Module) -> Module:
     return module.replace(main, *kernels.values(), *module.functions[1:], level="tile")
 
 
-def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[int, ...]]:
+def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[Size, ...]]:
     """The tile function of a schedule.kernel, and its grid."""
     (block,), dims = node.regions, node.attrs["dims"]
     tiles, loop = node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.symbolic_dim import Dim, Size
+from tessera.core.symbolic_dim import Dim, Size, order_of_size
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Node, Value
@@ -27,7 +27,7 @@ class LayoutMode:
 
     axis: int
     dim: int
-    divisor: int
+    divisor: Size
     size: int
 
 
@@ -72,7 +72,7 @@ def find_block_layout(exprs: Sequence[IndexExpr], tile: Sequence[int]) -> BlockL
 
 def _find_axis_modes(axis: int, expr: IndexExpr, tile: Sequence[int]) -> tuple[LayoutMode, ...] | None:
     """The modes of one axis, if they are contiguous."""
-    strides: dict[LayoutMode, int] = {}
+    strides: dict[LayoutMode, Size] = {}
     for atom, stride in expr.terms:
         size = find_digit_span(atom, tile) if isinstance(atom, IndexDigit) else _find_opaque_span(atom.dims, tile)
         if not size:
@@ -80,7 +80,7 @@ def _find_axis_modes(axis: int, expr: IndexExpr, tile: Sequence[int]) -> tuple[L
         if size > 1:
             assert isinstance(atom, IndexDigit)
             strides[LayoutMode(axis, atom.dim, atom.divisor, size)] = stride
-    parts = sorted(strides, key=strides.__getitem__)
+    parts = sorted(strides, key=lambda mode: order_of_size(strides[mode]))
     expected = 1
     for part in parts:
         if strides[part] != expected:
@@ -94,7 +94,7 @@ def _find_opaque_span(dims: Iterable[int], tile: Sequence[int]) -> int:
     return 1 if all(tile[d] == 1 for d in dims) else 0
 
 
-def find_digit_span(digit: IndexDigit, tile: Sequence[int]) -> int:
+def find_digit_span(digit: IndexDigit, tile: Sequence[int]) -> Any:
     """How many consecutive values a digit has in a tile; 0 where it is irregular."""
     size = tile[digit.dim]
     if digit.divisor % size == 0:

@@ -430,7 +430,7 @@ class MatmulEmitter:
         self, rows: AxisTiles, columns: AxisTiles, a: StridedMemRef, b: StridedMemRef, c: StridedMemRef
     ) -> MicroKernel:
         t = get_register_type(self.dtype, self.width)
-        strides = (a.strides[0], a.strides[1], b.strides[1], c.strides[0])
+        strides = (int(a.strides[0]), int(a.strides[1]), int(b.strides[1]), int(c.strides[0]))
         micro = MicroKernel(t, rows.size, columns.size, self.depth, *strides, self.add)
         self.kernel.library.require(micro.name, micro.text)
         return micro
@@ -473,7 +473,7 @@ class MatmulEmitter:
     def _pack_transposed(self, b: StridedMemRef, m: StridedMemRef, columns: AxisTiles) -> None:
         """Pack contiguous columns, square by square."""
         kernel, width = self.kernel, self.width
-        transpose = TransposeKernel(get_register_type(self.dtype, width), b.strides[1], m.strides[1])
+        transpose = TransposeKernel(get_register_type(self.dtype, width), int(b.strides[1]), int(m.strides[1]))
         kernel.library.require(transpose.name, transpose.text)
         squares = (columns.count, columns.size, self.depth // width)
 
@@ -508,4 +508,4 @@ class MatmulEmitter:
                 LaneValue(body.broadcast_lane(lane, get_register_type(self.dtype, body.width)), LaneKind.VARYING),
             )
 
-        emit_loop_nest(self.kernel, m.shape, self.width, visit_one)
+        emit_loop_nest(self.kernel, [int(n) for n in m.shape], self.width, visit_one)

@@ -100,7 +100,7 @@ class LlvmKernelContext:
         text: LlvmBuilder,
         library: FunctionLibrary,
         vector_bytes: int,
-        grid: Sequence[int] | None = None,
+        grid: Sequence[float] | None = None,
         noalias: bool = True,
     ) -> None:
         self.function, self.text, self.library, self.vector_bytes = function, text, library, vector_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tessera.codegen.llvm.table import conversions
 from tessera.codegen.llvm.text.builder import (
@@ -48,7 +49,7 @@ class StridedMemRef:
     strides: tuple[Size, ...]
     buffer: ScratchBuffer | None = None
 
-    def at(self, base: str, strides: tuple[int, ...], shape: tuple[int, ...]) -> StridedMemRef:
+    def at(self, base: str, strides: tuple[Size, ...], shape: tuple[Size, ...]) -> StridedMemRef:
         """A part of this memory, with other strides."""
         return StridedMemRef(self.dtype, base, shape, strides, self.buffer)
 
@@ -64,7 +65,7 @@ class ScratchAllocator:
         """A buffer for a block, with rows padded to whole vectors."""
         return self.allocate(dtype, shape, pad_strides(shape, width))
 
-    def allocate(self, dtype: DType, shape: Sequence[int], strides: tuple[int, ...]) -> StridedMemRef:
+    def allocate(self, dtype: DType, shape: Sequence[int], strides: tuple[Any, ...]) -> StridedMemRef:
         """A buffer with given strides."""
         count = max((n * s for n, s in zip(shape, strides, strict=True)), default=1) or 1
         buffer = self.allocate_bytes(max(count, 1) * get_element_bytes(dtype))
