@@ -19,6 +19,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
 from tessera.torch.forms import FORMS, find_form_error
+from tessera.torch.recurrent_export import WHOLE_OPS
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
 from tessera.transforms.recording import record_block, set_location
 
@@ -51,7 +52,7 @@ def find_location(node: Node) -> Location:
 def name_op(target: Any) -> str:
     """The name of what a node calls: `aten.add.Tensor`, or that of a Python function."""
     if isinstance(target, torch._ops.OpOverload):
-        return str(target)
+        return WHOLE_OPS.get(str(target), str(target))
     return getattr(target, "__name__", None) or str(target)
 
 

@@ -22,6 +22,7 @@ from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.torch.aten import ATEN
 from tessera.torch.conversion import check_supported, convert, name_op, supported
+from tessera.torch.recurrent_export import whole_recurrent_layers
 from tessera.torch.tensors import find_dtype, from_torch
 
 WRITTEN_INPUTS = [k for k in OutputKind if k.name in ("USER_INPUT_MUTATION", "PARAMETER_MUTATION")]
@@ -66,7 +67,7 @@ def import_program(
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], dynamic_shapes: Any) -> Any:
     try:
-        with _without_future_warnings():
+        with _without_future_warnings(), whole_recurrent_layers():
             return torch.export.export(module, args, named, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise UnsupportedOpError(
@@ -78,9 +79,10 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any
 
 @contextmanager
 def _without_future_warnings() -> Iterator[None]:
-    """PyTorch's export warns of its own future."""
+    """PyTorch's export warns of its own future, and of what its recurrent layers do."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\._flat_weights", category=UserWarning)
         yield
 
 

@@ -128,3 +128,20 @@ def test_a_compiled_target_gives_the_same():
         torch.randn(1, 2, 8, 8),
     )
     check_equal(ts.torch.import_program(module, (x,), target="cpu")(x), module(x))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("target", ["interp", "cpu"])
+def test_recurrent_layers_are_one_op_each(kind, target):
+    torch.manual_seed(0)
+    module, x = getattr(torch.nn, kind)(3, 4, 2, bidirectional=True, batch_first=True), torch.randn(2, 5, 3)
+    program = ts.torch.import_program(module, (x,), target=target)
+    assert program.describe_ops()[f"aten.{kind.lower()}{'_tanh' if kind == 'RNN' else ''}.input"] == 1
+    found, wanted = (torch.utils._pytree.tree_leaves(f(x)) for f in (program, module))
+    for own, want in zip(found, wanted, strict=True):
+        check_equal(own, want)
+
+
+def test_recurrent_layers_with_dropout_come_apart():
+    module, x = torch.nn.GRU(3, 4, 2, dropout=0.5), torch.randn(2, 1, 3)
+    assert "aten.gru.input" not in ts.torch.import_program(module, (x,)).describe_ops()
