@@ -24,5 +24,7 @@ from tessera.torch.rows import (
 from tessera.torch.table import ATEN
 
 __all__ = ["ATEN"]
-ROWS = (activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes)
-ROWS += (special, windows)
+ROWS = (
+    activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes, special,
+    windows,
+)  # fmt: skip

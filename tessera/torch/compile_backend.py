@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -211,7 +211,7 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     if not options.fallback:
         _refuse_fallbacks(left)
     with unset_fake_temporarily():
-        pieces = [Piece(outer.get_submodule(name), options) for name in names]
+        pieces = [Piece(cast(GraphModule, outer.get_submodule(name)), options) for name in names]
     for name, piece in zip(names, pieces, strict=True):
         setattr(outer, name, piece)
         left += piece.left
@@ -267,7 +267,8 @@ def _find_only_piece(outer: GraphModule) -> Callable[..., Any] | None:
     expected = [n for n in items if n.target is operator.getitem and n.args[0] is calls[0]]
     if items != expected or len(nodes) != len(items) + 2 or list(nodes[-1].args[0]) != items:
         return None
-    return outer.get_submodule(calls[0].target).run if [n.args[1] for n in items] == list(range(len(items))) else None
+    piece: Any = outer.get_submodule(calls[0].target)
+    return piece.run if [n.args[1] for n in items] == list(range(len(items))) else None
 
 
 # A piece: a graph that is compiled, once for each combination of sizes.

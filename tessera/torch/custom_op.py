@@ -163,7 +163,7 @@ class TensorFunction:
             named = {**given, **dict(zip(own, values, strict=False))}
             return self.apply_backward(values[len(own) :], wanted, *named.values())
 
-        gradients.__name__ = f"{self.traceable.__name__}_backward"
+        gradients.__name__ = f"{getattr(self.traceable, '__name__', 'function')}_backward"
         return Jit(gradients).trace(*types.values())
 
     def infer(self, *args: Any, **named: Any) -> Any:
@@ -181,7 +181,7 @@ class TensorFunction:
             types = {n: _name_sizes(t, None) for n, t in tensors.items()}
             shapes = [(r.type.shape, r.type.dtype) for r in self._trace(given, types).function.results]
         first = next(iter(tensors.values()))
-        out = [first.new_empty(shape, dtype=find_torch_dtype(dtype)) for shape, dtype in shapes]
+        out = [first.new_empty(tuple(s), dtype=find_torch_dtype(d)) for s, d in shapes]  # type: ignore[arg-type]
         return out[0] if self.results == 1 else tuple(out)
 
 

@@ -452,7 +452,9 @@ class Jit:
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)
             outputs = [t.data if t.is_traced else builder.capture(get_elements(t)) for t in tensors]
-        name = self.name if self.name.isidentifier() else "lambda"
+        name = (
+            self.name if self.name.isidentifier() else "lambda_"
+        )  # "lambda" is a keyword, which a generator could not emit
         body = builder.block(params, outputs)
         if random.drawn:
             body = replace(body, params=(*body.params, seed, first))

@@ -281,7 +281,7 @@ def scale(factor, x):
 
 @pytest.mark.parametrize(
     "function, name",
-    [(lambda x: x * 3.0, "lambda"), (functools.partial(scale, 3.0), "scale"), (Scaled(), "Scaled"), (scale, "scale")],
+    [(lambda x: x * 3.0, "lambda_"), (functools.partial(scale, 3.0), "scale"), (Scaled(), "Scaled"), (scale, "scale")],
     ids=["lambda", "partial", "object", "function"],
 )
 def test_programs_have_the_name_of_what_was_traced(function, name, tmp_path):
