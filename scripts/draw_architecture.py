@@ -31,6 +31,11 @@ LAYERS = {
     "codegen": "generators: LLVM IR, PTX, CSL",
     "runtime": "programs, artifacts, storage, launches, tuning",
     "stdlib": "routines in the kernel language",
+    "torch": "PyTorch: op table, import, compile backend",
+    "onnx": "ONNX models: reading, operators, export",
+    "stablehlo": "StableHLO: parser, op table, export",
+    "cuda": "the emulated GPU for programs of others",
+    "triton": "Triton programs on the emulated GPU",
     "tools": "commands, debugger, bisection, checker",
 }
 FOUNDATION = ("core", "ir", "ops")  # every package imports from these
