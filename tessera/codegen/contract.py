@@ -31,6 +31,7 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.progress import track
+from tessera.core.shapes import SizeConstraint, use_size_constraints
 from tessera.core.types import DType
 from tessera.ir.core import Module
 from tessera.ir.rewrite import VERIFY_VARIABLE
@@ -296,7 +297,8 @@ def emit_artifact(generator: Backend, module: Module, options: Mapping[str, Any]
             f"the target {generator.name} needs the value of each size", location=module.main.loc,
             received=", ".join(names), suggestion="give the sizes, or build for llvm",
         )  # fmt: skip
-    return _require(generator, "emit", generator.emit(module, options), Artifact, "an Artifact")
+    with use_size_constraints(SizeConstraint(text) for text in module.main.attrs.get("constraints", ())):
+        return _require(generator, "emit", generator.emit(module, options), Artifact, "an Artifact")
 
 
 def load_runtime(generator: Backend, artifact: Artifact) -> Runtime:

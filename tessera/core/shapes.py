@@ -7,9 +7,10 @@ Symbolic sizes themselves are in `tessera.core.symbolic_dim`.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from tessera.core.symbolic_dim import (
     ABSTRACT_TRACE,
     ANY_DIMS,
     KNOWN_SIZES,
+    SIZE_DIVISORS,
     Dim,
     Size,
     UnknownSizeError,
@@ -278,6 +280,33 @@ def require(text: str) -> SizeConstraint:
         except ShapeError as error:
             raise error.at(user_location()) from None
     return requirement
+
+
+@contextmanager
+def use_size_constraints(constraints: Iterable[SizeConstraint]) -> Iterator[None]:
+    """Use the divisors that constraints such as `S % 64 == 0` state: tiles that divide them need no masks."""
+    divisors: dict[str, int] = {}
+    for clause in (c for constraint in constraints for c in constraint.clauses):
+        if (found := _find_stated_divisor(*clause)) is not None:
+            name, number = found
+            divisors[name] = math.lcm(number, divisors.get(name, 1))
+    token = SIZE_DIVISORS.set(divisors)
+    try:
+        yield
+    finally:
+        SIZE_DIVISORS.reset(token)
+
+
+def _find_stated_divisor(left: Size, compare: Callable[[Any, Any], bool], right: Size) -> tuple[str, int] | None:
+    """The name and the number of `name % number == 0`."""
+    if compare is not operator.eq or right != 0 or not isinstance(left, Dim) or len(left.terms) != 1:
+        return None
+    ((monomial, count),) = left.terms
+    if count != 1 or len(monomial) != 1 or isinstance(monomial[0], str):
+        return None
+    sign, size, number = monomial[0]
+    name = find_plain_name(size)
+    return (name, number) if sign == "%" and name is not None and isinstance(number, int) else None
 
 
 def find_size_constraints(function: Any) -> tuple[SizeConstraint, ...]:

@@ -32,6 +32,8 @@ SIZE_GUARDS: ContextVar[set[tuple[Size, str, Size]] | None] = ContextVar("size g
 # Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
 SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
 DEFAULT_ESTIMATE = 128
+# Numbers that the names are multiples of, by the constraints of the program.
+SIZE_DIVISORS: ContextVar[Mapping[str, int]] = ContextVar("size divisors", default=MappingProxyType({}))
 # Whether a program is traced for its types (`ts.check`) and never run.
 ABSTRACT_TRACE: ContextVar[bool] = ContextVar("types alone", default=False)
 
@@ -125,6 +127,8 @@ class Dim:
 
     @_of_sizes
     def __mod__(self, other: Size) -> Size:
+        if isinstance(other, int) and other > 1 and find_size_divisor(self, other) == other:
+            return 0
         return 0 if _divide_exactly(self, other) is not None else _simplify({(("%", self, other),): 1})
 
     def __rfloordiv__(self, other: Size) -> Size:
@@ -305,7 +309,12 @@ def find_size_divisor(size: Size, limit: int) -> int:
     >>> find_size_divisor(24 * Dim.of("B") + 16, 64)
     8
     """
-    return math.gcd(*(count for _, count in _polynomial_terms(size)), limit) or limit
+    known = SIZE_DIVISORS.get()
+    divisors = (
+        math.prod((known.get(a, 1) for a in monomial if isinstance(a, str)), start=count)
+        for monomial, count in _polynomial_terms(size)
+    )
+    return math.gcd(*divisors, limit) or limit
 
 
 def _decide_order(size: Size, sign: str, limit: Size) -> bool:

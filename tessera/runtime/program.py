@@ -240,7 +240,7 @@ def prepare(
     state = traced.random.peek() if traced.random is not None else ()
     arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
-    with estimate_sizes(traced.function.params, arrays):
+    with estimate_sizes(traced.function, arrays):
         levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
     return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
 

@@ -99,3 +99,21 @@ def test_a_corrupt_size_is_refused(artifact, tmp_path):
         parse_size({"size": "__import__('os')"})
     with pytest.raises(ArtifactError, match="the plan has no size"):
         bind_plan({"grid": [{"size": "Q"}]}, {"B": 1})
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_a_stated_divisor_leaves_no_partial_tiles(tmp_path, target):
+    @ts.jit
+    @ts.require("S % 64 == 0")
+    def scores(x: ts.Tensor["B", "S"]):
+        return ts.softmax(ts.tanh(x), axis=-1)
+
+    ts.build(scores, draw(4, 128), out=tmp_path / "a", target=target, dynamic=True)
+    text = (tmp_path / "a" / "tile.mlir").read_text()
+    assert 'edge = "error"' in text and 'edge = "clip"' not in text and "ts.less" not in text
+    program = ts.load(tmp_path / "a")
+    for length in (64, 192):
+        x = draw(3, length)
+        np.testing.assert_allclose(program(x).numpy(), scores.function(ts.Tensor(x)).numpy(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match="S % 64 == 0 does not hold"):
+        program(draw(2, 65))

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.shapes import ShapePattern, as_size, bind_shapes, normalize_axis
+from tessera.core.shapes import (
+    ShapePattern,
+    SizeConstraint,
+    as_size,
+    bind_shapes,
+    normalize_axis,
+    use_size_constraints,
+)
 from tessera.core.symbolic_dim import (
     ANY_DIMS,
     SIZE_ESTIMATES,
@@ -30,7 +37,7 @@ from tessera.core.symbolic_dim import (
     symbol_names,
 )
 from tessera.core.types import TensorType
-from tessera.ir.core import Value
+from tessera.ir.core import Function
 
 Shapes = tuple[tuple[Size, ...], ...]  # of the arguments of a call: numbers
 
@@ -207,13 +214,14 @@ def trace_symbols(patterns: Sequence[ShapePattern], shapes: Shapes) -> Iterator[
 
 
 @contextmanager
-def estimate_sizes(params: Sequence[Value], arrays: Sequence[Any]) -> Iterator[None]:
-    """Choose tiles for the sizes of these arguments."""
+def estimate_sizes(function: Function, arrays: Sequence[Any]) -> Iterator[None]:
+    """Choose tiles for the sizes of these arguments, and for what the function's constraints say of all sizes."""
     sizes: dict[str, Any] = {}
-    bind_shapes([(p.type.shape, np.shape(a)) for p, a in zip(params, arrays, strict=True)], sizes)
+    bind_shapes([(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)], sizes)
     token = SIZE_ESTIMATES.set(sizes)
     try:
-        yield
+        with use_size_constraints(SizeConstraint(text) for text in function.attrs.get("constraints", ())):
+            yield
     finally:
         SIZE_ESTIMATES.reset(token)
 

@@ -28,7 +28,7 @@ from tessera.core.errors import (
 )
 from tessera.core.hooks import compile_graph, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
-from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes
+from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes, use_size_constraints
 from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
@@ -342,7 +342,7 @@ class Jit:
             return None
         types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
         try:
-            with trace_symbols(patterns, shapes) as noted:
+            with trace_symbols(patterns, shapes) as noted, use_size_constraints(find_size_constraints(self)):
                 traced, run = self._compile(replace(call, types=types), executable)
         except Exception as error:  # also the user's own code, which may not take symbolic sizes
             if self.dynamic:
