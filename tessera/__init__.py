@@ -30,7 +30,7 @@ from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
 from tessera.frontend.kernel import KTile, Kernel, Tile, Tile3D, autotune, constexpr, kernel
 from tessera.ir.tensor import Tensor
-from tessera.lazy_exports import HOMES, MODULES, RENAMED, SPELLINGS
+from tessera.lazy_exports import EXTRAS, HOMES, MODULES, RENAMED, SPELLINGS
 from tessera.ops.api.creation import (
     arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros,
     zeros_like,
@@ -249,7 +249,7 @@ def _suggest_name(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+    return [*__all__, *EXTRAS, *(name for name in globals() if name.startswith("__"))]
 
 
 def _is_public(name: str) -> Any:
@@ -259,4 +259,4 @@ def _is_public(name: str) -> Any:
 
 
 _NAMES = sorted({*globals(), *HOMES, *MODULES})
-__all__ = [name for name in _NAMES if _is_public(name) and name not in ("import_module", "verify", "newaxis")]
+__all__ = [name for name in _NAMES if _is_public(name) and name not in ("import_module", "verify", "newaxis", *EXTRAS)]

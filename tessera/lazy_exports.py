@@ -51,6 +51,7 @@ MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "r
     "triton": "tessera.triton",
     "verify": "tessera.tools.verify",
 }
+EXTRAS = ("onnx", "torch", "triton")  # modules that need another package: `from tessera import *` leaves them out
 HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}
 # What a module calls otherwise.
 RENAMED = {"map": "map_"}

@@ -6,6 +6,7 @@ import pytest
 import tessera as ts
 from tessera import stdlib
 from tessera.core.errors import DeviceUnavailable
+from tessera.lazy_exports import EXTRAS
 
 f32, g = ts.f32, ts.Generator(1)
 x, y, v = ts.rand((4, 4), generator=g), ts.rand((4, 4), generator=g), ts.rand((4,), generator=g)
@@ -87,9 +88,18 @@ def test_other_types_by_name(name):
     assert ts.DType(name) == getattr(ts, name) and hash(ts.DType(name)) == hash(getattr(ts, name))
 
 
+def test_a_star_import_needs_no_extra():
+    assert not set(EXTRAS) & set(ts.__all__)
+
+
 def test_dir_shows_public_names_alone():
     shown = [n for n in dir(ts) if not n.startswith("__")]
-    assert sorted(shown) == sorted(ts.__all__) and "Any" not in shown and "math" not in shown and "zeros" in shown
+    assert (
+        sorted(shown) == sorted([*ts.__all__, *EXTRAS])
+        and "Any" not in shown
+        and "math" not in shown
+        and "zeros" in shown
+    )
     assert [n for n in dir(stdlib) if not n.startswith("__")] == stdlib.__all__
 
 

@@ -102,6 +102,12 @@ FURTHER = {
     "affine_grid": (lambda t: ts.affine_grid(t, (1, 1, 4, 4), align_corners=False), (1, 2, 3)),
     "multi_margin_loss": (lambda x: ts.multi_margin_loss(x, CLASSES, reduction="none"), (16, 8)),
     "linear_cross_entropy": (lambda x, w: ts.linear_cross_entropy(x, w, CLASSES), (16, 8), (8, 8)),
+    "cbrt": (ts.cbrt, (256,)),
+    "lgamma": (ts.lgamma, ("+", 256)),
+    "digamma": (ts.digamma, ("+", 256)),
+    "erfinv": (ts.erfinv, ("+", 256)),
+    "bessel_i0e": (ts.bessel_i0e, (256,)),
+    "bessel_i1e": (ts.bessel_i1e, (256,)),
     "col2im": (lambda x: ts.col2im(x, (4, 4), 2), (1, 8, 9)),
 }  # fmt: skip
 ALL = {**CASES, **FURTHER}
@@ -215,6 +221,7 @@ AT_MOST_ONE_OP = """
     pixel_unshuffle channel_shuffle max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d
     adaptive_max_pool3d fractional_max_pool2d
     fractional_max_pool3d max_unpool1d max_unpool2d max_unpool3d dropout1d dropout2d dropout3d complex_eig
+    bitcast population_count count_leading_zeros reduce_precision scaled_dot_product_attention
 """.split()
 RANDOM = "gumbel_softmax alpha_dropout feature_alpha_dropout".split()  # composites whose samples are no function of x
 

@@ -40,6 +40,8 @@ def test_core_aten_is_in_the_table():
 
 def test_rows_take_the_arguments_of_the_schema():
     for name, row in ATEN.items():
+        if not name.startswith("aten."):
+            continue  # a custom op that another test has made
         kept = [parameter for parameter, taken in read_schema(find_op(name)) if taken]
         inspect.signature(row).bind(*kept)
 

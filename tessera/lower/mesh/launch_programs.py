@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.core.types import REGISTER, int64
+from tessera.core.types import REGISTER, RefType, int64
 from tessera.ir.builder import Builder, evaluate_block, make_copier
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.lower.mesh.launch_windows import BEFORE_INDICES, LaunchAccesses, LaunchTiling, Window, cut_launch
@@ -205,6 +205,8 @@ def partition_kernel(module: Module, mesh_grid: tuple[int, int], budget: int = P
     elements = math.prod(mesh_grid)
     if more or launch.op is not host.launch or tuple(launch.args) != tuple(module.main.params):
         return module
+    if not all(isinstance(p.type, RefType) for p in function.params):
+        return module  # the host copies windows of memories; scalars are arguments of every element
     if elements == 1 or function.attrs.get("group", 1) > 1 or tile.uses_grid_barrier(function.body):
         return module
     accesses, tiling = cut_launch(function.body, launch.attrs["grid"], elements, budget)
@@ -276,8 +278,14 @@ def _make_module(
 
 
 def describe_window(window: Window, tiling: LaunchTiling) -> dict[str, Any]:
-    """The attributes that locate a window."""
-    return {"first": window.first, "steps": window.steps, "tiles": tiling.tiles}
+    """The attributes that locate a window.
+
+    Leading axes of one tile are left out: the first coordinate has no limit, so that the windows of elements without a
+    tile lie outside the memory, and no axis of one tile moves a window.
+    """
+    skipped = next((a for a, n in enumerate(tiling.tiles) if n > 1), len(tiling.tiles) - 1)
+    steps = tuple(s[skipped:] for s in window.steps)
+    return {"first": window.first, "steps": steps, "tiles": tiling.tiles[skipped:]}
 
 
 def emit_tile_number(builder: Builder, mesh_grid: tuple[int, int], rounds: int = 1) -> Value:

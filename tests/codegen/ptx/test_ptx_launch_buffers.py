@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.runtime import gpu_program
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
 from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
 from tessera.core.errors import ExecutionError
@@ -60,15 +61,16 @@ def test_prints_and_assertions_of_a_launch(capsys):
         assert lines[1] == "program (1,): holds [5., 6., 7.]" and len(lines) == 4
 
 
-def test_host_call():
+def test_host_call(monkeypatch):
     trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(3, dtype="f4"))
     plan = BACKEND.emit(driver.lower(trace.function, "ptx")["tile"], {}).manifest["plan"]
     (call,) = plan["calls"]
     places = [(arg["param"] if "param" in arg else 1000 + arg["offset"]) for arg in call["args"]]
     rooms = dict(zip(places, (np.diag(np.float32([4, 9, 16])), np.zeros((3, 3), "f4")), strict=True))
     waited = []
+    monkeypatch.setattr(gpu_program, "synchronize_stream", waited.append)
     device = types.SimpleNamespace(driver=Memory(rooms))
-    program = types.SimpleNamespace(device=device, calls=plan["calls"], workspace=1000)
-    _QueuedPlan(program, list(range(9)), types.SimpleNamespace(synchronize=lambda: waited.append(1))).call(0)
+    program = types.SimpleNamespace(device=device, calls=plan["calls"])
+    _QueuedPlan(program, list(range(9)), 1, 1000).call(0)
     np.testing.assert_array_equal(rooms[places[1]], np.diag([2, 3, 4]))
     assert waited == [1]

@@ -448,7 +448,9 @@ def _(frame: KernelFrame, node: ast.Compare) -> Any:
     result: Any = True
     for kind, each in zip(node.ops, node.comparators, strict=True):
         right = _compare(frame, kind, each)
-        if isinstance(kind, ORDER) or is_traced(left) or is_traced(right):
+        if not isinstance(kind, (ast.In, ast.NotIn)) and (
+            isinstance(kind, ORDER) or is_traced(left) or is_traced(right)
+        ):
             _refuse_sequence_operand("compare", (left, node.left), (right, each))
         found = COMPARISONS[type(kind)](left, right)
         result = found if result is True else chain_comparisons(result, found)
