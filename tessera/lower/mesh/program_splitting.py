@@ -1,7 +1,8 @@
 """Program splitting: cuts each program of a launch into several along an axis of its blocks that is parallel.
 
 The axes of a kernel's blocks fall into classes that have equal indices (union-find over the ops). A class is parallel
-if no op reduces, contracts or reorders it, and every store has it: then each part of the class can be computed alone.
+if no op reduces, contracts or reorders it, no block has it twice, and every store has it: then each part of the class
+can be computed alone.
 """
 
 from __future__ import annotations
@@ -79,7 +80,13 @@ class AxisClasses:
         if not self.stores:
             return []
         found = [self.find(v, a) for v in self.stores[0].args[1:2] for a in range(len(_shape(v)))]
-        return [c for c in dict.fromkeys(found) if c not in self._fixed and self.size(c) > 1 and self._is_stored(c)]
+        able = [c for c in dict.fromkeys(found) if c not in self._fixed and self.size(c) > 1 and self._is_stored(c)]
+        return [c for c in able if not self._is_repeated(c)]
+
+    def _is_repeated(self, found: Axis) -> bool:
+        """Whether a block has a class twice, as where a constant joins rows and columns: parts are its diagonal."""
+        values = [v for node in self.body.walk() for v in (*node.results, *(p for r in node.regions for p in r.params))]
+        return any(sum(self.find(v, a) == found for a in range(len(_shape(v)))) > 1 for v in values)
 
     def _is_stored(self, found: Axis) -> bool:
         values = [n.args[1] for n in self.stores]
