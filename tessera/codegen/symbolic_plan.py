@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ArtifactError, ShapeError
-from tessera.core.shapes import SizeConstraint, as_size, bind_shapes
-from tessera.core.symbolic_dim import LEAST_SIZE, Dim, Size
+from tessera.core.shapes import SizeConstraint, as_size, bind_program_sizes
+from tessera.core.symbolic_dim import Dim, Size
 
 SIZE_KEY = "size"
 MAX_BOUND_PLANS = 16  # the bound plans that a program keeps: each has a workspace
@@ -36,7 +36,7 @@ def parse_size(data: Any) -> Size:
     try:
         if isinstance(data, Mapping) and set(data) == {SIZE_KEY} and len(data[SIZE_KEY]) < 1000:
             return as_size(data[SIZE_KEY])
-    except (ShapeError, TypeError, RecursionError):
+    except (ShapeError, TypeError, ValueError, ArithmeticError, RecursionError):
         pass
     raise ArtifactError(f"{data!r:.100} is not a size", suggestion="build the artifact again")
 
@@ -56,7 +56,10 @@ def bind_plan(plan: Any, sizes: Mapping[str, int]) -> Any:
 
 def _evaluate(data: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
     size = parse_size(data)
-    value = size.evaluate(sizes) if isinstance(size, Dim) else size
+    try:
+        value = size.evaluate(sizes) if isinstance(size, Dim) else size
+    except (ShapeError, ArithmeticError):  # a division by zero
+        value = size
     if isinstance(value, Dim):
         raise ArtifactError(f"the plan has no size {value}", suggestion="build the artifact again")
     return value
@@ -76,25 +79,11 @@ class SizeBinder:
 
         Raises:
             ArgumentError: there are more or fewer arrays than parameters.
-            ShapeError: a shape does not fit its parameter, or a size breaks a constraint.
+                ShapeError: as `bind_program_sizes`.
         """
         if len(shapes) != len(self.patterns):
             raise ArgumentError("wrong number of arguments", expected=len(self.patterns), received=len(shapes))
-        sizes: dict[str, Any] = {}
-        if misfit := bind_shapes(list(zip(self.patterns, shapes, strict=True)), sizes):
-            name, want = self.names[misfit.number], self.patterns[misfit.number]
-            raise ShapeError(
-                f"argument {name}: {misfit.problem}", expected=str(want), received=str(shapes[misfit.number])
-            )
-        empty = [n for n, value in sizes.items() if value < LEAST_SIZE]
-        if empty:
-            raise ShapeError(
-                f"the size {empty[0]} is {sizes[empty[0]]}", expected=f"at least {LEAST_SIZE}",
-                received=str(sizes[empty[0]]), suggestion="a program of symbolic sizes takes no empty axes",
-            )  # fmt: skip
-        for constraint in self.constraints:
-            constraint.check(sizes)
-        return sizes
+        return bind_program_sizes(self.names, self.patterns, shapes, self.constraints)
 
 
 P = TypeVar("P")

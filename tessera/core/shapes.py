@@ -19,6 +19,7 @@ from tessera.core.symbolic_dim import (
     ABSTRACT_TRACE,
     ANY_DIMS,
     KNOWN_SIZES,
+    LEAST_SIZE,
     SIZE_DIVISORS,
     Dim,
     Size,
@@ -307,6 +308,35 @@ def _find_stated_divisor(left: Size, compare: Callable[[Any, Any], bool], right:
     sign, size, number = monomial[0]
     name = find_plain_name(size)
     return (name, number) if sign == "%" and name is not None and isinstance(number, int) else None
+
+
+def bind_program_sizes(
+    names: Sequence[str],
+    patterns: Sequence[ShapePattern],
+    shapes: Sequence[ShapePattern],
+    constraints: Iterable[SizeConstraint],
+) -> dict[str, Any]:
+    """The symbolic sizes of a program for the shapes of its arguments, whose names are for the errors.
+
+    Raises:
+        ShapeError: a shape does not fit, an axis is empty, or a size breaks a constraint.
+    """
+    sizes: dict[str, Any] = {}
+    if misfit := bind_shapes(list(zip(patterns, shapes, strict=True)), sizes):
+        at = misfit.number
+        raise ShapeError(
+            f"argument {names[at]}: {misfit.problem}", expected=format_shape(patterns[at]),
+            received=format_shape(shapes[at]),
+        )  # fmt: skip
+    empty = next((n for n, value in sizes.items() if value < LEAST_SIZE), None)
+    if empty is not None:
+        raise ShapeError(
+            f"the size {empty} is {sizes[empty]}", expected=f"at least {LEAST_SIZE}", received=str(sizes[empty]),
+            suggestion="a program of symbolic sizes takes no empty axes",
+        )  # fmt: skip
+    for constraint in constraints:
+        constraint.check(sizes)
+    return sizes
 
 
 def find_size_constraints(function: Any) -> tuple[SizeConstraint, ...]:

@@ -79,6 +79,11 @@ class Dim:
         return Dim({(name,): 1})
 
     def __hash__(self) -> int:
+        """The hash of the polynomial; the lines of a program that is traced cannot look up a size by it."""
+        if SIZE_GUARDS.get() is not None and _is_users_frame(sys._getframe(1)):
+            raise UnknownSizeError(  # a table of numbers would not find it, and the program would be wrong for those
+                f"the size {self} is looked up in a set or dict", suggestion="compare it, as in `n == 8 or n == 16`"
+            )
         return self._hash
 
     def __eq__(self, other: object) -> bool:

@@ -95,8 +95,21 @@ def test_wrong_names_are_said(tmp_path):
 def test_a_corrupt_size_is_refused(artifact, tmp_path):
     from tessera.codegen.symbolic_plan import bind_plan, parse_size
 
-    with pytest.raises(ArtifactError, match="is not a size"):
-        parse_size({"size": "__import__('os')"})
+    for text in (
+        "__import__('os')",
+        "1//0",
+        "B**9",
+        "(" * 400 + "B" + ")" * 400,
+        "",
+        "B" * 2000,
+        3,
+        None,
+        "9" * 999 + "*B %",
+    ):
+        with pytest.raises(ArtifactError, match="is not a size"):
+            parse_size({"size": text})
+    with pytest.raises(ArtifactError, match="the plan has no size"):
+        bind_plan({"size": "8 // (B - 1)"}, {"B": 1})
     with pytest.raises(ArtifactError, match="the plan has no size"):
         bind_plan({"grid": [{"size": "Q"}]}, {"B": 1})
 

@@ -351,10 +351,11 @@ class Jit:
             history.gave_up = True
             return None
         found = SymbolicProgram(patterns, frozenset(noted), traced, run)
-        if traced.owners or traced.breakpoints or not found.fits(shapes):
+        if traced.owners or traced.breakpoints:
+            history.gave_up = True
             return None
         history.programs.append(found)
-        return found
+        return found if found.fits(shapes) else None  # it serves other sizes: a guard does not hold for these
 
     def trace(self, *args: Any, **named: Any) -> TracedFunction:
         """Trace the Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if wanted)."""
@@ -452,9 +453,8 @@ class Jit:
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)
             outputs = [t.data if t.is_traced else builder.capture(get_elements(t)) for t in tensors]
-        name = (
-            self.name if self.name.isidentifier() else "lambda_"
-        )  # "lambda" is a keyword, which a generator could not emit
+        # "lambda" is a keyword, which a generator of Python could not emit.
+        name = self.name if self.name.isidentifier() else "lambda_"
         body = builder.block(params, outputs)
         if random.drawn:
             body = replace(body, params=(*body.params, seed, first))

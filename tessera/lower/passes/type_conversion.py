@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ShapeError
-from tessera.core.shapes import SizeConstraint, bind_shapes
+from tessera.core.shapes import SizeConstraint, bind_program_sizes
 from tessera.core.types import Type
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, evaluate_attribute
 
@@ -58,15 +58,15 @@ def bind_to_arrays(module: Module, arrays: Sequence[Any]) -> Module:
     """Replace the symbolic sizes of a Schedule or Tile module by those of its arguments.
 
     Raises:
-        ShapeError: the shapes do not fit the parameters, or a size breaks a constraint.
+        ShapeError: as `bind_program_sizes`.
     """
     if "sizes" not in module.main.attrs:
         return module
-    sizes: dict[str, Any] = {}
-    pairs = [(p.type.shape, np.shape(a)) for p, a in zip(module.main.params, arrays, strict=False)]
-    if misfit := bind_shapes(pairs, sizes):
-        name = module.main.params[misfit.number].hint or misfit.number
-        raise ShapeError(f"argument {name}: {misfit.problem}", location=module.main.loc)
-    for text in module.main.attrs["constraints"]:
-        SizeConstraint(text).check(sizes)
+    inputs = module.main.params[: len(arrays)]
+    names = [p.hint or str(i) for i, p in enumerate(inputs)]
+    constraints = [SizeConstraint(text) for text in module.main.attrs["constraints"]]
+    try:
+        sizes = bind_program_sizes(names, [p.type.shape for p in inputs], [np.shape(a) for a in arrays], constraints)
+    except ShapeError as error:
+        raise error.at(module.main.loc) from None
     return bind_module_sizes(module, sizes)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from tessera.tools.cli.scripts import run_script
+from tessera.tools.cli.scripts import run_emulated
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the program; print a report of each launch where one is wanted."""
     from tessera.cuda import interpreted
 
-    with interpreted(options.arch, debug=options.debug, report=options.report) as device:
-        try:
-            run_script(options.program, options.rest)
-        finally:
-            for report in device.reports:
-                print(report)
-    if not device.launches:
-        print(f"{options.program} launched no kernel")
+    run_emulated(interpreted(options.arch, debug=options.debug, report=options.report), options.program, options.rest)
     return 0

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from tessera.tools.cli.scripts import run_script
+from tessera.tools.cli.scripts import run_emulated
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the program; print a report of each launch where one is wanted."""
     from tessera.triton import interpreted
 
-    with interpreted(
+    session = interpreted(
         options.arch,
         debug=options.debug,
         report=options.report,
         tune=options.tune,
         benchmarks=options.benchmarks,
-    ) as session:
-        try:
-            run_script(options.program, options.rest)
-        finally:
-            for report in session.reports:
-                print(report)
-    if not session.launches:
-        print(f"{options.program} launched no kernel")
+    )
+    run_emulated(session, options.program, options.rest)
     return 0

@@ -1,5 +1,6 @@
 """Dynamic shapes: one compiled program for every size, with the results of a program for each."""
 
+import functools
 import logging
 
 import ml_dtypes
@@ -71,7 +72,17 @@ def test_axes_with_the_same_sizes_share_a_symbol_until_they_differ():
         assert f(x, y).item() == 2 * sum(sizes)
 
 
-@pytest.mark.parametrize("test", [lambda n: n == 1, lambda n: n > 4, lambda n: n <= 2, lambda n: n in (3, 5)])
+TABLE = {3: True, 5: True}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda n: n == 1, lambda n: n > 4, lambda n: n <= 2, lambda n: n in (3, 5), lambda n: n in {3, 5},
+        lambda n: TABLE.get(n, False), lambda n: (n, 2) in {(3, 2)}, lambda n: min(n, 4) == 4, lambda n: n % 2 == 0,
+        lambda n: functools.lru_cache(lambda m: m == 3)(n), lambda n: max(n, 3) != 3, lambda n: bool(n - 1 > 2),
+    ],
+)  # fmt: skip
 def test_what_python_decides_by_a_size_stays_true(test):
     f = ts.jit(lambda x: x * 10.0 if test(x.shape[0]) else x + 1.0, target="llvm")
     for size in (2, 3, 4, 1, 5, 6, 3, 9):

@@ -38,6 +38,7 @@ from tessera.codegen.csl.text.memory_allocation import (
 )
 from tessera.codegen.csl.text.statements import (
     add_line,
+    cast_to_index,
     emit_copy,
     emit_dsd_operation,
     emit_loop,
@@ -229,7 +230,7 @@ def _(ctx, node):
 
 @emit(tile.program_id)
 def _(ctx, node):
-    places = [name for name, _ in ctx.programs] or ["row", "column", ROUND]
+    places = [name for name, _ in ctx.programs] or [cast_to_index(ctx, name) for name in ("row", "column", ROUND)]
     return PeArrayView("i32", (), literal=(*places, "0", "0")[node.attrs["axis"]])
 
 
@@ -313,33 +314,18 @@ def _take_first_slice(x: PeArrayView, axes: Sequence[int], shape_: tuple[int, ..
     return PeArrayView(x.type, shape_, x.buffer, x.offset, strides)
 
 
-@emit(mesh.read)
+@emit(mesh.read, mesh.window)
 def _(ctx, node, ref):
     sizes = tuple(node.attrs["shape"])
     buffer = declare_array(ctx, node.args[0], sizes)
     return PeArrayView(buffer.type, sizes, buffer, 0, make_row_major_strides(sizes))
 
 
-@emit(mesh.write)
+@emit(mesh.write, mesh.copy_back)
 def _(ctx, node, ref, value):
-    if export_in_place(ctx, node.args[0], value):
-        return None
-    buffer = declare_array(ctx, node.args[0], node.args[1].type.shape)
-    emit_copy(ctx, PeArrayView(buffer.type, value.shape, buffer, 0, make_row_major_strides(value.shape)), value)
-    return None
-
-
-@emit(mesh.window)
-def _(ctx, node, ref):
-    sizes = tuple(node.attrs["shape"])
-    buffer = declare_array(ctx, node.args[0], sizes)
-    return PeArrayView(buffer.type, sizes, buffer, 0, make_row_major_strides(sizes))
-
-
-@emit(mesh.copy_back)
-def _(ctx, node, ref, memory):
     held = ctx.symbols.get(node.args[0])
-    if held is not memory.buffer and not export_in_place(ctx, node.args[0], memory):
-        buffer = declare_array(ctx, node.args[0], memory.shape)
-        emit_copy(ctx, PeArrayView(buffer.type, memory.shape, buffer, 0, make_row_major_strides(memory.shape)), memory)
+    in_place = held is not None and held is value.buffer  # a window that the program changed where it lies
+    if not in_place and not export_in_place(ctx, node.args[0], value):
+        buffer = declare_array(ctx, node.args[0], node.args[1].type.shape)
+        emit_copy(ctx, PeArrayView(buffer.type, value.shape, buffer, 0, make_row_major_strides(value.shape)), value)
     return None
