@@ -324,7 +324,7 @@ def _(ctx, node, ref):
 @emit(mesh.write, mesh.copy_back)
 def _(ctx, node, ref, value):
     held = ctx.symbols.get(node.args[0])
-    in_place = held is not None and held is value.buffer  # a window that the program changed where it lies
+    in_place = held is not None and held is value.buffer  # a window that the program changed in place
     if not in_place and not export_in_place(ctx, node.args[0], value):
         buffer = declare_array(ctx, node.args[0], node.args[1].type.shape)
         emit_copy(ctx, PeArrayView(buffer.type, value.shape, buffer, 0, make_row_major_strides(value.shape)), value)
