@@ -236,3 +236,14 @@ def test_both_zeros_are_constants():
         assert not np.signbit(high.numpy()).any() and np.signbit(low.numpy()).all()
         assert not np.signbit(ts.jit(lambda x: x.max(), target=target)(x).numpy())
         assert np.signbit(ts.jit(lambda x: x.min(), target=target)(x).numpy())
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 1), 1), ((1, 3), 0), ((1,), 0), ((1, 1), (0, 1))])
+def test_the_sum_of_one_negative_zero_is_zero(target, shape, axis):
+    """As in NumPy and PyTorch: a sum starts at zero."""
+    x = np.full(shape, -0.0, "f4")
+    for f in (lambda x: ts.sum(x, axis=axis), lambda x: ts.mean(x, axis=axis)):
+        for y in (ts.jit(f, target=target)(x), f(ts.tensor(x))):
+            assert not np.signbit(y.numpy()).any()
+    assert np.signbit(ts.jit(lambda x: ts.max(x, axis=axis), target=target)(x).numpy()).all()

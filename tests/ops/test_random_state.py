@@ -128,9 +128,41 @@ def test_threads_never_draw_the_same_numbers():
     assert len(set(found)) == 16
 
 
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_a_loop_with_a_condition_draws_anew_in_every_step(target):
+    """Outside of a trace and compiled: the same numbers in the loop and after it, and other ones in the next call."""
+
+    def walk(x):
+        path = ts.while_loop(lambda x: x.sum() < 9.0, lambda x: x + ts.rand(3), x)
+        return path, ts.rand(3)
+
+    compiled = ts.jit(walk, target=target)
+    ts.manual_seed(3)
+    found = [np.concatenate([t.numpy() for t in compiled(ts.ones(3))]) for _ in range(2)]
+    ts.manual_seed(3)
+    wanted = [np.concatenate([t.numpy() for t in walk(ts.ones(3))]) for _ in range(2)]
+    np.testing.assert_array_equal(found, wanted)
+    assert not np.any(found[0] == found[1])
+    ts.manual_seed(3)
+    steps = [ts.rand(3).numpy() for _ in range(9)]  # the first loop draws as its steps would one after the other
+    sums = 1 + np.cumsum(steps, axis=0, dtype="f4")
+    np.testing.assert_allclose(found[0][:3], sums[np.flatnonzero(sums.sum(1) >= 9)[0]], rtol=1e-6)
+
+
+def test_examples_of_a_batch_draw_their_own_numbers_in_a_loop():
+    def walk(x):
+        return ts.while_loop(lambda x: x < 3.0, lambda x: x + ts.rand(()), x)
+
+    found = ts.jit(ts.vmap(walk))(ts.zeros(5)).numpy()
+    assert len(set(found.tolist())) == 5 and np.all((found >= 3) & (found < 4))
+
+
 def test_draws_that_would_repeat_are_refused():
-    with pytest.raises(EffectError, match="a step of while_loop has the effect 'random'"):
-        ts.jit(lambda x: ts.while_loop(lambda x: x.sum() < 9.0, lambda x: x + ts.rand(3), x))(ts.ones(3))
+    with pytest.raises(EffectError, match="the condition of while_loop has the effect 'random'"):
+        ts.jit(lambda x: ts.while_loop(lambda x: x.sum() + ts.rand(()) < 9.0, lambda x: x + 1.0, x))(ts.ones(3))
+    with pytest.raises(EffectError, match="a step of while_loop seeds the default generator"):
+        seeded = lambda x: x + ts.rand(3, generator=ts.manual_seed(1)) + ts.rand(3)  # noqa: E731
+        ts.jit(lambda x: ts.while_loop(lambda x: x.sum() < 9.0, seeded, x))(ts.ones(3))
     shared = ts.Generator(1)
     with pytest.raises(EffectError, match="a step of scan has the effect 'random'"):
         ts.scan(lambda s, x: (s + ts.rand((), generator=shared), None), 0.0, ts.ones(3))

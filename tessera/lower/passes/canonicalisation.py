@@ -266,7 +266,10 @@ def _(rewriter, node, args):
     if not many:
         same = make_reshape(rewriter, x, node.out.type.shape)
         dtype = node.out.type.dtype
-        return same if same.type.dtype == dtype else rewriter.add(basic.cast, same, dtype=dtype)
+        same = same if same.type.dtype == dtype else rewriter.add(basic.cast, same, dtype=dtype)
+        if node.op is not reduce.sum or not axes or not dtype.is_float:
+            return same
+        return rewriter.add(elementwise.add, same, make_splat(rewriter, node.out, 0))  # a sum starts at +0: -0 is +0
     return None if len(axes) == 1 else _reduce_one_axis(rewriter, node, x, many)
 
 

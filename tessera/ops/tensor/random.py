@@ -72,7 +72,7 @@ class RandomState:
     """The state of the default generator: a seed, the block of four words at which it started, and blocks drawn since.
 
     In a trace `seed` and `first` are values of the trace. `owner` names a body that is traced once and run several
-    times; if it is a `loop`, one run after the other. A loop without `first` (None) refuses draws.
+    times; if it is a `loop`, one run after the other. A body without `first` (None) refuses draws.
     """
 
     seed: Any = 0
@@ -110,6 +110,17 @@ class RandomState:
         steps = iota(shape=(times,)) * body.count
         return (body.count * (times - 1) - steps if reverse else steps) + start
 
+    def reserve(self, start: Any = None) -> Any:
+        """The first block of a loop whose number of steps is known at run time only: it may draw LOOP_BLOCKS blocks.
+
+        So the draws after the loop do not depend on its steps. `start` is where a loop outside of a trace began.
+        """
+        if start is None:
+            return self.advance(LOOP_BLOCKS)
+        if self.count != start:
+            self.count = start + LOOP_BLOCKS
+        return start
+
     def summarise(self) -> RandomUse | None:
         """What a program with this state at its end does to the generator; None: nothing."""
         if not self.drawn and not self.reseeded:
@@ -136,6 +147,9 @@ class RandomState:
         """Continue from a saved state."""
         self.seed, self.first, self.count, self.reseeded = saved
 
+
+# Blocks of four words kept for a loop with a condition: more than its steps draw, and a small part of the 2^64.
+LOOP_BLOCKS = 2**36
 
 _TRACED_STATE: ContextVar[RandomState | None] = ContextVar("random state", default=None)
 _LOOP_STATE: ContextVar[RandomState | None] = ContextVar("random state of a loop", default=None)

@@ -16,7 +16,7 @@ from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
-from tessera.ops.tensor.random import RandomState, trace_random_state
+from tessera.ops.tensor.random import RandomState, get_random_state, trace_random_state
 from tessera.ops.tensor.shape import concatenate, iota, slice_
 from tessera.transforms.batching import vmap
 from tessera.transforms.flow.region_ops import bind_cond, bind_scan, bind_while
@@ -206,20 +206,22 @@ def while_loop(
         return _run_while_eagerly(cond, body, state)
 
     def step(given: list[Tensor]) -> list[Tensor]:
-        with trace_random_state(RandomState(first=None, owner="a step of while_loop", loop=True)):
-            return state.next(_apply_to_state(body, state.build(given)))
+        return state.next(_apply_to_state(body, state.build(given)))
 
     def test(given: list[Tensor]) -> Tensor:
-        return check_condition(_apply_to_state(cond, state.build(given)), "while_loop")
+        with trace_random_state(RandomState(first=None, owner="the condition of while_loop", loop=True)):
+            return check_condition(_apply_to_state(cond, state.build(given)), "while_loop")
 
     return state.build(bind_while(test, step, state.tensors))
 
 
 def _run_while_eagerly(cond: Function, body: Function, state: LoopState) -> Any:
     """The loop in Python, outside of a trace: the functions receive values."""
-    found = state.tensors
+    found, random = state.tensors, get_random_state()
+    start = random.count
     while bool(check_condition(_apply_to_state(cond, state.build(found)), "while_loop")):
         found = state.next(_apply_to_state(body, state.build(found)))
+    random.reserve(start)
     return state.build(found)
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.hooks import run_device_op, run_module
-from tessera.core.types import TensorType
+from tessera.core.types import TensorType, int64
 from tessera.ir.builder import CURRENT_BUILDER, Builder
 from tessera.ir.core import Block, Value
 from tessera.ir.rules import Op, Rules
-from tessera.ir.tensor import Tensor, get_elements, wrap_array
+from tessera.ir.tensor import Tensor, as_tensor, get_elements, wrap_array
 from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor.random import get_random_state
 from tessera.transforms.autodiff.tape import detach, record_on_tape
@@ -129,13 +129,26 @@ def _insert_unused_params(block: Block, at: int, others: Sequence[Value]) -> Blo
 
 
 def bind_while(test: TensorsFunction, step: TensorsFunction, carry: Tensors) -> list[Tensor]:
-    """The carried tensors after the loop, which runs while the test holds."""
+    """The carried tensors after the loop, which runs while the test holds.
+
+    If a step draws from the default generator, the number of its first block of random words is carried too.
+    """
+    types, count = [t.type for t in carry], len(carry)
+
+    def draw_and_step(given: list[Tensor]) -> list[Tensor]:
+        found = list(step(given))
+        random = get_random_state()
+        return [*found, random.first + random.count] if random.drawn else found
+
+    outer = get_random_state()
+    body, random = record_drawing_block(draw_and_step, types, count, "a step of while_loop", loop=True)
+    if random.drawn:
+        carry = [*carry, as_tensor(outer.reserve(), TensorType((), int64))]
     types = [t.type for t in carry]
-    asked, body = (record_block(f, types, lines=True) for f in (test, step))
+    asked = record_block(lambda given: test(given[:count]), types, lines=True)
     attrs = {"carry": len(carry), "test": len(asked.closed)}
-    return bind_region_op(
-        control_flow.while_loop, [*carry, *asked.closed, *body.closed], attrs, [asked.block, body.block], types
-    )
+    operands, blocks = [*carry, *asked.closed, *body.closed], [asked.block, body.block]
+    return bind_region_op(control_flow.while_loop, operands, attrs, blocks, types)[:count]
 
 
 @eager_control_flow_rules(control_flow.scan)
