@@ -3,12 +3,12 @@ kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from tessera.core.hooks import load_library_launches
 from tessera.core.symbolic_dim import Size
-from tessera.ir.core import Function, Node
+from tessera.ir.core import Function, Module, Node
 from tessera.ir.rules import Op, Rules
 
 
@@ -18,6 +18,8 @@ class LoweringPlan:
 
     `rows` and `pointwise` count the elements that one program holds in a row kernel and in an elementwise
     one; a row longer than `row_limit` is walked by a loop, and so is a contraction longer than `whole_k`.
+    `find_refused` is the target's resource model: the names of the kernels of a Tile module that need more shared
+    memory or registers than it has; None: it has no such limits.
     """
 
     m: int = 128
@@ -39,6 +41,7 @@ class LoweringPlan:
     flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
+    find_refused: Callable[[Module], Collection[str]] | None = None
 
 
 @dataclass(frozen=True)

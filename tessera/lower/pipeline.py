@@ -17,7 +17,7 @@ from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sin
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
-from tessera.lower.schedule_to_tile.lowering import to_tile
+from tessera.lower.passes.tile_legalisation import to_legal_tile
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -69,7 +69,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),
-    ("tile", rewrite_module(to_tile)),
+    ("tile", to_legal_tile),
 )
 # For a mesh of processing elements (CSL): no loop nests, so none of the rewrites that prepare them.
 MESH_PIPELINE: tuple[tuple[str, LoweringPass], ...] = (

@@ -19,6 +19,7 @@ from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import list_passes
+from tessera.codegen.ptx.resource_model import BLOCK_BYTES, find_refused
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
@@ -92,12 +93,12 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
 PLAN = LoweringPlan(
     m=128, n=256, busy_n=128, k=64, whole_k=64, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32,
     programs=96, flash_m=64, flash_n=64, flash_deep=128,
+    find_refused=find_refused,
 )  # fmt: skip
 OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
     132 * 32
 )  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
-BLOCK_BYTES = 1 << 20  # of blocks live at once in a team's registers: more indicates a wrong size
 
 
 class PtxGenerator:

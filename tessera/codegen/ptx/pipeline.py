@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
+from tessera.codegen.ptx.emission import emit_function
 from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import (
@@ -77,9 +78,27 @@ def _has_op(function: Function, op: Op) -> bool:
 
 
 def _pipeline_operand_copies(function: Function) -> Function:
+    """The function with as many stages as fit beside its exchange buffer, which the emission itself measures."""
     facts = LaunchFacts.of(function)
-    limit = SHARED_LIMIT[facts.arch]
-    return pipeline_operand_copies(function, facts.noalias, facts.alignments, choose_team_size(function), limit)
+    limit = left = SHARED_LIMIT[facts.arch]
+    while left > 0:
+        made = pipeline_operand_copies(function, facts.noalias, facts.alignments, choose_team_size(function), left)
+        excess = 0 if made is function or "stages" in function.attrs else _count_shared_bytes(made) - limit
+        if excess <= 0:
+            return made
+        left -= max(excess, 1024)
+    return function
+
+
+def _count_shared_bytes(function: Function) -> int:
+    """The bytes of shared memory that a pipelined function needs."""
+    return emit_function(_finish(read_operands_in_place(function)), None).shared
+
+
+def _finish(function: Function) -> Function:
+    for _, rewrite in MAPPING:
+        function = rewrite(function)
+    return function
 
 
 def _hoist_loads(function: Function) -> Function:
