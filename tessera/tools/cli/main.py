@@ -25,6 +25,7 @@ COMMANDS = {
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
+SDK_VERSIONS = ("0.6", "0.7", "0.8", "0.9", "1.0", "1.1", "1.2", "1.3", "1.4", "2.10")  # of the CSL simulator
 LEVELS = ("graph", "schedule", "tile", "target")
 ARCH_HELP = "the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
 
@@ -218,7 +219,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["run", "check", "tools"], help="what to do")
     command.add_argument("path", nargs="?", help="run: a program's folder; check: that, or its layout file")
     command.add_argument("--arch", choices=("wse2", "wse3"), help="the machine (default: the first the folder is for)")
-    command.add_argument("--sdk", choices=("1.4", "2.10"), help="the version of the language (default 1.4)")
+    command.add_argument("--sdk", choices=SDK_VERSIONS, help="the version of the language (default 1.4)")
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")

@@ -19,14 +19,15 @@ from tessera.interp.target.csl.sema import (
     declarations,
     dsd_builtins,
     dsd_descriptors,
+    early_builtins,
     layout_builtins,
     task_builtins,
 )
 from tessera.interp.target.csl.sema import types as t
-from tessera.interp.target.csl.sema.compilation_unit import CompilationUnit, CslOptions
+from tessera.interp.target.csl.sema.compilation_unit import LANGUAGE_VERSIONS, CompilationUnit, CslOptions
 from tessera.interp.target.csl.sema.context import ExprValue
 from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, make_hashable
-from tessera.interp.target.csl.text.diagnostics import fail
+from tessera.interp.target.csl.text.diagnostics import fail, name_compile_errors
 from tessera.interp.target.tokens import deep_nesting
 
 # These modules register rules, builtins and libraries on import.
@@ -44,7 +45,7 @@ REGISTERED = (
         dsd_builtins,
         layout_builtins,
     ),
-    *(builtins, task_builtins, dsd_descriptors, standard),
+    *(builtins, task_builtins, early_builtins, dsd_descriptors, standard),
 )
 
 FP16_FORMATS = ("f16", "bf16")  # the vendor's third 16-bit format, cb16, has no public definition
@@ -145,9 +146,9 @@ def compile_program(
     """Compile the layout at `path` and the program of each of its PEs.
 
     `params` and `colors` set params as on the command line of `cslc`; `arch` is "wse2" or "wse3", `sdk` the language
-    version, "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is the format of
-    `@fp16()`, "f16" or "bf16"; `memcpy` and `channels` have no effect on a simulation. A `confined` program, such as
-    one of an artifact, reads no file outside the layout's folder and the libraries.
+    version, "0.6" to "1.4" or "2.10"; `import_paths` are searched for modules in angle brackets; `fp16_format` is the
+    format of `@fp16()`, "f16" or "bf16"; `memcpy` and `channels` have no effect on a simulation. A `confined` program,
+    such as one of an artifact, reads no file outside the layout's folder and the libraries.
 
     Raises:
         CslError, ParseError: the program is wrong, at file:line:column. FileError: no such file or folder.
@@ -165,7 +166,7 @@ def compile_program(
         raise FileError(f"no such file: {path}")
     choices = {
         "arch": (arch, ("wse2", "wse3")),
-        "sdk": (sdk, ("1.4", "2.10")),
+        "sdk": (sdk, LANGUAGE_VERSIONS),
         "fp16_format": (fp16_format, FP16_FORMATS),
     }
     for name, (value, allowed) in choices.items():
@@ -178,7 +179,8 @@ def compile_program(
     searched = (*paths, str(source.parent))  # modules in subfolders import others from the root folder
     options = CslOptions(arch, sdk, fabric_dims, fabric_offsets, searched, fp16_format, max_inlined_iterations,
                          source.parent if confined else None)  # fmt: skip
-    with deep_nesting(lambda: Location(str(source), 1)):  # comptime calls take several Python frames each
+    # Comptime calls take several Python frames each.
+    with deep_nesting(lambda: Location(str(source), 1)), name_compile_errors(str(source)):
         return _compile_layout(source, options, dict(params or {}), colors or {})
 
 

@@ -219,6 +219,7 @@ class Simulation:
         pe = Pe(program, *place, self.events, self.fabric.view(*place), self.lockstep_groups.get(id(program)))
         pe.trace = lambda name, start, end: self.timeline.append((place, name, start, end))
         self.fabric.nodes[place].pe = self.pes[place] = pe
+        pe.limit = self.limit
         self.streams[place] = CommandStream(self.events, pe, place)
 
     def boot(self) -> None:

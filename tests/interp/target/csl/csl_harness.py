@@ -13,6 +13,7 @@ from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.pe.processing_element import Pe
 from tessera.interp.target.csl.sema import compilation_unit
+from tessera.interp.target.csl.sema.compilation_unit import LANGUAGE_VERSIONS
 from tessera.interp.target.csl.simulation import Simulation
 
 compilation_unit.MAX_COMPTIME_ITERATIONS = 1 << 14  # a loop without an end fails soon
@@ -74,7 +75,7 @@ def expected(text: str) -> tuple[int, str]:
 def simulate(folder, text, arch="wse2", seed=None, **options) -> Pe:
     """The PE of a program after `main`; its color 1 loops back to it (HEAD declares DSDs for that)."""
     layout = build(folder, HEAD + text, LOOP, arch=arch, **options)
-    simulation = Simulation(layout, seed=seed)
+    simulation = Simulation(layout, seed=seed, limit=10**6)
     simulation.boot()
     pe = simulation.pes[0, 0]
     if "main" in pe.program.exports:
@@ -100,7 +101,7 @@ def _run_files(folder: Path, title: str, text: str) -> None:
     for part in text.split("//-- ")[1:]:
         name, _, content = part.partition("\n")
         (folder / name).write_text(content.split("//! ")[0])
-    sdk = "2.10" if "2.10" in title else "1.4"
+    sdk = next((version for version in LANGUAGE_VERSIONS if f"SDK {version}" in title), "1.4")
     layout = compile_program(folder / "layout.csl", arch="wse3", sdk=sdk, fabric_dims=(11, 5), fabric_offsets=(4, 1))
     simulation = Simulation(layout)
     simulation.boot()

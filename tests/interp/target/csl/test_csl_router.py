@@ -169,7 +169,6 @@ def test_jitter_keeps_the_order(seed):
 @pytest.mark.parametrize(
     "colors, message",
     [
-        ({(0, 0): {0: ColorConfig(("RAMP",), ("WEST",))}}, "leaves the rectangle WEST of PE \\(0, 0\\)"),
         ({(0, 0): {0: ColorConfig(("RAMP",), ("EAST",))}}, "PE \\(1, 0\\), which has no route for that color"),
         (
             {(0, 0): {0: ColorConfig(("WEST",), ("RAMP",))}},
@@ -182,3 +181,10 @@ def test_faults(colors, message):
     with pytest.raises(CslFault, match=message):
         pes[0].view.push(0, [1])
         fabric.events.run()
+
+
+def test_wavelets_that_leave_the_rectangle_are_lost_and_reported():
+    fabric, pes = grid(2, {(0, 0): {0: ColorConfig(("RAMP",), ("WEST",))}})
+    pes[0].view.push(0, [1, 2])
+    fabric.events.run()
+    assert fabric.describe_stuck() == ["PE (0, 0): 2 wavelet(s) of color 0 left the rectangle and are lost"]

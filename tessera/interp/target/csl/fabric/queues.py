@@ -195,11 +195,17 @@ class InputQueue:
         self.wake_senders(now)
         return word
 
+    def is_control_next(self, now: int) -> bool:
+        """Whether the first word has arrived and is a control word."""
+        return bool(self.controls) and self.words[0][0] <= now and bool(self.words[0][1] & CONTROL_FLAG)
+
     def take_control(self, now: int) -> None:
         """Remove the first word, a control word."""
         self.words.popleft()
         self.controls -= 1
         self.wake_senders(now)
+        if self.words:
+            self._announce()  # the words behind it waited for it
 
     def wake_senders(self, now: int) -> None:
         """Wake the senders that wait for room."""

@@ -72,7 +72,7 @@ class RouterChannel:
         self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
         self.depth, self.events = node.fabric.depth, node.fabric.events
-        self.neighbours: list[RouterChannel | None] = [None] * len(DIRECTION_NAMES)
+        self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
         self.sink: HostSink | None = None  # words to the host
         self._last = 0
         self._due: int | None = None
@@ -87,6 +87,11 @@ class RouterChannel:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
         buffer.append((max(time, buffer[-1][0]) if buffer else time, word))
+
+    def receive(self, direction: int, time: int, word: int) -> None:
+        """Insert a word of a neighbour, and schedule its step."""
+        self.add(direction, time, word)
+        self.wake(self.inputs[direction][0][0])
 
     def _refuse_word(self, direction: int) -> NoReturn:
         takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
@@ -234,7 +239,7 @@ class RouterChannel:
             return False
         return self.route.filter is None or self.route.filter.passes(word, control)
 
-    def _neighbour(self, direction: int) -> RouterChannel:
+    def _neighbour(self, direction: int) -> RouterChannel | EdgeChannel:
         neighbour = self.neighbours[direction]
         if neighbour is None:
             neighbour = self.node.fabric.find_neighbour(self, direction)
@@ -262,9 +267,7 @@ class RouterChannel:
             if direction == HOST:
                 self.get_host_sink().take([] if word & CONTROL_FLAG else [word])  # a stream carries data
                 continue
-            neighbour = self._neighbour(direction)
-            neighbour.add(OPPOSITE[direction], time + delay(), onward)
-            neighbour.wake(neighbour.inputs[OPPOSITE[direction]][0][0])
+            self._neighbour(direction).receive(OPPOSITE[direction], time + delay(), onward)
         if advances:
             self.route.advance()
         self._wake_senders(origin, time)
@@ -302,3 +305,27 @@ class RouterChannel:
         if direction not in rx:
             return f"switch position {self.route.current} takes from {', '.join(DIRECTION_NAMES[d] for d in rx)} only"
         return f"no room {' or '.join(DIRECTION_NAMES[d] for d in tx)}"
+
+
+class EdgeChannel:
+    """The side of the rectangle that a route of an edge PE leaves by.
+
+    A host's stream of the color at that PE takes its data words, as the memcpy frame does; without one they are lost.
+    """
+
+    def __init__(self, channel: RouterChannel) -> None:
+        self.channel = channel
+        self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
+        self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
+
+    def has_room(self, direction: int) -> bool:
+        """Whether one more word may leave: always."""
+        return True
+
+    def extend(self, direction: int, words: list[TimedWord]) -> None:
+        """Accept words in order."""
+        self.channel.get_host_sink().take(word for _, word in words if not word & CONTROL_FLAG)
+
+    def receive(self, direction: int, time: int, word: int) -> None:
+        """Accept a word."""
+        self.extend(direction, [(time, word)])

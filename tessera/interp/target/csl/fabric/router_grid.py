@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from tessera.interp.target.csl.fabric.queues import InputQueue
-from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
+from tessera.interp.target.csl.fabric.router import EdgeChannel, RouterChannel, RouterNode
 from tessera.interp.target.csl.fabric.routing import (
     CONTROL_FLAG,
-    DIRECTION_NAMES,
     DIRECTION_STEPS,
     WORD_MASK,
     ColorRoute,
@@ -198,8 +197,7 @@ class Fabric:
         arch: "wse2" or "wse3".
 
     Raises:
-        CslFault: at run time, when a wavelet has no route, leaves the rectangle, or arrives from a direction that the
-            route does not accept.
+        CslFault: at run time, when a wavelet has no route, or arrives from a direction that the route does not accept.
     """
 
     def __init__(
@@ -234,15 +232,13 @@ class Fabric:
         """The view of the PE at (x, y)."""
         return FabricView(self.nodes[x, y])
 
-    def find_neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel:
-        """The channel of the same color one hop away."""
+    def find_neighbour(self, channel: RouterChannel, direction: int) -> RouterChannel | EdgeChannel:
+        """The channel of the same color one hop away, or the edge of the rectangle."""
         node = channel.node
         dx, dy = DIRECTION_STEPS[direction]
         neighbour = self.nodes.get((node.x + dx, node.y + dy))
         if neighbour is None:
-            self.raise_fault(
-                f"color {channel.color} leaves the rectangle {DIRECTION_NAMES[direction]} of {node.name}", channel
-            )
+            return EdgeChannel(channel)
         # A swap exchanges the two colors of a pair (0 and 1, 2 and 3, …) on the way.
         swap = channel.config.swap_x if dx else channel.config.swap_y
         color = channel.color ^ 1 if swap else channel.color
@@ -263,8 +259,13 @@ class Fabric:
         )
 
     def describe_stuck(self) -> list[str]:
-        """Descriptions of all waiting wavelets."""
-        lines = []
+        """Descriptions of all waiting wavelets, and of those that left the rectangle without a stream to the host."""
+        lines = [
+            f"{node.name}: {len(channel.sink.words)} wavelet(s) of color {color} left the rectangle and are lost"
+            for node in self.nodes.values()
+            for color, channel in node.channels.items()
+            if channel.sink is not None and channel.sink.words
+        ]
         for node in self.nodes.values():
             texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
             texts += [

@@ -229,6 +229,14 @@ class ColorRoute:
 
 
 ROUTE_REGISTERS, SWITCH_REGISTERS, REGISTER_COLORS = 0x7F20, 0x7F40, 24
+# Word addresses by the vendor's names. Those of the cycle counter are specific to this simulator.
+REGISTER_ADDRESSES = {
+    "COLOR_CONFIG": ROUTE_REGISTERS,
+    "SWITCH_CONFIG": SWITCH_REGISTERS,
+    "TIMESTAMP_COUNTER": 0x7FC0,
+    "PERF_COUNTER_CONTROL": 0x7FC4,
+}
+TIMESTAMP_REGISTERS = range(REGISTER_ADDRESSES["TIMESTAMP_COUNTER"], REGISTER_ADDRESSES["TIMESTAMP_COUNTER"] + 3)
 POP_MODES = ("no_pop", "always_pop", "pop_on_advance", "pop_on_advance_nop")
 _REGISTER_DIRECTIONS = direction_numbers(DIRECTIONS)  # directions in the order of the register
 _NO_DIRECTION = 5
@@ -276,7 +284,9 @@ def is_simulated_register(address: int) -> bool:
     (True, False)
     """
     return (
-        ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS
+        address in TIMESTAMP_REGISTERS
+        or address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]
+        or ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS
         or SWITCH_REGISTERS <= address < SWITCH_REGISTERS + REGISTER_COLORS
     )
 
@@ -289,12 +299,18 @@ class RouterRegisters:
     def __init__(self, pe: Any) -> None:
         self.pe = pe
         self.inputs: dict[int, int] = {}  # the last written switch register of each color
+        self.control = 0  # of the cycle counter
+        self.started = 0  # the cycle at which the cycle counter was reset
 
     def __len__(self) -> int:
         return 1 << 15
 
     def item(self, address: int) -> int:
         """The register at a word address."""
+        if address in TIMESTAMP_REGISTERS:
+            return (self.pe.clock - self.started) >> 16 * TIMESTAMP_REGISTERS.index(address) & 0xFFFF
+        if address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]:
+            return self.control
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
             return encode_route(self.pe.fabric.get_route(address - ROUTE_REGISTERS))
         color = self._switch(address)
@@ -303,6 +319,12 @@ class RouterRegisters:
     __getitem__ = item
 
     def __setitem__(self, address: int, bits: int) -> None:
+        if address in TIMESTAMP_REGISTERS:
+            self.started = self.pe.clock  # programs write zeros, which reset the counter
+            return
+        if address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]:
+            self.control = int(bits)
+            return
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
             decode_route(self.pe.fabric.change_route(address - ROUTE_REGISTERS), int(bits))
             return

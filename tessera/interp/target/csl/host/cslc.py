@@ -13,6 +13,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, FileError, TesseraError
 from tessera.interp.target.csl.compiler import CompiledLayout, compile_program
+from tessera.interp.target.csl.sema.compilation_unit import LANGUAGE_VERSIONS
 
 MEMCPY_FRAME = (7, 2)  # columns and rows of the memcpy frame around a program rectangle
 SETTINGS_KEY = "tessera"  # the key of the additional settings in out.json
@@ -32,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--arch", choices=("wse2", "wse3"), default="wse2")
     parser.add_argument(
         "--sdk",
-        choices=("1.4", "2.10"),
+        choices=LANGUAGE_VERSIONS,
         default=default_language(),
         help="the language version (option of this simulator; default: TESSERA_CSL_SDK, else 1.4)",
     )

@@ -451,7 +451,7 @@ def write_layout_text(layout: SdkLayout, grid: RouteGrid, numbers: dict[Color, i
 def _format_value(value: Any, numbers: dict[Color, int]) -> str:
     if isinstance(value, Color):
         # In SDK 2.10 the value of a color param is a number.
-        return f"@get_color({numbers[value]})" if default_language() == "1.4" else str(numbers[value])
+        return f"@get_color({numbers[value]})" if not default_language().startswith("2.") else str(numbers[value])
     return repr(value).lower()
 
 

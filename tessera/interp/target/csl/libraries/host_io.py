@@ -11,7 +11,8 @@ from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ComptimeValue, Fabout, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
-# The libraries `<memcpy/get_params>`, `<memcpy/memcpy>` and `<memcpy/memcpy_switches>`.
+# The libraries `<memcpy/get_params>`, `<memcpy/memcpy>` and `<memcpy/memcpy_switches>`. The first two are named
+# `<memcpy_multi/…>` in the SDKs before 1.0.
 
 
 STREAM_COLORS = tuple(f"MEMCPY{way}_{number}" for way in ("H2D", "D2H") for number in range(1, 5))
@@ -62,6 +63,20 @@ def make_memcpy(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, Compti
 def make_streaming_fabout(pe: Any, color: int, extent: int, queue: int) -> Fabout:
     """A DSD that sends `extent` wavelets to the host."""
     return Fabout(color, extent, queue)
+
+
+def make_early(factory: Callable[..., dict[str, ComptimeValue]]) -> Callable[..., dict[str, ComptimeValue]]:
+    """A library of the SDKs before 1.0, which other versions refuse."""
+
+    def make(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
+        if not unit.options.early:
+            raise CslError(
+                f"the library <memcpy_multi> does not exist in SDK {unit.options.sdk}",
+                suggestion="import <memcpy/…>, or compile a program for an earlier SDK with --sdk 0.9",
+            )
+        return factory(unit, params)
+
+    return make
 
 
 def make_memcpy_switches(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.fabric.routing import REGISTER_ADDRESSES
 from tessera.interp.target.csl.pe.processing_element import leave_flush, rebind_queue
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import NativeModule
@@ -175,6 +176,18 @@ def make_machine_members(unit: Any) -> LibraryMembers:
     }
 
 
+def make_target_members(unit: Any) -> LibraryMembers:
+    """The submodule `target` of WSE-2: the sizes of registers, and the byte addresses of those that are simulated."""
+    addresses = {name: ComptimeValue(t.COMPTIME_INT, 2 * word) for name, word in REGISTER_ADDRESSES.items()}
+    return {
+        "word_size": ComptimeValue(t.COMPTIME_INT, 2),
+        "tsc_size_words": ComptimeValue(t.COMPTIME_INT, 3),
+        "reg_type": ComptimeValue(t.TYPE, t.U16),
+        "double_reg_type": ComptimeValue(t.TYPE, t.U32),
+        "addresses": ComptimeValue(t.MODULE, NativeModule("<tile_config>.target.addresses", addresses)),
+    }
+
+
 def make_state_submodules() -> dict[str, LibraryMembers]:
     """The submodules by name."""
     return {
@@ -337,4 +350,7 @@ def make_tile_config(unit: Any, params: SubmoduleMembers) -> SubmoduleMembers:
         "teardown": _make_teardown(),
         **make_state_submodules(),
     }
+    if unit.options.arch == "wse2":
+        parts["target"] = make_target_members(unit)
+        parts["addresses"] = parts["target"]["addresses"].data.members
     return {**make_machine_members(unit), **{name: _make_submodule(name, members) for name, members in parts.items()}}

@@ -36,6 +36,18 @@ def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
     pe.dsrs[dsr] = DsrContents(dsd, options, bool(options.get("save_address")))
 
 
+def move_dsr(pe: PeState, dsr: Dsr, base: Pointer) -> None:
+    """`@set_dsr_base_addr`: the memory DSD of a register begins at another address.
+
+    Raises:
+        CslFault: the register has no memory DSD.
+    """
+    dsd = pe.dsrs[dsr].dsd if dsr in pe.dsrs else None
+    if type(dsd) not in (Mem1d, Mem4d):
+        raise CslFault(f"{dsr.file} {dsr.number} holds no memory DSD whose base address could change")
+    pe.dsrs[dsr].dsd = dsd._replace(array=base.array, byte=base.index * base.array.dtype.itemsize)
+
+
 def _resolve_operands(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> tuple[Any, ...]:

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.interp.target.csl.fabric.routing import ADVANCE_FLAG, CONTROL_FLAG, CONTROL_MARK, WORD_MASK
+from tessera.interp.target.csl.fabric.routing import (
+    ADVANCE_FLAG,
+    CONTROL_FLAG,
+    CONTROL_MARK,
+    WORD_MASK,
+    decode_entry_point,
+)
 from tessera.interp.target.csl.pe.dsd_operations import (
     FLOAT_KINDS,
     DsdOp,
@@ -114,7 +120,14 @@ class FabricSource(DsdSource):
         return found if found < count else count
 
     def wait(self, count: int) -> WaitCondition:
-        """Request a notification at `count` words."""
+        """Request a notification at `count` words; a control wavelet at the head waits for its task.
+
+        One that names no task is dropped.
+        """
+        while self.queue.is_control_next(self.events.now):
+            if decode_entry_point(self.queue.words[0][1]) is not None:
+                return self.waiting
+            self.queue.take_control(self.events.now)
         self.queue.want(count)
         return self.waiting
 
@@ -149,6 +162,11 @@ class PackedFabricSource(FabricSource):
 
 class ControlFabricSource(FabricSource):
     """Wavelets of both kinds; control wavelets are marked in their upper two bits, which data does not use."""
+
+    def wait(self, count: int) -> WaitCondition:
+        """Request a notification at `count` words."""
+        self.queue.want(count)
+        return self.waiting
 
     def ready(self, count: int) -> int:
         """The number of arrived words."""

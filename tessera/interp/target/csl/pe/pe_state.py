@@ -4,6 +4,7 @@ package act."""
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tessera.interp.target.csl.pe.dsd_operations import Microthread
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Dsr, DsrContents, Fifo
+from tessera.interp.target.csl.text.diagnostics import name_run_errors, report_no_progress
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.program import PeProgram
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
+MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
 class EventQueue:
@@ -52,7 +55,8 @@ class EventQueue:
     def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
         """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
         heap, pop, left = self._heap, heapq.heappop, CALLS_PER_REPORT
-        with np.errstate(all="ignore"):  # a PE computes with NaN and infinity without a fault
+        reports = cycle = 0
+        with np.errstate(all="ignore"), name_run_errors(lambda: self.now):  # a PE computes with NaN
             while heap and not (until is not None and until()):
                 if limit is not None and heap[0][0] > limit:
                     self.now = limit
@@ -62,6 +66,9 @@ class EventQueue:
                 left -= 1
                 if not left:
                     left = CALLS_PER_REPORT
+                    reports, cycle = (reports + 1 if cycle == self.now else 0), self.now
+                    if reports * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
+                        report_no_progress(self.now)
                     if self.progress is not None:
                         self.progress(self.now)
 
@@ -104,8 +111,9 @@ class PeState:
         self.program, self.x, self.y, self.events, self.fabric = program, x, y, events, fabric
         self.wide = int(program.unit.options.arch == "wse3")
         # SDK 2.10 no longer initializes input queues implicitly.
-        self.needs_queue_initialisation = bool(self.wide) or program.unit.options.sdk != "1.4"
+        self.needs_queue_initialisation = bool(self.wide) or program.unit.options.late
         self.clock = 0
+        self.limit: float = math.inf  # the last cycle of the run
         self.memory_used = program.memory_used
         self.fifos = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in program.tables.fifos]
         self.dsrs: dict[Dsr, DsrContents] = {}

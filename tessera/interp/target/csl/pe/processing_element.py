@@ -15,6 +15,7 @@ from tessera.interp.target.csl.pe.lockstep_execution import LockstepGroup
 from tessera.interp.target.csl.pe.pe_state import EventQueue, PeState, QueueId
 from tessera.interp.target.csl.pe.program import PeProgram, ValueInstantiation, allocate_global
 from tessera.interp.target.csl.sema import types as t
+from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import ComptimeValue, GlobalVariable, NativeFunction
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -134,14 +135,22 @@ def rebind_queue(pe: PeState, side: str, number: int, color: int) -> None:
     scheduler.wake(pe)
 
 
-def _get_data_task_color(pe: PeState, number: int) -> int:
-    """The color of a data task: its id on WSE-2, the color of the input queue of that number on WSE-3."""
+def _list_data_tasks(pe: PeState) -> dict[int, BoundTask]:
+    """The data tasks by color: their id on WSE-2, the color of the input queue of that number on WSE-3.
+
+    The task of a queue that is not initialized never runs. In the language of an early SDK a wavelet also starts a task
+    without parameters.
+    """
+    kinds = ("data", "local") if pe.program.unit.options.early else ("data",)
+    tasks = {number: task for (kind, number), task in pe.program.tables.tasks.items() if kind in kinds}
     if not pe.wide:
-        return number
-    if number not in pe.in_colors:
-        task = pe.program.tasks["data", number]
-        raise CslFault(f"input queue {number} of data task '{task.title}' is not initialized", location=task.loc)
-    return pe.in_colors[number]
+        return tasks
+    return {pe.in_colors[number]: task for number, task in tasks.items() if number in pe.in_colors}
+
+
+def overrun(pe: PeState) -> None:
+    """Raise the fault of a loop that runs past the limit of cycles."""
+    raise CslFault(f"still running after the limit of {pe.limit:,} cycles: a loop does not end")
 
 
 def make_native_call(pe: PeState, function: NativeFunction) -> Callable[..., Any]:
@@ -167,15 +176,13 @@ class Pe(PeState):
         arrays = [allocate_global(g) for g in globals_] if lockstep_group is None else lockstep_group.join(self)
         self.numbers = {id(array): number for number, array in enumerate(arrays)}
         self.space = program.namespace(self, arrays)
-        self.data = {
-            _get_data_task_color(self, n): task for (kind, n), task in program.tables.tasks.items() if kind == "data"
-        }
+        self.data = _list_data_tasks(self)
 
     # Called by generated code; a task recorder has operations of the same names.
     activate, block, unblock = scheduler.activate, scheduler.block, scheduler.unblock
     launch, perform, drop, map = dsd_issue.launch, dsd_issue.perform, dsd_issue.drop, dsd_issue.map_function
-    load_dsr = dsd_issue.load_dsr
-    flush = flush
+    load_dsr, move_dsr = dsd_issue.load_dsr, dsd_issue.move_dsr
+    flush, overrun = flush, overrun
     native = make_native_call
 
     # Called by the router and the queues.

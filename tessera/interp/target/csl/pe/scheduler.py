@@ -18,7 +18,6 @@ from tessera.interp.target.csl.text.diagnostics import CslFault
 
 TASK_SWITCH_CYCLES = 7  # cycles to start a task: fitted to published counts of programs of many tasks
 NO_TASK_ID = 31  # the id in a control wavelet that names no task
-_PROGRAM_FAULTS = (IndexError, ZeroDivisionError, TypeError, AttributeError, OverflowError, ValueError)
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
@@ -287,13 +286,11 @@ def _replay_record(
 
 
 def raise_fault(pe: PeState, error: Exception, thread: PeThread | None = None, line: int | None = None) -> NoReturn:
-    """Raise an error of generated code as a fault with its CSL location; raise other errors unchanged."""
+    """Raise an error of generated code or of a library as a fault with its CSL location, PE and cycle."""
     line = _find_generated_line(pe, error) if line is None else line
     if isinstance(error, TesseraError):
-        place_error(pe, error, line, thread)
-    elif line is not None and isinstance(error, _PROGRAM_FAULTS):
-        raise place_error(pe, CslFault(_describe_error(error)), line, thread) from error
-    raise error
+        raise place_error(pe, error, line, thread)
+    raise place_error(pe, CslFault(_describe_error(error)), line, thread) from error
 
 
 def _find_generated_line(pe: PeState, error: BaseException) -> int | None:
@@ -308,13 +305,14 @@ def _find_generated_line(pe: PeState, error: BaseException) -> int | None:
 
 
 def place_error(pe: PeState, error: TesseraError, line: int | None, thread: PeThread | None) -> TesseraError:
-    """Add the CSL location and the PE to an error."""
+    """Add the CSL location, the PE and the cycle to an error."""
     if error.location is None and line is not None:
         error.location = pe.program.place(line)
     elif error.location is None and thread is not None and thread.loc.line:
         error.location = thread.loc
     if not error.message.startswith("PE ("):
-        error.message = f"PE ({pe.x}, {pe.y}): {error.message}"
+        cycle = "" if "cycle" in error.message else f" (cycle {max(pe.clock, pe.events.now)})"
+        error.message = f"PE ({pe.x}, {pe.y}): {error.message}{cycle}"
     return error
 
 
@@ -323,7 +321,9 @@ def _describe_error(error: Exception) -> str:
         return "division by zero"
     if isinstance(error, TypeError):
         return f"use of an uninitialized pointer or descriptor ({error})"
-    return str(error)
+    if isinstance(error, RecursionError):
+        return "the calls of functions nest too deeply"
+    return str(error) or type(error).__name__
 
 
 def is_idle(pe: PeState) -> bool:

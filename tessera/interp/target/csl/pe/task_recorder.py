@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -43,6 +44,8 @@ PROGRAM_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 
 class TaskRecorder:
     """Takes the place of a PE of `program` while its compiled code runs symbolically: `pe` in generated code."""
+
+    limit = math.inf  # of cycles
 
     def __init__(self, program: PeProgram) -> None:
         self.program, self.wide = program, int(program.unit.options.arch == "wse3")

@@ -54,7 +54,7 @@ def _evaluate_name(f: AnalysisContext, node: s.NameExpr) -> ExprValue:
     operand = f.find(node.text) or f.module.lookup(node.text, node.loc)
     if operand is not None:
         return read_current(operand).at(node.loc) if operand.place else operand
-    if node.text in t.NAMED and not (node.text == "comptime_struct" and f.unit.options.sdk != "1.4"):
+    if node.text in t.NAMED and not (node.text == "comptime_struct" and f.unit.options.late):
         return make_known(t.TYPE, t.NAMED[node.text], node.loc)
     if node.text in _DIRECTION_NAMES:
         return make_known(*_DIRECTION_NAMES[node.text], node.loc)

@@ -43,6 +43,7 @@ class BuiltinSpec(NamedTuple):
 
 
 BUILTINS: dict[str, BuiltinSpec] = {}
+EARLY_BUILTINS: dict[str, BuiltinSpec] = {}  # of the SDKs before 1.0
 
 
 def register_builtin(name: str, least: int, most: int | None = None) -> Callable[[BuiltinRule], BuiltinRule]:
@@ -57,7 +58,7 @@ def register_builtin(name: str, least: int, most: int | None = None) -> Callable
 
 @register_rule(s.BuiltinCall)
 def _evaluate_builtin(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    spec = BUILTINS.get(node.name)
+    spec = BUILTINS.get(node.name) or EARLY_BUILTINS.get(node.name)
     if spec is None:
         fail(node.loc, f"invalid builtin function: '{node.name}'")
     if not spec.least <= len(node.args) <= spec.most:
@@ -329,7 +330,7 @@ def _field(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 @register_builtin("concat_structs", 2)
 def _concat_structs(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
-    if f.unit.options.sdk != "1.4":
+    if f.unit.options.late:
         fail(
             node.loc, "invalid builtin function: '@concat_structs'", suggestion="SDK 2.10 removed it from the language"
         )
@@ -433,6 +434,7 @@ def _import_comptime_value(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue
     path = f.unit.find(f.module, name)
     if path is None:
         fail(node.args[1].loc, f"unable to find file '{name}'")
+    f.unit.sources.append(str(path))  # part of the compiled program, which the host copies
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -89,6 +89,8 @@ def make_variable(made: GlobalVariable) -> ExprValue:
 
 
 PE_MEMORY = 48 * 1024
+# The versions of the SDK whose language is accepted; the newest of the last major version is the default.
+LANGUAGE_VERSIONS = ("0.6", "0.7", "0.8", "0.9", "1.0", "1.1", "1.2", "1.3", "1.4", "2.10")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,16 @@ class CslOptions:
     fp16_format: str = "f16"
     max_inlined_iterations: int = 50
     confined_to: Path | None = None  # the folder that may be read besides the libraries; None: every file
+
+    @property
+    def early(self) -> bool:
+        """Whether the language is that of an SDK before 1.0, in which colors are the ids of tasks."""
+        return self.sdk.startswith("0.")
+
+    @property
+    def late(self) -> bool:
+        """Whether the language is that of SDK 2."""
+        return self.sdk.startswith("2.")
 
 
 MAX_COMPTIME_ITERATIONS = 1 << 22  # of all loops of a unit: a loop without an end is an error within half a minute
@@ -165,7 +177,7 @@ class CslModule:
             fail(item.loc, f"redeclaration of '{item.name}'")
         if item.name in t.NAMED:
             fail(item.loc, f"declaration of '{item.name}' shadows builtin type")
-        if self.unit.options.sdk != "1.4" and t.parse_integer_type(item.name):
+        if self.unit.options.late and t.parse_integer_type(item.name):
             fail(item.loc, f"declaration of '{item.name}' shadows builtin type")
         self.items[item.name] = item
 
@@ -339,12 +351,15 @@ class CompilationUnit:
         while self.pending:
             self.pending.pop(0).evaluate()
         if not self.is_layout:
+            for variable in self.globals:  # the list grows while functions that values refer to are compiled
+                self.resolve(variable.initial)
             self._check_unused(self.root)
         return self.root
 
     def _check_unused(self, module: CslModule) -> None:
         """Check the functions of a PE program that nothing calls; what they need on the PE is discarded."""
         saved = len(self.globals), dict(self.instances), list(self.tables.fifos)
+        constants, names, references = dict(self.constants), dict(self._names), dict(self.references)
         used = {id(i.value.decl) for i in self.instances.values()} | self.evaluated
         for item in module.items.values():
             if isinstance(item, s.FunctionDecl) and id(item) not in used and item.body is not None:
@@ -354,6 +369,7 @@ class CompilationUnit:
                     self.compile_function(operand.const)
         del self.globals[saved[0] :]
         self.instances, self.tables.fifos = saved[1], saved[2]
+        self.constants, self._names, self.references = constants, names, references
 
     def make_name(self, name: str) -> str:
         """A unique Python name."""
@@ -501,6 +517,8 @@ class CompilationUnit:
         operand = module.lookup(item.name, item.loc)
         assert operand is not None and operand.place is not None and operand.place.take is not None
         self._keywords.add(item.name)
+        if item.name in self.tables.exports:  # `@export_symbol` names it, too
+            return
         element = operand.type.element if isinstance(operand.type, t.CslArray) else operand.type
         self.tables.exports[item.name] = (
             ExprValue(t.CslPointer("", element, operand.place.mutable is False, True), operand.place.take()),
@@ -512,6 +530,8 @@ class CompilationUnit:
         operand = module.lookup(item.name, item.loc)
         assert operand is not None
         self._keywords.add(item.name)
+        if item.name in self.tables.exports:
+            return
         self.compile_function(operand.const)
         self.tables.exports[item.name] = (operand, item.loc)
 

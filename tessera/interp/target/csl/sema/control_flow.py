@@ -287,6 +287,7 @@ __all__ = ["make_known"]
 
 
 _ITERATION_CYCLES = 5
+_LIMIT_CHECK = "if pe.clock > pe.limit: pe.overrun()"  # a loop without an end stops at the limit of cycles
 
 
 @register_rule(s.WhileStmt)
@@ -334,15 +335,20 @@ def _run_while_steps(f: AnalysisContext, node: s.WhileStmt) -> Iterator[dict[str
                 f.run(node.step)
 
 
-def contains_jump(node: Any) -> bool:
-    """Whether a body contains a break or continue."""
-    if isinstance(node, s.JumpStmt):
+def contains(node: Any, classes: type | tuple[type, ...]) -> bool:
+    """Whether a body contains a statement of some classes."""
+    if isinstance(node, classes):
         return True
     if isinstance(node, tuple):
-        return any(contains_jump(item) for item in node)
+        return any(contains(item, classes) for item in node)
     if hasattr(node, "__dataclass_fields__") and not isinstance(node, Location):
-        return any(contains_jump(getattr(node, name)) for name in node.__dataclass_fields__)
+        return any(contains(getattr(node, name), classes) for name in node.__dataclass_fields__)
     return False
+
+
+def contains_jump(node: Any) -> bool:
+    """Whether a body contains a break or continue."""
+    return contains(node, s.JumpStmt)
 
 
 def _unroll_loop(
@@ -389,6 +395,7 @@ def _emit_while(f: AnalysisContext, node: s.WhileStmt) -> None:
 
     def write() -> None:
         f.cost += _ITERATION_CYCLES
+        f.emit(_LIMIT_CHECK, node.loc)
         condition = evaluate_condition(f, node.condition)
         if not (condition.known and condition.const):
             f.emit(f"if not {render_code(f, condition)}: break", node.loc)
@@ -435,8 +442,9 @@ def _evaluate_for_range(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
     names = _bind_loop_names(node, make_runtime(type_, name), make_runtime(t.U16, index))
     text = f"range({', '.join(render_code(f, o) for o in bounds)})"
     _emit_for(
-        f, node, names, f"for {name} in {text}:" if len(names) < 2 else f"for {index}, {name} in enumerate({text}):"
-    )
+        f, node, names, f"for {name} in {text}:" if len(names) < 2 else f"for {index}, {name} in enumerate({text}):",
+        all(o.known for o in bounds),
+    )  # fmt: skip
 
 
 def _run_or_unroll(f: AnalysisContext, node: s.ForStmt, steps: Iterable[dict[str, ExprValue]]) -> None:
@@ -470,9 +478,15 @@ def _evaluate_for_array(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
     )
 
 
-def _emit_for(f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str) -> None:
+def _emit_for(
+    f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str, bounded: bool = True
+) -> None:
+    nested = contains(node.body, (s.ForStmt, s.WhileStmt))
+
     def write() -> None:
         f.cost += _ITERATION_CYCLES
+        if nested or not bounded:
+            f.emit(_LIMIT_CHECK, node.loc)
         with f.scope() as scope:
             scope.update(names)
             f.run(node.body)

@@ -272,6 +272,9 @@ def _make_fabric_dsd(f: AnalysisContext, fields: dict[str, ExprValue], loc: Loca
     return make_runtime(kind, f"{dsd_class.__name__}({', '.join(texts)})", loc)
 
 
+_SIMD_MODES = ("simd_32", "simd_64", "simd_32_or_64", "simd_max")
+
+
 def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) -> dict[str, int]:
     """The flags of a fabric DSD.
 
@@ -283,7 +286,7 @@ def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) 
         "transform": _read_flag(fields, "control_transform"),
     }
     if "simd_mode" in fields:
-        _selected_name(fields["simd_mode"], ("simd_32", "simd_64", "simd_32_or_64"), "SIMD mode", loc)
+        _selected_name(fields["simd_mode"], _SIMD_MODES, "SIMD mode", loc)
         flags["lanes"] = 2
     if kind is t.FABOUT:
         flags |= {

@@ -185,7 +185,7 @@ def unify_types(f: AnalysisContext, a: ExprValue, b: ExprValue, loc: Location) -
 def evaluate_comparison(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc: Location) -> ExprValue:
     """Evaluate a comparison."""
     a, b = unify_types(f, a, b, loc)
-    if a.type is t.TYPE and f.unit.options.sdk == "1.4":
+    if a.type is t.TYPE and not f.unit.options.late:
         fail(loc, f"invalid operands to binary operator '{sign}': 'type'", suggestion="@is_same_type compares types")
     ordered = t.is_number(a.type)
     if sign not in ("==", "!=") and not ordered:

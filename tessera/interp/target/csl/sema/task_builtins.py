@@ -139,7 +139,9 @@ def _activate(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 
 def render_task_id(f: AnalysisContext, o: ExprValue, loc: Location, kinds: tuple[t.CslType, ...]) -> str:
-    """The code of a task id; a task means the id it is bound to."""
+    """The code of a task id; a task means the id it is bound to. In the language of an early SDK a color is an id."""
+    if f.unit.options.early:
+        kinds = (*kinds, t.COLOR)
     if isinstance(o.type, t.CslFunctionType) and o.type.task and o.known:
         return f.unit.render_task_reference(o.const)
     if o.type not in kinds:

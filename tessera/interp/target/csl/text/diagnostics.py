@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -35,3 +35,54 @@ def attach_location(location: Location) -> Iterator[None]:
     except TesseraError as error:
         error.at(location)
         raise
+
+
+# Internal errors: no Python error reaches a user without the place in the program at which it arose.
+
+
+@contextmanager
+def name_compile_errors(path: str) -> Iterator[None]:
+    """Raise an error that is not one of the program as a `CslError` at the syntax that was being analysed.
+
+    Raises:
+        CslError: an internal error.
+    """
+    try:
+        yield
+    except (TesseraError, RecursionError, OSError):
+        raise
+    except Exception as error:
+        what = f"internal error of the compiler: {type(error).__name__}: {error}"
+        place = _find_analysed_syntax(error) or Location(path, 1)
+        raise CslError(what, location=place, suggestion="report it with the program") from error
+
+
+def _find_analysed_syntax(error: BaseException) -> Location | None:
+    """The location of the innermost syntax node in the frames of an error."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        loc = getattr(trace.tb_frame.f_locals.get("node"), "loc", None)
+        found = loc if isinstance(loc, Location) else found
+        trace = trace.tb_next
+    return found
+
+
+@contextmanager
+def name_run_errors(now: Callable[[], int]) -> Iterator[None]:
+    """Raise an error that is not a fault of the program as a fault that names the cycle.
+
+    Raises:
+        CslFault: an internal error.
+    """
+    try:
+        yield
+    except TesseraError:
+        raise
+    except Exception as error:
+        what = f"internal error of the simulator in cycle {now()}: {type(error).__name__}: {error}"
+        raise CslFault(what, suggestion="report it with the program") from error
+
+
+def report_no_progress(cycle: int) -> NoReturn:
+    """Raise the fault of events that schedule one another in one cycle without an end."""
+    raise CslFault(f"no progress: the events of cycle {cycle} do not end")

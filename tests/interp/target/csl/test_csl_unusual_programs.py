@@ -1,0 +1,177 @@
+"""Programs as the public writes them: unused functions, names exported twice, early SDKs, control words among data."""
+
+import json
+
+import numpy as np
+import pytest
+from csl_harness import build, run, simulate
+
+from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.host import cslc
+from tessera.interp.target.csl.host.runtime import MemcpyDataType, MemcpyOrder, SdkRuntime
+from tessera.interp.target.csl.simulation import Simulation
+from tessera.interp.target.csl.text.diagnostics import CslFault
+
+
+def test_an_unused_function_leaves_nothing_behind(tmp_path):
+    """A DSD of a function that nothing calls is the only use of a global."""
+    text = """var scratch: [4]f32; var sum: [1]i16;
+      fn idle() void { const d = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> scratch[i] }); @fmovs(d, 1.0); }
+      export fn main() void { sum[0] = 3; }"""
+    assert run(tmp_path, text).get_variable("sum").tolist() == [3]
+
+
+def test_files_of_comptime_values_belong_to_the_compiled_program(tmp_path):
+    (tmp_path / "sizes.json").write_text(json.dumps([5, 7]))
+    (tmp_path / "layout.csl").write_text("""
+      const memcpy = @import_module("<memcpy/get_params>", .{ .width = 1, .height = 1 });
+      layout { @set_rectangle(1, 1); @set_tile_code(0, 0, "pe.csl", .{ .memcpy_params = memcpy.get_params(0) });
+        @export_name("a", [*]u32, true); }""")
+    (tmp_path / "pe.csl").write_text("""
+      param memcpy_params; const sys = @import_module("<memcpy/memcpy>", memcpy_params);
+      var a = @import_comptime_value([2]u32, "sizes.json"); var p: [*]u32 = &a;
+      comptime { @export_symbol(p, "a"); }""")
+    assert cslc.main([str(tmp_path / "layout.csl"), "--memcpy", "-o", str(tmp_path / "out")]) == 0
+    (tmp_path / "sizes.json").unlink()
+    runtime = SdkRuntime(tmp_path / "out")
+    runtime.load()
+    runtime.run()
+    found = np.zeros(2, np.uint32)
+    how = {"data_type": MemcpyDataType.MEMCPY_32BIT, "order": MemcpyOrder.ROW_MAJOR}
+    runtime.memcpy_d2h(found, runtime.get_id("a"), 0, 0, 1, 1, 2, **how)
+    runtime.stop()
+    assert found.tolist() == [5, 7]
+
+
+def test_registers_by_the_names_of_the_target(tmp_path):
+    """The route of color 1 (a loop at the ramp) through `tile_config.target.addresses`, and the cycle counter."""
+    pe = simulate(tmp_path, """
+      const tile = @import_module("<tile_config>"); const at = tile.target.addresses;
+      export var bits: [2]u16; export var spent: u16;
+      fn address(color_: color) u16 { return @as(u16, at.COLOR_CONFIG) + @get_int(color_) * tile.target.word_size; }
+      export fn main() void {
+        @bitcast(*u16, @as(u16, tile.addresses.TIMESTAMP_COUNTER)).* = 0;
+        @bitcast(*u16, @as(u16, tile.addresses.PERF_COUNTER_CONTROL)).* = 7;
+        bits[0] = @bitcast(*u16, address(c)).*;
+        @fmovs(vo, va);
+        spent = @bitcast(*u16, @as(u16, tile.addresses.TIMESTAMP_COUNTER)).*;
+        bits[1] = @bitcast(*u16, @as(u16, tile.addresses.PERF_COUNTER_CONTROL)).*; }""")  # fmt: skip
+    assert pe.get_variable("bits").tolist() == [1 << 4 | 1 << 9, 7]
+    assert 14 < int(pe.get_variable("spent")[0]) < 60
+
+
+@pytest.mark.parametrize("mode", ["simd_32", "simd_64", "simd_32_or_64", "simd_max"])
+def test_every_simd_mode_packs_two_elements(mode, tmp_path):
+    halves = simulate(tmp_path, """
+      var h = [4]f16 { 1.0, 2.0, 3.0, 4.0 }; export var back: [4]f16;
+      const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> h[i] });
+      const vb = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> back[i] });
+      const pairs = .{ .MODE = true };
+      const th = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 4, .output_queue = oq, .simd_mode = pairs });
+      const rh = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 4, .input_queue = iq, .simd_mode = pairs });
+      export fn main() void { @fmovh(th, vh, .{ .async = true }); @fmovh(vb, rh); }""".replace("MODE", mode)
+    )  # fmt: skip
+    assert halves.get_variable("back").tolist() == [1, 2, 3, 4]
+
+
+def test_a_name_exported_twice_is_one_export(tmp_path):
+    text = """export var a: [2]u32; var p: [*]u32 = &a; export fn main() void { a[1] = 4; }
+      comptime { @export_symbol(p, "a"); @export_symbol(main); }"""
+    names = '@export_name("a", [*]u32, true); @export_name("main", fn()void);'
+    simulation = Simulation(build(tmp_path, text, names))
+    simulation.boot()
+    simulation.launch("main")
+    simulation.settle()
+    assert simulation.pes[0, 0].get_variable("a").tolist() == [0, 4]
+
+
+def test_a_queue_that_is_never_initialized_nor_used(tmp_path):
+    text = """task idle(x: u32) void { note(1); }
+      comptime { @bind_data_task(idle, @get_data_task_id(@get_input_queue(5))); }
+      export fn main() void { note(2); }"""
+    assert simulate(tmp_path, text, "wse3").get_variable("order")[0] == 2
+
+
+CONTROL = """
+  const control = @import_module("<control>");
+  const tc = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq, .control = true });
+  const t41 = @get_control_task_id(41);
+  task seen() void { note(7); }
+  comptime { @bind_control_task(seen, t41); }
+  const more = @get_dsd(fabin_dsd, .{ .fabric_color = c, .extent = 8, .input_queue = iq });
+  const eight = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{8} -> out[i] });
+  task sent() void { @mov32(tc, WORD); @activate(t9); }
+  task again() void { @fmovs(tx, va, .{ .async = true }); }
+  comptime { @bind_local_task(sent, t8); @bind_local_task(again, t9); }
+"""
+
+
+@pytest.mark.parametrize(
+    "word, order", [("control.encode_control_task_payload(t41)", 7), ("@as(u32, 31 << 16)", 0)], ids=["task", "no task"]
+)
+def test_a_control_wavelet_among_the_words_of_a_plain_operation(word, order, tmp_path):
+    """The operation waits until the control task took it, or drops it if it names none; the words behind it follow."""
+    text = CONTROL.replace("WORD", word)
+    text += """export fn main() void {
+      @fmovs(eight, more, .{ .async = true }); @fmovs(tx, va, .{ .async = true, .activate = t8 }); }"""
+    pe = simulate(tmp_path, text)
+    assert pe.get_variable("out").tolist() == [1, 2, 3, 4] * 2 and pe.get_variable("order")[0] == order
+
+
+def test_a_control_wavelet_that_nobody_can_take_is_a_stall(tmp_path):
+    """The task waits for words behind the control wavelet, whose task cannot run beside it."""
+    text = CONTROL.replace("WORD", "control.encode_control_task_payload(t41)")
+    text += "export fn main() void { @mov32(tc, control.encode_control_task_payload(t41)); @fmovs(eight, more); }"
+    pe = simulate(tmp_path, text)
+    assert pe.front is not None and pe.events.now < 10_000
+
+
+def test_an_internal_error_is_a_fault_with_its_place(tmp_path, monkeypatch):
+    from tessera.interp.target.csl.fabric.queues import OutputQueue
+
+    def broken(self):
+        raise KeyError("lost")
+
+    monkeypatch.setattr(OutputQueue, "_move", broken)
+    with pytest.raises(CslFault, match=r"PE \(0, 0\): .*lost.*\(cycle \d+\)"):
+        simulate(tmp_path, "export fn main() void { @fmovs(tx, va); }")
+
+
+EARLY_LAYOUT = """
+const memcpy = @import_module("<memcpy_multi/get_params>", .{ .width = 2, .height = 1 });
+const way: color = @get_color(3);
+layout { @set_rectangle(2, 1);
+  @set_tile_code(0, 0, "pe.csl", .{ .memcpy_params = memcpy.get_params(0), .way = way, .first = true });
+  @set_tile_code(1, 0, "pe.csl", .{ .memcpy_params = memcpy.get_params(1), .way = way, .first = false });
+  @set_color_config(0, 0, way, .{ .routes = .{ .rx = .{ RAMP }, .tx = .{ EAST } } });
+  @set_color_config(1, 0, way, .{ .routes = .{ .rx = .{ WEST }, .tx = .{ RAMP } } });
+  @export_name("a", [*]f32, true); @export_name("compute", fn()void); }
+"""
+EARLY_PE = """
+param memcpy_params: comptime_struct; param way: color; param first: bool;
+const LAUNCH: color = @get_color(8); const EXIT: color = @get_color(9);
+const sys = @import_module("<memcpy_multi/memcpy>", @concat_structs(memcpy_params,
+  .{ .LAUNCH = LAUNCH, .data_type = f32 }));
+var a = [4]f32 { 1.0, 2.0, 3.0, 4.0 }; var p: [*]f32 = &a;
+const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
+const out = @get_dsd(fabout_dsd, .{ .fabric_color = way, .extent = 2, .output_queue = @get_output_queue(2) });
+const reg = @get_dsr(dsr_src1, 1);
+var count: i16 = 0;
+fn compute() void { if (first) {
+  @load_to_dsr(reg, va); @set_dsr_base_addr(reg, @ptrcast([*]f32, &a[2]));
+  @fmovs(out, reg, .{ .async = true, .activate = EXIT }); } }
+task take(x: f32) void { a[count] = x * 10.0; count += 1; if (count == 2) { @activate(EXIT); } }
+task leave() void { sys.unblock_cmd_stream(); }
+comptime { @bind_task(leave, EXIT); if (!first) { @bind_task(take, way); }
+  @export_symbol(p, "a"); @export_symbol(compute); @rpc(LAUNCH); }
+"""
+
+
+def test_a_program_of_an_early_sdk(tmp_path):
+    """`<memcpy_multi>`, tasks bound to colors, and a register whose base address moves, in the language of SDK 0.9."""
+    (tmp_path / "layout.csl").write_text(EARLY_LAYOUT)
+    (tmp_path / "pe.csl").write_text(EARLY_PE)
+    simulation = Simulation(compile_program(tmp_path / "layout.csl", sdk="0.9"))
+    simulation.boot()
+    simulation.wait(simulation.launch("compute"))
+    assert simulation.pes[1, 0].get_variable("a").tolist() == [30, 40, 3, 4]
