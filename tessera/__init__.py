@@ -112,13 +112,17 @@ if TYPE_CHECKING:
     import tessera.functional as functional
     import tessera.linalg as linalg
     import tessera.ml as ml
+    import tessera.nn as nn
     import tessera.onnx as onnx
+    import tessera.optim as optim
     import tessera.random as random
     import tessera.stablehlo as stablehlo
     import tessera.testing as testing
     import tessera.tools.debug as debug
     import tessera.tools.verify as verify
     import tessera.torch as torch
+    import tessera.train as train
+    import tessera.tree as tree
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch
@@ -185,10 +189,11 @@ if TYPE_CHECKING:
         pixel_unshuffle,
     )
     from tessera.ops.tensor.special_functions import bessel_i0e, bessel_i1e, cbrt, digamma, erfinv, lgamma
-    from tessera.runtime.artifacts import build, load
+    from tessera.runtime.artifacts import build
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuner import TuningCache
     from tessera.runtime.storage.copy_pipeline import async_load, async_store
+    from tessera.runtime.tensor_files import load, save
     from tessera.tools.check import check  # type: ignore[no-redef]
     from tessera.tools.performance import EmpiricalModel, PerformanceModel, RooflineModel, time
     from tessera.transforms.determinism import deterministic, verify_determinism

@@ -2,7 +2,8 @@
 
 # Names by module.
 EXPORTS = {
-    "tessera.runtime.artifacts": "build load",
+    "tessera.runtime.artifacts": "build",
+    "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (
         "alpha_dropout bilinear dropout1d dropout2d dropout3d embedding_bag feature_alpha_dropout group_norm "
         "instance_norm local_response_norm"
@@ -41,7 +42,8 @@ EXPORTS = {
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
 # Modules, by the names that users have for them.
-MODULES = {name: f"tessera.{name}" for name in ("functional", "linalg", "ml", "random", "testing")} | {
+NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", "train", "tree")
+MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "debug": "tessera.tools.debug",
     "onnx": "tessera.onnx",
     "stablehlo": "tessera.stablehlo",
@@ -84,7 +86,6 @@ SPELLINGS = {
     "next_power_of_2": "1 << (n - 1).bit_length()",
     "normalize": "ts.lp_normalize",
     "numel": "x.size",
-    "save": "ts.build(f, x, target='llvm', out='folder')",
     "unfold": "ts.im2col; its inverse is ts.col2im",
     "unsqueeze": "ts.expand_dims",
     **dict.fromkeys(("upsample", "upsample_bilinear", "upsample_nearest"), "ts.interpolate"),

@@ -368,6 +368,10 @@ class ArgumentError(TesseraError):
     """A call has the wrong arguments."""
 
 
+class StateDictError(TesseraError):
+    """Saved tensors that do not fit a module or a container: missing, extra, or of another shape or element type."""
+
+
 class UnknownNameError(TesseraError):
     """A name that nothing defines."""
 

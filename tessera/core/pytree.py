@@ -2,21 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from tessera.core.errors import ArgumentError, user_location
+
+# Registered classes: how their instances are taken apart and put together.
+
+
+class Parts(NamedTuple):
+    """An instance taken apart: its children with their keys, and what else it holds (`aux`, hashable).
+
+    `fixed` says for each child whether derivatives leave it alone, as they do a buffer of a module.
+    """
+
+    keys: tuple[str, ...]
+    children: Sequence[Any]
+    aux: Hashable = None
+    fixed: tuple[bool, ...] = ()
+
+
+class Registration(NamedTuple):
+    """How a class is flattened and rebuilt."""
+
+    take_apart: Callable[[Any], Parts]
+    build: Callable[[type, Hashable, tuple[str, ...], list[Any]], Any]
+
+
+REGISTERED: dict[type, Registration] = {}
+
+
+def register_class(cls: type, take_apart: Callable[[Any], Parts], build: Callable[..., Any]) -> None:
+    """Make the instances of a class containers: `build(cls, aux, keys, children)` makes one."""
+    REGISTERED[cls] = Registration(take_apart, build)
+
+
+class StaticFields:
+    """Named values that are no tensors: equal by value, hashable even where a value is not."""
+
+    __slots__ = ("_hash", "values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+        self._hash = hash(tuple((name, _hash_value(value)) for name, value in self.values.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, StaticFields) or self._hash != other._hash or [*self.values] != [*other.values]:
+            return False
+        return all(_is_same(a, other.values[name]) for name, a in self.values.items())
+
+    def __repr__(self) -> str:
+        return f"StaticFields({self.values})"
+
+
+def _hash_value(value: Any) -> int:
+    try:
+        return hash((type(value), value))
+    except TypeError:
+        return hash(type(value))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (TypeError, ValueError):  # arrays compare by element
+        return False
+
+
+def register(cls: type | None = None, *, static: Sequence[str] = ()) -> Any:
+    """A decorator that makes a dataclass a container: its fields are children, those named in `static` are constants.
+
+    Static fields decide which program a call gets, as strings and bools do: a new value compiles anew.
+
+    >>> @register(static=("name",))
+    ... @dataclass(frozen=True)
+    ... class State:
+    ...     step: int
+    ...     name: str = ""
+    >>> map_leaves(lambda x: x + 1, State(1, "a"))
+    State(step=2, name='a')
+
+    Raises:
+        ArgumentError: it is no dataclass, or has no such field.
+    """
+    if cls is None:
+        return lambda each: register(each, static=static)
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ArgumentError(
+            f"{getattr(cls, '__name__', cls)} is no dataclass", location=user_location(),
+            expected="a class that @dataclass decorates", suggestion="write @ts.tree.register above @dataclass",
+        )  # fmt: skip
+    names = [f.name for f in dataclasses.fields(cls)]
+    if unknown := [n for n in static if n not in names]:
+        raise ArgumentError(
+            f"{cls.__name__} has no field {unknown[0]}", location=user_location(), expected=", ".join(names)
+        )
+    moving = tuple(n for n in names if n not in static)
+
+    def take_apart(value: Any) -> Parts:
+        constants = StaticFields({n: getattr(value, n) for n in static})
+        return Parts(moving, [getattr(value, n) for n in moving], constants)
+
+    register_class(cls, take_apart, _build_dataclass)
+    return cls
+
+
+def _build_dataclass(cls: type, aux: Any, keys: tuple[str, ...], children: list[Any]) -> Any:
+    made = object.__new__(cls)  # no __init__: it may check or change what it gets
+    for name, value in (*aux.values.items(), *zip(keys, children, strict=True)):
+        object.__setattr__(made, name, value)
+    return made
+
+
+# Trees.
 
 
 @dataclass(frozen=True)
 class TreeDef:
     """The shape of a nested container: its kind, its keys and its children; a leaf has kind None.
 
-    Where None counts as a container that holds nothing, its kind is NoneType.
+    Where None counts as a container that holds nothing, its kind is NoneType. A registered class has `aux`, and
+    derivatives leave a `fixed` leaf alone.
     """
 
     kind: Any = None
     keys: tuple[Any, ...] = ()
     children: tuple[TreeDef, ...] = ()
+    aux: Hashable = None
+    fixed: bool = False
 
     def build(self, leaves: Iterator[Any]) -> Any:
         """The container with these leaves."""
@@ -27,14 +149,25 @@ class TreeDef:
         parts = [child.build(leaves) for child in self.children]
         if self.kind is dict:
             return dict(zip(self.keys, parts, strict=True))
+        if self.kind in REGISTERED:
+            return REGISTERED[self.kind].build(self.kind, self.aux, self.keys, parts)
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
+
+    def list_fixed(self) -> list[bool]:
+        """For each leaf, in order, whether derivatives leave it alone."""
+        if self.kind is None:
+            return [self.fixed]
+        return [fixed for child in self.children for fixed in child.list_fixed()]
+
+
+LEAF, FIXED_LEAF = TreeDef(), TreeDef(fixed=True)
 
 
 def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple[str, Any]], TreeDef]:
     """The leaves, each with its path ("layers.0.weight"), and the tree that holds them.
 
-    Dicts (in the order of their keys, sorted), lists, tuples and named tuples are containers; all else is a leaf,
-    but for None where it counts as `empty`.
+    Dicts (in the order of their keys, sorted), lists, tuples, named tuples and registered classes (`ts.nn.Module`,
+    dataclasses with `ts.tree.register`) are containers; all else is a leaf, but for None where it counts as `empty`.
 
     >>> flatten({"b": [1, 2], "a": 3}, "p")[0]
     [('p.a', 3), ('p.b.0', 1), ('p.b.1', 2)]
@@ -48,8 +181,10 @@ def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple
     elif isinstance(value, (list, tuple)):
         keys, kind = (), type(value)
         items = list(enumerate(value))
+    elif value.__class__ in REGISTERED:
+        return _flatten_registered(value, path, empty)
     else:
-        return [(path, value)], TreeDef()
+        return [(path, value)], LEAF
     leaves: list[tuple[str, Any]] = []
     children = []
     for key, item in items:
@@ -57,6 +192,17 @@ def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple
         leaves += inner
         children.append(child)
     return leaves, TreeDef(kind, keys, tuple(children))
+
+
+def _flatten_registered(value: Any, path: str, empty: bool) -> tuple[list[tuple[str, Any]], TreeDef]:
+    parts = REGISTERED[value.__class__].take_apart(value)
+    leaves: list[tuple[str, Any]] = []
+    children = []
+    for i, (key, item) in enumerate(zip(parts.keys, parts.children, strict=True)):
+        inner, child = flatten(item, f"{path}.{key}" if path else str(key), empty)
+        leaves += inner
+        children.append(FIXED_LEAF if parts.fixed and parts.fixed[i] and child == LEAF else child)
+    return leaves, TreeDef(value.__class__, parts.keys, tuple(children), parts.aux)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

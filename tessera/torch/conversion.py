@@ -61,7 +61,7 @@ def is_size_function(target: Any) -> bool:
     return target in SIZE_FUNCTIONS or getattr(target, "__module__", None) == "math"
 
 
-class Parameter(NamedTuple):
+class SchemaParameter(NamedTuple):
     """A parameter of an op's schema: its name and its default."""
 
     name: str
@@ -69,9 +69,9 @@ class Parameter(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def read_schema(op: Any) -> tuple[tuple[Parameter, bool], ...]:
+def read_schema(op: Any) -> tuple[tuple[SchemaParameter, bool], ...]:
     """The parameters of an op, each with whether rows take it."""
-    return tuple((Parameter(a.name, _read_default(a)), a.name not in PLACEMENT) for a in op._schema.arguments)
+    return tuple((SchemaParameter(a.name, _read_default(a)), a.name not in PLACEMENT) for a in op._schema.arguments)
 
 
 # Schemas have element types as numbers where they are defaults.

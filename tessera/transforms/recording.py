@@ -6,9 +6,9 @@ Helpers flatten the arguments of transforms, check them and put tensors back int
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -177,11 +177,15 @@ def set_location(location: Location) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FloatArguments:
-    """Arguments as float tensors with their names, and their container."""
+    """Arguments as float tensors with their names, and their container.
+
+    `kept` are the leaves among them that derivatives leave alone, by their number: buffers of modules.
+    """
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     tree: TreeDef
+    kept: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def types(self) -> list[TensorType]:
@@ -189,8 +193,17 @@ class FloatArguments:
         return [t.type for t in self.tensors]
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """The container with these leaves."""
-        return self.tree.build(iter(leaves))
+        """The container with these tensors, and what derivatives leave alone as it was."""
+        return self._merge(leaves, self.kept)
+
+    def build_gradients(self, leaves: Sequence[Any]) -> Any:
+        """The container with these gradients, and None for what derivatives leave alone."""
+        return self._merge(leaves, dict.fromkeys(self.kept))
+
+    def _merge(self, leaves: Sequence[Any], kept: Mapping[int, Any]) -> Any:
+        moving = iter(leaves)
+        count = len(leaves) + len(kept)
+        return self.tree.build(iter([kept[i] if i in kept else next(moving) for i in range(count)]))
 
 
 def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
@@ -200,7 +213,12 @@ def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
         DTypeError: a leaf is not of a float type.
     """
     leaves, tree = flatten(value, name, empty=True)
-    return FloatArguments(tuple(n for n, _ in leaves), tuple(_check_float(n, x) for n, x in leaves), tree)
+    fixed = tree.list_fixed()
+    kept = {i: x for i, ((_, x), keep) in enumerate(zip(leaves, fixed, strict=True)) if keep}
+    moving = [(n, x) for (n, x), keep in zip(leaves, fixed, strict=True) if not keep]
+    return FloatArguments(
+        tuple(n for n, _ in moving), tuple(_check_float(n, x) for n, x in moving), tree, kept
+    )
 
 
 def flatten_chosen_arguments(function: Callable[..., Any], args: Sequence[Any], where: Sequence[int]) -> FloatArguments:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.pytree import flatten
+from tessera.core.pytree import REGISTERED, flatten
 from tessera.core.types import Policy, as_dtype
 from tessera.ir.device_interchange import READERS
 from tessera.ir.tensor import Tensor
@@ -40,6 +40,9 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
         return ("object", id(value))
     if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
         return (type(value).__name__, repr(value))
+    if value.__class__ in REGISTERED:  # captured as its tensors are
+        leaves, tree = flatten(value)
+        return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
     function = getattr(value, "function", value)  # the function under a jit function
     if isinstance(function, FunctionType):
         return ("function", id(function), () if id(function) in seen else make_closure_key(function, seen))
@@ -129,6 +132,10 @@ def _add_other(x: Any, cls: type, kinds: list[Hashable], leaves: list[Any]) -> b
     if cls is list or cls is tuple:
         kinds.append((cls, len(x)))
         return all([_add(each, kinds, leaves) for each in x])
+    if cls in REGISTERED:
+        parts = REGISTERED[cls].take_apart(x)
+        kinds.append((cls, parts.keys, parts.aux, parts.fixed))
+        return all([_add(each, kinds, leaves) for each in parts.children])
     if cls in _STATIC:
         kinds.append((cls, x))
         return True

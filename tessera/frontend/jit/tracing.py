@@ -558,6 +558,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """
     if function is None:
         return functools.partial(jit, **options)
+    if hasattr(type(function), "__jit__"):  # a module: its tensors are arguments
+        return function.__jit__(options)  # type: ignore[attr-defined]
     return Jit(function, **options)
 
 

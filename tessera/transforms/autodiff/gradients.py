@@ -67,7 +67,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
         check_scalar_result(_split_loss(outcome, has_aux, function_name(function)), function_name(function))
         moves = [i < len(given.tensors) for i in range(len(body.block.params))]
         point = linearise(body.block, [*given.tensors, *body.closed], moves)
-        grads = given.build(point.pull_back(_seed_cotangents(point)))
+        grads = given.build_gradients(point.pull_back(_seed_cotangents(point)))
         value = body.build(point.results)
         return (tuple(value) if has_aux else value), (grads[0] if isinstance(chosen, int) else tuple(grads))
 
@@ -127,7 +127,7 @@ def vjp(function: Function, *primals: Any) -> tuple[Any, Callable[[Any], tuple[A
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
         found = match_tangents(cotangent, point.results, "cotangent")
-        return tuple(given.build(point.pull_back(found)))
+        return tuple(given.build_gradients(point.pull_back(found)))
 
     return body.build(point.results), pull
 
@@ -154,7 +154,8 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 def match_tangents(value: Any, like: Sequence[Tensor], what: str) -> list[Tensor]:
     """Tangents as tensors, one for each of `like` and of its shape and element type."""
-    leaves, _ = flatten(value, what, empty=True)
+    leaves, tree = flatten(value, what, empty=True)
+    leaves = [leaf for leaf, fixed in zip(leaves, tree.list_fixed(), strict=True) if not fixed]
     if len(leaves) != len(like):
         raise ArgumentError(
             f"the number of {what}s is wrong",
@@ -206,7 +207,7 @@ def jacfwd(function: Function, argnums: int = 0) -> Function:
             columns.append(_compute_columns(function, args, at, given, place))
         first, tree = flatten(columns[0], empty=True)
         leaves = [flatten(c, empty=True)[0] for c in columns]
-        return tree.build(iter([given.build([c[i][1] for c in leaves]) for i in range(len(first))]))
+        return tree.build(iter([given.build_gradients([c[i][1] for c in leaves]) for i in range(len(first))]))
 
     return wrapper
 

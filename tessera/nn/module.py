@@ -1,0 +1,676 @@
+"""Module: a layer or model as an object that is also a pytree: its parameters and buffers are the leaves (Equinox)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tessera.core.errors import (
+    ArgumentError,
+    DTypeError,
+    TesseraError,
+    TraceError,
+    hides_internal_frames,
+    user_location,
+)
+from tessera.core.pytree import Parts, StaticFields, register_class
+from tessera.frontend.jit.tracing import Jit
+from tessera.ir.builder import CURRENT_BUILDER
+from tessera.ir.tensor import Tensor, as_tensor, wrap_array
+from tessera.nn import descriptions, state_dicts
+
+STORES = ("_parameters", "_buffers", "_modules")
+_PRIVATE = frozenset((*STORES, "_static", "_trace"))
+_VALUES = (int, float, str, bool, type(None), type)
+
+
+class Parameter:
+    """Marks a tensor that training changes: `self.weight = nn.Parameter(ts.zeros((2, 3)))`.
+
+    It has its own identity: two parameters of one tensor are two. To tie parameters, assign the parameter of one
+    module to another: `self.head.weight = self.embedding.weight`.
+
+    Raises:
+        DTypeError: the elements are not floats.
+    """
+
+    def __init__(self, data: Any) -> None:
+        tensor = as_tensor(data)
+        if not tensor.dtype.is_float:
+            raise DTypeError(
+                "a parameter has no float elements", location=user_location(), received=str(tensor.type),
+                expected="floats, which have gradients", suggestion="assign the tensor itself: it is then a buffer",
+            )  # fmt: skip
+        self.tensor = Tensor(tensor.data) if tensor.is_traced else wrap_array(tensor.data, tensor.type)
+        self.tensor.requires_grad = tensor.requires_grad
+
+
+class Module:
+    """A layer or a model: subclasses assign parameters, buffers and modules in `__init__`, and define `forward`.
+
+    A `Parameter` that is assigned to an attribute is a parameter, any other tensor a buffer (state that training does
+    not differentiate), a module (or a list or dict of modules) a part; all else is configuration. A module is a
+    pytree: it may be an argument and a result of `ts.jit`, `ts.grad`, `ts.vmap` and `ts.scan`.
+
+    >>> class Scale(Module):
+    ...     def __init__(self):
+    ...         self.factor = Parameter([2.0])
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> Scale()(3.0)
+    Tensor([6.], f32)
+    """
+
+    training: bool
+
+    def __new__(cls, *args: Any, **named: Any) -> Any:
+        """An instance without parts, so that `__init__` need not call that of `Module`."""
+        made = object.__new__(cls)
+        own = made.__dict__
+        own["_parameters"], own["_buffers"], own["_modules"] = {}, {}, {}
+        own["_static"], own["_trace"] = None, CURRENT_BUILDER.get()
+        own["training"] = True
+        own["_frozen"] = frozenset()
+        own["_hooks"] = ((), ())
+        return made
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Register the subclass as a pytree."""
+        super().__init_subclass__(**named)
+        register_class(cls, _take_apart, _build)
+
+    # Attributes.
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        for store in STORES:
+            if name in own.get(store, ()):
+                return own[store][name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        value = _wrap_modules(value)
+        if isinstance(value, Parameter):
+            self._remove(name)
+            own["_parameters"][name] = value.tensor
+        elif isinstance(value, Module):
+            self._remove(name)
+            own["_modules"][name] = value
+        elif isinstance(value, Tensor):
+            self._set_tensor(name, value)
+        elif value is None and (name in own["_parameters"] or name in own["_buffers"]):
+            own["_parameters" if name in own["_parameters"] else "_buffers"][name] = None
+        else:
+            self._remove(name)
+            own["_static"] = None
+            own[name] = value
+
+    def _set_tensor(self, name: str, value: Tensor) -> None:
+        own = self.__dict__
+        if value.is_traced and own["_trace"] is not CURRENT_BUILDER.get():
+            raise TraceError(
+                f"{type(self).__name__}.{name} is set to a value of a program being traced, which does not own the "
+                "module", location=user_location(), expected="a module that is an argument of the traced function",
+                suggestion="pass the module as an argument and return it, or call module.eval() first",
+            )  # fmt: skip
+        if name in own["_parameters"]:
+            own["_parameters"][name] = value
+            return
+        if name not in own["_buffers"]:
+            self._remove(name)
+        own["_buffers"][name] = value
+
+    def _remove(self, name: str) -> None:
+        own = self.__dict__
+        for store in STORES:
+            own[store].pop(name, None)
+        if name in own and name not in _PRIVATE:
+            del own[name]
+            own["_static"] = None
+
+    def __delattr__(self, name: str) -> None:
+        getattr(self, name)
+        self._remove(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for store in STORES for name in self.__dict__[store])]
+
+    def register_parameter(self, name: str, value: Any) -> None:
+        """Add a parameter; None reserves its name."""
+        setattr(self, name, None if value is None else Parameter(value))
+
+    def register_buffer(self, name: str, value: Any) -> None:
+        """Add a buffer: a tensor that is part of the state, but not trained."""
+        setattr(self, name, None if value is None else as_tensor(value))
+
+    # Calls.
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """What the module computes: subclasses define it."""
+        raise ArgumentError(
+            f"{type(self).__name__} does not define forward", location=user_location(),
+            expected="def forward(self, x): ...",
+        )  # fmt: skip
+
+    @hides_internal_frames
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        before, after = self.__dict__["_hooks"]
+        try:
+            for hook in before:
+                changed = hook(self, args)
+                args = args if changed is None else changed if isinstance(changed, tuple) else (changed,)
+            found = self.forward(*args, **named)
+            for hook in after:
+                changed = hook(self, args, found)
+                found = found if changed is None else changed
+            return found
+        except TesseraError as error:
+            _name_module(error, self)
+            raise
+
+    def register_forward_hook(self, hook: Callable[..., Any]) -> Callable[[], None]:
+        """Call `hook(module, args, result)` after each forward; what it returns, unless None, is the result.
+
+        Returns a function that removes the hook.
+        """
+        return self._add_hook(1, hook)
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> Callable[[], None]:
+        """Call `hook(module, args)` before each forward; what it returns, unless None, are the arguments.
+
+        Returns a function that removes the hook.
+        """
+        return self._add_hook(0, hook)
+
+    def _add_hook(self, place: int, hook: Callable[..., Any]) -> Callable[[], None]:
+        def change(keep: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+            hooks = list(self._hooks)
+            hooks[place] = keep(hooks[place])
+            self._hooks = tuple(hooks)
+
+        change(lambda hooks: (*hooks, hook))
+        return lambda: change(lambda hooks: tuple(h for h in hooks if h is not hook))
+
+    # Parts.
+
+    def children(self) -> list[Module]:
+        """The direct parts."""
+        return [m for m in self._modules.values() if m is not None]
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, each once, with their paths ("layers.0.linear")."""
+        seen: set[int] = set()
+        for path, module in _walk(self, prefix):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield path, module
+
+    def modules(self) -> list[Module]:
+        """This module and all below it."""
+        return [m for _, m in self.named_modules()]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters with their paths; a tied one once, by its first path."""
+        return _iterate_tensors(self, "_parameters")
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters."""
+        return [t for _, t in self.named_parameters()]
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers with their paths."""
+        return _iterate_tensors(self, "_buffers")
+
+    def buffers(self) -> list[Tensor]:
+        """The buffers."""
+        return [t for _, t in self.named_buffers()]
+
+    def count_parameters(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(int(t.size) for t in self.parameters())
+
+    # Changes to all parts.
+
+    def train(self, mode: bool = True) -> Module:
+        """Set training mode here and below: dropout drops, batch norm uses the statistics of the batch."""
+        if not isinstance(mode, bool):
+            raise ArgumentError("train takes a bool", location=user_location(), received=repr(mode))
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Set evaluation mode here and below."""
+        return self.train(False)
+
+    def is_training(self) -> bool:
+        """Whether the module is in training mode."""
+        return self.training
+
+    def apply(self, function: Callable[[Module], Any]) -> Module:
+        """Call a function on each module, the parts before what holds them."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def map_tensors(self, function: Callable[[Tensor], Any]) -> Module:
+        """Replace each parameter and buffer, here and below, by what `function` makes of it; tied ones stay tied."""
+        known: dict[int, tuple[Tensor, Any]] = {}
+        for module in self.modules():
+            for store in ("_parameters", "_buffers"):
+                held = module.__dict__[store]
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        if id(tensor) not in known:
+                            known[id(tensor)] = tensor, function(tensor)
+                        held[name] = known[id(tensor)][1]
+        return self
+
+    def to(self, target: Any) -> Module:
+        """Cast the float parameters and buffers to an element type, or move all to a device."""
+
+        def change(tensor: Tensor) -> Tensor:
+            return tensor.to(target) if isinstance(target, str) or tensor.dtype.is_float else tensor
+
+        return self.map_tensors(change)
+
+    def freeze(self, *names: str) -> Module:
+        """Take parameters out of training: all here and below, or those with these paths (or below them).
+
+        Derivatives leave them alone: their gradients are None.
+        """
+        return self._set_frozen(names, True)
+
+    def unfreeze(self, *names: str) -> Module:
+        """Undo `freeze`."""
+        return self._set_frozen(names, False)
+
+    def _set_frozen(self, names: tuple[str, ...], frozen: bool) -> Module:
+        matched = set()
+        for path, module in self.named_modules():
+            for name in module._parameters:
+                whole = f"{path}.{name}" if path else name
+                found = {n for n in names if whole == n or whole.startswith(f"{n}.")}
+                matched |= found
+                if found or not names:
+                    module._frozen = module._frozen | {name} if frozen else module._frozen - {name}
+        if missing := [n for n in names if n not in matched]:
+            raise ArgumentError(
+                f"{type(self).__name__} has no parameter {missing[0]}", location=user_location(),
+                expected=", ".join(n for n, _ in self.named_parameters()) or "none",
+            )  # fmt: skip
+        return self
+
+    def requires_grad_(self, mode: bool = True) -> Module:
+        """Let `backward` compute gradients of the parameters (`x.grad`), or not."""
+        for tensor in self.parameters():
+            tensor.requires_grad = mode
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget the gradients that `backward` left at the parameters."""
+        for tensor in self.parameters():
+            tensor.grad = None
+
+    # State dicts and text.
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters and buffers by path, tied ones under each of their paths."""
+        return state_dicts.collect_state(self)
+
+    def load_state_dict(self, state: Any, strict: bool = True, cast: bool = False) -> Module:
+        """Take parameters and buffers from a mapping of paths to arrays, or from a .safetensors file.
+
+        All is checked before anything changes. `strict=False` lets entries be missing or extra; `cast` converts float
+        types.
+
+        Raises:
+            StateDictError: entries are missing, extra, or of another shape or element type; it names them.
+            FileError: the file is missing, truncated or not a safetensors file.
+        """
+        state_dicts.load_state(self, state, strict, cast)
+        return self
+
+    def summary(self, *args: Any, file: Any = None) -> None:
+        """Print a table of the modules with their parameters and, for a call with `args`, the shapes of results."""
+        descriptions.print_summary(self, args, file)
+
+    def __repr__(self) -> str:
+        return descriptions.describe_module(self)
+
+    def extra_repr(self) -> str:
+        """What `repr` says of the configuration: subclasses define it."""
+        return ""
+
+    def __jit__(self, options: Mapping[str, Any]) -> Any:
+        """What `ts.jit(module)` is: a call of the module with its tensors of that time, compiled."""
+        return CompiledModule(self, options)
+
+
+class CompiledModule:
+    """A compiled call of a module: its parameters are arguments of the program, its new buffers are kept.
+
+    >>> from tessera.frontend.jit.tracing import jit
+    >>> jit(Lambda(lambda x: x + 1.0))(2.0)
+    Tensor(3., f32)
+    """
+
+    def __init__(self, module: Module, options: Mapping[str, Any]) -> None:
+        self.module = module
+        self.call = Jit(_call_with_state, **options)
+
+    @hides_internal_frames
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """The result of the module."""
+        found, state = self.call(self.module, args, named)
+        for path, value in state.items():
+            owner, _, name = path.rpartition(".")
+            setattr(_find_module(self.module, owner), name, value)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["module"], name)
+
+
+def _call_with_state(module: Module, args: Any, named: Any) -> Any:
+    """The result of a module, and the buffers that the call replaced."""
+    before = {path: id(t) for path, t in module.named_buffers()}
+    found = module(*args, **named)
+    return found, {path: t for path, t in module.named_buffers() if before.get(path) != id(t)}
+
+
+def _find_module(module: Module, path: str) -> Module:
+    for name in path.split(".") if path else ():
+        module = module.__dict__["_modules"][name]
+    return module
+
+
+register_class(Module, lambda value: _take_apart(value), lambda *parts: _build(*parts))
+
+
+def _walk(module: Module, path: str) -> Iterator[tuple[str, Module]]:
+    yield path, module
+    for name, child in module.__dict__["_modules"].items():
+        if child is not None:
+            yield from _walk(child, f"{path}.{name}" if path else name)
+
+
+def _iterate_tensors(module: Module, store: str) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for path, each in module.named_modules():
+        for name, tensor in each.__dict__[store].items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"{path}.{name}" if path else name), tensor
+
+
+def _name_module(error: TesseraError, module: Module) -> None:
+    """Add the path of the module that failed to an error, as it leaves one module after the other."""
+    known = getattr(error, "module_path", None)
+    if known is None:
+        first, inner, path = error.message, module, ""
+    else:
+        first, inner, below, last = known
+        name = next((n for n, m in module.named_modules() if m is last and n), "")
+        path = ".".join(part for part in (name, below) if part)
+    error.module_path = (first, inner, path, module)  # type: ignore[attr-defined]
+    error.message = f"{first} (in {path}: {type(inner).__name__})" if path else f"{first} (in {type(inner).__name__})"
+    error.args = (error.message,)
+
+
+# The pytree of a module: one node whose children are all its tensors, by path. A tied tensor is one child.
+
+
+def _get_static(module: Module) -> StaticFields:
+    own = module.__dict__
+    if own["_static"] is None:
+        values = {name: own[name] for name in sorted(own.keys() - _PRIVATE)}
+        static = StaticFields(values)
+        if not all(_is_immutable(v) for v in values.values()):
+            return static  # a list may change in place: looked at anew each time
+        own["_static"] = static
+    return own["_static"]
+
+
+def _is_immutable(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(_is_immutable(v) for v in value)
+    return isinstance(value, _VALUES) or callable(value)
+
+
+class _Collector:
+    """Walks a module and collects its tensors; parameters that are one tensor are one leaf."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.tensors: list[Any] = []
+        self.fixed: list[bool] = []
+        self.places: dict[int, int] = {}
+        self.modules: dict[int, int] = {}
+
+    def walk(self, module: Module, path: str) -> Any:
+        """The specification of a module: its class, configuration, and the leaf of each tensor."""
+        if id(module) in self.modules:
+            return self.modules[id(module)]  # the same module in two places
+        self.modules[id(module)] = len(self.modules)
+        own, prefix = module.__dict__, f"{path}." if path else ""
+        frozen = own["_frozen"]
+        parameters = tuple((n, self.add(t, prefix + n, n in frozen, True)) for n, t in own["_parameters"].items())
+        buffers = tuple((n, self.add(t, prefix + n, True, False)) for n, t in own["_buffers"].items())
+        modules = tuple((n, None if m is None else self.walk(m, prefix + n)) for n, m in own["_modules"].items())
+        return module.__class__, _get_static(module), parameters, buffers, modules
+
+    def add(self, tensor: Any, path: str, fixed: bool, share: bool) -> int:
+        place = self.places.get(id(tensor)) if share and tensor is not None else None
+        if place is not None:
+            self.fixed[place] = self.fixed[place] and fixed
+            return place
+        if share and tensor is not None:
+            self.places[id(tensor)] = len(self.tensors)
+        self.paths.append(path)
+        self.tensors.append(tensor)
+        self.fixed.append(fixed)
+        return len(self.tensors) - 1
+
+
+def _take_apart(module: Module) -> Parts:
+    found = _Collector()
+    spec = found.walk(module, "")
+    return Parts(tuple(found.paths), found.tensors, spec, tuple(found.fixed))
+
+
+def _build(cls: type, spec: Any, paths: tuple[str, ...], leaves: list[Any]) -> Module:
+    return _build_module(spec, leaves, [])
+
+
+def _build_module(spec: Any, leaves: list[Any], made: list[Module]) -> Module:
+    if isinstance(spec, int):
+        return made[spec]
+    cls, static, parameters, buffers, modules = spec
+    module = object.__new__(cls)
+    made.append(module)
+    own = module.__dict__
+    own.update(static.values)
+    own["_static"], own["_trace"] = None, CURRENT_BUILDER.get()
+    own["_parameters"] = {name: leaves[i] for name, i in parameters}
+    own["_buffers"] = {name: leaves[i] for name, i in buffers}
+    own["_modules"] = {n: None if m is None else _build_module(m, leaves, made) for n, m in modules}
+    return module  # type: ignore[no-any-return]
+
+
+# Containers of modules.
+
+
+def _wrap_modules(value: Any) -> Any:
+    """A list or dict that holds modules as one module."""
+    if isinstance(value, (list, tuple)) and any(isinstance(v, (Module, Parameter)) for v in value):
+        return ModuleList(value)
+    if isinstance(value, dict) and any(isinstance(v, (Module, Parameter)) for v in value.values()):
+        return ModuleDict(value)
+    return value
+
+
+def check_module(value: Any, where: str) -> Module:
+    """A part of a container.
+
+    Raises:
+        ArgumentError: it is no module.
+    """
+    if not isinstance(value, Module):
+        raise ArgumentError(
+            f"{where} holds a {type(value).__name__}", location=user_location(), expected="modules",
+            received=type(value).__name__,
+        )  # fmt: skip
+    return value
+
+
+class ModuleList(Module):
+    """A list of modules: indexed and iterated as a list.
+
+    >>> len(ModuleList([ModuleList(), ModuleList()]))
+    2
+    """
+
+    def __init__(self, modules: Any = ()) -> None:
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end."""
+        self._modules[str(len(self._modules))] = check_module(module, type(self).__name__)
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        found = list(self._modules.values())
+        if isinstance(index, slice):
+            return type(self)(found[index])
+        try:
+            return found[index]
+        except IndexError:
+            raise ArgumentError(
+                f"there is no module {index}", location=user_location(), expected=f"0 to {len(found) - 1}"
+            ) from None
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        name = list(self._modules)[index]
+        self._modules[name] = check_module(module, type(self).__name__)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(list(self._modules.values()))
+
+
+class ModuleDict(Module):
+    """A dict of modules: indexed and iterated as a dict.
+
+    >>> list(ModuleDict({"a": ModuleList()}))
+    ['a']
+    """
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        self._modules[name] = check_module(module, type(self).__name__)
+
+    def __getitem__(self, name: str) -> Module:
+        if name not in self._modules:
+            raise ArgumentError(
+                f"there is no module {name!r}", location=user_location(), expected=", ".join(self._modules) or "none"
+            )
+        return self._modules[name]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._modules))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._modules
+
+    def items(self) -> list[tuple[str, Module]]:
+        """The names and modules."""
+        return list(self._modules.items())
+
+    def values(self) -> list[Module]:
+        """The modules."""
+        return list(self._modules.values())
+
+
+class Sequential(Module):
+    """Modules one after the other: the result of each is the argument of the next.
+
+    It takes modules, a list of them, or a dict of named ones; `add` appends. A function is taken as a module.
+
+    >>> Sequential(lambda x: x + 1.0, lambda x: x * 2.0)(1.0)
+    Tensor(4., f32)
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        listed = modules[0] if len(modules) == 1 and isinstance(modules[0], (list, tuple, dict)) else modules
+        named = listed.items() if isinstance(listed, dict) else ((str(i), m) for i, m in enumerate(listed))
+        for name, module in named:
+            self._modules[name] = _as_module(module)
+
+    def add(self, module: Any) -> Sequential:
+        """Append a module."""
+        self._modules[str(len(self._modules))] = _as_module(module)
+        return self
+
+    append = add
+
+    def forward(self, x: Any) -> Any:
+        """The result of the last module."""
+        x = as_tensor(x) if isinstance(x, (int, float)) else x
+        for module in self._modules.values():
+            x = module(x)
+        return x
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return ModuleDict.__getitem__(self, index)  # type: ignore[arg-type]
+        return (
+            Sequential(list(self._modules.values())[index])
+            if isinstance(index, slice)
+            else ModuleList.__getitem__(
+                self,
+                index,  # type: ignore[arg-type]
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(list(self._modules.values()))
+
+
+class Lambda(Module):
+    """A function as a module.
+
+    >>> Lambda(abs)(Tensor([-1.0]))
+    Tensor([1.], f32)
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """The function's result."""
+        return self.function(*args, **named)
+
+    def extra_repr(self) -> str:
+        """The function's name."""
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+def _as_module(value: Any) -> Module:
+    if isinstance(value, Module) or not callable(value) or isinstance(value, type):
+        return check_module(value, "Sequential")
+    return Lambda(value)

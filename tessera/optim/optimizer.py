@@ -1,0 +1,250 @@
+"""Optimizers as pure functions on pytrees: `update` returns the new parameters and the new state.
+
+A rule is a function of one parameter, its gradient and its slots (moments). All parameters of a type are updated by
+one launch in a compiled program (tessera/optim/fused_update.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
+from tessera.core.pytree import flatten
+from tessera.core.types import DType, f32, f64, int64
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import full, zeros
+from tessera.ops.tensor.basic import cast
+from tessera.optim.fused_update import update_together
+
+State = dict[str, Any]
+Rate = float | Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that an optimizer keeps for each parameter, and its first value."""
+
+    name: str
+    start: float = 0.0
+
+
+class Optimizer:
+    """An optimizer: its options, `init` for a state, and `update`, a pure function for `ts.jit`.
+
+    The state is a dict of tensors, "step" and for each slot a dict by path. It is computed in f32 for parameters of 16
+    bits and less; with `master_weights` it also holds them in f32. Parameters whose gradient is None stay as they are.
+    """
+
+    def __init__(self, lr: Rate, master_weights: bool = False, **options: float) -> None:
+        self.lr = lr
+        self.options = options
+        self.master_weights = master_weights
+        if not callable(lr):
+            check_number("lr", lr, 0.0)
+
+    # What a subclass defines.
+
+    def list_slots(self) -> tuple[Slot, ...]:
+        """The slots of each parameter."""
+        return ()
+
+    def scalars(self, step: Tensor) -> dict[str, Tensor]:
+        """The numbers that all parameters share in one step, which counts from 1."""
+        return {}
+
+    def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
+        """The new parameter and its new slots, element by element."""
+        raise NotImplementedError
+
+    # What a user calls.
+
+    def init(self, params: Any) -> State:
+        """The state for parameters: a module, or a pytree of float tensors.
+
+        Raises:
+            DTypeError: a parameter is not of a float type.
+            ArgumentError: there is no parameter.
+        """
+        trained = list_trained(params)
+        if not trained:
+            raise ArgumentError("there is nothing to train", location=user_location(), expected="float tensors")
+        state: State = {"step": full((), 0, dtype=int64)}
+        for slot in self.list_slots():
+            state[slot.name] = {path: full(p.shape, slot.start, dtype=wide_type(p)) for path, p in trained}
+        if self.master_weights:
+            state["master"] = {path: cast(p, dtype=wide_type(p)) for path, p in trained if wide_type(p) != p.dtype}
+        return state
+
+    def update(self, params: Any, grads: Any, state: State, lr: Any = None) -> tuple[Any, State]:
+        """The parameters and the state after one step.
+
+        `grads` has the structure of `params`, with None where there is no gradient. `lr` replaces the learning rate of
+        this step; it may be a value of the trace.
+
+        Raises:
+            ArgumentError: the gradients or the state belong to other parameters; it names the path.
+            ShapeError, DTypeError: a gradient has another shape or type than its parameter.
+        """
+        leaves, tree = flatten(params, empty=True)
+        given = match_gradients(leaves, grads)
+        check_state(self, state, given)
+        step = as_tensor(state["step"]) + 1
+        rate = self.rate(as_tensor(state["step"])) if lr is None else lr
+        new = self.update_all([(path, p) for path, p in leaves if path in given], given, state, step, rate)
+        made = {**state, "step": step, **{name: {**state[name], **found} for name, found in new.items() if name}}
+        return tree.build(iter([new[""].get(path, p) for path, p in leaves])), made
+
+    def rate(self, step: Any) -> Any:
+        """The learning rate of a step, which counts from 0."""
+        return self.lr(step) if callable(self.lr) else self.lr
+
+    def update_all(
+        self, params: list[tuple[str, Tensor]], grads: dict[str, Tensor], state: State, step: Tensor, lr: Any
+    ) -> dict[str, dict[str, Tensor]]:
+        """The new parameters, under the name "", and the new slots."""
+        names = [s.name for s in self.list_slots()]
+        master = state.get("master", {})
+        shared = {name: value for name, value in {"lr": lr, **self.scalars(step)}.items()}
+        tasks, types = [], []
+        for path, p in params:
+            held = master.get(path, p)
+            tasks.append((held, grads[path], *(state[name][path] for name in names)))
+            types.append((p.dtype, path in master))
+        results = update_together(self._apply_rule, tasks, shared, types)
+        found: dict[str, dict[str, Tensor]] = {"": {}, **{name: {} for name in names}}
+        if self.master_weights:
+            found["master"] = {}
+        for (path, p), (new, *slots) in zip(params, results, strict=True):
+            found[""][path] = cast(new, dtype=p.dtype) if new.dtype != p.dtype else new
+            if path in master:
+                found["master"][path] = new
+            for name, value in zip(names, slots, strict=True):
+                found[name][path] = value
+        return found
+
+    def _apply_rule(self, operands: Sequence[Tensor], shared: Mapping[str, Any]) -> list[Tensor]:
+        """The rule in the type of the state, with the parameter rounded to its own."""
+        p, g, *slots = operands
+        wide = wide_type(p)
+        known = {name: _as_scalar(value, wide) for name, value in shared.items()}
+        lr = known.pop("lr")
+        new, made = self.rule(_widen(p, wide), _widen(g, wide), slots, lr, known)
+        return [_widen(new, p.dtype), *made]
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{type(self).__name__}(lr={self.lr}{options})"
+
+
+def _as_scalar(value: Any, dtype: DType) -> Any:
+    return _widen(value, dtype) if isinstance(value, Tensor) else value
+
+
+def _widen(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype == dtype else cast(x, dtype=dtype)
+
+
+def wide_type(p: Tensor) -> DType:
+    """The type of the state of a parameter."""
+    return f64 if p.dtype == f64 else f32
+
+
+def check_number(name: str, value: Any, least: float, below: float = math.inf) -> float:
+    """An option of an optimizer.
+
+    Raises:
+        ArgumentError: it is no number, NaN, or out of its range.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (least <= value < below or (value == least and below == least)):
+        limit = "" if below == math.inf else f" and below {below}"
+        raise ArgumentError(
+            f"{name} is {value!r}", location=user_location(), expected=f"a number from {least} on{limit}",
+            suggestion="make a state with optimizer.init(model)" if hasattr(value, "__iter__") else None,
+        )  # fmt: skip
+    return float(value)
+
+
+def list_trained(params: Any) -> list[tuple[str, Tensor]]:
+    """The trained leaves of a pytree with their paths: all but buffers and frozen parameters.
+
+    Raises:
+        DTypeError: one is not of a float type.
+    """
+    leaves, tree = flatten(params, empty=True)
+    found = []
+    for (path, leaf), fixed in zip(leaves, tree.list_fixed(), strict=True):
+        if fixed:
+            continue
+        tensor = as_tensor(leaf)
+        if not tensor.dtype.is_float:
+            raise DTypeError(
+                f"{path or 'the parameter'} has no float elements", location=user_location(),
+                expected="floats", received=str(tensor.type),
+            )  # fmt: skip
+        found.append((path, tensor))
+    return found
+
+
+def match_gradients(leaves: list[tuple[str, Any]], grads: Any) -> dict[str, Tensor]:
+    """The gradients by path, checked against the parameters.
+
+    Raises:
+        ArgumentError: a gradient belongs to no parameter.
+        ShapeError, DTypeError: one has another shape or type than its parameter.
+    """
+    known = dict(leaves)
+    found: dict[str, Tensor] = {}
+    for path, leaf in flatten(grads, empty=True)[0]:
+        if path not in known:
+            raise ArgumentError(
+                f"there is no parameter {path!r} for a gradient", location=user_location(),
+                expected=", ".join(list(known)[:8]),
+            )  # fmt: skip
+        g, p = as_tensor(leaf), known[path]
+        if g.shape != p.shape:
+            raise ShapeError(
+                f"the gradient of {path or 'the parameter'} has another shape", location=user_location(),
+                expected=str(p.shape), received=str(g.shape),
+            )  # fmt: skip
+        if not g.dtype.is_float:
+            raise DTypeError(
+                f"the gradient of {path or 'the parameter'} has no float elements", location=user_location(),
+                received=str(g.type),
+            )  # fmt: skip
+        found[path] = g
+    return found
+
+
+def check_state(optimizer: Optimizer, state: Any, given: Mapping[str, Tensor]) -> None:
+    """Check that a state is one of these parameters.
+
+    Raises:
+        ArgumentError: it lacks something; it names the path.
+        ShapeError: a slot has another shape than its gradient.
+    """
+    name = type(optimizer).__name__
+    if not isinstance(state, Mapping) or "step" not in state:
+        raise ArgumentError(
+            f"this is no state of {name}", location=user_location(), expected="what init returned",
+            received=type(state).__name__, suggestion="state = optimizer.init(model)",
+        )  # fmt: skip
+    for slot in optimizer.list_slots():
+        held = state.get(slot.name, {})
+        for path, g in given.items():
+            if path not in held:
+                raise ArgumentError(
+                    f"the state of {name} has no {slot.name} for {path!r}", location=user_location(),
+                    expected="the state of these parameters", suggestion="state = optimizer.init(model)",
+                )  # fmt: skip
+            if held[path].shape != g.shape:
+                raise ShapeError(
+                    f"{slot.name}.{path} does not fit its parameter", location=user_location(),
+                    expected=str(g.shape), received=str(held[path].shape),
+                )  # fmt: skip
+
+
+__all__ = ["Optimizer", "Rate", "Slot", "State", "check_number", "list_trained", "wide_type", "zeros"]

@@ -1,0 +1,3 @@
+"""Training: the loop with its metrics, checkpoints and stop conditions."""
+
+__all__: list[str] = []
