@@ -55,7 +55,7 @@ def expand_for_mesh(module: Module, plan: LoweringPlan) -> Module:
 def distribute_on_mesh(module: Module, plan: LoweringPlan) -> Module:
     """Lower a Graph module to one program for each element of the mesh."""
     assert plan.mesh is not None
-    return to_mesh(module, Mesh(*plan.mesh, plan.mesh_product))
+    return to_mesh(module, Mesh(*plan.mesh, plan.mesh_product), plan.mesh_shardings)
 
 
 # For targets with one memory: LLVM and PTX.

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -437,13 +437,23 @@ class CodeGenResult:
     generated_files: list[str] = field(default_factory=list)
     error_message: str = ""
     sources: dict[str, str] = field(default_factory=dict)
+    grid: tuple[int, int] = (0, 0)  # rows and columns of PEs
+    error: TesseraError | None = None
 
 
 class CSLCodeGenerator:
     """Generates CSL from Graph functions."""
 
-    def generate(self, graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:
+    def generate(
+        self,
+        graph: Function | Module,
+        options: CodeGenOptions | None = None,
+        shardings: Sequence[tuple[int, ...] | None] = (),
+    ) -> CodeGenResult:
         """Write the CSL of a graph into `options.output_dir`; an error becomes the message of the result.
+
+        `shardings` fixes for each parameter the mesh axis of each of its axes (-1: whole); None leaves it to the cost
+        model.
 
         >>> import numpy as np, tempfile, tessera as ts
         >>> graph = ts.jit(lambda x: ts.exp(x)).trace(np.ones((4, 4), np.float32)).function
@@ -453,17 +463,18 @@ class CSLCodeGenerator:
         """
         options = options or CodeGenOptions()
         try:
-            artifact = self._emit_on_smallest_grid(
-                graph if isinstance(graph, Module) else Module("graph", (graph,)), options
-            )
-            folder = artifact.save(options.output_dir)
+            module = graph if isinstance(graph, Module) else Module("graph", (graph,))
+            artifact, grid = self._emit_on_smallest_grid(module, options, tuple(shardings))
+            folder = _add_interface(artifact, module.main).save(options.output_dir)
         except TesseraError as error:
-            return CodeGenResult(False, options.output_dir, error_message=str(error))
+            return CodeGenResult(False, options.output_dir, error_message=str(error), error=error)
         sources = {name: artifact.text(name) for name in artifact.files}
         written = [str(Path(folder) / name) for name in (*sources, MANIFEST)]
-        return CodeGenResult(True, str(folder), written, "", sources)
+        return CodeGenResult(True, str(folder), written, "", sources, grid)
 
-    def _emit_on_smallest_grid(self, module: Module, options: CodeGenOptions) -> Artifact:
+    def _emit_on_smallest_grid(
+        self, module: Module, options: CodeGenOptions, shardings: tuple[tuple[int, ...] | None, ...]
+    ) -> tuple[Artifact, tuple[int, int]]:
         sizes = [(options.fabric_height or n, options.fabric_width or n) for n in AUTOMATIC]
         grids = sizes[:1] if options.fabric_width and options.fabric_height else sizes
         chosen = {
@@ -473,12 +484,25 @@ class CSLCodeGenerator:
         for place, grid in enumerate(grids):
             generator = Csl(grid)
             try:
-                *_, (_, tile) = lower(module, generator.capabilities.plan)
-                return generator.emit(tile, chosen)
+                *_, (_, tile) = lower(module, replace(generator.capabilities.plan, mesh_shardings=shardings))
+                return generator.emit(tile, chosen), grid
             except (ResourceError, UnsupportedOpError):  # a larger grid may suffice
                 if place == len(grids) - 1:
                     raise
         raise AssertionError("there is a grid to try")
+
+
+def _add_interface(artifact: Artifact, function: Function) -> Artifact:
+    """The artifact with what `ts.load` needs: the arguments by name, shape and element type."""
+    parameters = [
+        {
+            "name": p.hint or f"x{i}", "shape": [int(n) for n in p.type.shape],
+            "dtype": str(p.type.dtype), "stored": False,
+        }
+        for i, p in enumerate(function.params)
+    ]  # fmt: skip
+    interface = {"entry": function.name, "parameters": parameters, "written": []}
+    return replace(artifact, manifest={**artifact.manifest, "interface": interface})
 
 
 def compile_to_csl(graph: Function | Module, options: CodeGenOptions | None = None) -> CodeGenResult:

@@ -51,8 +51,10 @@ HOST_COPY_WEIGHT = 1 / 4
 SEARCH_ROUNDS = 3
 
 
-def to_mesh(module: Module, shape: Mesh) -> Module:
+def to_mesh(module: Module, shape: Mesh, pinned: Sequence[Sharding | None] = ()) -> Module:
     """Lower a Graph module of primitives to a Tile module: one program, which each element runs on its pieces.
+
+    `pinned` fixes the sharding of parameters; None, and parameters after its end, are left to the search.
 
     Raises:
         UnsupportedOpError: an op has no mapping onto the mesh, however the inputs are cut.
@@ -62,7 +64,10 @@ def to_mesh(module: Module, shape: Mesh) -> Module:
     _check_concrete(function)
     if (launched := partition_launch(function, shape.grid, int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))) is not None:
         return launched
-    choices = [_list_shardings(shape, tensor_type_of(p)) for p in function.params]
+    wishes = (*pinned, *(None,) * (len(function.params) - len(pinned)))
+    choices = [
+        _list_shardings(shape, tensor_type_of(p), wish) for p, wish in zip(function.params, wishes, strict=True)
+    ]
     chosen = [0] * len(choices)
     best = _estimate_cost(function, shape, choices, chosen)
     for _ in range(SEARCH_ROUNDS if math.prod(shape.grid) > 1 else 0):
@@ -90,11 +95,11 @@ def _list_moves(choices: Sequence[Sequence[Sharding]]) -> list[tuple[int, int]]:
     return list(itertools.chain.from_iterable([(i, n) for n in range(len(c))] for i, c in enumerate(choices)))
 
 
-def _list_shardings(shape: Mesh, type: TensorType) -> list[Sharding]:
-    found = []
-    for pair in CHOICES:
-        tail = pair[-min(type.rank, 2) :] if type.rank else ()
-        split = (*(UNSPLIT,) * (type.rank - len(tail)), *tail)
+def _list_shardings(shape: Mesh, type: TensorType, pinned: Sharding | None = None) -> list[Sharding]:
+    """The shardings that the search may choose for a parameter: one where it is pinned."""
+    found: list[Sharding] = []
+    tails = [pair[-min(type.rank, 2) :] if type.rank else () for pair in CHOICES]
+    for split in [(*(UNSPLIT,) * (type.rank - len(tail)), *tail) for tail in tails] if pinned is None else [pinned]:
         cut = shape.plain(split)
         fixed = tuple(CONSTANT if int(n) == 1 else s for s, n in zip(cut, type.shape, strict=True))
         if fixed not in found:
