@@ -161,12 +161,22 @@ def test_import_tessera_loads_little(unwanted):
     assert done.stdout.strip() == "[]"
 
 
+# Classes whose names the reference of PyFlame fixes; each wraps the class of the same name.
+PYFLAME_CLASSES = ("CSLCodeGenerator", "CodeGenResult", "DType", "Module", "Node", "Sequential", "Tensor")
+
+
+def is_pyflame_class(module: str, name: str) -> bool:
+    return module.startswith("tessera.pyflame.") and name in PYFLAME_CLASSES
+
+
 def test_class_names_are_unique():
     """One word, one meaning: a public class has a name of its own in the whole project."""
     homes: dict[str, set[str]] = {}
     for module, file in MODULES.items():
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and ".site." not in module:
+                if is_pyflame_class(module, node.name):
+                    continue
                 homes.setdefault(node.name, set()).add(module)
     assert {name: found for name, found in homes.items() if len(found) > 1} == SHARED_CLASS_NAMES
 

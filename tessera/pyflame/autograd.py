@@ -16,7 +16,7 @@ from tessera.ops.api.creation import ones
 from tessera.pyflame.lazy_graph import (
     GRAD_ENABLED,
     Expression,
-    Program,
+    LazyProgram,
     assemble,
     evaluate,
     release,
@@ -155,7 +155,7 @@ def type_name(value: Any) -> str:
     return type(value).__name__
 
 
-def _check_alive(program: Program) -> None:
+def _check_alive(program: LazyProgram) -> None:
     freed = next((x for x in program.order if x.is_freed), None)
     if freed is not None:
         raise ArgumentError(
@@ -165,7 +165,7 @@ def _check_alive(program: Program) -> None:
         )  # fmt: skip
 
 
-def _choose_leaves(program: Program, output: Expression) -> list[Expression]:
+def _choose_leaves(program: LazyProgram, output: Expression) -> list[Expression]:
     """The leaves that receive a gradient.
 
     Raises:
@@ -191,7 +191,7 @@ def _accumulate(leaf: Expression, found: Any) -> None:
     owner.grad = Tensor(Expression(total.type, "gradient", elements=total, layout=leaf.layout, constant=True))
 
 
-def _free(program: Program) -> None:
+def _free(program: LazyProgram) -> None:
     for record in program.records():
         record.freed[0] = True
     for x in program.order:

@@ -1,16 +1,17 @@
 """CSL code generation from lazy graphs: the layouts of tensors choose the mesh and the sharding of the inputs.
 
-The generator is `tessera.codegen.csl`. Leaves of the graph are the inputs of the program.
+The generator and its options are those of `tessera.codegen.csl`. Leaves of the graph are the inputs of the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.codegen.artifact import read_artifact
 from tessera.codegen.csl import generator as csl_generator
+from tessera.codegen.csl.generator import CodeGenOptions
 from tessera.core.errors import ArgumentError, TesseraError, user_location
 from tessera.pyflame.graph import Graph, as_graph
 from tessera.pyflame.lazy_graph import Expression, assemble, evaluate
@@ -18,18 +19,6 @@ from tessera.pyflame.tensor import Tensor
 
 # Rows and columns of the fabrics (of the SDK's --fabric-dims).
 FABRICS = {"wse2": (996, 757), "wse3": (1172, 762)}
-
-
-@dataclass
-class CodeGenOptions(csl_generator.CodeGenOptions):
-    """Options of the code generation.
-
-    `target` is "wse2" or "wse3". `fabric_width` and `fabric_height` count processing elements; with 0 the layouts of
-    the tensors choose the grid, and where there is none, the smallest grid that holds the program.
-
-    >>> CodeGenOptions().target
-    'wse2'
-    """
 
 
 @dataclass
@@ -106,7 +95,7 @@ def compile_to_csl(tensor: Tensor, options: CodeGenOptions | None = None) -> Cod
 def _check_options(options: Any) -> CodeGenOptions:
     if options is None:
         return CodeGenOptions()
-    if not isinstance(options, csl_generator.CodeGenOptions):
+    if not isinstance(options, CodeGenOptions):
         raise ArgumentError(
             "these are not options of the code generation", location=user_location(), received=repr(options),
             expected="pf.CodeGenOptions",
@@ -123,7 +112,7 @@ def _check_options(options: Any) -> CodeGenOptions:
                 f"{name} is not a number of processing elements", location=user_location(), received=repr(value),
                 expected="an integer from 0 on",
             )  # fmt: skip
-    return CodeGenOptions(**{f.name: getattr(options, f.name) for f in fields(csl_generator.CodeGenOptions)})
+    return options
 
 
 def choose_grid(order: Sequence[Expression], options: CodeGenOptions) -> tuple[int, int] | None:
@@ -171,8 +160,5 @@ def _join_layouts(order: Sequence[Expression]) -> tuple[int, int]:
     return (rows or 1, columns or 1) if known else (0, 0)
 
 
-def _on_grid(options: CodeGenOptions, grid: tuple[int, int] | None) -> csl_generator.CodeGenOptions:
-    known = {f.name: getattr(options, f.name) for f in fields(csl_generator.CodeGenOptions)}
-    if grid is not None:
-        known.update(fabric_height=grid[0], fabric_width=grid[1])
-    return csl_generator.CodeGenOptions(**known)
+def _on_grid(options: CodeGenOptions, grid: tuple[int, int] | None) -> CodeGenOptions:
+    return options if grid is None else replace(options, fabric_height=grid[0], fabric_width=grid[1])

@@ -11,7 +11,7 @@ from tessera.ir.printer import print_module
 from tessera.pyflame import dtypes
 from tessera.pyflame.dtypes import DType
 from tessera.pyflame.layouts import MeshLayout
-from tessera.pyflame.lazy_graph import Expression, Program, assemble
+from tessera.pyflame.lazy_graph import Expression, LazyProgram, assemble
 from tessera.pyflame.tensor import Tensor
 
 
@@ -84,7 +84,7 @@ class Graph:
       %1 = relu(%0) : [2] float32
     """
 
-    def __init__(self, program: Program, wanted: tuple[Expression, ...]) -> None:
+    def __init__(self, program: LazyProgram, wanted: tuple[Expression, ...]) -> None:
         self.program = program
         self.wanted = wanted
         self._leaves = frozenset(program.leaves)

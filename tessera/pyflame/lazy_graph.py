@@ -139,7 +139,7 @@ def _needs_gradient(x: Expression) -> bool:
 
 
 @dataclass(frozen=True)
-class Program:
+class LazyProgram:
     """A Graph function whose parameters are leaves."""
 
     function: Function
@@ -159,7 +159,7 @@ def is_known(x: Expression) -> bool:
 
 def assemble(
     wanted: Sequence[Expression], is_leaf: Callable[[Expression], bool] = is_known, name: str = "lazy"
-) -> Program:
+) -> LazyProgram:
     """The Graph function that computes some expressions from leaves."""
     order: dict[Expression, None] = {}
     leaves: dict[Expression, None] = {}
@@ -181,7 +181,7 @@ def assemble(
             work += [(i, False) for i in reversed(x.record.inputs)]
     nodes = tuple(node for record in records.values() for node in record.nodes)
     body = Block(tuple(x.value for x in leaves), nodes, tuple(x.value for x in wanted))
-    return Program(Function(name, body), tuple(leaves), tuple(order))
+    return LazyProgram(Function(name, body), tuple(leaves), tuple(order))
 
 
 # Evaluation.
@@ -208,7 +208,7 @@ def _run_body(body: Block, inputs: list[CoreTensor]) -> list[CoreTensor]:
     return eval_block(body, inputs)
 
 
-def run_forward(program: Program) -> list[CoreTensor]:
+def run_forward(program: LazyProgram) -> list[CoreTensor]:
     """The results of a program."""
     function = program.function
     compiled = find_program(structural_key(function), functools.partial(_run_body, function.body))
@@ -216,7 +216,7 @@ def run_forward(program: Program) -> list[CoreTensor]:
 
 
 def run_gradients(
-    program: Program, moving: Sequence[int], cotangent: CoreTensor
+    program: LazyProgram, moving: Sequence[int], cotangent: CoreTensor
 ) -> tuple[CoreTensor, list[CoreTensor]]:
     """The only result of a program, and the gradients of some of its leaves."""
     function = program.function
