@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     import tessera.nn as nn
     import tessera.onnx as onnx
     import tessera.optim as optim
+    import tessera.pyflame as pyflame
     import tessera.random as random
     import tessera.stablehlo as stablehlo
     import tessera.testing as testing

@@ -46,6 +46,7 @@ NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", 
 MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "debug": "tessera.tools.debug",
     "onnx": "tessera.onnx",
+    "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "torch": "tessera.torch",
