@@ -16,14 +16,27 @@ and reports differences. It excuses:
 - the 128 bytes of a tensor map that a kernel makes: the hardware's layout is not documented;
 - sizes of the system's shared memory, clocks, and numbers of multiprocessors;
 - NaN in `cvt.rna.satfinite.tf32.f32`, which is a NaN here and depends on ptxas's expansion on a GPU.
+- linear filters of textures: products are summed in double precision here, on a GPU in an unspecified one; normalized
+  coordinates within rounding of a texel's edge.
 
-An unsupported instruction is an error at its line: conversions of formats of 4 and 6 bits, tensor maps of images
-(im2col), textures, surfaces, and the instructions of GPUs after sm_90 (tcgen05). A multimem address is the address of
-the one copy that this device has. The sanitizer does not track bulk copies in global memory.
+An unsupported instruction is an error at its line: conversions of formats of 4 and 6 bits, textures with levels, cubes,
+multiple samples or depth comparison, and the instructions of GPUs after sm_90 (tcgen05). A multimem address is the
+address of the one copy that this device has. The sanitizer does not track bulk copies in global memory.
 """
 
-from tessera.interp.target.ptx.isa.tensor_map import TensorMap
+from tessera.interp.target.ptx.isa.tensor_map import ImageTensorMap, TensorMap
+from tessera.interp.target.ptx.isa.texture import SamplerObject, SurfaceObject, TextureObject
 from tessera.interp.target.ptx.machine.simt import PtxObserver
 from tessera.interp.target.ptx.module import DevicePointer, PtxFaultSite, PtxModule
 
-__all__ = ["DevicePointer", "PtxFaultSite", "PtxModule", "PtxObserver", "TensorMap"]
+__all__ = [
+    "DevicePointer",
+    "ImageTensorMap",
+    "PtxFaultSite",
+    "PtxModule",
+    "PtxObserver",
+    "SamplerObject",
+    "SurfaceObject",
+    "TensorMap",
+    "TextureObject",
+]

@@ -16,6 +16,14 @@ from tessera.interp.target.ptx.isa import families  # noqa: F401  (fills the tab
 from tessera.interp.target.ptx.isa.decoder import PtxDecoder
 from tessera.interp.target.ptx.isa.operands import PtxVariableAddress, assign_function_addresses, encode_immediate
 from tessera.interp.target.ptx.isa.tensor_map import TensorMap
+from tessera.interp.target.ptx.isa.texture import (
+    ADDRESS_MODES,
+    PtxObject,
+    SamplerObject,
+    SurfaceObject,
+    TextureObject,
+    make_handle,
+)
 from tessera.interp.target.ptx.machine.memory import GENERIC_WINDOWS, GlobalArena, PtxFault
 from tessera.interp.target.ptx.machine.scheduler import run_machine
 from tessera.interp.target.ptx.machine.simt import PtxMachine, PtxObserver, PtxProgram
@@ -67,7 +75,7 @@ class ArgumentBuffers:
         self.arrays: list[np.ndarray] = []
         self.regions: list[_HostSegment] = []
         for i, a in enumerate(args):
-            array = a.array if isinstance(a, TensorMap | DevicePointer) else a
+            array = a.array if isinstance(a, TensorMap | DevicePointer | TextureObject | SurfaceObject) else a
             if isinstance(array, np.ndarray):
                 self._add(array, (isinstance(a, DevicePointer) and a.name) or f"argument {i}")
         for pointer in reachable:
@@ -136,8 +144,19 @@ def _view_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def bind_object(value: PtxObject, buffers: ArgumentBuffers) -> bytes:
+    """The handle of a texture, sampler or surface, which the launch's memory then knows."""
+    start = 0 if isinstance(value, SamplerObject) else buffers.offset(value.array)
+    buffers.arena.objects.append((value, start))
+    return make_handle(len(buffers.arena.objects) - 1).to_bytes(8, "little")
+
+
 def encode_parameter(v: PtxVariable, value: Any, buffers: ArgumentBuffers) -> bytes:
     """The bytes of a parameter."""
+    if isinstance(value, PtxObject):
+        if get_variable_size(v) != 8:
+            raise ArgumentError(f"parameter {v.name} is no handle", expected=f".{v.type}", received="an object")
+        return bind_object(value, buffers)
     if isinstance(value, np.ndarray | DevicePointer):
         if get_variable_size(v) != 8:
             raise ArgumentError(f"parameter {v.name} is not a pointer", expected=f".{v.type}", received="an array")
@@ -216,10 +235,27 @@ class PtxModule:
         self.reserved = RESERVED if "%reserved_smem_offset" in text else 0
         self.entries = {f.name: f for f in self.syntax.functions if f.entry and f.body is not None}
         self.variables: dict[str, bytes] = {}
+        self.objects: dict[str, PtxObject] = {
+            v.name: _make_sampler(v) for v in self.syntax.variables if v.opaque == "samplerref"
+        }
         self._decoded_entries: dict[str, _DecodedEntry] = {}
         self.progress: Callable[[str, int, int], None] | None = (
             None  # told the entry, and how many of its CTAs are done
         )
+
+    def bind(self, name: str, value: PtxObject) -> None:
+        """Bind a texture, sampler or surface to a variable of the module (texref, samplerref, surfref).
+
+        Raises:
+            UnknownNameError: the module has no such variable. ArgumentError: the object is of another kind.
+        """
+        kinds = {"texref": TextureObject, "samplerref": SamplerObject, "surfref": SurfaceObject}
+        known = {v.name: kinds[v.opaque] for v in self.syntax.variables if v.opaque}
+        if name not in known:
+            raise UnknownNameError(f"no texture, sampler or surface {name}", expected=", ".join(known) or "none")
+        if not isinstance(value, known[name]):
+            raise ArgumentError(f"the wrong object for {name}", expected=known[name].__name__, received=repr(value))
+        self.objects[name] = value
 
     def launch(
         self,
@@ -238,7 +274,8 @@ class PtxModule:
         """Run an entry.
 
         `args`: arrays are pointers and written in place, as are `DevicePointer`s; numbers and `bytes` (structs) are
-        passed by value; a `TensorMap` is passed as the 128 bytes that bulk tensor copies read. `reachable` are
+        passed by value; a `TensorMap` is passed as the 128 bytes that bulk tensor copies read, a texture, sampler or
+        surface object as its handle. `reachable` are
         allocations whose host addresses the kernel finds in memory or in integers; `observer` is told of each
         instruction and access. In a `replicated` program threads of a CTA that read an element with one instruction are
         copies of the thread that uses it, and threads that store to one address of shared memory with one instruction
@@ -270,11 +307,13 @@ class PtxModule:
         )
         _check_launch_limits(function, launch)
         params, symbols, static_shared_bytes = self._assign_addresses(function, arena)
-        buffers = ArgumentBuffers(args, arena, reachable)
+        buffers = ArgumentBuffers([*args, *self.objects.values()], arena, reachable)
         arena.freeze()
         for v, a in zip(function.params, args, strict=True):
             arena.write_bytes(params[v.name].address, encode_parameter(v, a, buffers))
         self._initialise_variables(arena, symbols)
+        for name, value in self.objects.items():
+            arena.write_bytes(symbols[name].address - GENERIC_WINDOWS["global"], bind_object(value, buffers))
         buffers.copy_in()
         if entry not in self._decoded_entries:
             self._decoded_entries[entry] = _DecodedEntry(
@@ -409,6 +448,19 @@ def _find_smallest_global_access(program: PtxProgram) -> int:
     accesses = [x.instruction for x in program.lines if x.instruction.op[0] in ("ld", "ldu", "st", "atom", "red")]
     types = [TYPES[w] for i in accesses for w in i.op if w in TYPES]
     return min((t.bits // 8 for t in types), default=4)
+
+
+_SAMPLER_MODES = dict(
+    zip(("wrap", "mirror", "clamp_ogl", "clamp_to_edge", "clamp_to_border"), ADDRESS_MODES, strict=True)
+)
+
+
+def _make_sampler(v: PtxVariable) -> SamplerObject:
+    """The sampler that a declaration describes."""
+    given = dict(v.properties)
+    modes = tuple(_SAMPLER_MODES.get(given.get(f"addr_mode_{i}", "clamp_to_edge"), "") for i in range(3))
+    kind = "linear" if given.get("filter_mode") == "linear" else "point"
+    return SamplerObject(modes, kind, given.get("force_unnormalized_coords", "1") == "0")
 
 
 def _make_global_address(offset: int) -> PtxVariableAddress:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tessera.core.errors import ParseError, UnsupportedOpError
+from tessera.core.errors import ParseError
 from tessera.interp.target.ptx import PtxModule
 
 TEXT = """.version 8.0
@@ -56,14 +56,6 @@ def test_parentheses_nest(depth):
 def test_numbers_and_nesting_have_limits(text, says):
     with pytest.raises(ParseError, match=rf"<ptx>:4:\d+.*{says}"):
         PtxModule(TEXT.format(text))
-
-
-@pytest.mark.parametrize("kind", ["texref", "samplerref", "surfref"])
-def test_textures_and_surfaces_are_refused_by_name(kind):
-    with pytest.raises(UnsupportedOpError, match=rf"<ptx>:4:9.*no \.{kind} variables"):
-        PtxModule(
-            f".version 8.0\n.target sm_80\n.address_size 64\n.global .{kind} t;".replace(".global", "        .global")
-        )
 
 
 SPELLINGS = [

@@ -28,7 +28,7 @@ from tessera.interp.target.ptx.isa.atomics import reduce_cells
 from tessera.interp.target.ptx.isa.data_movement import record_access
 from tessera.interp.target.ptx.isa.decoder import CONTROL_RULES, PtxDecoder, decode_rule
 from tessera.interp.target.ptx.isa.mbarrier import complete_transaction, find_mbarrier_offsets
-from tessera.interp.target.ptx.isa.operands import Reader
+from tessera.interp.target.ptx.isa.operands import Reader, get_vector_parts
 from tessera.interp.target.ptx.isa.tensor_map import (
     MAGIC,
     SWIZZLES,
@@ -48,7 +48,7 @@ from tessera.interp.target.ptx.text.syntax import TYPES, AddressOperand, Immedia
 _TENSOR_COPY_WORDS = {
     "async", "bulk", "tensor", "reduce", "shared::cluster", "shared::cta", "global", "tile", "bulk_group",
     "mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint",
-    "1d", "2d", "3d", "4d", "5d", *BULK_REDUCTIONS,
+    "im2col", "im2col_no_offs", "1d", "2d", "3d", "4d", "5d", *BULK_REDUCTIONS,
 }  # fmt: skip
 _SWIZZLE_BITS = {32: 1, 64: 3, 128: 7}  # which of the address bits 4 to 6 are XORed with bits 7 to 9
 _MAP_BYTES = 128
@@ -92,6 +92,43 @@ def _compute_shared_offsets(box: TensorMapBox, phase: int) -> np.ndarray:
     return swizzle_offsets(linear + phase, box.swizzle) - phase
 
 
+@lru_cache(maxsize=256)
+def _list_pixels(box: TensorMapBox, start: tuple[int, ...]) -> np.ndarray:
+    """The pixels that a copy of images visits, as rows of coordinates: the innermost dimension first, the image last.
+
+    From the start along the innermost dimension, in the box's steps; behind the upper corner of the bounding box, on
+    from the lower one in the next dimension (PTX ISA, "im2col mode").
+    """
+    assert box.corners is not None
+    lower, upper = box.corners
+    last = [n - 1 + u for n, u in zip(box.sizes[1:-1], upper, strict=True)]
+    pixel, result = list(start), []
+    for _ in range(box.box[1]):
+        result.append(tuple(pixel))
+        for d, (low, end) in enumerate(zip(lower, last, strict=True)):
+            pixel[d] += box.steps[1 + d]
+            if pixel[d] <= end:
+                break
+            pixel[d] = low
+        else:
+            pixel[-1] += 1
+    return np.array(result)
+
+
+def _locate_elements(
+    box: TensorMapBox, coordinates: tuple[int, ...], taps: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The byte offsets of a copy's elements from the tensor's start, and which are within it (None: all)."""
+    if box.corners is None:
+        first = sum(c * s for c, s in zip(coordinates, box.strides, strict=True))
+        return first + _compute_global_offsets(box), compute_in_bounds_mask(box, coordinates)
+    channel = coordinates[0] + np.arange(box.box[0])
+    pixels = _list_pixels(box, coordinates[1:]) + np.array([*taps, 0])
+    within = np.all((pixels >= 0) & (pixels < box.sizes[1:]), axis=1)[:, None] & (channel < box.sizes[0])
+    offsets = (pixels @ np.array(box.strides[1:]))[:, None] + channel * box.strides[0]
+    return offsets.reshape(-1), None if within.all() else within.reshape(-1)
+
+
 def compute_in_bounds_mask(box: TensorMapBox, coordinates: tuple[int, ...]) -> np.ndarray | None:
     """Which elements of a box are within the tensor; None if all are."""
     last = [c + (n - 1) * s for c, n, s in zip(coordinates, box.counts, box.steps, strict=True)]
@@ -120,19 +157,27 @@ def _decode_tensor_map_operand(d: PtxDecoder, inst: PtxInstruction, operand: Ptx
     return where.read, [d.reader(c, TYPES["s32"]) for c in operand.coordinates]
 
 
-def group_lanes_by_map(m: PtxMachine, lanes: LaneSet, read: Reader, rank: int) -> list[tuple[LaneSet, TensorMapBox]]:
-    """The lanes by tensor map."""
+def group_lanes_by_map(
+    m: PtxMachine, lanes: LaneSet, read: Reader, rank: int, image: bool = False
+) -> list[tuple[LaneSet, TensorMapBox]]:
+    """The lanes by tensor map, which is one of images (im2col) or of boxes as the instruction is.
+
+    Raises:
+        PtxFault: it is of the other kind, or has another rank.
+    """
     offsets = lanes.compress(
         check_address(m, "global", fill_masked_lanes(lanes, read(m, lanes)), lanes, _MAP_BYTES, 64)
     )
     kinds = np.unique(offsets).tolist()
     if len(kinds) == 1:
-        return [(lanes, decode_map_at(m, kinds[0], int(lanes.flat[0]), rank))]
+        return [(lanes, _decode_map_at(m, kinds[0], int(lanes.flat[0]), rank, image))]
     parts = [lanes.select(lanes.expand(offsets == k)) for k in kinds]
-    return [(subset, decode_map_at(m, k, int(subset.flat[0]), rank)) for subset, k in zip(parts, kinds, strict=True)]
+    return [
+        (subset, _decode_map_at(m, k, int(subset.flat[0]), rank, image)) for subset, k in zip(parts, kinds, strict=True)
+    ]
 
 
-def decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int) -> TensorMapBox:
+def _decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int, image: bool) -> TensorMapBox:
     """The tensor map at an offset of global memory."""
     content = m.arena.flat.raw[offset : offset + _MAP_BYTES].tobytes()
     maps = m.state.setdefault("maps", {})
@@ -142,6 +187,9 @@ def decode_map_at(m: PtxMachine, offset: int, lane: int, rank: int) -> TensorMap
     maps[content] = box
     if len(box.sizes) != rank:
         raise PtxFault(f"a tensor map of {len(box.sizes)} dimensions has {rank} coordinates", AsyncCopyError, lane)
+    if image != (box.corners is not None):
+        kind, mode = ("boxes", "im2col") if image else ("images", "tile")
+        raise PtxFault(f"a tensor map of {kind} in a copy in {mode} mode", AsyncCopyError, lane)
     return box
 
 
@@ -153,8 +201,8 @@ def _find_shared_starts(m: PtxMachine, lanes: LaneSet, where: AddressOperandRead
     return lanes.compress(offsets).tolist()
 
 
-def _find_box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> int:
-    """The offset in the arena of the element at the coordinates, which may be out of bounds."""
+def _find_tensor_offset(m: PtxMachine, box: TensorMapBox, lane: int) -> int:
+    """The offset of the tensor in the arena."""
     start = box.address - GENERIC_WINDOWS["global"]
     if (translated := m.arena.translate(np.array([box.address], np.uint64), 1)) is not None:
         start = int(translated[0])
@@ -162,17 +210,17 @@ def _find_box_base_offset(m: PtxMachine, box: TensorMapBox, coordinates: tuple[i
         raise PtxFault(
             f"the tensor of a tensor map is at {box.address:#x}, which is not mapped", OutOfBoundsError, lane
         )
-    return start + sum(c * s for c, s in zip(coordinates, box.strides, strict=True))
+    return start
 
 
-def check_box_start(box: TensorMapBox, coordinates: tuple[int, ...], lane: int, is_store: bool) -> None:
+def _check_box_start(box: TensorMapBox, coordinates: tuple[int, ...], lane: int, is_store: bool) -> None:
     """Refuse what an H200 ends with an illegal instruction: a start inside 16 bytes, a store before 0."""
     if coordinates[0] * box.itemsize % _CHUNK:
         message = (
             f"a box that starts at column {coordinates[0]} of elements of {box.itemsize} bytes: not a multiple of 16"
         )
         raise PtxFault(message, AsyncCopyError, lane)
-    if is_store and min(coordinates) < 0:
+    if is_store and box.corners is None and min(coordinates) < 0:
         raise PtxFault(f"a box stored at negative coordinates {coordinates}", AsyncCopyError, lane)
 
 
@@ -182,10 +230,12 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
         decode_address(d, inst, inst.operands[2], "shared"),
     )
     read, axes = _decode_tensor_map_operand(d, inst, inst.operands[1])
-    mask = d.reader(inst.operands[3], TYPES["b16"]) if "multicast::cluster" in inst.op else None
+    image = "im2col" in inst.op
+    taps = _decode_taps(d, inst, len(axes)) if image else []
+    mask = d.reader(inst.operands[3 + image], TYPES["b16"]) if "multicast::cluster" in inst.op else None
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
-        for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
+        for subset, box in group_lanes_by_map(m, lanes, read, len(axes), image):
             barrier_offsets, starts = (
                 find_mbarrier_offsets(m, subset, barrier).tolist(),
                 _find_shared_starts(m, subset, destination, box),
@@ -194,14 +244,15 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
             each = zip(
                 subset.flat.tolist(),
                 _read_lane_coordinates(m, subset, axes),
+                _read_lane_coordinates(m, subset, taps) if image else [()] * len(starts),
                 starts,
                 barrier_offsets,
                 masks,
                 strict=True,
             )
-            for lane, coordinates, start, barrier_offset, multicast in each:
-                check_box_start(box, coordinates, lane, is_store=False)
-                content = _gather_box(m, box, coordinates, lane)
+            for lane, coordinates, tap, start, barrier_offset, multicast in each:
+                _check_box_start(box, coordinates, lane, is_store=False)
+                content = _gather_box(m, box, coordinates, tap, lane)
                 if m.observer is not None:
                     m.observer.transfer(m, box.nbytes, 0)
                 for shift in find_multicast_offsets(m, lane, multicast):
@@ -210,6 +261,14 @@ def _decode_tensor_load(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstru
                     )
 
     line.step = step
+
+
+def _decode_taps(d: PtxDecoder, inst: PtxInstruction, rank: int) -> list[Reader]:
+    """The readers of the offsets that a copy of images adds to each pixel, innermost first."""
+    parts = get_vector_parts(inst.operands[3]) if len(inst.operands) > 3 else ()
+    if not 3 <= rank <= 5 or len(parts) != rank - 2:
+        raise d.unsupported(inst)
+    return [d.reader(p, TYPES["u16"]) for p in parts]
 
 
 def _write_box_to_shared(
@@ -228,11 +287,13 @@ def _read_lane_coordinates(m: PtxMachine, lanes: LaneSet, axes: list[Reader]) ->
     return list(zip(*(lanes.compress(a(m, lanes)).tolist() for a in axes), strict=True))
 
 
-def _gather_box(m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], lane: int) -> np.ndarray:
+def _gather_box(
+    m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], taps: tuple[int, ...], lane: int
+) -> np.ndarray:
     """The elements of a box, with the fill for elements out of bounds."""
-    cells, base = m.arena.flat.views[box.itemsize], _find_box_base_offset(m, box, coordinates, lane)
-    within = compute_in_bounds_mask(box, coordinates)
-    offsets = base + _compute_global_offsets(box)
+    cells = m.arena.flat.views[box.itemsize]
+    offsets, within = _locate_elements(box, coordinates, taps)
+    offsets = offsets + _find_tensor_offset(m, box, lane)
     inside = offsets if within is None else offsets[within]
     if m.debug:
         where = inside[:, None] + np.arange(box.itemsize)
@@ -249,15 +310,16 @@ def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
     read, axes = _decode_tensor_map_operand(d, inst, inst.operands[0])
     source = decode_address(d, inst, inst.operands[1], "shared")
     name = next((w for w in inst.op if w in BULK_REDUCTIONS), None)
+    image = "im2col_no_offs" in inst.op
 
     def step(m: PtxMachine, lanes: LaneSet) -> None:
         cells = m.flat["shared"].views
-        for subset, box in group_lanes_by_map(m, lanes, read, len(axes)):
+        for subset, box in group_lanes_by_map(m, lanes, read, len(axes), image):
             starts = _find_shared_starts(m, subset, source, box)
             for lane, coordinates, start in zip(
                 subset.flat.tolist(), _read_lane_coordinates(m, subset, axes), starts, strict=True
             ):
-                check_box_start(box, coordinates, lane, is_store=True)
+                _check_box_start(box, coordinates, lane, is_store=True)
                 content = cells[box.itemsize][(start + _compute_shared_offsets(box, start % 1024)) // box.itemsize]
                 _scatter_box(m, box, coordinates, content, name, lane)
                 if m.observer is not None:
@@ -271,11 +333,8 @@ def _decode_tensor_store(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstr
 def _scatter_box(
     m: PtxMachine, box: TensorMapBox, coordinates: tuple[int, ...], content: np.ndarray, name: str | None, lane: int
 ) -> None:
-    cells, index = (
-        m.arena.flat.views[box.itemsize],
-        (_find_box_base_offset(m, box, coordinates, lane) + _compute_global_offsets(box)) // box.itemsize,
-    )
-    within = compute_in_bounds_mask(box, coordinates)
+    offsets, within = _locate_elements(box, coordinates, (0,) * (len(coordinates) - 2))
+    cells, index = m.arena.flat.views[box.itemsize], (_find_tensor_offset(m, box, lane) + offsets) // box.itemsize
     if within is not None:
         content, index = content[within], index[within]
     if m.debug and m.global_shadow.known is not None:

@@ -1,4 +1,4 @@
-"""Tensor maps (TMA descriptors): the box of a tensor to copy, as an object and as the 128 bytes in memory."""
+"""Tensor maps (TMA descriptors): the box of a tensor or the pixels of images to copy, as objects and as 128 bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tessera.core.errors import ArgumentError
 _LAYOUT = (
     ("magic", "8s", 1), ("address", "Q", 1), ("sizes", "I", 5), ("strides", "Q", 4), ("box", "H", 5), ("steps", "B", 5),
     ("rank", "B", 1), ("type", "B", 1), ("itemsize", "B", 1), ("swizzle", "B", 1), ("fill", "B", 1),
+    ("image", "B", 1), ("lower", "h", 3), ("upper", "h", 3),
 )  # fmt: skip
 _FORMAT = "<" + "".join(letter * count for _, letter, count in _LAYOUT)
 MAGIC = b"TESSERA1"
@@ -71,16 +72,20 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         shape = self.shape or self.array.shape
-        if not self.array.flags.c_contiguous:
-            raise ArgumentError("a tensor map needs a C-contiguous array")
         if not 1 <= len(shape) <= 5 or len(self.box) != len(shape):
             raise ArgumentError(
                 "a box has an extent for each of one to five dimensions", expected=shape, received=self.box
             )
-        if self.swizzle not in SWIZZLES:
-            raise ArgumentError("unknown swizzle", expected=SWIZZLES, received=self.swizzle)
         if any(not 1 <= b <= 256 for b in self.box):
             raise ArgumentError("a box has 1 to 256 elements a dimension", received=self.box)
+        self._check_array()
+
+    def _check_array(self) -> None:
+        """Check what maps of boxes and of images share."""
+        if not self.array.flags.c_contiguous:
+            raise ArgumentError("a tensor map needs a C-contiguous array")
+        if self.swizzle not in SWIZZLES:
+            raise ArgumentError("unknown swizzle", expected=SWIZZLES, received=self.swizzle)
         inner = self.box[-1] * self.array.itemsize
         if inner % 16 or (self.swizzle and inner > self.swizzle):
             raise ArgumentError(
@@ -94,7 +99,8 @@ class TensorMap:
 
     def encode(self, address: int) -> bytes:
         """The 128 bytes, for an array at a generic address."""
-        shape, rank = self.shape or self.array.shape, len(self.box)
+        shape = self.shape or self.array.shape
+        rank = len(shape)
         inner_first = [tuple(reversed(x)) for x in (shape, self._strides(), self.box)]
         sizes, strides, box = inner_first
         steps = tuple(reversed(self.element_strides)) or (1,) * rank
@@ -111,8 +117,57 @@ class TensorMap:
             self.array.itemsize,
             self.swizzle,
             self.nan_fill,
+            *self._encode_corners(),
         )
         return packed.ljust(128, b"\0")
+
+    def _encode_corners(self) -> tuple[int, ...]:
+        """Whether the map is one of images, and the corners of their bounding box, innermost first."""
+        return (0,) * 7
+
+
+@dataclass(frozen=True)
+class ImageTensorMap(TensorMap):
+    """A tensor map argument of images (im2col): columns of pixels of an array [N, [[D,] H,] W, C].
+
+    `box` is (pixels, channels): a copy takes so many channels of so many pixels, which it visits along W, then H, D and
+    N, in steps of `element_strides`, within a bounding box of each image: from pixel `lower` to pixel `size - 1 +
+    upper`, for [[D,] H,] W. The offsets of the copy (the filter's tap) are added to each pixel; those outside the image
+    read as zero, or as NaN with `nan_fill`. For a convolution with padding p, dilation d and a filter of k taps,
+    `lower` is -p and `upper` is p - d * (k - 1) (cuTensorMapEncodeIm2col).
+
+    Raises:
+        ArgumentError: the hardware does not support the map.
+
+    >>> ImageTensorMap(np.zeros((2, 5, 6, 8), np.float32), (16, 8), lower=(-1, -1), upper=(-1, -1)).box
+    (16, 8)
+    """
+
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        rank = len(self.shape or self.array.shape)
+        if not 3 <= rank <= 5 or len(self.box) != 2:
+            raise ArgumentError(
+                "a map of images has three to five dimensions, and a box of pixels and channels",
+                expected="(pixels, channels)", received=self.box,
+            )  # fmt: skip
+        pixels, channels = self.box
+        if not (1 <= pixels <= 1024 and 1 <= channels <= 256):
+            raise ArgumentError("a box has 1 to 1,024 pixels and 1 to 256 channels", received=self.box)
+        self._check_array()
+        limit = 1 << 16 // (rank - 2) - 1  # the corners share 16 bits
+        for name, corner in (("lower", self.lower), ("upper", self.upper)):
+            if len(corner) != rank - 2 or any(not -limit <= c < limit for c in corner):
+                raise ArgumentError(
+                    f"the {name} corner has a number for each dimension of a pixel",
+                    expected=f"{rank - 2} of {-limit} to {limit - 1}", received=corner,
+                )  # fmt: skip
+
+    def _encode_corners(self) -> tuple[int, ...]:
+        corners = (tuple(reversed(c)) for c in (self.lower, self.upper))
+        return (1, *(n for corner in corners for n in _pad_to_rank(corner, 3, 0)))
 
 
 def _pad_to_rank(x: tuple[int, ...], n: int, rest: int) -> tuple[int, ...]:
@@ -132,10 +187,13 @@ class TensorMapBox:
     itemsize: int
     swizzle: int
     fill: int
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of the bounding box of pixels, in a map of images
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The elements copied in each dimension: every n-th of a box with element strides."""
+        if self.corners is not None:
+            return self.box
         return tuple(-(-b // s) for b, s in zip(self.box, self.steps, strict=True))
 
     @property
@@ -153,16 +211,18 @@ def decode_tensor_map(content: bytes) -> TensorMapBox | None:
     fields = struct.unpack_from(_FORMAT, content)
     if fields[0] != MAGIC:
         return None
-    rank, code, itemsize, swizzle, nan = fields[21:]
+    rank, code, itemsize, swizzle, nan, image = fields[21:27]
     fill = OUT_OF_BOUNDS_NAN.get(TYPE_NAMES[code], 0) if nan else 0
+    lower, upper = fields[27:30], fields[30:33]
     return TensorMapBox(
         fields[1],
         fields[2 : 2 + rank],
         (itemsize, *fields[7 : 7 + rank - 1]),
-        fields[11 : 11 + rank],
+        fields[11 : 11 + (2 if image else rank)],
         fields[16 : 16 + rank],
         TYPE_NAMES[code],
         itemsize,
         swizzle,
         fill,
+        (lower[: rank - 2], upper[: rank - 2]) if image else None,
     )

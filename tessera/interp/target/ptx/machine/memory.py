@@ -5,6 +5,7 @@ an instruction that executes.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class GlobalArena:
         self.spaces: list[str] = []
         self.top = _GUARD
         self.flat = FlatMemory(0)
+        self.objects: list[tuple[Any, int]] = []  # textures, samplers and surfaces, and where their arrays start
         self.host: list[tuple[int, int, int]] = []  # ranges of host addresses, and where their segments start
 
     def add(self, name: str, size: int, space: str = "global") -> int:

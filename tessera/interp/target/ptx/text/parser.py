@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
 
-from tessera.core.errors import Location, ParseError, UnsupportedOpError
+from tessera.core.errors import Location, ParseError
 from tessera.interp.target.ptx.text.syntax import (
     TYPES,
     AddressOperand,
@@ -450,12 +450,14 @@ def _parse_address(cursor: PtxTokenCursor) -> AddressOperand:
     while cursor.at("+", "-"):
         cursor.accept("+")
         offset += cursor.integer()
-    coordinates = None
+    coordinates, sampler = None, None
     if cursor.accept(","):
         group = _parse_single_operand(cursor)
+        if isinstance(group, NameOperand) and cursor.accept(","):
+            sampler, group = group.text, _parse_single_operand(cursor)
         coordinates = group.parts if isinstance(group, VectorOperand) else (group,)
     cursor.expect("]")
-    return AddressOperand(base, offset, coordinates)
+    return AddressOperand(base, offset, coordinates, sampler=sampler)
 
 
 def _parse_immediate(cursor: PtxTokenCursor) -> ImmediateOperand:
@@ -606,7 +608,7 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False, single: bool =
     """One declaration, of several variables unless it is a `single` parameter: commas also separate parameters."""
     location = cursor.place()
     space = cursor.take()[1:]
-    align, type, vector = 0, "", 1
+    align, type, vector, opaque = 0, "", 1, ""
     while cursor.here_kind == "directive":
         word = cursor.take()[1:]
         if word == "align":
@@ -616,7 +618,7 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False, single: bool =
         elif word in ("v2", "v4", "v8"):
             vector = int(word[1])
         elif word in ("texref", "samplerref", "surfref"):
-            raise UnsupportedOpError(f"the PTX emulator has no .{word} variables", location=location)
+            type, opaque = "b64", word
         elif word not in ("ptr", "global", "shared", "const", "local", "attribute"):
             cursor.index -= 1
             cursor.fail("unknown type or attribute")
@@ -625,15 +627,40 @@ def parse_variables(cursor: PtxTokenCursor, extern: bool = False, single: bool =
     result = []
     while True:
         name = cursor.kind("word")
+        properties = _parse_properties(cursor) if opaque else ()
         register_count, count, initial = _parse_array_size(cursor)
         size = TYPES[type].bits // 8 * vector
         result.append(
             PtxVariable(
-                name, space, type, max(align, size, 1), count, register_count, vector, initial, extern, location
-            )
+                name,
+                space,
+                type,
+                max(align, size, 1),
+                count,
+                register_count,
+                vector,
+                initial,
+                extern,
+                location,
+                opaque,
+                properties,
+            )  # fmt: skip
         )
         if single or not cursor.accept(","):
             return result
+
+
+def _parse_properties(cursor: PtxTokenCursor) -> tuple[tuple[str, str], ...]:
+    """The initial values of an opaque variable: `= { filter_mode = linear, ... }`."""
+    result = []
+    if cursor.accept("="):
+        cursor.expect("{")
+        while not cursor.accept("}"):
+            name = cursor.kind("word")
+            cursor.expect("=")
+            result.append((name, cursor.take()))
+            cursor.accept(",")
+    return tuple(result)
 
 
 def _parse_array_size(cursor: PtxTokenCursor) -> tuple[int, int, tuple[PtxOperand, ...]]:

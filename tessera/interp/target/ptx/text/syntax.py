@@ -35,13 +35,14 @@ class ImmediateOperand:
 class AddressOperand:
     """`[base + offset]`; without a base it is an absolute address; `[map, {x, y}]` has coordinates.
 
-    In an initial value, `mask` selects a byte of the address.
+    `[texture, sampler, {x, y}]` has a sampler too. In an initial value, `mask` selects a byte of the address.
     """
 
     base: str | None
     offset: int = 0
     coordinates: tuple[PtxOperand, ...] | None = None
     mask: int = 0
+    sampler: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ PtxOperand = NameOperand | ImmediateOperand | AddressOperand | VectorOperand
 
 @dataclass(frozen=True)
 class PtxVariable:
-    """A declared register, parameter or variable of `count` elements; `many` registers are name0 to name(many-1)."""
+    """A declared register, parameter or variable of `count` elements; `many` registers are name0 to name(many-1).
+
+    A texref, samplerref or surfref (`opaque`) has properties, and the 8 bytes of a handle.
+    """
 
     name: str
     space: str
@@ -69,6 +73,8 @@ class PtxVariable:
     initial: tuple[PtxOperand, ...] = ()
     extern: bool = False
     location: Location = field(default_factory=Location, compare=False)
+    opaque: str = ""
+    properties: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
