@@ -11,7 +11,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn import initialisation as init
 from tessera.nn.module import Module, Parameter
 from tessera.ops.api.creation import zeros
-from tessera.ops.tensor.contractions import dot
+from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.layers import bilinear
 from tessera.ops.tensor.nn import dropout
 from tessera.ops.tensor.shape import embedding, flatten, permute
@@ -48,7 +48,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     >>> linear([[1.0, 2.0]], [[1.0, 10.0]])
     Tensor([[21.]], f32)
     """
-    found = dot(as_tensor(x), permute(as_tensor(weight), axes=(1, 0)))
+    found = matmul(as_tensor(x), permute(as_tensor(weight), axes=(1, 0)))
     return found if bias is None else found + bias
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tessera.core.errors import ArgumentError, StateDictError, TesseraError, user_location
-from tessera.ir.tensor import Tensor
+from tessera.ir.tensor import Tensor, wrap_array
 from tessera.runtime.tensor_files import load_tensors
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ def load_state(module: Module, state: Any, strict: bool, cast: bool) -> None:
 def fit_tensor(path: str, value: Any, old: Any, cast: bool = False) -> tuple[Tensor | None, str]:
     """A value as a tensor like `old`, or what is wrong with it."""
     try:
-        new = Tensor(value.data, value.dtype) if isinstance(value, Tensor) else Tensor(_as_array(value))
+        new = Tensor(_as_array(value))
+        if not isinstance(value, Tensor):  # its memory may change
+            new = wrap_array(np.array(new.numpy()), new.type)
     except (TesseraError, TypeError, ValueError) as error:
         return None, f"{path} is no array: {type(value).__name__} ({error})"
     if new.shape != old.shape:
