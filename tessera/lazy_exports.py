@@ -39,12 +39,19 @@ EXPORTS = {
     "tessera.runtime.launch.streams": "Event Stream synchronize",
     "tessera.runtime.launch.tuner": "TuningCache",
     "tessera.runtime.storage.copy_pipeline": "async_load async_store",
+    "tessera.dist": (
+        "HierarchicalMesh Mesh ShardSpec all_gather all_gather_async all_gather_into all_gather_into_async all_reduce "
+        "all_reduce_async all_to_all all_to_all_async barrier broadcast broadcast_async distributed get_devices "
+        "get_rank get_world_size hierarchical_collective manual_spmd mesh_coordinate mesh_reduce mesh_view on_mesh "
+        "overlap_communication recv reduce reduce_scatter reduce_scatter_async send shard spmd"
+    ),
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
 # Modules, by the names that users have for them.
 NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", "train", "tree")
 MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "debug": "tessera.tools.debug",
+    "dist": "tessera.dist",
     "onnx": "tessera.onnx",
     "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",

@@ -64,6 +64,7 @@ class Donated:
     """What a tensor holds after its memory was given to a call: the function's name and the place of the call."""
 
     __slots__ = ("call", "place")
+    state = "donated"
 
     def __init__(self, call: str, place: Location) -> None:
         self.call, self.place = call, place

@@ -450,6 +450,10 @@ class DeadlockError(ExecutionError):
     """A deadlock: tiles wait, and no tile is left that could wake them."""
 
 
+class CollectiveError(ExecutionError):
+    """Ranks of an SPMD program that disagree: other collectives or shapes, unmatched messages, replicas that differ."""
+
+
 class AlignmentError(ExecutionError):
     """A vector access whose address is not a multiple of its width."""
 

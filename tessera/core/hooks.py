@@ -61,3 +61,6 @@ find_storage_function = Hook("tessera.runtime.storage:find_storage_function")
 # runtime -> tools: the performance model that ranks configurations where nothing is measured.
 list_candidates = Hook("tessera.tools.performance.candidates:Candidates")
 make_roofline_model = Hook("tessera.tools.performance.cost_models:RooflineModel")
+# ops, a collective -> dist: the exchange between ranks, and the number of this rank in its group.
+exchange = Hook("tessera.dist.ranks:exchange")
+find_rank_in_groups = Hook("tessera.dist.ranks:find_rank_in_groups")

@@ -126,6 +126,8 @@ class NumericsContext(Protocol):
 
 
 CURRENT_NUMERICS: ContextVar[NumericsContext | None] = ContextVar("numerics", default=None)
+# The rank that runs this code in an SPMD program (tessera/dist), or None: a trace is of one rank.
+CURRENT_RANK_NUMBER: ContextVar[int | None] = ContextVar("rank number", default=None)
 
 
 @contextmanager

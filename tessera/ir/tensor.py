@@ -218,7 +218,7 @@ class Tensor(OperatorStubs):
         self._refuse_traced("call a function of ts: NumPy's functions run on arrays, which exist after the trace")
         if self.data.__class__ is DeviceArray:
             return self.data.numpy()
-        if self.data.__class__ is Donated:
+        if isinstance(self.data, Donated):
             raise self.data.error()
         return self.data
 
@@ -293,8 +293,8 @@ class Tensor(OperatorStubs):
     def __repr__(self) -> str:
         if self.is_traced:
             return f"Tensor({self.type}, traced)"
-        if self.data.__class__ is Donated:
-            return f"Tensor({self.type}, donated)"
+        if isinstance(self.data, Donated):
+            return f"Tensor({self.type}, {self.data.state})"
         text = np.array2string(self.numpy(), separator=", ", prefix="Tensor(")
         empty = f", shape={self.shape}" if not self.size and self.shape != (0,) else ""
         element = repr(self.type.policy).removeprefix("ts.") if self.type.policy else self.dtype

@@ -11,7 +11,7 @@ from tessera.ir.rules import Op
 from tessera.lower.graph_to_schedule.host_ops import runs_on_host
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import LoweringPlan, find_library_launch, find_library_ops
-from tessera.lower.mesh import Mesh, to_mesh
+from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
 from tessera.lower.passes.launch_fusion import fuse_launches
@@ -55,7 +55,7 @@ def expand_for_mesh(module: Module, plan: LoweringPlan) -> Module:
 def distribute_on_mesh(module: Module, plan: LoweringPlan) -> Module:
     """Lower a Graph module to one program for each element of the mesh."""
     assert plan.mesh is not None
-    return to_mesh(module, Mesh(*plan.mesh, plan.mesh_product), plan.mesh_shardings)
+    return to_mesh(module, MeshShape(*plan.mesh, plan.mesh_product), plan.mesh_shardings)
 
 
 # For targets with one memory: LLVM and PTX.

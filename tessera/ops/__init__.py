@@ -7,6 +7,7 @@ from tessera.ops.dialects import control_flow, host, inline_asm, mbarrier, mesh,
 from tessera.ops.tensor import (  # noqa: F401
     basic,
     bits,
+    collectives,
     contractions,
     decompositions,
     elementwise,

@@ -20,6 +20,13 @@ from tessera.transforms.flow import derivative_rules, implicit_differentiation, 
 
 TARGETS = ("llvm", "ptx", "csl")
 DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
+COLLECTIVES = [
+    f"ts.{name}"
+    for name in (
+        "all_reduce reduce_scatter reduce_to broadcast_from all_gather scatter_from gather_to all_to_all "
+        "collective_permute local_part place_part send receive"
+    ).split()
+]
 # The reason why an op has neither an error rule nor a lowering.
 NO_ERROR_RULE = {
     **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "bound mode evaluates the region"),
@@ -28,6 +35,7 @@ NO_ERROR_RULE = {
         [f"ts.{name}" for name in "cholesky svd qr eigh eig eig_parts solve slogdet".split()],
         "LAPACK runs on the host at every level; bound mode refuses it by name",
     ),
+    **dict.fromkeys(COLLECTIVES, "the bounds of other ranks are not exchanged; bound mode refuses it by name"),
 }
 # Composites whose bound is wider than that of their lowering.
 WIDER_THAN_LOWERING = {
@@ -46,6 +54,7 @@ NO_CASE = {
     **dict.fromkeys([op for op in REGISTRY if op.startswith("transform.")], "traced by transforms: tests/transforms"),
     **dict.fromkeys([op for op in REGISTRY if op.startswith("mesh.")], "made by the mesh lowering: tests/lower/mesh"),
     **dict.fromkeys(("tile.line", "tile.pause"), "made by the debugger: tests/tools/debug"),
+    **dict.fromkeys(COLLECTIVES, "runs in ranks, which a case does not have: tests/dist/test_collectives.py"),
     "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
     "host.call": "runs NumPy on the host, at every level the same",
     "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",

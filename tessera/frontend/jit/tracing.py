@@ -51,7 +51,7 @@ from tessera.frontend.jit.line_marks import (
     strip_marks,
 )
 from tessera.ir.array_interchange import shorten_repr
-from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, Builder, override_numerics
+from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER, Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value
 from tessera.ir.device_interchange import is_on_device
 from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
@@ -288,10 +288,11 @@ class Jit:
         return traced.results.build(iter(results))
 
     def _ambient_key(self) -> tuple[Hashable, ...]:
-        """Make the key of a trace's context: the target, the numeric context, the captured values."""
+        """Make the key of a trace's context: the target, the numeric context, the captured values, the rank."""
         numerics = CURRENT_NUMERICS.get()
         closed = make_closure_key(self.function) if getattr(self.function, "__closure__", None) else ()
-        return self.target or default_device(), numerics.key() if numerics is not None else None, closed
+        rank = CURRENT_RANK_NUMBER.get()
+        return self.target or default_device(), numerics.key() if numerics is not None else None, closed, rank
 
     def _compiled(self, call: BoundCall, executable: Callable[..., Any]) -> Any:
         key = (call.key(), *self._ambient_key())

@@ -2,6 +2,6 @@
 tensor."""
 
 from tessera.lower.mesh.layout_search import to_mesh
-from tessera.lower.mesh.mesh_lowering import Mesh
+from tessera.lower.mesh.mesh_lowering import MeshShape
 
-__all__ = ["Mesh", "to_mesh"]
+__all__ = ["MeshShape", "to_mesh"]

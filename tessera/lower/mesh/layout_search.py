@@ -21,8 +21,8 @@ from tessera.lower.mesh.mesh_lowering import (
     CONSTANT,
     LAUNCH_SHARE,
     PIECE_MEMORY_BYTES,
-    Mesh,
     MeshLowering,
+    MeshShape,
     NoMapping,
     ShardedTensor,
     Sharding,
@@ -51,7 +51,7 @@ HOST_COPY_WEIGHT = 1 / 4
 SEARCH_ROUNDS = 3
 
 
-def to_mesh(module: Module, shape: Mesh, pinned: Sequence[Sharding | None] = ()) -> Module:
+def to_mesh(module: Module, shape: MeshShape, pinned: Sequence[Sharding | None] = ()) -> Module:
     """Lower a Graph module of primitives to a Tile module: one program, which each element runs on its pieces.
 
     `pinned` fixes the sharding of parameters; None, and parameters after its end, are left to the search.
@@ -65,9 +65,7 @@ def to_mesh(module: Module, shape: Mesh, pinned: Sequence[Sharding | None] = ())
     if (launched := partition_launch(function, shape.grid, int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))) is not None:
         return launched
     wishes = (*pinned, *(None,) * (len(function.params) - len(pinned)))
-    choices = [
-        _list_shardings(shape, tensor_type_of(p), wish) for p, wish in zip(function.params, wishes, strict=True)
-    ]
+    choices = [_list_shardings(shape, tensor_type_of(p), wish) for p, wish in zip(function.params, wishes, strict=True)]
     chosen = [0] * len(choices)
     best = _estimate_cost(function, shape, choices, chosen)
     for _ in range(SEARCH_ROUNDS if math.prod(shape.grid) > 1 else 0):
@@ -95,7 +93,7 @@ def _list_moves(choices: Sequence[Sequence[Sharding]]) -> list[tuple[int, int]]:
     return list(itertools.chain.from_iterable([(i, n) for n in range(len(c))] for i, c in enumerate(choices)))
 
 
-def _list_shardings(shape: Mesh, type: TensorType, pinned: Sharding | None = None) -> list[Sharding]:
+def _list_shardings(shape: MeshShape, type: TensorType, pinned: Sharding | None = None) -> list[Sharding]:
     """The shardings that the search may choose for a parameter: one where it is pinned."""
     found: list[Sharding] = []
     tails = [pair[-min(type.rank, 2) :] if type.rank else () for pair in CHOICES]
@@ -108,7 +106,7 @@ def _list_shardings(shape: Mesh, type: TensorType, pinned: Sharding | None = Non
 
 
 def _estimate_cost(
-    function: Function, shape: Mesh, choices: Sequence[Sequence[Sharding]], chosen: Sequence[int]
+    function: Function, shape: MeshShape, choices: Sequence[Sequence[Sharding]], chosen: Sequence[int]
 ) -> tuple:
     """The cost of a choice, in order: nodes that cannot be mapped, bytes beyond memory, cycles."""
     lowering = MeshLowering(shape)
@@ -196,7 +194,7 @@ def _make_ref(type: TensorType) -> RefType:
     return RefType(tuple(int(n) for n in type.shape), type.dtype, policy=type.policy)
 
 
-def _make_module(function: Function, shape: Mesh, splits: Sequence[Sharding]) -> Module:
+def _make_module(function: Function, shape: MeshShape, splits: Sequence[Sharding]) -> Module:
     lowering = MeshLowering(shape)
     with lowering.builder.at(function.loc), lowering.builder.region() as nodes:
         block = _lower_body(lowering, function, splits, [0])

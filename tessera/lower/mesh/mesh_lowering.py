@@ -36,7 +36,7 @@ def tensor_type_of(value: Value) -> TensorType:
 
 
 @dataclass(frozen=True)
-class Mesh:
+class MeshShape:
     """A grid of processing elements."""
 
     rows: int = 1
@@ -133,7 +133,7 @@ class NoMapping(UnsupportedOpError):
 class MeshLowering:
     """The program that each element of the mesh runs, and the sharding of each value of the graph."""
 
-    mesh: Mesh
+    mesh: MeshShape
     builder: Builder = field(default_factory=Builder)
     held: dict[Value, ShardedTensor] = field(default_factory=dict)
     # Estimated costs, by which shardings of the inputs are compared.

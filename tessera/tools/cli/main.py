@@ -22,6 +22,7 @@ COMMANDS = {
     "ptx": "run a PTX file in the emulator",
     "cuda": "run a program whose Numba or CuPy kernels execute in the PTX emulator, without a GPU",
     "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
+    "launch": "start a program as the ranks of an MPI program",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
@@ -228,7 +229,14 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")
 
 
+def _launch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-n", type=_count, required=True, metavar="RANKS", help="the number of processes")
+    command.add_argument("program", metavar="PROGRAM.py", help="the Python program, run by each of them")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
+
+
 ARGUMENTS = {
+    "launch": _launch,
     "csl": _csl,
     "ptx": _ptx,
     "cuda": _add_emulated_program,

@@ -54,6 +54,8 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
         ArgumentError: the result is not a tensor.
     """
     check_function(function, "grad")
+    if hasattr(function, "__value_and_grad__"):  # an SPMD function has its own
+        return function.__value_and_grad__(argnums, has_aux)  # type: ignore[no-any-return]
     chosen = getattr(function, "differentiated", 0) if argnums is None else argnums
 
     @functools.wraps(function)

@@ -1,0 +1,56 @@
+"""The MPI engine: 4 processes that mpiexec starts compare it with the simulator; ranks that fail end all others."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpi4py")
+HERE = Path(__file__).parent
+LAUNCH = [sys.executable, "-m", "tessera.tools.cli", "launch", "-n", "4"]
+
+
+def launch(*program, count=4, seconds=120):
+    """Run a program as processes of MPI; none of this process's variables of a launcher go on."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "HYDRA"))}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
+    command = [*LAUNCH[:-1], str(count), *map(str, program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
+
+
+def test_mpi_equals_the_simulator():
+    found = launch(HERE / "mpi_checks.py")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("checked") == 4
+
+
+FAULT = """
+import os, sys, time
+import tessera as ts
+
+@ts.spmd(mesh=ts.Mesh(4))
+def step(x):
+    for i in range(1000):
+        if i == 3 and ts.get_rank() == 2:
+            {fault}
+        x = ts.all_reduce(x, "mean")
+    return x
+
+step(ts.ones((4,)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("os.kill(os.getpid(), 9)", "signal 9"), ("raise ValueError('broken')", "rank 2 failed: all 4 ranks end")],
+    ids=["killed", "error"],
+)
+def test_a_rank_that_fails_ends_all(fault, text, tmp_path):
+    (tmp_path / "fault.py").write_text(FAULT.format(fault=fault))
+    start = time.monotonic()
+    found = launch(tmp_path / "fault.py", seconds=60)
+    assert found.returncode != 0 and time.monotonic() - start < 30
+    assert text in found.stderr and "tessera launch: " in found.stderr, found.stderr
