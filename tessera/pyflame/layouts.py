@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, user_location
-from tessera.lower.mesh import Mesh
+from tessera.lower.mesh import MeshShape
 from tessera.ops.dialects.mesh import UNSPLIT
 
 MAX_ROWS, MAX_COLUMNS = 1172, 762  # of the largest fabric, that of the WSE-3
@@ -148,7 +148,7 @@ class MeshLayout:
                 f"{self!r} does not have the processing element", location=user_location(), received=repr(pe),
                 expected=f"rows from 0 to {self.rows - 1}, columns from 0 to {self.cols - 1}",
             )  # fmt: skip
-        found, mesh = [], Mesh(self.rows, self.cols)
+        found, mesh = [], MeshShape(self.rows, self.cols)
         for size, cut in zip(shape, self.sharding(len(shape)), strict=True):
             place, count = ((pe.row, self.rows), (pe.col, self.cols))[cut] if cut != UNSPLIT else (0, 1)
             piece = mesh.piece(size, cut) if count > 1 else size
