@@ -129,7 +129,9 @@ def _judge(program: Program, status: int | None, text: str) -> tuple[str, str]:
     """The outcome of a run, and the first line of its reason."""
     if status is None:
         return "time", "the time limit"
-    internal = "Traceback" in text and "/tessera/interp/target/csl/" in text.rsplit("Traceback", 1)[-1]
+    trace = text.rsplit("Traceback", 1)[1] if "Traceback" in text else ""
+    frames = re.findall(r'^  File "([^"]+)"', trace, re.MULTILINE)
+    internal = bool(frames) and "/tessera/interp/target/csl/" in frames[-1] or "internal error" in text
     if status == 0 and (not program.expect or program.expect in text) and not internal:
         return ("passes" if program.checks else "runs"), ""
     lines = [line for line in text.splitlines() if ERROR_LINE.match(line)]

@@ -4,11 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from csl_harness import build, run, simulate
+from csl_harness import HEAD, LOOP, build, run, simulate
 
 from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.host import cslc
 from tessera.interp.target.csl.host.runtime import MemcpyDataType, MemcpyOrder, SdkRuntime
+from tessera.interp.target.csl.pe.pe_state import EventQueue
+from tessera.interp.target.csl.pe.scheduler import describe_waits
+from tessera.interp.target.csl.sema.values import ColorConfig
 from tessera.interp.target.csl.simulation import Simulation
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -175,3 +179,73 @@ def test_a_program_of_an_early_sdk(tmp_path):
     simulation.boot()
     simulation.wait(simulation.launch("compute"))
     assert simulation.pes[1, 0].get_variable("a").tolist() == [30, 40, 3, 4]
+
+
+def test_a_pointer_to_a_register_is_known_at_comptime(tmp_path):
+    """A color without a route has no direction in its register, until the program writes one."""
+    pe = simulate(tmp_path, """
+      const loop: *u16 = @bitcast(*u16, 2 * @as(u16, 0x7f21)); const none = @bitcast(*u16, 2 * @as(u16, 0x7f25));
+      export var bits: [3]u16;
+      export fn main() void { bits[0] = loop.*; bits[1] = none.*; none.* = 0x210; bits[2] = none.*; }""")  # fmt: skip
+    assert pe.get_variable("bits").tolist() == [0x210, 0, 0x210]
+
+
+def test_parameters_of_function_types_may_have_names(tmp_path):
+    text = """fn twice(x: i16) i16 { return 2 * x; } var f: *const fn(count: i16) i16 = &twice;
+      export var r: [1]i16; export fn main(n: i16) void { r[0] = twice(n); }"""
+    layout = build(tmp_path, text.replace("var f: *const fn(count: i16) i16 = &twice;", ""),
+                   '@export_name("main", fn(n: i16)void);')  # fmt: skip
+    simulation = Simulation(layout)
+    simulation.boot()
+    simulation.launch("main", 4)
+    simulation.settle()
+    assert simulation.pes[0, 0].get_variable("r")[0] == 8
+
+
+@pytest.mark.parametrize("arch, seen", [("wse2", True), ("wse3", False)])
+def test_a_control_wavelet_starts_a_data_task_of_its_id(arch, seen, tmp_path):
+    """On WSE-2 all kinds of tasks share one table of ids: id 1 is that of the data task of color 1."""
+    text = """const tc = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq, .control = true });
+      task take(x: i16) void { note(x); } comptime { @bind_data_task(take, id); }
+      export fn main() void { @mov32(tc, @as(u32, 1 << 16 | 5)); }"""
+    if seen:
+        assert simulate(tmp_path, text, arch).get_variable("order")[0] == 5
+        return
+    with pytest.raises(CslFault, match="names task ID 1, to which no task is bound"):
+        simulate(tmp_path, text, arch)
+
+
+def test_a_swap_on_both_axes_exchanges_the_colors_at_the_ramp():
+    colors = {(0, 0): {2: ColorConfig(("RAMP",), ("RAMP", "EAST"), swap_x=True, swap_y=True)},
+              (1, 0): {3: ColorConfig(("WEST",), ("RAMP",))}}  # fmt: skip
+    events = EventQueue()
+    fabric = Fabric(events, 2, 1, colors)
+    view = fabric.view(0, 0)
+    for node in fabric.nodes.values():
+        node.pe = Receiver()
+    view.push(2, [7, 8])
+    events.run()
+    assert [word for _, word in fabric.nodes[0, 0].get_input(3).words] == [7, 8]
+    assert [word for _, word in fabric.nodes[1, 0].get_input(3).words] == [7, 8]
+
+
+class Receiver:
+    """The PE of a router, which takes no word."""
+
+    def receive_wavelet(self, color):
+        """Leave the word in its queue."""
+
+
+def test_a_task_is_not_starved(tmp_path):
+    """Four words that their task sends on forever keep the queue full until another task gets its turn."""
+    text = """const one = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq });
+      task take(x: f32) void { if (n == 0) { @fmovs(one, x); } } task third() void { n = 1; }
+      comptime { @bind_data_task(take, id); @bind_local_task(third, t9); }
+      export fn main() void { @fmovs(tx, va, .{ .async = true, .activate = t9 }); }"""
+    simulation = Simulation(build(tmp_path, HEAD + text, LOOP), limit=20_000)
+    simulation.boot()
+    pe = simulation.pes[0, 0]
+    pe.start(pe.get_export("main"))
+    simulation.settle()
+    assert pe.get_variable("n")[0] == 1 and not simulation.events.pending
+    assert any("task 'third' waited 1 times while 'take' ran 64 times" in line for line in describe_waits(pe))

@@ -74,6 +74,8 @@ class RouterChannel:
         self.depth, self.events = node.fabric.depth, node.fabric.events
         self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
         self.sink: HostSink | None = None  # words to the host
+        # A swap on both axes also exchanges the colors of a pair at the ramp.
+        self.ramp_color = color ^ 1 if config.swap_x and config.swap_y else color
         self._last = 0
         self._due: int | None = None
 
@@ -170,7 +172,7 @@ class RouterChannel:
             links[direction] = time + 1
             self.node.traffic[direction] += len(sent)
             if direction == RAMP:
-                self.node.inputs[self.color].extend(sent)
+                self.node.inputs[self.ramp_color].extend(sent)
             else:
                 self._neighbour(direction).extend(OPPOSITE[direction], sent)
         self._wake_senders(origin, sent[0][0] - 1)
@@ -181,7 +183,7 @@ class RouterChannel:
         count = self.depth
         for direction in tx:
             if direction == RAMP:
-                queue = self.node.get_input(self.color)
+                queue = self.node.get_input(self.ramp_color)
                 free = queue.depth - len(queue.words)
                 if not free:
                     queue.feeder = self
@@ -220,7 +222,7 @@ class RouterChannel:
             if direction == RAMP:
                 if not self._reaches_pe(word):
                     continue
-                queue = self.node.get_input(self.color)
+                queue = self.node.get_input(self.ramp_color)
                 if not queue.has_room():
                     queue.feeder = self
                     return None
@@ -262,7 +264,7 @@ class RouterChannel:
             links[direction] = time + 1
             node.traffic[direction] += 1
             if direction == RAMP:
-                node.inputs[self.color].add(time + 1, word)
+                node.inputs[self.ramp_color].add(time + 1, word)
                 continue
             if direction == HOST:
                 self.get_host_sink().take([] if word & CONTROL_FLAG else [word])  # a stream carries data

@@ -99,8 +99,9 @@ class FabricView:
         return self.node.channels[color]
 
     def get_route(self, color: int) -> ColorRoute:
-        """The route of a color, to read."""
-        return self._channel(color).route
+        """The route of a color, to read; a color without one has no direction."""
+        channel = self.node.channels.get(color)
+        return ColorRoute((), ()) if channel is None else channel.route
 
     def change_route(self, color: int) -> ColorRoute:
         """The route of a color, to change."""

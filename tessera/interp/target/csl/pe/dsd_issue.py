@@ -76,6 +76,8 @@ def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
     color = table.get(o.queue, -1 if bare else o.color)
     if color < 0:
         raise CslFault(f"{side} queue {o.queue} is not initialized", location=loc)
+    if type(o) is Fabin and o.color >= 0 and not bare:
+        return o.color  # early programs read several colors through one queue of WSE-2
     if o.color >= 0 and o.color != color:
         raise CslFault(f"color {o.color} is not the color {color} of {side} queue {o.queue}", location=loc)
     return color

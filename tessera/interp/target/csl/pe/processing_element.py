@@ -150,7 +150,7 @@ def _list_data_tasks(pe: PeState) -> dict[int, BoundTask]:
 
 def overrun(pe: PeState) -> None:
     """Raise the fault of a loop that runs past the limit of cycles."""
-    raise CslFault(f"still running after the limit of {pe.limit:,} cycles: a loop does not end")
+    raise CslFault(f"still running after the limit of {pe.limit:,} cycles in this loop")
 
 
 def make_native_call(pe: PeState, function: NativeFunction) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from tessera.interp.target.csl.sema.functions import FunctionInstance, FunctionV
 from tessera.interp.target.csl.sema.operators import idiv, irem
 from tessera.interp.target.csl.sema.values import (
     DSD_UPDATES,
+    REGISTERS,
     Circular,
     ComptimeValue,
     Fabin,
@@ -244,6 +245,8 @@ class ValueInstantiation:
         """The array of a global, or a comptime array itself."""
         if isinstance(data, GlobalVariable):
             return self.arrays[data.number]
+        if data is REGISTERS:
+            return self.pe.registers
         return self.array(data.array).view(data.dtype) if isinstance(data, GlobalCast) else data
 
     def function(self, value: FunctionValue) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from tessera.interp.target.csl.sema.values import Fifo
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 TASK_SWITCH_CYCLES = 7  # cycles to start a task: fitted to published counts of programs of many tasks
+MAX_OVERTAKEN = 64  # times that the first ready task may overtake another one
 NO_TASK_ID = 31  # the id in a control wavelet that names no task
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
@@ -179,8 +180,28 @@ def _select_task(pe: PeState) -> TaskCall | None:
         ready.append((-1, pe.calls.popleft))
     if not ready:
         return None
-    first = [take for number, take in ready if number in pe.high_priority] or [take for _, take in ready]
-    return (first[0] if pe.events.random is None else pe.events.random.choice(first))()
+    if len(ready) == 1:
+        return ready[0][1]()
+    first = [pair for pair in ready if pair[0] in pe.high_priority] or ready
+    return (_select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)[1])()
+
+
+def _select_fairly(pe: PeState, ready: list[tuple[int, Callable[[], TaskCall]]]) -> Callable[[], TaskCall]:
+    """The first ready task, unless it overtook another one `MAX_OVERTAKEN` times: then that one.
+
+    The vendor does not document the order. A fixed one would let two tasks that activate each other starve a third.
+    """
+    chosen, take = ready[0]
+    for number, other in ready[1:]:
+        if number == chosen:
+            continue
+        count = pe.overtaken.get(number, 0) + 1
+        if count > MAX_OVERTAKEN:
+            pe.starved[chosen, number] = pe.starved.get((chosen, number), 0) + 1
+            chosen, take, count = number, other, 0
+        pe.overtaken[number] = count
+    pe.overtaken.pop(chosen, None)
+    return take
 
 
 def _find_priority_id(pe: PeState, color: int) -> int:
@@ -216,7 +237,7 @@ def _find_control_task(pe: PeState, color: int, word: int) -> Callable[[], TaskC
     if color in pe.control_ended_colors:
         return None
     entry = word >> 16 & 0x3F
-    task = pe.control.get(entry)
+    task = pe.control.get(entry) or (None if pe.wide else _find_shared_task(pe, entry))
     if entry in pe.blocked or _is_queue_blocked(pe, color):
         return None
     if task is None:
@@ -232,6 +253,11 @@ def _find_control_task(pe: PeState, color: int, word: int) -> Callable[[], TaskC
         return _make_call(pe, task, unpack_arguments(task.params, word & 0xFFFF))
 
     return take
+
+
+def _find_shared_task(pe: PeState, number: int) -> BoundTask | None:
+    """The task of another kind with an id, which a control wavelet also starts on WSE-2: all kinds share one table."""
+    return pe.data.get(number) or pe.local.get(number)
 
 
 def _is_queue_blocked(pe: PeState, color: int) -> bool:
@@ -336,7 +362,18 @@ def describe_waits(pe: PeState) -> list[str]:
     threads = ([pe.front] if pe.front else []) + list(pe.threads)
     lines = [f"{r.name}{f' ({r.loc})' if r.loc.line else ''} waits for {_describe_wait(r.wait)}" for r in threads]
     blocked = [pe.local[n].title for n in pe.active if n in pe.blocked]
-    return lines + [f"task '{name}' is active but blocked" for name in blocked]
+    orders = [
+        f"task {_name_task(pe, number)} waited {count} times while {_name_task(pe, first)} ran {MAX_OVERTAKEN} times: "
+        "the run may depend on their order (compare with --orders)"
+        for (first, number), count in pe.starved.items()
+    ]
+    return lines + [f"task '{name}' is active but blocked" for name in blocked] + orders
+
+
+def _name_task(pe: PeState, number: int) -> str:
+    """A task by the id or color that `_select_task` gives it."""
+    task = pe.local.get(number) or pe.data.get(pe.in_colors.get(number, number) if pe.wide else number)
+    return f"'{task.title}'" if task is not None else f"of id {number}" if number >= 0 else "of the host's call"
 
 
 def _describe_wait(wait: Any) -> str:

@@ -46,6 +46,7 @@ class TaskRecorder:
     """Takes the place of a PE of `program` while its compiled code runs symbolically: `pe` in generated code."""
 
     limit = math.inf  # of cycles
+    registers = None  # an access cannot be recorded
 
     def __init__(self, program: PeProgram) -> None:
         self.program, self.wide = program, int(program.unit.options.arch == "wse3")

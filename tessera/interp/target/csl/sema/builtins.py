@@ -23,7 +23,7 @@ from tessera.interp.target.csl.sema.context import (
     register_rule,
 )
 from tessera.interp.target.csl.sema.operators import evaluate_condition
-from tessera.interp.target.csl.sema.values import ComptimeValue, GlobalCast, Pointer
+from tessera.interp.target.csl.sema.values import REGISTERS, ComptimeValue, GlobalCast, Pointer
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 from tessera.interp.target.csl.text.parser import parse
@@ -211,8 +211,8 @@ def _bitcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 def _make_register_pointer(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -> ExprValue:
     """A pointer to a router register at an address."""
-    if f.comptime:
-        fail(loc, "a register can only be read at run time")
+    if o.known:
+        return make_known(to, Pointer(REGISTERS, int(o.const) // 2), loc)
     return make_runtime(to, f"Pointer(pe.registers, {render_code(f, o)} // 2)", loc)
 
 

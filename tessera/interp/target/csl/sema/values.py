@@ -39,6 +39,13 @@ class Pointer(NamedTuple):
     index: int  # type: ignore[assignment]
 
 
+class RegisterFile:
+    """The array of a comptime pointer to a router register, which each PE replaces by its registers."""
+
+
+REGISTERS = RegisterFile()
+
+
 def make_hashable(value: Any) -> Any:
     """A hashable form of a comptime value, equal for equal values."""
     if isinstance(value, ComptimeValue):

@@ -262,8 +262,14 @@ class ExpressionParser(CslCursor):
         kind = self.take().text
         self.expect("(")
         return s.FunctionTypeExpr(
-            place, self._parse_free(lambda: self.parse_listed(self.parse_type, ")")), self.parse_type(), kind == "task"
-        )
+            place, self._parse_free(lambda: self.parse_listed(self._parse_parameter_type, ")")), self.parse_type(),
+            kind == "task",
+        )  # fmt: skip
+
+    def _parse_parameter_type(self) -> s.SyntaxNode:
+        """A type, which a name may precede."""
+        first = self.parse_type()
+        return self.parse_type() if self.accept(":") else first
 
     def _parse_aggregate(self, place: Location) -> s.SyntaxNode:
         packed = self.accept("packed")
