@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.core.hooks import load_library_launches
 from tessera.core.symbolic_dim import Size
-from tessera.ir.core import Function, Module, Node
+from tessera.ir.core import Function, Module, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
 
 
@@ -70,3 +72,21 @@ def find_library_launch(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     """The launch of a library kernel for a node, or None."""
     rule = load_library_launches().get(node.op) if plan.flash else None
     return rule(node, plan) if rule else None
+
+
+@dataclass(frozen=True)
+class LibraryLowering:
+    """A node's results as a function of tensors, which launches library kernels; `operands` are its arguments."""
+
+    operands: tuple[Value, ...]
+    function: Callable[..., Any]
+
+
+# rule(node, uses, plan) gives the library lowering of a node, or None where its own is used.
+library_lowerings = Rules("library lowering")
+
+
+def find_library_lowering(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The library lowering of a node, or None."""
+    rule = library_lowerings.get(node.op) if plan.flash and load_library_launches() else None
+    return rule(node, uses, plan) if rule else None

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tessera.ir import composites
-from tessera.ir.core import Function, Module
-from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
+from tessera.ir.core import Function, Module, Node, Value
+from tessera.ir.rewrite import (
+    RewritePatterns,
+    Rewriter,
+    UseDef,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    rewrite_function,
+)
 from tessera.ir.rules import Op
+from tessera.ir.tensor import Tensor
 from tessera.lower.graph_to_schedule.host_ops import runs_on_host
 from tessera.lower.graph_to_schedule.lowering import to_schedule
-from tessera.lower.lowering_plan import LoweringPlan, find_library_launch, find_library_ops
+from tessera.lower.lowering_plan import (
+    LoweringPlan,
+    find_library_launch,
+    find_library_lowering,
+    find_library_ops,
+    library_lowerings,
+)
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
@@ -36,9 +50,30 @@ def expand_composites(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those of the kernel library and of the host."""
 
     def keep(op: Op) -> bool:
-        return _has_library_launch(module.main, op, plan) or runs_on_host(module.main, op, plan)
+        return _has_library_launch(main, op, plan) or runs_on_host(main, op, plan)
 
-    return module.replace(composites.expand_composites(module.main, keep), *module.functions[1:])
+    main = module.main
+    main = composites.expand_composites(main, lambda op: keep(op) or op in library_lowerings)
+    main = use_library_lowerings(main, plan)
+    return module.replace(composites.expand_composites(main, keep), *module.functions[1:])
+
+
+def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
+    """Replace nodes by the library lowerings that they have under a plan."""
+    uses = UseDef(function)
+    found = {n: way for n in function.body.walk() if (way := find_library_lowering(n, uses, plan)) is not None}
+    patterns = RewritePatterns("library lowering")
+    ops = {n.op: None for n in found}
+
+    @patterns(*ops)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+        way = found.get(node)
+        if way is None:
+            return None
+        out = way.function(*(Tensor(rewriter.new(v)) for v in way.operands))
+        return tuple(t.data for t in (out if isinstance(out, tuple) else (out,)))
+
+    return rewrite_function(function, patterns, remove_dead=True) if found else function
 
 
 def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 from tessera.core.symbolic_dim import Size, symbol_names
 from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import LibraryLaunch, LoweringPlan, library_rules
-from tessera.ops.tensor import nn
+from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
+from tessera.ops.tensor import nn, shape, sorting
 from tessera.ops.tensor.scatter import scatter_add
+from tessera.stdlib import row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.deterministic_reductions import specialise_scatter
 
@@ -128,6 +130,67 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     types = dict(zip(("x", "places", "updates"), refs, strict=True)) | {"out": _make_ref(node.out, shapes[0])}
     function = specialise_scatter(types).functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
+
+
+# Up to this many elements comparing all pairs is as fast as a network, and can be fused.
+MAX_PAIRED = 32
+
+
+@library_lowerings(sorting.argsort)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """A bitonic sort, unless the host sorts or only the first places are taken."""
+    if plan.host_sort is not None or not _has_row_keys(node):
+        return None
+    if _is_only_selected(node, uses):
+        return None
+    axis, descending = node.attrs["axis"], node.attrs["descending"]
+    return LibraryLowering(
+        node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.sort_places(rows, descending))
+    )
+
+
+@library_lowerings(shape.slice_)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The first places of a sort, by selection (top-k)."""
+    count, source = _count_selected(node, uses), uses.get(node.args[0])
+    if not count or source is None or not _is_only_selected(source, uses):
+        return None
+    axis, descending = source.attrs["axis"], source.attrs["descending"]
+    return LibraryLowering(
+        source.args,
+        lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.select_places(rows, count, descending)),
+    )
+
+
+def _is_only_selected(sort: Node, uses: UseDef) -> bool:
+    """Whether nothing reads a sort but slices that selection computes."""
+    readers = uses.users(sort.out)
+    return len(readers) == uses.count_uses(sort.out) and all(_count_selected(n, uses) for n in readers)
+
+
+def _has_row_keys(node: Node) -> bool:
+    """Whether a sort is one of long rows of static sizes, whose elements have keys."""
+    x, axis = node.args[0], node.attrs["axis"]
+    sizes = get_shape(x)
+    return (
+        not symbol_names(sizes)
+        and 0 not in sizes
+        and int(sizes[axis]) > MAX_PAIRED
+        and row_sorting.has_keys(get_tensor_type(x).dtype, int(sizes[axis]))
+    )
+
+
+def _count_selected(node: Node, uses: UseDef) -> int:
+    """How many places a slice takes from the front of a sort; 0 if it is no such slice, or takes too many."""
+    source = uses.get(node.args[0]) if node.op is shape.slice_ else None
+    if source is None or source.op is not sorting.argsort or not _has_row_keys(source):
+        return 0
+    sizes, axis = get_shape(node.args[0]), source.attrs["axis"] + len(get_shape(node.args[0]))
+    stop = tuple(node.attrs["stop"])
+    whole = (*sizes[:axis], stop[axis], *sizes[axis + 1 :])
+    front = not any(node.attrs["start"]) and stop == whole and all(n == 1 for n in node.attrs["step"])
+    count = int(stop[axis])
+    return count if front and 0 < count <= row_sorting.MAX_SELECTED else 0
 
 
 def _make_ref(value: Value, shape: tuple[Size, ...]) -> RefType:

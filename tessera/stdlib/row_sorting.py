@@ -1,0 +1,201 @@
+"""Row sorting: bitonic sorts of rows (Batcher 1968) and selection of their largest elements, in the kernel language.
+
+A row is sorted as one int64 key for each element: an integer with the element's order above, its index below. Keys are
+distinct, so the order is stable whatever the network does, and equal on every target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.core.types import DType, bool_, int32, int64
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import TensorType
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.bits import bitcast
+from tessera.ops.tensor.elementwise import bitwise_and
+from tessera.ops.tensor.matrices import moveaxis
+from tessera.ops.tensor.rearrange import narrow
+from tessera.ops.tensor.shape import reshape
+from tessera.stdlib.routine import ceil_div
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+INDEX_BITS = 31  # of a key, below the element's order
+INDEX_MASK = (1 << INDEX_BITS) - 1
+LAST_KEY, FIRST_KEY = (1 << 63) - 1, -(1 << 63)  # of no element: the first stays behind all, the second before all
+MAX_KEY_BITS = 32  # of the elements whose order fits above the index
+MAX_CHUNK = 4096  # keys that a program sorts
+FAR_STAGES = 3  # compare-exchange stages of a pass over memory
+
+
+def make_keys(x, index, descending):
+    """The keys of a block of elements at these indices: int64, in rising order of the sorted elements.
+
+    NaN counts as the largest; the two zeros are equal.
+    """
+    if x.dtype.is_float:
+        wide = tile.cast(x, "f32")
+        bits = bitcast(wide, int32)
+        bits = tile.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        bits = tile.where(wide == 0, 0, tile.where(wide != wide, 0x7FFFFFFF, bits))
+        order = tile.cast(bits, "int64")
+    else:
+        order = tile.cast(x, "int64")
+    if descending:
+        order = -1 - order
+    return order * (INDEX_MASK + 1) + index
+
+
+def exchange(keys, reach, position, size):
+    """One stage of a bitonic network: each key is compared with the one `reach` away and keeps the smaller or larger.
+
+    `keys` and `position` are vectors; rising where bit `size` of a position is clear, else falling.
+    """
+    shape = (keys.shape[0] // (2 * reach), 2, reach)
+    pairs, number = tile.reshape(keys, shape), tile.reshape(position, shape)
+    # The sum of a pair, which may wrap, less one of them is the other: one exchange between threads, not two.
+    other = tile.sum(pairs, axis=1, keepdims=True) - pairs
+    smaller = ((number & reach) == 0) == ((number & size) == 0)
+    return tile.reshape(tile.where((pairs < other) == smaller, pairs, other), keys.shape)
+
+
+def merge_phases(keys, position, first, last, chunk):
+    """The phases of a bitonic sort from run length 2 ** (first + 1) to 2 ** last, as far as they stay in a chunk."""
+    position = tile.cast(position, "int32")
+    for phase in tile.range(first, last, 1):
+        size = tile.cast(2 << phase, "int32")
+        reach = chunk // 2
+        while reach >= 1:
+            if 2 * reach <= size:
+                keys = exchange(keys, reach, position, size)
+            reach = reach // 2
+    return keys
+
+
+@kernel
+def sort_chunks(x, keys, *, descending, chunk, rows):
+    """keys = the keys of the elements of x [R, N], sorted in chunks, on the grid (ceil(R / rows), chunks of a row).
+
+    Chunks with odd numbers fall, the others rise. `chunk` and `rows` are powers of two; keys are [R, chunks · chunk].
+    """
+    row, start = tile.program_id(0) * rows, tile.program_id(1) * chunk
+    block = tile.load(x[row : row + rows, start : start + chunk], edge="clip")
+    place = start + tile.reshape(tile.arange(0, rows * chunk) % chunk, (rows, chunk))
+    found = tile.where(place < x.shape[1], make_keys(block, place, descending), LAST_KEY)
+    position = tile.reshape(place, (rows * chunk,))
+    found = merge_phases(tile.reshape(found, (rows * chunk,)), position, 0, chunk.bit_length() - 1, chunk)
+    tile.store(keys[row : row + rows, start : start + chunk], tile.reshape(found, (rows, chunk)), edge="clip")
+
+
+@kernel
+def merge_far(keys, *, phase, reach, stages, block):
+    """`stages` stages of a phase, from distance `reach` on, on keys [R, W] in place.
+
+    The grid is (R, W / (2 · reach), reach / 2 ** (stages - 1) / block): a program takes 2 ** stages runs of `block`
+    keys.
+    """
+    row, group, width = tile.program_id(0), tile.program_id(1), 1 << stages
+    last = reach >> (stages - 1)
+    first = group * (2 * reach) + tile.program_id(2) * block
+    number = tile.reshape(tile.arange(0, width * block), (width, block))
+    place = first + number // block * last + number % block
+    run, position = tile.reshape(keys[row, place], (width * block,)), tile.arange(0, width * block)
+    # Whether the order falls is the same for all keys of the group: a bit above those of the positions.
+    position = position + (group >> (phase + 1 - reach.bit_length())) % 2 * (2 * width * block)
+    distance = width * block // 2
+    while distance >= block:
+        run = exchange(run, distance, position, 2 * width * block)
+        distance = distance // 2
+    keys[row, place] = tile.reshape(run, (width, block))
+
+
+@kernel
+def merge_near(keys, *, phase, chunk):
+    """The last stages of a phase, within chunks, on keys [R, chunks · chunk], in place; the grid is (R, chunks)."""
+    row, start = tile.program_id(0), tile.program_id(1) * chunk
+    run = tile.reshape(keys[row, start : start + chunk], (chunk,))
+    keys[row, start : start + chunk] = merge_phases(run, start + tile.arange(0, chunk), phase, phase + 1, chunk)
+
+
+@kernel
+def select_first(x, best, *, count, chunk, descending, keyed):
+    """best[r, c] = the first `count` keys of each chunk of x [R, N] in order, on the grid (R, chunks).
+
+    x holds elements or, if `keyed`, keys. A chunk with fewer elements is filled with the last key.
+    """
+    row, number = tile.program_id(0), tile.program_id(1)
+    place = number * chunk + tile.arange(0, chunk)
+    block = tile.load(x[row, number * chunk : number * chunk + chunk], edge="clip")
+    keys = block if keyed else make_keys(block, place, descending)
+    keys = tile.where(place < x.shape[1], keys, LAST_KEY)
+    for i in tile.range(0, count, 1):
+        first = tile.min(keys)
+        best[row, number * count + i] = first
+        keys = tile.where(keys == first, LAST_KEY, keys)
+
+
+def has_keys(dtype: DType, size: int) -> bool:
+    """Whether rows of this length and element type have keys."""
+    return (dtype == bool_ or dtype.bits <= MAX_KEY_BITS) and 0 < size < INDEX_MASK
+
+
+def sort_places(x: Tensor, descending: bool) -> Tensor:
+    """The indices (int64) that sort the rows of `x` [R, N] stably, by a bitonic network.
+
+    Sizes are static; the element type has at most 32 bits.
+    """
+    rows, size = (int(n) for n in x.shape)
+    whole = 1 << (size - 1).bit_length()
+    chunk = min(whole, MAX_CHUNK)
+    together = min(MAX_CHUNK // chunk, 1 << (rows - 1).bit_length())
+    memory = OutputMemory(TensorType((rows, whole), int64))
+    grid = (ceil_div(rows, together), whole // chunk)
+    keys = launch(sort_chunks, grid, x, memory, descending=descending, chunk=chunk, rows=together)
+    for phase in range(chunk.bit_length() - 1, whole.bit_length() - 1):
+        keys = _merge_phase(keys, phase, chunk)
+    return narrow(bitwise_and(keys, INDEX_MASK), 1, 0, size)
+
+
+def _merge_phase(keys: Any, phase: int, chunk: int) -> Any:
+    """The phase of a bitonic sort that makes sorted runs of 2 ** (phase + 1) keys."""
+    rows, whole = (int(n) for n in keys.shape)
+    reach = 1 << phase
+    while reach >= chunk:
+        stages = min(FAR_STAGES, (reach // chunk).bit_length())
+        last = reach >> (stages - 1)
+        block = min(max(MAX_CHUNK >> stages, 1), last)
+        grid = (rows, whole // (2 * reach), last // block)
+        keys = launch(merge_far, grid, keys, phase=phase, reach=reach, stages=stages, block=block)
+        reach = last // 2
+    return launch(merge_near, (rows, whole // chunk), keys, phase=phase, chunk=chunk)
+
+
+SELECT_CHUNK = 8192  # elements of a program that selects
+MAX_SELECTED = 64  # so many rounds of a selection cost less than a sort
+
+
+def select_places(x: Tensor, count: int, descending: bool) -> Tensor:
+    """The first `count` indices (int64) that `sort_places` gives, by `count` rounds of a minimum over chunks."""
+    rows, size = (int(n) for n in x.shape)
+    keyed = False
+    while not keyed or size > count:
+        chunk = min(1 << (size - 1).bit_length(), SELECT_CHUNK)
+        chunks = ceil_div(size, chunk)
+        memory = OutputMemory(TensorType((rows, chunks * count), int64))
+        x = launch(
+            select_first, (rows, chunks), x, memory, count=count, chunk=chunk, descending=descending, keyed=keyed
+        )
+        size, keyed = chunks * count, True
+    return bitwise_and(x, INDEX_MASK)
+
+
+def on_rows(x: Tensor, axis: int, function: Any) -> Tensor:
+    """A function of rows [R, N] applied along an axis."""
+    moved = moveaxis(x, axis, -1)
+    lead = moved.shape[:-1]
+    found = function(reshape(moved, shape=(-1, moved.shape[-1])))
+    return cast(moveaxis(reshape(found, shape=(*lead, found.shape[-1])), -1, axis), dtype=int64)
