@@ -52,6 +52,7 @@ NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", 
 MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "debug": "tessera.tools.debug",
     "dist": "tessera.dist",
+    "llm": "tessera.llm",
     "onnx": "tessera.onnx",
     "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",

@@ -1,7 +1,9 @@
 """Donation: results of a program take the memory of arguments that its caller gives up (XLA: input-output aliasing).
 
 A result may take an argument's memory if every launch that reads the argument comes before those that write the result,
-or is the launch that writes it and reads each element in the program that overwrites it, before it does.
+or is the launch that writes it and reads each element in the program that overwrites it, before it does. A launch that
+only copies the argument to the result then copies memory to itself, and is left out: what comes after it updates the
+argument in place.
 """
 
 from __future__ import annotations
@@ -21,20 +23,27 @@ def reuse_donated(module: Module, donated: Collection[int]) -> Module:
 
     The pairs (result, argument) are the attribute `reused` of the entry function, which the host plan follows.
     """
-    pairs = find_reusable(module, donated)
+    uses = _EntryUses(module)
+    pairs = _find_pairs(uses, donated)
     if not pairs:
         return module
-    main = replace(module.main, attrs=Attrs({**module.main.attrs, "reused": tuple(pairs.items())}))
+    nodes = tuple(n for n in module.main.body.nodes if not uses.copies_to_itself(n, pairs))
+    body = replace(module.main.body, nodes=nodes)
+    main = replace(module.main, body=body, attrs=Attrs({**module.main.attrs, "reused": tuple(pairs.items())}))
     return replace(module, functions=(main, *module.functions[1:]))
 
 
 def find_reusable(module: Module, donated: Collection[int]) -> dict[int, int]:
     """For each result that may take the memory of a donated argument, that argument; by places of parameters."""
-    main = module.main
+    return _find_pairs(_EntryUses(module), donated)
+
+
+def _find_pairs(uses: _EntryUses, donated: Collection[int]) -> dict[int, int]:
+    main = uses.main
     outputs = int(main.attrs.get("outputs", 0))
     if "sizes" in main.attrs or "mesh" in main.attrs or not outputs:
         return {}
-    first, uses = len(main.params) - outputs, _EntryUses(module)
+    first = len(main.params) - outputs
     found: dict[int, int] = {}
     for o in range(first, len(main.params)):
         for i in sorted(set(donated) - set(found.values())):
@@ -81,6 +90,17 @@ class _EntryUses:
             return last < first
         node = self.steps[first][0]
         return node.op is host.launch and self._is_elementwise(node, i, o)
+
+    def copies_to_itself(self, node: Node, pairs: Mapping[int, int]) -> bool:
+        """Whether a launch only copies an argument to the result that takes its memory."""
+        if node.op is not host.launch or len(node.args) != 2:
+            return False
+        source, target = (self.origin.get(a, -1) for a in node.args)
+        if pairs.get(target) != source or not self._is_elementwise(node, source, target):
+            return False
+        nodes = self.module.function(node.attrs["kernel"]).body.nodes
+        store = next(n for n in nodes if n.op is tile.store)
+        return any(n.op is tile.load and n.out is store.args[1] for n in nodes)
 
     def _is_elementwise(self, node: Node, i: int, o: int) -> bool:
         """Whether a launch reads each element of `i` in the program that overwrites it with `o`, before it does."""

@@ -80,6 +80,8 @@ class ArgumentBinder:
         self._written_inputs = [i for i in self.inputs if i in self.written]
         self._outputs = [i for i, p in enumerate(self.params) if p.output]
         self.reused = {result: argument for result, argument in plan.get("reused", ())}
+        # A donated argument shares its memory with no other.
+        self._aliasable = [i for i in self._written_inputs if i not in set(self.reused.values())]
         # Outputs that kernels read before they write them, as atomics do: their memory must hold zeros.
         self.zeroed = tuple(i for i in self._outputs if i in self.read)
 
@@ -106,8 +108,8 @@ class ArgumentBinder:
             if not (flags.c_contiguous and flags.aligned):
                 bound = [make_contiguous(a) for a in users]
                 break
-        if self._written_inputs:
-            bound = copy_aliased_arguments(bound, self._written_inputs, self.inputs)
+        if self._aliasable:
+            bound = copy_aliased_arguments(bound, self._aliasable, self.inputs)
         return users, bound
 
     def finish(self, users: list[np.ndarray], bound: list[np.ndarray]) -> list[np.ndarray]:

@@ -139,6 +139,9 @@ def _add_other(x: Any, cls: type, kinds: list[Hashable], leaves: list[Any]) -> b
     if cls in _STATIC:
         kinds.append((cls, x))
         return True
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):  # a named tuple
+        kinds.append((cls, len(x)))
+        return all([_add(each, kinds, leaves) for each in x])
     reader = READERS.get(cls)
     kind = None if reader is None else reader.kind(x)
     kinds.append(kind)

@@ -27,6 +27,7 @@ from tessera.lower.indexing_maps import (
     get_shape,
     make_index,
 )
+from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor.basic import recompute
 
@@ -135,10 +136,9 @@ class KernelFusion:
         if not wanting and self.forced_roots.isdisjoint(node.results) and not has_effect(node):
             return
         if node.op in self.launched:
-            # A host loop reads the buffers of its operands; a library kernel may read a view.
-            self.forced_roots |= {
-                strip_reshapes(v, self.uses) if node.op in lowering_plan.library_rules else v for v in node.args
-            }
+            # A host loop reads the buffers of its operands; a kernel may read a view.
+            views = node.op in lowering_plan.library_rules or node.op is control_flow.launch
+            self.forced_roots |= {strip_reshapes(v, self.uses) if views else v for v in node.args}
             self.clusters.append(FusionCluster.of(value))
             return
         if value in self.forced_roots or not self.fits(node, wanting):

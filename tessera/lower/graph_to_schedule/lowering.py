@@ -207,6 +207,8 @@ class ScheduleLowering:
     buffers: dict[Value, Value] = field(default_factory=dict)
     views: dict[MemorySlot, Value] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
+    # The names of the tile functions, by what they compute.
+    names: dict[Hashable, str] = field(default_factory=dict)
 
     @staticmethod
     def of(block: Block, plan: LoweringPlan) -> ScheduleLowering:
@@ -280,12 +282,12 @@ class ScheduleLowering:
 
     def name_function(self, function: Function) -> str:
         """The name of a tile function in the module, which is added once."""
-        same = [f for f in self.functions if f.body is function.body or _make_key(f) == _make_key(function)]
-        if not same:
+        key = _make_key(function)
+        if key not in self.names:
             taken = sum(f.name.startswith(function.name) for f in self.functions)
-            same = [replace(function, name=f"{function.name}_{taken}" if taken else function.name)]
-            self.functions += same
-        return same[0].name
+            self.names[key] = f"{function.name}_{taken}" if taken else function.name
+            self.functions.append(replace(function, name=self.names[key]))
+        return self.names[key]
 
     def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
         """One schedule.kernel."""

@@ -159,6 +159,26 @@ def find_entry_point(text: str, sizes: Sequence[str] = ()) -> EntryPoint:
     return _require_single(entries, path)
 
 
+ENTRY_DECORATORS = ("jit", "compile", "kernel", "example", "function")
+
+
+def is_program(text: str) -> bool:
+    """Whether this names a Python file that decorates no entry point and has an `if __name__ == "__main__"`."""
+    if not text.endswith(".py") or not Path(text).is_file():
+        return False
+    try:
+        tree = ast.parse(Path(text).read_bytes())
+    except (SyntaxError, ValueError):
+        return False  # refused where it is imported
+    names = {ast.unparse(t) for n in tree.body if isinstance(n, ast.If) for t in [n.test]}
+    if not names & {"__name__ == '__main__'", "'__main__' == __name__"}:
+        return False
+    decorators = [d for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) for d in n.decorator_list]
+    used = {part for d in decorators for part in re.split(r"\W+", ast.unparse(d).split("(")[0])}
+    called = {ast.unparse(n.func).rpartition(".")[2] for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    return not (used | called) & set(ENTRY_DECORATORS)
+
+
 def _require_single(entries: dict[str, EntryPoint], path: str) -> EntryPoint:
     examples = [e for e in entries.values() if e.example] or list(entries.values())
     chosen = [e for e in examples if e.example and e.example.marked] or examples

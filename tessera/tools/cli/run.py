@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tessera.codegen.contract import get_backend
-from tessera.core.device import INTERP, find_generator_name
+from tessera.core.device import INTERP, default_device, device, find_generator_name
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.progress import operation
@@ -31,9 +31,11 @@ from tessera.tools.cli.entry_points import (
     EntryPoint,
     describe_configuration,
     find_entry_point,
+    is_program,
     make_inputs,
     prepare_program,
 )
+from tessera.tools.cli.scripts import run_script
 from tessera.tools.debug import as_target, checked, kernel_trace
 
 LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
@@ -50,6 +52,8 @@ def main(options: argparse.Namespace) -> int:
             check_writable(file)
     if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
         return _run_artifact(_loaded(options), options)
+    if is_program(options.entry):
+        return _run_program(options)
     way = _interpretation_of(options)
     entry = find_entry_point(options.entry, options.size)
     arguments = make_inputs(entry, options.seed, options.input)
@@ -68,6 +72,18 @@ def main(options: argparse.Namespace) -> int:
         run.compiled.runtime.draw_run(options.picture)
     _save(run.results, options.output)
     return 0 if good else 1
+
+
+def _run_program(options: argparse.Namespace) -> int:
+    """Run a file that defines no entry point but has a main part; `--target` is then the default device."""
+    if options.level or _interpretation_of(options) is not None:
+        raise ArgumentError(
+            f"{options.entry} is a program without an entry point: it runs as Python runs it",
+            expected="tessera run FILE.py [--target T]",
+        )
+    with device(options.target or default_device()):
+        run_script(options.entry)
+    return 0
 
 
 @dataclass

@@ -1,0 +1,135 @@
+"""Decoding loops: one token of each request a step, or several that a draft model proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, user_location
+from tessera.ir.tensor import Tensor
+from tessera.llm.sampling import Sampling
+
+Tokens = Iterator[tuple[int, int]]
+
+
+class _Chooser:
+    """Chooses the tokens of a batch of requests from logits, each by its own sampling."""
+
+    def __init__(self, model: Any, chosen: Sequence[Sampling]) -> None:
+        self.model = model
+        self.greedy = all(s.greedy for s in chosen)
+        self._cut = any(s.top_k or s.top_p < 1 for s in chosen)
+        self._seeds = np.array([s.seed for s in chosen], np.int64)
+        self._temperature = np.array([s.temperature for s in chosen], np.float32)
+        self._top_k = np.array([s.top_k for s in chosen], np.int32)
+        self._top_p = np.array([s.top_p for s in chosen], np.float32)
+
+    def choose(self, out: Any, places: np.ndarray) -> np.ndarray:
+        """The tokens for logits [B, V] at positions [B], or [B, S, V] and [B, S]; greedy tokens as they are."""
+        held = out if isinstance(out, Tensor) else Tensor(out)
+        if self.greedy:
+            return held.numpy()
+        each = places.shape[1] if places.ndim > 1 else 1
+        parts = (self._seeds, self._temperature, self._top_k, self._top_p)
+        seeds, temperature, top_k, top_p = (np.repeat(p, each) for p in parts)
+        flat = held.reshape(places.size, held.shape[-1])
+        drawn = self.model._draw(
+            flat, seeds, places.reshape(-1).astype(np.int64), temperature, top_k, top_p, cut=self._cut
+        )
+        return drawn.numpy().reshape(places.shape)
+
+
+class _Requests:
+    """Which requests go on, and how many tokens each has given."""
+
+    def __init__(self, model: Any, count: int, max_tokens: int) -> None:
+        self.ends, self.most = set(model.config.end_tokens), max_tokens
+        self.given, self.open = np.zeros(count, np.int64), np.ones(count, bool)
+
+    def give(self, request: int, token: int) -> bool:
+        """Note a token; whether the request goes on."""
+        self.given[request] += 1
+        self.open[request] = token not in self.ends and self.given[request] < self.most
+        return bool(self.open[request])
+
+
+def decode_alone(model: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling]) -> Tokens:
+    """The tokens of each request as they come, one a step."""
+    if not prompts:
+        return
+    chooser, state = _Chooser(model, chosen), _Requests(model, len(prompts), most)
+    session = model.new_session(len(prompts), max(len(p) for p in prompts) + most)
+    found = chooser.choose(session.prefill(prompts, chooser.greedy), session.past)
+    while True:
+        for i in np.flatnonzero(state.open):
+            yield int(i), int(found[i])
+            state.give(i, int(found[i]))
+        if not state.open.any():
+            return
+        out = session.run_step(found.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
+        found = chooser.choose(out, session.past)
+
+
+def decode_with_draft(
+    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int
+) -> Tokens:
+    """The tokens of `decode_alone`, of which a draft model proposes some and one step of the model checks all.
+
+    Both draw with the same numbers, so a proposal holds exactly where the model would draw it itself.
+    """
+    if draft.config.vocabulary != model.config.vocabulary:
+        raise ArgumentError(
+            "the draft model has another vocabulary", location=user_location(), expected=model.config.vocabulary,
+            received=draft.config.vocabulary,
+        )  # fmt: skip
+    if not isinstance(proposals, int) or proposals < 1:
+        raise ArgumentError(f"{proposals!r} proposals", location=user_location(), expected="1 or more")
+    return _decode_with_draft(model, draft, prompts, most, chosen, proposals)
+
+
+def _decode_with_draft(
+    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int
+) -> Tokens:
+    if not prompts:
+        return
+    chooser, drafter, state = _Chooser(model, chosen), _Chooser(draft, chosen), _Requests(model, len(prompts), most)
+    longest = max(len(p) for p in prompts) + most
+    room = longest + proposals + 1  # a step writes all proposals, also those after the end
+    limit = min(model.config.context, draft.config.context)
+    sessions = [m.new_session(len(prompts), min(room, limit)) for m in (model, draft)]
+    found = chooser.choose(sessions[0].prefill(prompts, chooser.greedy), sessions[0].past)
+    sessions[1].prefill(prompts, True)
+    for i in range(len(prompts)):
+        yield i, int(found[i])
+        state.give(i, int(found[i]))
+    while state.open.any():
+        left = min(proposals, int(sessions[0].pool.longest - sessions[0].past.max() - 1))
+        guesses = _propose(sessions[1], drafter, found, state.open, max(left, 0))
+        rows = np.concatenate([found.reshape(-1, 1), guesses], axis=1)
+        before = sessions[0].past
+        width = rows.shape[1] * state.open.astype(np.int32)
+        out = sessions[0].run_step(rows, width, every=True, greedy=chooser.greedy)
+        checked = chooser.choose(out, before[:, None] + 1 + np.arange(rows.shape[1])[None])
+        taken = np.zeros(len(prompts), np.int32)
+        for i in np.flatnonzero(state.open):
+            for j in range(rows.shape[1]):
+                taken[i], token = j + 1, int(checked[i, j])
+                found[i] = token
+                yield int(i), token
+                if not state.give(i, token) or j + 1 == rows.shape[1] or token != rows[i, j + 1]:
+                    break
+        for each in sessions:
+            each.past = before + taken
+
+
+def _propose(session: Any, drafter: _Chooser, first: np.ndarray, open_: np.ndarray, count: int) -> np.ndarray:
+    """The next `count` tokens of each open request by the draft model; it also takes its own last one."""
+    guesses, last = [], first
+    for _ in range(count):
+        out = session.run_step(last.reshape(-1, 1), open_.astype(np.int32), greedy=drafter.greedy)
+        last = drafter.choose(out, session.past)
+        guesses.append(last)
+    session.run_step(last.reshape(-1, 1), open_.astype(np.int32), greedy=True)
+    return np.stack(guesses, axis=1) if guesses else np.zeros((len(first), 0), np.int32)

@@ -1,0 +1,258 @@
+"""Text generation: prefill and decode of a batch of requests over a paged cache, with an optional draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import INTERP, default_device, find_generator_name
+from tessera.core.errors import ArgumentError, OutOfBoundsError, user_location
+from tessera.core.types import DType, f32
+from tessera.frontend.jit.tracing import jit
+from tessera.ir.tensor import Tensor
+from tessera.llm import sampling as samplers
+from tessera.llm.config import DecoderConfig
+from tessera.llm.decoder import Batch, PagedCache, compute_logits, run_layers, take_last
+from tessera.llm.pages import PagePool
+from tessera.llm.sampling import GREEDY, Sampling
+from tessera.llm.tokenizer import Tokenizer
+from tessera.llm.weights import to_tensors
+from tessera.ops.api.creation import zeros
+from tessera.ops.tensor.shape import reshape
+
+PAGE_SIZE = 64
+LONGEST_CHUNK = 256  # tokens of a prompt that one step takes
+SHORTEST_CHUNK = 16
+REPLACEMENT = "\ufffd"  # what an incomplete character is decoded as
+
+
+@dataclass
+class Completion:
+    """What a request gave: the new tokens, their text, and why it ended: "stop" (an end token) or "length"."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    reason: str = "length"
+
+
+class LanguageModel:
+    """A decoder with its weights on a target: computes logits, and generates text.
+
+    `load` makes one from a file. `weights` is the pytree of `tessera.llm.weights`, `target` as in `ts.jit`;
+    `cache_dtype` is the type of keys and values in the cache.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, weights: Any, tokenizer: Tokenizer | None = None, target: str | None = None,
+        cache_dtype: DType = f32, page_size: int = PAGE_SIZE,
+    ) -> None:  # fmt: skip
+        self.config, self.tokenizer = config, tokenizer
+        self.target, self.cache_dtype, self.page_size = target or default_device(), cache_dtype, page_size
+        resident = find_generator_name(self.target) not in (INTERP, "llvm")
+        self.weights = to_tensors(weights, self.target if resident else None)
+        options: dict[str, Any] = {"target": self.target, "donate": ("keys", "values"), "dynamic": False}
+        self._step = jit(self._compute_step, static_argnames=("every",), **options)
+        self._greedy = jit(self._compute_greedy, static_argnames=("every",), **options)
+        self._draw = jit(samplers.draw_tokens, static_argnames=("cut",), target=self.target, dynamic=False)
+
+    def _compute_step(
+        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """Logits [B, V] after the last counted token of each request, or of `every` one [B, S, V]; and the cache."""
+        x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
+        logits = compute_logits(weights, x if every else take_last(x, count))
+        if every:
+            logits = reshape(logits, shape=(*tokens.shape, self.config.vocabulary))
+        return logits, cache.keys, cache.values
+
+    def _compute_greedy(
+        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """As `_compute_step`, with the most probable tokens in place of logits."""
+        logits, keys, values = self._compute_step(weights, tokens, table, past, count, keys, values, every)
+        return samplers.choose_greedily(logits), keys, values
+
+    def new_session(self, requests: int, longest: int) -> Session:
+        """A cache for requests of up to `longest` positions each.
+
+        Raises:
+            ArgumentError: that is more than the model's context.
+        """
+        if longest > self.config.context:
+            raise ArgumentError(
+                "the requests are longer than the model's context", location=user_location(),
+                expected=f"up to {self.config.context} tokens with those to generate", received=longest,
+            )  # fmt: skip
+        return Session(self, requests, longest)
+
+    def check_tokens(self, tokens: Sequence[int], name: str) -> np.ndarray:
+        """Tokens as int32.
+
+        Raises:
+            ArgumentError: there are none.
+            OutOfBoundsError: one is not in the vocabulary.
+        """
+        held = np.asarray(tokens)
+        if held.ndim != 1 or not held.size or held.dtype.kind not in "iu":
+            raise ArgumentError(f"{name} is no list of tokens", location=user_location(),
+                                expected="one token or more, as integers", received=repr(tokens)[:80])  # fmt: skip
+        wrong = np.flatnonzero((held < 0) | (held >= self.config.vocabulary))
+        if wrong.size:
+            raise OutOfBoundsError(
+                f"token {int(wrong[0])} of {name} is not in the vocabulary (parameter embedding)",
+                location=user_location(), expected=f"0 to {self.config.vocabulary - 1}",
+                received=int(held[wrong[0]]),
+            )  # fmt: skip
+        return held.astype(np.int32)
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """The logits after each token of a text: [tokens, vocabulary] of f32."""
+        held = self.check_tokens(tokens, "tokens")
+        session = self.new_session(1, len(held))
+        return reshape(session.run_step(held[None], np.array([len(held)]), every=True), shape=(len(held), -1))
+
+    def generate(
+        self, prompts: Any, max_tokens: int = 128, sampling: Sampling | Sequence[Sampling] = GREEDY,
+        draft: LanguageModel | None = None, proposals: int = 4,
+    ) -> Any:  # fmt: skip
+        """Continue each prompt, a text or a list of tokens: a `Completion`, or a list of them for a list of prompts.
+
+        A request ends with an end token or after `max_tokens`. `draft` is a smaller model of the same vocabulary that
+        proposes tokens, `proposals` at a time, which this one checks in one step: the result is the same, sooner
+        (Leviathan et al. 2023).
+
+        Raises:
+            ArgumentError: a prompt is empty, or longer than the context.
+            OutOfBoundsError: a token is not in the vocabulary.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+        completions = [Completion() for _ in ([prompts] if single else prompts)]
+        for request, token in self.stream([prompts] if single else prompts, max_tokens, sampling, draft, proposals):
+            if token in self.config.end_tokens:
+                completions[request].reason = "stop"
+            else:
+                completions[request].tokens.append(token)
+        if self.tokenizer is not None:
+            for each in completions:
+                each.text = self.tokenizer.decode(each.tokens)
+        return completions[0] if single else completions
+
+    def stream(
+        self, prompts: Sequence[Any], max_tokens: int = 128, sampling: Sampling | Sequence[Sampling] = GREEDY,
+        draft: LanguageModel | None = None, proposals: int = 4,
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """The pairs (request, token) of `generate` as they come, end tokens included."""
+        from tessera.llm.decoding import decode_alone, decode_with_draft
+
+        held = [self._encode(p, f"prompt {i}") for i, p in enumerate(prompts)]
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise ArgumentError(f"max_tokens is {max_tokens!r}", location=user_location(), expected="1 or more")
+        chosen = [sampling] * len(held) if isinstance(sampling, Sampling) else list(sampling)
+        if len(chosen) != len(held):
+            raise ArgumentError("there is not one sampling for each prompt", location=user_location(),
+                                expected=len(held), received=len(chosen))  # fmt: skip
+        if draft is None:
+            return decode_alone(self, held, max_tokens, chosen)
+        return decode_with_draft(self, draft, held, max_tokens, chosen, proposals)
+
+    def chat(
+        self, messages: Any, max_tokens: int = 256, sampling: Sampling = GREEDY, draft: LanguageModel | None = None
+    ) -> Iterator[str]:
+        """The pieces of the answer to a message, or to a conversation of dicts with "role" and "content".
+
+        Raises:
+            ArgumentError: the model has no tokenizer or no chat template.
+        """
+        prompt = self._require_tokenizer().format_chat(messages)
+        return self._decode_pieces(self.stream([prompt], max_tokens, sampling, draft))
+
+    def _decode_pieces(self, stream: Iterator[tuple[int, int]]) -> Iterator[str]:
+        """The text of a stream of tokens, in pieces of whole characters."""
+        tokens: list[int] = []
+        shown, text = 0, ""
+        for _, token in stream:
+            if token not in self.config.end_tokens:
+                tokens.append(token)
+            text = self._require_tokenizer().decode(tokens)
+            if not text.endswith(REPLACEMENT) and len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+        if len(text) > shown:
+            yield text[shown:]
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ArgumentError("the model has no tokenizer", location=user_location(),
+                                suggestion="pass token numbers, or load with tokenizer=...")  # fmt: skip
+        return self.tokenizer
+
+    def _encode(self, prompt: Any, name: str) -> np.ndarray:
+        if isinstance(prompt, str):
+            prompt = self._require_tokenizer().encode(prompt)
+        return self.check_tokens(prompt, name)
+
+    @cached_property
+    def parameters(self) -> int:
+        """The number of weights."""
+        from tessera.core.pytree import flatten
+
+        return sum(int(np.prod(leaf.shape)) for _, leaf in flatten(self.weights)[0] if leaf is not None)
+
+
+class Session:
+    """A cache in use: keys and values of a batch of requests, and how many positions of each are filled."""
+
+    def __init__(self, model: LanguageModel, requests: int, longest: int) -> None:
+        self.model, size, config = model, model.page_size, model.config
+        per_request = 1 << max(-(-longest // size) - 1, 0).bit_length()  # few sizes, so that few programs are compiled
+        self.pool = PagePool(requests * per_request, size, requests, longest)
+        self.past = np.zeros(requests, np.int32)
+        self._width = per_request
+        shape = (requests * per_request, config.kv_heads, size, config.head_size)
+        device = model.target if find_generator_name(model.target) not in (INTERP, "llvm") else None
+        self.keys, self.values = (
+            [_make_pages(shape, model.cache_dtype, device) for _ in range(config.layers)] for _ in range(2)
+        )
+
+    def run_step(self, tokens: np.ndarray, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
+        """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens."""
+        for request, n in enumerate(count):
+            self.pool.reserve(request, int(self.past[request] + n))
+        table = np.zeros((len(count), self._width), np.int32)
+        table[:, : self.pool.table.shape[1]] = self.pool.table
+        model = self.model
+        run = model._greedy if greedy else model._step
+        out, self.keys, self.values = run(
+            model.weights, tokens.astype(np.int32), table, self.past.astype(np.int32), count.astype(np.int32),
+            self.keys, self.values, every=every,
+        )  # fmt: skip
+        self.past = self.past + count.astype(np.int32)
+        return out
+
+    def prefill(self, prompts: Sequence[np.ndarray], greedy: bool = False) -> np.ndarray:
+        """Write the prompts to the cache, in chunks; for each request the logits (or greedy token) after its last."""
+        ends = np.array([len(p) for p in prompts])
+        results: list[Any] = [None] * len(prompts)
+        for start in range(0, int(ends.max()), LONGEST_CHUNK):
+            count = np.clip(ends - start, 0, LONGEST_CHUNK)
+            tokens = np.zeros((len(prompts), _choose_chunk(int(count.max()))), np.int32)
+            for i, p in enumerate(prompts):
+                tokens[i, : count[i]] = p[start : start + LONGEST_CHUNK]
+            out = self.run_step(tokens, count, greedy=greedy).numpy()
+            for i in np.flatnonzero((count > 0) & (start + count == ends)):
+                results[i] = out[i]
+        return np.stack(results)
+
+
+def _make_pages(shape: tuple[int, ...], dtype: DType, device: str | None) -> Tensor:
+    made = zeros(shape, dtype=dtype)
+    return made.to(device) if device else made
+
+
+def _choose_chunk(length: int) -> int:
+    """The length of a step that holds so many tokens: a power of two, so that few programs are compiled."""
+    return max(SHORTEST_CHUNK, 1 << (length - 1).bit_length())

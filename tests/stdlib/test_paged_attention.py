@@ -1,0 +1,86 @@
+"""Attention over the pages of a cache against PyTorch on the whole sequences, and writes in place."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.errors import TesseraError
+from tessera.stdlib.paged_attention import append_pages, paged_attention
+
+torch = pytest.importorskip("torch")
+RNG = np.random.default_rng(0)
+
+
+def attend(q, k, v, window):
+    """Queries [S, H, D] at the last positions of keys [n, G, D]."""
+    n, length = len(k), len(q)
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    i, j = np.arange(n - length, n)[:, None], np.arange(n)[None]
+    seen = torch.tensor((j <= i) & ((j > i - window) if window else True))
+    q, k, v = (torch.tensor(x).transpose(0, 1) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).numpy()
+
+
+class Case:
+    """Requests of different lengths in shuffled pages; what no request holds is NaN."""
+
+    def __init__(self, batch, length, heads, groups, width, size, window):
+        count = 8 if length < 20 else 12
+        self.window, pages = window, batch * count + 3
+        self.table = RNG.permutation(pages)[: batch * count].reshape(batch, count).astype(np.int32)
+        self.past = RNG.integers(0, count * size - length + 1, batch).astype(np.int32)
+        self.count = RNG.integers(1, length + 1, batch).astype(np.int32)
+        self.keys, self.values = (np.full((pages, groups, size, width), np.nan, np.float32) for _ in range(2))
+        self.k, self.v = (np.full((batch, length, groups, width), np.nan, np.float32) for _ in range(2))
+        self.whole = []
+        for b, (past, new) in enumerate(zip(self.past, self.count, strict=True)):
+            k, v = (RNG.standard_normal((past + new, groups, width)).astype(np.float32) for _ in range(2))
+            for p in range(past):
+                at = self.table[b, p // size], slice(None), p % size
+                self.keys[at], self.values[at] = k[p], v[p]
+            self.k[b, :new], self.v[b, :new] = k[past:], v[past:]
+            self.whole.append((k, v))
+        self.q = RNG.standard_normal((batch, length, heads, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+@pytest.mark.parametrize("sizes", [(2, 1, 9, 3, 64, 16, 0), (2, 7, 4, 2, 32, 8, 0), (1, 1, 4, 4, 16, 8, 5),
+                                   (3, 20, 6, 3, 32, 4, 6)])  # fmt: skip
+def test_attention(target, sizes):
+    case = Case(*sizes)
+
+    @ts.jit(target=target, donate=("keys", "values"))
+    def run(q, k, v, keys, values, table, past, count):
+        keys, values = append_pages(keys, values, k, v, table, past, count)
+        return paged_attention(q, keys, values, table, past, count, window=case.window), keys, values
+
+    keys, values = ts.tensor(case.keys), ts.tensor(case.values)
+    before = keys.numpy().ctypes.data
+    got, keys, values = run(case.q, case.k, case.v, keys, values, case.table, case.past, case.count)
+    for b, n in enumerate(case.count):
+        want = attend(case.q[b, :n], *case.whole[b], case.window)
+        assert np.allclose(got.numpy()[b, :n], want, rtol=1e-5, atol=2e-6)
+    assert np.isnan(keys.numpy()).sum() == np.isnan(case.keys).sum() - case.count.sum() * sizes[3] * sizes[4]
+    assert target != "llvm" or keys.numpy().ctypes.data == before
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+@pytest.mark.parametrize(("past", "page"), [(8, 0), (0, -1)])
+def test_writes_past_the_end_are_errors(target, past, page):
+    pages, new = np.zeros((3, 1, 4, 2), np.float32), np.ones((1, 1, 1, 2), np.float32)
+    run = ts.jit(append_pages, target=target)
+    with pytest.raises(TesseraError, match="a cache is written"):
+        run(pages, pages.copy(), new, new, np.full((1, 2), page, np.int32), np.int32([past]), np.int32([1]))
+
+
+def test_a_ring_keeps_the_newest():
+    pages = np.zeros((2, 1, 2, 1), np.float32)
+    keys = values = ts.tensor(pages)
+    table = np.int32([[0, 1]])
+    for i in range(7):
+        new = np.full((1, 1, 1, 1), i, np.float32)
+        keys, values = append_pages(keys, values, new, new, table, np.int32([i]), np.int32([1]), ring=True)
+    assert keys.numpy().ravel().tolist() == [4, 5, 6, 3]
+    q = np.zeros((1, 1, 1, 1), np.float32)
+    got = paged_attention(q, keys, values, table, np.int32([6]), np.int32([1]), window=3, ring=True)
+    assert got.numpy().item() == 5.0
