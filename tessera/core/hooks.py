@@ -64,3 +64,5 @@ make_roofline_model = Hook("tessera.tools.performance.cost_models:RooflineModel"
 # ops, a collective -> dist: the exchange between ranks, and the number of this rank in its group.
 exchange = Hook("tessera.dist.ranks:exchange")
 find_rank_in_groups = Hook("tessera.dist.ranks:find_rank_in_groups")
+# train -> tools: the first op that makes a NaN or an infinity is an error, in a block.
+check_finite = Hook("tessera.tools.debug.sessions:nan_check")

@@ -1,0 +1,315 @@
+"""The training loop: compiled steps over any iterable of batches, with a progress bar, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tessera.core.errors import ArgumentError, FileError, NonFiniteError, TesseraError, user_location
+from tessera.core.hooks import check_finite
+from tessera.core.pytree import flatten
+from tessera.core.types import f32
+from tessera.frontend.jit.tracing import jit
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.nn.module import Module
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.elementwise import bitwise_and, where
+from tessera.ops.tensor.random import get_random_state
+from tessera.ops.tensor.reduce import all as reduce_all
+from tessera.ops.tensor.scalar_functions import isfinite
+from tessera.optim.gradients import clip_by_norm
+from tessera.optim.optimizer import Optimizer
+from tessera.runtime.tensor_files import load, save
+from tessera.train.data import count_examples, read_batch
+from tessera.train.metrics import CsvLog, TensorBoardLog
+from tessera.transforms.autodiff.gradients import value_and_grad
+
+Loss = Callable[..., Any]
+
+
+class Loop:
+    """A training loop: `Loop(model, optimizer, loss).run(data, epochs=3)`.
+
+    `loss(model, *batch)` (or by name, for batches that are dicts) gives a scalar, or a scalar and a dict of metrics.
+    A step is one compiled program on `target`. After a run `model`, `state` and `history` have the results.
+
+    `csv` and `tensorboard` name a file and a folder for metrics. With `checkpoint`, a folder, every `checkpoint_every`
+    steps and at the end of a run everything is saved atomically; the newest `keep` files are kept, and `resume` goes
+    on from there bit for bit. `clip_norm` limits the norm of gradients; `scaler` is a `ts.LossScaler` for f16.
+
+    Raises:
+        NonFiniteError: the loss is NaN or infinite; it names the step, and the op that made it. The model is that
+            before the step.
+    """
+
+    def __init__(
+        self, model: Module, optimizer: Optimizer, loss: Loss, *, target: str | None = None,
+        clip_norm: float | None = None, scaler: Any = None, csv: str | Path | None = None,
+        tensorboard: str | Path | None = None, checkpoint: str | Path | None = None, checkpoint_every: int = 0,
+        keep: int = 2, progress: bool | None = None,
+    ) -> None:  # fmt: skip
+        for name, value, kind in (("model", model, Module), ("optimizer", optimizer, Optimizer)):
+            if not isinstance(value, kind):
+                raise ArgumentError(
+                    f"the {name} is a {type(value).__name__}", location=user_location(), expected=f"a {kind.__name__}"
+                )
+        self.model, self.optimizer, self.loss, self.target = model, optimizer, loss, target
+        self.state = optimizer.init(model)
+        self.step = self.epoch = self.batch = 0
+        self.history: list[dict[str, float]] = []
+        self.clip_norm, self.scaler = clip_norm, scaler
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self._logs: list[Any] = [] if csv is None else [CsvLog(csv)]
+        self._logs += [] if tensorboard is None else [TensorBoardLog(tensorboard)]
+        self._shows = sys.stderr.isatty() if progress is None else progress
+        self._compiled = jit(self.update, target=target)
+
+    # One step.
+
+    def update(self, model: Module, state: Any, scale: Any, args: Any, named: Any) -> Any:
+        """A step as a pure function: the new model and state, the loss, and the metrics of the step."""
+
+        def compute(model: Module) -> Any:
+            found = self.loss(model, *args, **named)
+            value, metrics = found if isinstance(found, tuple) else (found, {})
+            return cast(value, dtype=f32) * scale if self.scaler else value, (value, dict(metrics), model)
+
+        (_, (value, metrics, after)), grads = value_and_grad(compute, has_aux=True)(model)
+        good: Any = None
+        if self.scaler:
+            grads, good = _unscale(grads, scale)
+        if self.clip_norm is not None:
+            grads, metrics["norm"] = clip_by_norm(grads, self.clip_norm)
+        rate = self.optimizer.rate(as_tensor(state["step"]))
+        new, made = self.optimizer.update(after, grads, state)
+        if good is not None:
+            new, made = _choose(good, new, after), _choose(good, made, state)
+        return new, made, value, {"lr": rate, **metrics}, good
+
+    def _run_step(self, batch: Any) -> dict[str, float]:
+        """Run a step on a batch and take its results, unless they are not finite."""
+        args, named = batch
+        random = get_random_state().save()
+        scale = self.scaler.factor if self.scaler else 1.0
+        model, state, value, metrics, good = self._compiled(self.model, self.state, scale, args, named)
+        row = {"loss": float(as_tensor(value).item()), **{n: float(as_tensor(m).item()) for n, m in metrics.items()}}
+        skipped = good is not None and not bool(good)
+        if not math.isfinite(row["loss"]) and not skipped:
+            get_random_state().restore(random)
+            raise self._explain(row["loss"], args, named)
+        if self.scaler:
+            row["scale"] = self.scaler.update(not skipped)
+        self.model, self.state = model, state
+        return row
+
+    def _explain(self, loss: float, args: Any, named: Any) -> NonFiniteError:
+        """The error of a loss that is not finite: the first op that made such a number, in the interpreter."""
+        what = f"the loss is {loss} in step {self.step + 1}"
+        for name, tree in (("parameter", self.model), ("batch", [list(args), named])):
+            for path, leaf in flatten(tree)[0]:
+                if isinstance(leaf, Tensor) and leaf.dtype.is_float and not bool(reduce_all(isfinite(leaf))):
+                    return NonFiniteError(f"{what}: {name} {path} holds NaN or infinite elements before it")
+        try:
+            with check_finite():
+                jit(self.update, target="interp")(self.model, self.state, 1.0, args, named)
+        except NonFiniteError as error:
+            return NonFiniteError(
+                f"{what}: {error.message}", location=error.location, received=error.received,
+                suggestion="the model of the loop is the one before this step",
+            )  # fmt: skip
+        except TesseraError as error:
+            return NonFiniteError(f"{what}: {error.message}", location=error.location)
+        return NonFiniteError(f"{what}; in the interpreter it is finite", suggestion="compare with tessera bisect")
+
+    # A run.
+
+    def run(self, data: Iterable[Any], epochs: int = 1, steps: int | None = None) -> list[dict[str, float]]:
+        """Train for `epochs` passes over the data in all, or until step `steps` in all; the history of metrics.
+
+        After `resume` it goes on where the checkpoint was written: earlier batches of the epoch are passed over.
+
+        Raises:
+            ArgumentError: the data are no iterable, or yield nothing.
+        """
+        if not hasattr(data, "__iter__"):
+            raise ArgumentError(
+                "the data cannot be iterated", location=user_location(), expected="an iterable of batches",
+                received=type(data).__name__,
+            )  # fmt: skip
+        total = self._count_steps(data, epochs, steps)
+        with self._open_progress(total) as show:
+            while (self.epoch < epochs or steps is not None) and (steps is None or self.step < steps):
+                before = self.step
+                self._run_epoch(data, steps, show)
+                if self.step == before and self.batch == 0 and self.epoch > 0:
+                    break
+        if self.checkpoint is not None:
+            self.save_checkpoint()
+        for log in self._logs:
+            log.close()
+        return self.history
+
+    def _count_steps(self, data: Any, epochs: int, steps: int | None) -> int | None:
+        if steps is not None:
+            return steps
+        return len(data) * epochs if hasattr(data, "__len__") else None
+
+    def _run_epoch(self, data: Any, steps: int | None, show: Callable[[dict[str, float]], None]) -> None:
+        if hasattr(data, "set_epoch"):
+            data.set_epoch(self.epoch)
+        done, seen = self.batch, 0
+        for seen, raw in enumerate(data, 1):
+            if seen <= done:
+                continue  # a batch of before the checkpoint
+            if steps is not None and self.step >= steps:
+                return
+            batch = read_batch(raw)
+            start = time.perf_counter()
+            row = self._run_step(batch)
+            self.step, self.batch = self.step + 1, seen
+            rate = count_examples(batch) / max(time.perf_counter() - start, 1e-9)
+            self._record({"step": self.step, "epoch": self.epoch, **row, "examples/s": rate}, show)
+        if not seen:
+            raise ArgumentError(
+                "the data yield no batch", location=user_location(), expected="an iterable for each epoch",
+                suggestion="an iterator can be passed over once: give a list, or an object with __iter__",
+            )  # fmt: skip
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _record(self, row: dict[str, Any], show: Callable[[dict[str, float]], None]) -> None:
+        self.history.append(row)
+        for log in self._logs:
+            log.write(row)
+        show(row)
+        if self.checkpoint is not None and self.checkpoint_every and self.step % self.checkpoint_every == 0:
+            self.save_checkpoint()
+
+    def _open_progress(self, total: int | None) -> _ProgressBar:
+        return _ProgressBar(total, self.step, self._shows)
+
+    # Checkpoints.
+
+    def save_checkpoint(self) -> Path:
+        """Save the model, the optimizer's state, the place in the data and the random state, atomically."""
+        if self.checkpoint is None:
+            raise ArgumentError("the loop has no folder for checkpoints", location=user_location())
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        seed, first, count, _ = get_random_state().save()
+        loop = {"step": self.step, "epoch": self.epoch, "batch": self.batch, "seed": seed, "draws": first + count}
+        loop |= {"scale": self.scaler.factor, "good": self.scaler._good_steps} if self.scaler else {}
+        held = {"loop": loop, "model": self.model, "optimizer": self.state}
+        made = save(held, self.checkpoint / f"step-{self.step:08d}.safetensors")
+        for old in self._list_checkpoints()[: -self.keep or None]:
+            old.unlink()
+        return made
+
+    def _list_checkpoints(self) -> list[Path]:
+        return sorted(self.checkpoint.glob("step-*.safetensors")) if self.checkpoint is not None else []
+
+    def resume(self, path: str | Path | None = None) -> int:
+        """Go on from a checkpoint: a file, or the newest of the loop's folder; the number of its step.
+
+        Nothing changes unless all of it fits.
+
+        Raises:
+            FileError: there is no checkpoint, or it is truncated.
+            StateDictError: it is that of another model or optimizer; it names the entries.
+        """
+        listed = self._list_checkpoints()
+        if path is None and not listed:
+            raise FileError(
+                f"there is no checkpoint in {self.checkpoint}", location=user_location(),
+                expected="step-N.safetensors, written by a loop",
+            )  # fmt: skip
+        scaler = {"scale": 0.0, "good": 0} if self.scaler else {}
+        loop = {"step": 0, "epoch": 0, "batch": 0, "seed": 0, "draws": 0, **scaler}
+        like = {"loop": loop, "model": self.model, "optimizer": self.state}
+        found = load(listed[-1] if path is None else path, like=like)
+        self.model, self.state, loop = found["model"], found["optimizer"], found["loop"]
+        self.step, self.epoch, self.batch = loop["step"], loop["epoch"], loop["batch"]
+        get_random_state().restart(loop["seed"], loop["draws"])
+        if self.scaler:
+            self.scaler.factor, self.scaler._good_steps = loop["scale"], loop["good"]
+        for log in self._logs:
+            if isinstance(log, CsvLog):
+                log.keep_until(self.step)
+        return self.step
+
+
+def _unscale(grads: Any, scale: Any) -> tuple[Any, Tensor]:
+    """The gradients divided by the scale, and whether all of them are finite."""
+    leaves, tree = flatten(grads, empty=True)
+    made = [cast(cast(g, dtype=f32) / scale, dtype=g.dtype) for _, g in leaves]
+    good = None
+    for g in made:
+        finite = reduce_all(isfinite(g))
+        good = finite if good is None else bitwise_and(good, finite)
+    assert good is not None  # the optimizer has parameters
+    return tree.build(iter(made)), good
+
+
+def _choose(condition: Tensor, new: Any, old: Any) -> Any:
+    """One of two trees of one structure."""
+    (a, tree), (b, _) = flatten(new, empty=True), flatten(old, empty=True)
+    return tree.build(iter([where(condition, x, y) for (_, x), (_, y) in zip(a, b, strict=True)]))
+
+
+class _ProgressBar:
+    """The progress of a run on standard error: steps, loss, examples per second and the time that is left."""
+
+    def __init__(self, total: int | None, start: int, shown: bool) -> None:
+        columns = (
+            BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4g}"),
+            TextColumn("{task.fields[rate]:,.0f} examples/s"), TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
+        self._task = self._bar.add_task("train", total=total, completed=start, loss=math.nan, rate=0.0)
+
+    def __enter__(self) -> Callable[[Mapping[str, float]], None]:
+        self._bar.start()
+        return lambda row: self._bar.update(self._task, advance=1, loss=row["loss"], rate=row["examples/s"])
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+
+def evaluate(function: Callable[..., Any], model: Module, data: Iterable[Any], target: str | None = None) -> Any:
+    """The mean over all examples of what `function(model, *batch)` gives: a scalar, or a dict of scalars.
+
+    The model is in evaluation mode meanwhile.
+
+    >>> from tessera.nn.module import Lambda
+    >>> evaluate(lambda model, x: model(x).mean(), Lambda(lambda x: x * 2.0), [Tensor([1.0, 2.0]), Tensor([3.0])])
+    4.0
+
+    Raises:
+        ArgumentError: the data yield no batch.
+    """
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    compiled = jit(lambda model, args, named: function(model, *args, **named), target=target)
+    sums: dict[str, float] = {}
+    count = 0
+    try:
+        for raw in data:
+            batch = read_batch(raw)
+            found = compiled(model, *batch)
+            weight = count_examples(batch)
+            named = found if isinstance(found, Mapping) else {"": found}
+            sums = {name: sums.get(name, 0.0) + float(as_tensor(v).item()) * weight for name, v in named.items()}
+            count += weight
+    finally:
+        for each, mode in modes:
+            each.training = mode
+    if not count:
+        raise ArgumentError("the data yield no batch", location=user_location())
+    means = {name: total / count for name, total in sums.items()}
+    return means[""] if list(means) == [""] else means

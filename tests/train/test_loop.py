@@ -1,0 +1,105 @@
+"""The training loop: runs, metrics, checkpoints that resume bit for bit, and NaNs that name their op."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import nn, optim
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, 6)).astype(np.float32)
+Y = (X @ RNG.standard_normal((6, 1)).astype(np.float32)).astype(np.float32)
+
+
+def make_model():
+    ts.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def loss(model, x, y):
+    return ts.mse_loss(model(x), y)
+
+
+def make_loop(folder, **options):
+    return ts.train.Loop(make_model(), optim.Adam(lr=0.05), loss, target="cpu", progress=False, **options)
+
+
+def data():
+    return ts.train.Batches(X, Y, size=8, seed=1)
+
+
+def test_the_loss_falls_and_statistics_are_kept(tmp_path):
+    loop = make_loop(tmp_path)
+    history = loop.run(data(), epochs=8)
+    assert history[-1]["loss"] < 0.3 * history[0]["loss"]
+    assert loop.model[1].num_batches_tracked.item() == 40 == loop.step
+
+
+def test_resume_continues_bit_for_bit(tmp_path):
+    whole = make_loop(tmp_path, csv=tmp_path / "a.csv")
+    whole.run(data(), epochs=3)
+    first = make_loop(tmp_path, checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
+    first.run(data(), steps=7)  # in the middle of the second epoch
+    second = make_loop(tmp_path, checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
+    ts.manual_seed(99)
+    assert second.resume() == 7
+    second.run(data(), epochs=3)
+    for name, tensor in whole.model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), second.model.state_dict()[name].numpy(), err_msg=name)
+    texts = [(tmp_path / f"{n}.csv").read_text().splitlines() for n in "ab"]
+    rows = [[(r["step"], r["loss"]) for r in csv.DictReader(text)] for text in texts]
+    assert rows[0] == rows[1]
+
+
+def test_checkpoints_are_pruned_and_checked(tmp_path):
+    loop = make_loop(tmp_path, checkpoint=tmp_path, checkpoint_every=2, keep=2)
+    loop.run(data(), steps=6)
+    files = sorted(tmp_path.glob("step-*"))
+    assert [f.name for f in files] == ["step-00000004.safetensors", "step-00000006.safetensors"]
+    files[-1].write_bytes(files[-1].read_bytes()[:-9])
+    with pytest.raises(ts.errors.FileError, match="step-00000006"):
+        make_loop(tmp_path, checkpoint=tmp_path).resume()
+    other = ts.train.Loop(nn.Linear(6, 1), optim.Adam(), loss)
+    with pytest.raises(ts.errors.StateDictError, match=r"model\.weight is missing"):
+        other.resume(files[0])
+    assert make_loop(tmp_path).resume(files[0]) == 4
+
+
+def test_a_nan_names_its_op_and_keeps_the_model():
+    model = nn.Linear(6, 1)
+    loop = ts.train.Loop(model, optim.SGD(lr=0.1), lambda m, x: ts.log(m(x) * 0.0).mean(), target="cpu", progress=False)
+    with pytest.raises(ts.errors.NonFiniteError, match=r"in step 1: ts\.log"):
+        loop.run([X])
+    assert loop.step == 0 and loop.model is model
+    with pytest.raises(ts.errors.NonFiniteError, match=r"batch 0\.0 holds NaN"):
+        ts.train.Loop(model, optim.SGD(lr=0.1), lambda m, x: m(x).mean(), progress=False).run([X * np.nan])
+
+
+def test_tensorboard_reads_the_metrics(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    loop = make_loop(tmp_path, tensorboard=tmp_path)
+    history = loop.run(data(), epochs=1)
+    read = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    np.testing.assert_allclose([e.value for e in read.Scalars("loss")], [r["loss"] for r in history], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "batches", [[[1.0]], iter([]), 3, [{"x": X[:4], "z": Y[:4]}]], ids=["rank", "empty", "number", "name"]
+)
+def test_bad_data_is_a_typed_error(batches, tmp_path):
+    with pytest.raises((ts.errors.TesseraError, TypeError)):
+        make_loop(tmp_path).run(batches)
+
+
+def test_a_loss_scale_skips_steps_that_overflow():
+    model = nn.Linear(6, 1).to(ts.f16)
+    scaler = ts.LossScaler(scale=2.0**30, interval=1000)
+    loop = ts.train.Loop(
+        model, optim.SGD(lr=0.01), lambda m, x: (m(x) * m(x)).mean(), scaler=scaler, target="cpu", progress=False
+    )
+    history = loop.run([X.astype(np.float16)] * 20, epochs=1)
+    assert history[-1]["scale"] < 2.0**30
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert loop.state["step"].item() < 20
