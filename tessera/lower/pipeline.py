@@ -30,6 +30,7 @@ from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
+from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.tile_legalisation import to_legal_tile
 
@@ -101,6 +102,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
+    ("reduction splitting", lambda module, plan: rewrite_main(lambda f: split_reductions(f, plan))(module, plan)),
     ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),

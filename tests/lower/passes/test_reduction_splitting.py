@@ -1,0 +1,94 @@
+"""Long reductions with few results are reduced in parts: the results stay NumPy's, and the programs become many."""
+
+import math
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.generator import PLAN
+from tessera.interp.tile import interpreter
+from tessera.ir.core import Module
+from tessera.lower.passes import reduction_splitting
+from tessera.lower.pipeline import lower
+
+REDUCTIONS = (
+    (lambda x: ts.sum(x), (700,)),
+    (lambda x: ts.sum(x), (641,)),
+    (lambda x: ts.max(x), (30, 23)),
+    (lambda x: ts.min(x, axis=1), (3, 257)),
+    (lambda x: ts.sum(x, axis=0), (500, 5)),
+    (lambda x: ts.sum(x, axis=(0, 2), keepdims=True), (40, 2, 11)),
+    (lambda x: ts.sum(ts.exp(x)), (641,)),
+    (lambda x: ts.max(x * 2, axis=0), (641, 2)),
+    (lambda x: ts.mean(x, axis=-1), (2, 640)),
+    (lambda x: ts.softmax(x, axis=-1), (2, 643)),
+)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Reductions of more than 128 elements are split, in parts of at least 16."""
+    monkeypatch.setattr(reduction_splitting, "MIN_SERIAL_ELEMENTS", 128)
+    monkeypatch.setattr(reduction_splitting, "MIN_PART_ELEMENTS", 16)
+    monkeypatch.setattr(reduction_splitting, "PART_MULTIPLE", 8)
+
+
+def compile_tile(function, *args, plan=PLAN):
+    return list(lower(Module("graph", (ts.jit(function).trace(*args).function,)), plan))[-1][1]
+
+
+def find_grids(module):
+    return [math.prod(n.attrs["grid"]) for n in module.main.body.nodes if n.op.name == "host.launch"]
+
+
+@pytest.mark.parametrize(("function", "shape"), REDUCTIONS)
+def test_parts_give_the_same(short, function, shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    whole = compile_tile(function, x, plan=replace(PLAN, parallel=None))
+    module = compile_tile(function, x)
+    assert max(find_grids(module)) > max(find_grids(whole))
+    want = function(ts.Tensor(x)).numpy()
+    for run in (lambda m, a: interpreter.run(m, a), lambda m, a: BACKEND.interpreter(BACKEND.emit(m, {}))(a)):
+        np.testing.assert_allclose(run(module, [x])[0], want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "i4", "i1", "u1", "i8"])
+@pytest.mark.parametrize("size", [640, 641])
+@pytest.mark.parametrize("function", [ts.sum, ts.max, ts.min])
+def test_every_type(short, function, size, dtype):
+    x = (np.random.default_rng(0).integers(0, 9, size) + (0 if dtype == "u1" else -4)).astype(dtype)
+    for program in (function, lambda x: function(-x if np.dtype(dtype).kind != "u" else x)):
+        (ours,) = interpreter.run(compile_tile(program, x), [x])
+        want = program(ts.Tensor(x)).numpy()
+        assert ours.dtype == want.dtype
+        np.testing.assert_array_equal(ours.astype("f8"), want.astype("f8"))
+
+
+@pytest.mark.parametrize("function", [ts.sum, ts.max, ts.min])
+def test_nan_and_infinities(short, function):
+    for value in (np.nan, np.inf, -np.inf):
+        x = np.zeros(641, "f4")
+        x[640] = value
+        for program in (function, lambda x: function(ts.abs(x) * 1.0)):
+            (ours,) = interpreter.run(compile_tile(program, x), [x])
+            np.testing.assert_array_equal(ours, program(ts.Tensor(x)).numpy())
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "programs"),
+    [
+        (ts.sum, (8192, 8192), 500),
+        (lambda x: ts.sum(x, axis=0), (1_000_000, 64), 400),
+        (lambda x: ts.max(x, axis=1), (4, 10_000_019), 400),
+        (lambda x: ts.sum(x, axis=-1), (4096, 4096), 4096),
+        (ts.sum, (100, 100), 1),
+    ],
+)
+def test_programs_of_known_sizes(function, shape, programs):
+    module = compile_tile(function, np.broadcast_to(np.zeros((), "f4"), shape))
+    assert programs <= find_grids(module)[0] <= max(2 * programs, 528)
+    assert len(find_grids(module)) == (3 if 10_000_019 in shape else 2 if programs not in (1, 4096) else 1)
