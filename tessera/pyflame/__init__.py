@@ -7,7 +7,7 @@
 (True, 25.0)
 """
 
-from tessera.pyflame import autograd
+from tessera.pyflame import autograd, nn, optim
 from tessera.pyflame.autograd import GradMode, backward, no_grad
 from tessera.pyflame.creation import arange, from_numpy, full, manual_seed, ones, rand, randn, tensor, zeros
 from tessera.pyflame.csl import CodeGenOptions, CodeGenResult, CSLCodeGenerator, compile_to_csl
@@ -68,7 +68,7 @@ __all__ = [
     "PECoord", "Tensor", "TensorSpec", "abs", "arange", "autograd", "backward", "bfloat16", "bool_", "cat",
     "compile_to_csl", "cos", "dtype_name", "dtype_size", "eval", "exp", "float16", "float32", "from_numpy", "full",
     "gelu", "get_graph", "get_node", "int16", "int32", "int64", "int8", "is_lazy", "log", "log_softmax",
-    "manual_seed", "matmul", "max", "mean", "min", "no_grad", "ones", "print_graph", "rand", "randn", "relu",
+    "manual_seed", "matmul", "max", "mean", "min", "nn", "no_grad", "ones", "optim", "print_graph", "rand", "randn", "relu",
     "reshape", "sigmoid", "silu", "sin", "softmax", "sqrt", "squeeze", "stack", "sum", "tanh", "tensor",
     "transpose", "unsqueeze", "where", "zeros",
 ]

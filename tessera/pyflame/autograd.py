@@ -6,7 +6,7 @@ the gradients to `grad` of the leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,17 +94,35 @@ def backward(output: Tensor, grad_output: Any = None, retain_graph: bool = False
     _check_output(output)
     cotangent = _read_cotangent(output, grad_output)
     expression = output._expression
-    program = assemble([expression], lambda x: x.record is None or not x.record.tracked, "backward")
+    program = assemble([expression], _find_leaves(expression, []), "backward")
     _check_alive(program)
     moving = _choose_leaves(program, expression)
     evaluate(program.leaves)
-    result, gradients = run_gradients(program, [program.leaves.index(x) for x in moving], cotangent)
-    if expression.elements is None:
-        expression.elements = result
+    wanted = [expression, *_list_pending(program, expression)]
+    program = assemble(wanted, _find_leaves(expression, wanted), "backward")
+    results, gradients = run_gradients(program, [program.leaves.index(x) for x in moving], cotangent)
+    for x, elements in zip(wanted, results, strict=True):
+        x.elements = elements if x.elements is None else x.elements
     for x, found in zip(moving, gradients, strict=True):
         _accumulate(x, found)
     if not retain_graph:
-        _free(program)
+        _free(program, wanted)
+
+
+def _find_leaves(output: Expression, wanted: list[Expression]) -> Callable[[Expression], bool]:
+    """What ends the graph of a backward: leaves, constants that it does not compute, and what needs no gradient."""
+    computed, asked = frozenset(wanted), output.needs_gradient
+
+    def is_leaf(x: Expression) -> bool:
+        return x.record is None or (x not in computed and (x.constant or (asked and not x.needs_gradient)))
+
+    return is_leaf
+
+
+def _list_pending(program: LazyProgram, output: Expression) -> list[Expression]:
+    """What the program computes on the way and someone holds: new states of modules, results of the forward."""
+    found = [result() for record in program.records() for result in record.results]
+    return [x for x in found if x is not None and x is not output and x.elements is None and x.owner() is not None]
 
 
 BACKWARD_HOOK.append(backward)
@@ -191,9 +209,9 @@ def _accumulate(leaf: Expression, found: Any) -> None:
     owner.grad = Tensor(Expression(total.type, "gradient", elements=total, layout=leaf.layout, constant=True))
 
 
-def _free(program: LazyProgram) -> None:
+def _free(program: LazyProgram, wanted: list[Expression]) -> None:
     for record in program.records():
         record.freed[0] = True
-    for x in program.order:
+    for x in (*program.order, *wanted):
         if x.elements is not None:
             release(x)

@@ -23,8 +23,9 @@ from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Block, Function, Node, Value, structural_key
 from tessera.ir.tensor import Tensor as CoreTensor
 from tessera.ops.tensor.random import RandomState, trace_random_state
+from tessera.ops.tensor.reduce import sum as total
 from tessera.pyflame.layouts import MeshLayout
-from tessera.transforms.autodiff.gradients import vjp
+from tessera.transforms.autodiff.gradients import value_and_grad
 from tessera.transforms.recording import TransformBuilder, eval_block, traced_value
 
 # Whether calls are recorded for `backward`.
@@ -41,6 +42,7 @@ class Record:
     tracked: bool
     location: Location
     freed: list[bool]
+    results: list[weakref.ref[Expression]]
 
 
 class Expression:
@@ -84,7 +86,7 @@ class Expression:
     @property
     def is_freed(self) -> bool:
         """Whether a backward freed the graph behind this."""
-        return self.freed or (self.record is not None and self.record.freed[0])
+        return self.freed or (self.record is not None and self.record.freed[0] and not self.constant)
 
     def own(self, tensor: Any) -> None:
         """Make a tensor the one that receives the gradient."""
@@ -115,7 +117,7 @@ def record_call(
             Expression(v.type, v.hint, value=v, elements=CoreTensor(a))  # type: ignore[arg-type]
             for v, a in zip((seed, first), state, strict=True)
         ]
-    found = Record(name, block.nodes, tuple(used), GRAD_ENABLED.get(), user_location(), [False])
+    found = Record(name, block.nodes, tuple(used), GRAD_ENABLED.get(), user_location(), [False], [])
     return [values[v] if v in values else _make_result(found, v, layout) for v in results], tree
 
 
@@ -128,6 +130,7 @@ def _make_result(record: Record, value: Value, layout: MeshLayout | None) -> Exp
     )
     if record.tracked and type.dtype.is_float:
         result.needs_gradient = any(_needs_gradient(x) for x in record.inputs)
+    record.results.append(weakref.ref(result))
     return result
 
 
@@ -217,23 +220,24 @@ def run_forward(program: LazyProgram) -> list[CoreTensor]:
 
 def run_gradients(
     program: LazyProgram, moving: Sequence[int], cotangent: CoreTensor
-) -> tuple[CoreTensor, list[CoreTensor]]:
-    """The only result of a program, and the gradients of some of its leaves."""
+) -> tuple[list[CoreTensor], list[CoreTensor]]:
+    """The results of a program, and the gradients of some of its leaves for a cotangent of the first result."""
     function = program.function
     key = "gradients", tuple(moving), structural_key(function)
-    compiled = find_program(key, functools.partial(_pull_back, function.body, tuple(moving)))
+    compiled = find_program(key, functools.partial(_differentiate, function.body, tuple(moving)))
     return compiled(load_leaves(program.leaves), cotangent)  # type: ignore[no-any-return]
 
 
-def _pull_back(
+def _differentiate(
     body: Block, moving: tuple[int, ...], inputs: list[CoreTensor], cotangent: CoreTensor
-) -> tuple[CoreTensor, list[CoreTensor]]:
-    def forward(*moved: CoreTensor) -> CoreTensor:
+) -> tuple[list[CoreTensor], list[CoreTensor]]:
+    def forward(moved: list[CoreTensor]) -> tuple[CoreTensor, list[CoreTensor]]:
         replaced = dict(zip(moving, moved, strict=True))
-        return eval_block(body, [replaced.get(i, x) for i, x in enumerate(inputs)])[0]
+        results = eval_block(body, [replaced.get(i, x) for i, x in enumerate(inputs)])
+        return total(results[0] * cotangent), results  # its gradient by the result is the cotangent
 
-    result, pull = vjp(forward, *(inputs[i] for i in moving))
-    return result, list(pull(cotangent))
+    (_, results), gradients = value_and_grad(forward, has_aux=True)([inputs[i] for i in moving])
+    return results, gradients
 
 
 def load_leaves(leaves: Sequence[Expression]) -> list[CoreTensor]:
@@ -270,6 +274,6 @@ def evaluate(wanted: Sequence[Expression]) -> None:
 
 def release(x: Expression) -> None:
     """Forget how an evaluated expression was computed where no backward may ask for it."""
-    if x.record is not None and (not x.record.tracked or x.record.freed[0]):
-        x.freed = x.record.tracked
+    if x.record is not None and (x.constant or x.record.freed[0]):
+        x.freed = not x.constant
         x.record = None

@@ -1,0 +1,30 @@
+"""Layers and losses of PyFlame: those of `tessera.nn` on lazy tensors (PyFlame API reference).
+
+>>> import tessera.pyflame as pf
+>>> layer = pf.nn.Linear(4, 2)
+>>> layer(pf.ones([3, 4])).shape, layer.weight.shape
+([3, 2], [2, 4])
+"""
+
+from typing import Any
+
+from tessera import nn as core
+from tessera.nn.module import Lambda
+from tessera.pyflame.nn import functional
+from tessera.pyflame.nn.losses import CrossEntropyLoss, NLLLoss
+from tessera.pyflame.nn.modules import LazyModuleDict as ModuleDict
+from tessera.pyflame.nn.modules import LazyModuleList as ModuleList
+from tessera.pyflame.nn.modules import Module, Parameter, Sequential, make_layer
+
+Reduction = core.Reduction
+_CONTAINERS = (core.Module, core.ModuleList, core.ModuleDict, core.Sequential, Lambda)
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, core.Module) and value not in _CONTAINERS
+
+
+_OWN = ["CrossEntropyLoss", "Module", "ModuleDict", "ModuleList", "NLLLoss", "Parameter", "Reduction", "Sequential", "functional"]
+_LAYERS = [name for name in core.__all__ if _is_layer(getattr(core, name)) and name not in _OWN]
+globals().update({name: make_layer(getattr(core, name)) for name in _LAYERS})
+__all__ = sorted([*_OWN, *_LAYERS])
