@@ -162,7 +162,11 @@ def test_import_tessera_loads_little(unwanted):
 
 
 # Classes whose names the reference of PyFlame fixes; each wraps the class of the same name.
-PYFLAME_CLASSES = ("CSLCodeGenerator", "CodeGenResult", "DType", "Module", "Node", "Sequential", "Tensor")
+PYFLAME_CLASSES = (
+    "Adam AdamW CSLCodeGenerator CodeGenResult CosineAnnealingLR CrossEntropyLoss DType ExponentialLR LinearLR "
+    "Module MultiStepLR NLLLoss Node OneCycleLR PolynomialLR RMSprop ReduceLROnPlateau SGD Sequential StepLR "
+    "Tensor"
+).split()
 
 
 def is_pyflame_class(module: str, name: str) -> bool:

@@ -68,8 +68,8 @@ __all__ = [
     "PECoord", "Tensor", "TensorSpec", "abs", "arange", "autograd", "backward", "bfloat16", "bool_", "cat",
     "compile_to_csl", "cos", "dtype_name", "dtype_size", "eval", "exp", "float16", "float32", "from_numpy", "full",
     "gelu", "get_graph", "get_node", "int16", "int32", "int64", "int8", "is_lazy", "log", "log_softmax",
-    "manual_seed", "matmul", "max", "mean", "min", "nn", "no_grad", "ones", "optim", "print_graph", "rand", "randn", "relu",
-    "reshape", "sigmoid", "silu", "sin", "softmax", "sqrt", "squeeze", "stack", "sum", "tanh", "tensor",
+    "manual_seed", "matmul", "max", "mean", "min", "nn", "no_grad", "ones", "optim", "print_graph", "rand", "randn",
+    "relu", "reshape", "sigmoid", "silu", "sin", "softmax", "sqrt", "squeeze", "stack", "sum", "tanh", "tensor",
     "transpose", "unsqueeze", "where", "zeros",
 ]
 # fmt: on

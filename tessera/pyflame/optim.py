@@ -109,7 +109,9 @@ class OptimizerBase:
             raise StateDictError(
                 "this is not the state of an optimizer", location=user_location(), expected='a dict of "lr" and "state"'
             )
-        wrong = [f"{k} is missing" for k in known if k not in given] + [f"{k} is extra" for k in given if k not in known]
+        wrong = [f"{k} is missing" for k in known if k not in given] + [
+            f"{k} is extra" for k in given if k not in known
+        ]
         for path in known.keys() & given.keys():
             array = np.asarray(given[path])
             if array.shape != known[path].shape or array.dtype != known[path].dtype.numpy:

@@ -10,13 +10,15 @@ from typing import Any
 
 from tessera import nn as core
 from tessera.nn.module import Lambda
-from tessera.pyflame.nn import functional
-from tessera.pyflame.nn.losses import CrossEntropyLoss, NLLLoss
-from tessera.pyflame.nn.modules import LazyModuleDict as ModuleDict
-from tessera.pyflame.nn.modules import LazyModuleList as ModuleList
-from tessera.pyflame.nn.modules import Module, Parameter, Sequential, make_layer
+from tessera.pyflame.nn import functional as functional
+from tessera.pyflame.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from tessera.pyflame.nn.losses import NLLLoss as NLLLoss
+from tessera.pyflame.nn.modules import LazyModuleDict, LazyModuleList, make_layer
+from tessera.pyflame.nn.modules import Module as Module
+from tessera.pyflame.nn.modules import Parameter as Parameter
+from tessera.pyflame.nn.modules import Sequential as Sequential
 
-Reduction = core.Reduction
+ModuleDict, ModuleList, Reduction = LazyModuleDict, LazyModuleList, core.Reduction
 _CONTAINERS = (core.Module, core.ModuleList, core.ModuleDict, core.Sequential, Lambda)
 
 
@@ -24,7 +26,17 @@ def _is_layer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, core.Module) and value not in _CONTAINERS
 
 
-_OWN = ["CrossEntropyLoss", "Module", "ModuleDict", "ModuleList", "NLLLoss", "Parameter", "Reduction", "Sequential", "functional"]
+_OWN = [
+    "CrossEntropyLoss",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "NLLLoss",
+    "Parameter",
+    "Reduction",
+    "Sequential",
+    "functional",
+]
 _LAYERS = [name for name in core.__all__ if _is_layer(getattr(core, name)) and name not in _OWN]
 globals().update({name: make_layer(getattr(core, name)) for name in _LAYERS})
 __all__ = sorted([*_OWN, *_LAYERS])

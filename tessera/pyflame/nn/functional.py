@@ -47,9 +47,7 @@ def cross_entropy(
 
 def nll_loss(log_probs: Tensor, targets: Tensor, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
     """The negative logarithmic probability of the target class."""
-    return record(
-        "NLLLoss", losses.NLLLoss(reduction=reduction, ignore_index=ignore_index).forward, log_probs, targets
-    )
+    return record("NLLLoss", losses.NLLLoss(reduction=reduction, ignore_index=ignore_index).forward, log_probs, targets)
 
 
 def bce_loss(probs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

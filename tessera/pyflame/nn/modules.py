@@ -213,5 +213,3 @@ def keep_state(buffer: Tensor, state: Tensor) -> None:
     found.constant, found.needs_gradient = True, False
     found.own(buffer)
     buffer._expression = found
-
-
