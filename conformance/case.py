@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tessera.core.errors import TesseraError
+from tessera.core.errors import ArgumentError, TesseraError
 
 # Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
     "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics", "graph.sizes",
-    "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups", "tile.cooperation",
-    "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
-    "tile.language", "tile.spec", "tile.tutorials",
+    "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups",
+    "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
+    "tile.language", "tile.spec", "tile.tutorials", "tile.found",
 )  # fmt: skip
 
 
@@ -65,3 +67,17 @@ def all_cases() -> Iterator[Case]:
     """Every case, in a fixed order."""
     for area in AREAS:
         yield from importlib.import_module(f"conformance.{area}.cases").cases()
+
+
+def read_cases(path: str) -> list[Case]:
+    """The cases of a Python file: what its function `cases` yields.
+
+    Raises:
+        ArgumentError: the file is missing, fails, or has no such function.
+    """
+    if not Path(path).is_file():
+        raise ArgumentError(f"there is no file {path}", suggestion="tessera fuzz writes files of cases")
+    scope = runpy.run_path(path)
+    if not callable(scope.get("cases")):
+        raise ArgumentError(f"{path} has no cases", expected="a function cases() that yields conformance.case.Case")
+    return list(scope["cases"]())

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case, Outcome
-from tessera.codegen.contract import find_broken_backends, get_backend, list_backends
+from tessera.codegen.contract import emit_artifact, find_broken_backends, get_backend, list_backends
 from tessera.codegen.coverage import OpCoverage, list_mesh_ops, list_required_ops
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.interp.bound import compare_with_bound
-from tessera.runtime.program import PreparedProgram, prepare
+from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
 from tessera.tools.debug import checked
 
 INTERPRETED = ("graph", "schedule", "tile")
@@ -37,6 +37,24 @@ class Engine:
     def run(self, program: PreparedProgram) -> list[np.ndarray]:
         """The results of a program on this engine."""
         return program.run(self.level, self.target)
+
+
+@dataclass(frozen=True)
+class GuardedEngine(Engine):
+    """A target's runtime with guard bytes around every buffer (the hook `guarded` of its generator)."""
+
+    def run(self, program: PreparedProgram) -> list[np.ndarray]:
+        """The results; a write outside a buffer is an OutOfBoundsError."""
+        generator = get_backend(self.target)
+        levels = program.lower_for_target(self.target)
+        function = generator.guarded(emit_artifact(generator, levels["tile"], {}))  # type: ignore[attr-defined]
+        return ExecutableProgram(program, function)()
+
+
+def find_guarded_engine(target: str) -> Engine | None:
+    """The engine with guard bytes of a target, if its generator has one."""
+    generator = get_backend(target)
+    return GuardedEngine(f"{target} guarded", "device", target) if hasattr(generator, "guarded") else None
 
 
 def list_engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:

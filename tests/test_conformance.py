@@ -5,7 +5,7 @@ import pytest
 
 from conformance.case import AREAS, Case, all_cases
 from conformance.inputs import tensor
-from conformance.run import Engine, judge, list_engines, run_case, select_cases
+from conformance.run import Engine, find_guarded_engine, judge, list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
@@ -30,6 +30,13 @@ def test_area_on_a_mesh_of_elements(area):
     outcomes = [o for c in cases for o in run_case(c, mesh)]
     assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
     assert area in ("graph.errors", "graph.host", "graph.flow") or any(o.status == "pass" for o in outcomes)
+
+
+@pytest.mark.parametrize("area", ["graph.found", "tile.found", "tile.memory"])
+def test_no_write_outside_a_buffer(area):
+    prefix, guarded = area.replace(".", "/") + "/", [find_guarded_engine("llvm")]
+    outcomes = [o for c in CASES if c.name.startswith(prefix) and c.rejects is None for o in run_case(c, guarded)]
+    assert outcomes and not [f"{o.case} on {o.engine}: {o.detail}" for o in outcomes if o.status == "fail"]
 
 
 def test_there_are_enough_and_each_has_its_own_name():

@@ -6,6 +6,7 @@ V7 attributes; V8 static shapes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -243,14 +244,20 @@ def _check_operands(node: Node) -> Iterator[RuleViolation]:
 
 def match_operand_names(op: Op, count: int) -> list[str] | None:
     """The name of each of `count` operands; None where the op does not take so many."""
+    fixed, rest, needed = _read_operands(op)
+    if count < needed or (not rest and count > len(fixed)):
+        return None
+    names = fixed[:count]
+    return names + rest * (count - len(names))
+
+
+@functools.cache
+def _read_operands(op: Op) -> tuple[list[str], list[str], int]:
+    """The names of the operands of an op, the name of those after them, and how many it needs."""
     parameters = inspect.signature(op.ref).parameters.values()
     fixed = [p for p in parameters if p.kind in _POSITIONAL]
     rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-    needed = sum(p.default is p.empty for p in fixed)
-    if count < needed or (not rest and count > len(fixed)):
-        return None
-    names = [p.name for p in fixed][:count]
-    return names + rest * (count - len(names))
+    return [p.name for p in fixed], rest, sum(p.default is p.empty for p in fixed)
 
 
 def _check_results(node: Node) -> Iterator[RuleViolation]:

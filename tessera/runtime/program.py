@@ -114,7 +114,7 @@ class PreparedProgram:
         self, level: str, target: str = INTERP, options: Mapping[str, Any] = MappingProxyType({})
     ) -> ExecutableProgram:
         """Compile the program for a level, or with level "device" for a target; `options` are the generator's."""
-        levels = self._lower_for_target(target)
+        levels = self.lower_for_target(target)
         if level == "device" and target != INTERP:
             runtime = driver.make_runtime(levels["tile"], target, options)
             return ExecutableProgram(self, runtime.run, runtime)
@@ -124,7 +124,7 @@ class PreparedProgram:
         function = driver.compile_level(levels, level, target, options)
         return ExecutableProgram(self, function, getattr(function, "__self__", None))
 
-    def _lower_for_target(self, target: str) -> Mapping[str, Module]:
+    def lower_for_target(self, target: str) -> Mapping[str, Module]:
         """Return the levels for a target: a mesh of processing elements has its own lowering, of known sizes."""
         graph = self.levels.get("graph")
         if graph is not None and target != INTERP and find_size_names(graph.main):

@@ -20,7 +20,7 @@ names, target = sys.argv[3:], sys.argv[2]
 for case in (c for c in all_cases() if c.name in names):
     entry, arguments = case.entry()
     program = prepare(entry, arguments, target, case.grid, case.group)
-    module = program._lower_for_target(target)["tile"]
+    module = program.lower_for_target(target)["tile"]
     files = get_backend(target).emit(module, {}).files
     encoded = {n: t if isinstance(t, bytes) else t.encode() for n, t in sorted(files.items())}
     print(case.name, {n: hashlib.sha256(t).hexdigest() for n, t in encoded.items()})

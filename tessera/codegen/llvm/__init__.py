@@ -6,7 +6,7 @@ Loading an artifact needs the runtime alone; the compiler (`generator`) is impor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,12 @@ class LlvmBackend:
     def runtime(self, artifact: Artifact, threads: int | None = None) -> LlvmProgram:
         """The artifact as machine code: its own, if it was built for this processor, else compiled from its text."""
         return LlvmProgram(artifact, threads)
+
+    def guarded(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """The artifact as machine code with guard bytes around every buffer: a write outside one is an error."""
+        from tessera.codegen.llvm.runtime.guards import run_guarded  # for tests of this generator alone
+
+        return partial(run_guarded, artifact)
 
     def interpreter(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """The artifact's text run in the LLVM emulator, without a compiler."""

@@ -58,10 +58,11 @@ def to_mesh(module: Module, shape: MeshShape, pinned: Sequence[Sharding | None] 
 
     Raises:
         UnsupportedOpError: an op has no mapping onto the mesh, however the inputs are cut.
-        UnsupportedOpError: a size is symbolic.
+        UnsupportedOpError: a size is symbolic, or a tensor has no elements.
     """
     function = module.main
     _check_concrete(function)
+    _check_elements(function)
     if (launched := partition_launch(function, shape.grid, int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))) is not None:
         return launched
     wishes = (*pinned, *(None,) * (len(function.params) - len(pinned)))
@@ -78,6 +79,18 @@ def to_mesh(module: Module, shape: MeshShape, pinned: Sequence[Sharding | None] 
         if chosen == before:
             break
     return _make_module(function, shape, [c[i] for c, i in zip(choices, chosen, strict=True)])
+
+
+def _check_elements(function: Function) -> None:
+    """Check that the mesh has something to hold: an axis of no elements cannot be cut."""
+    pairs = [(p, function.loc) for p in function.params]
+    pairs += [(v, n.loc) for n in function.body.walk() for v in n.results]
+    for value, location in pairs:
+        if isinstance(value.type, TensorType) and 0 in value.type.shape:
+            raise UnsupportedOpError(
+                "the target csl has no tensors without elements", location=location, received=str(value.type),
+                suggestion="compute this part on the host, or with another target",
+            )  # fmt: skip
 
 
 def _check_concrete(function: Function) -> None:

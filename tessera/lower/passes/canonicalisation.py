@@ -172,6 +172,8 @@ def _fold_constants(node: Node, arrays: Sequence[Any]) -> Any:
 
 @canonicalisation(*(o for o in REGISTRY.values() if o.pointwise and o not in (basic.cast, elementwise.where)))
 def _(rewriter, node, args):
+    if 0 in node.out.type.shape:  # no element is computed: an index that is no element cannot be outside
+        return make_splat(rewriter, node.out, 0)
     numbers = [_get_splat_array(rewriter, a) for a in args]
     if all(n is not None for n in numbers):
         return make_splat(rewriter, node.out, _fold_constants(node, numbers))

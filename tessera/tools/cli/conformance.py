@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from conformance.case import Outcome, all_cases
+from conformance.case import Outcome, all_cases, read_cases
 from conformance.run import list_engines, rank_missing_ops, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
@@ -26,7 +26,7 @@ MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yell
 def main(options: argparse.Namespace) -> int:
     """Run or list the selected cases; status 0 only when nothing failed."""
     write = _open_report_writer(Path(options.report)) if options.report else None
-    cases = select_cases(options.select, all_cases())
+    cases = select_cases(options.select, read_cases(options.cases) if options.cases else all_cases())
     if not cases:
         raise ArgumentError(
             f"no case matches {options.select!r}", suggestion="tessera conformance --list prints the names of all cases"

@@ -19,6 +19,7 @@ COMMANDS = {
     "inspect": "print the IR of each level with the source line of each op",
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
+    "fuzz": "run random programs at every level and on targets, and write a small case for each kind of failure",
     "ptx": "run a PTX file in the emulator",
     "cuda": "run a program whose Numba or CuPy kernels execute in the PTX emulator, without a GPU",
     "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
@@ -177,6 +178,18 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
     command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
+    command.add_argument("--cases", metavar="FILE", help="run the cases of a Python file, as `tessera fuzz` writes")
+
+
+def _fuzz(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--target", action="append", default=[], help="a generator (default: interp, the levels)")
+    command.add_argument("--kind", action="append", default=[], choices=("graph", "tile"), help="functions or kernels")
+    command.add_argument("--seconds", type=_count, default=60, metavar="N", help="how long (default 60)")
+    command.add_argument("--programs", type=_count, metavar="N", help="at most this number for each process")
+    command.add_argument("--seed", type=_seed, default=0, metavar="S", help="the same seed makes the same programs")
+    command.add_argument("--jobs", type=_count, default=2, metavar="N", help="processes (default 2)")
+    command.add_argument("--corpus", metavar="FOLDER", help="read and keep programs that cover something new")
+    command.add_argument("-o", "--output", metavar="FOLDER", default="fuzz-cases", help="where cases are written")
 
 
 def _ptx(command: argparse.ArgumentParser) -> None:
@@ -249,6 +262,7 @@ ARGUMENTS = {
     "inspect": _inspect,
     "bisect": _bisect,
     "conformance": _conformance,
+    "fuzz": _fuzz,
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),
 }
 

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from threading import Thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
@@ -241,8 +242,15 @@ def _run_helper(run: Callable[..., None], tasks: np.ndarray, states: np.ndarray,
     run(array_address(tasks), len(tasks), array_address(states), arena, stop.address)
 
 
+# A replacement of the allocator of scratch arenas and workspaces (tessera/codegen/llvm/runtime/guards.py).
+ALLOCATOR: ContextVar[Callable[[int], np.ndarray] | None] = ContextVar("allocator", default=None)
+
+
 def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
     """Bytes that begin at a multiple of `to`."""
+    allocate = ALLOCATOR.get()
+    if allocate is not None:
+        return allocate(count)
     raw = np.empty(count + to, np.uint8)
     start = -array_address(raw) % to
     return raw[start : start + count]

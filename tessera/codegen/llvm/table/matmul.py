@@ -496,13 +496,16 @@ class MatmulEmitter:
         return b.at(base, (panel_columns, b.strides[0], 1), (columns.count, self.depth, panel_columns))
 
     def _pack_operand(self, v: Value, m: StridedMemRef, place: object) -> None:
-        """Compute an operand into memory, full vectors at a time: elements past the end are never used."""
+        """Compute an operand into memory, full vectors at a time: elements past the end of a row are never used.
+
+        Where rows have one element, a vector holds several rows, and those past the last one are not in the memory.
+        """
+        padded = m.shape[-1] != 1
 
         def visit_one(body: LoopBody, inner_index: LaneIndex) -> None:
             lane = widen_lane(body, v.type.dtype, self.dtype, emit_element(body, v, place(body, inner_index)))  # type: ignore[operator]
-            is_whole = LoopBody(self.kernel, body.width)
             memory.store_lane(
-                is_whole,
+                LoopBody(self.kernel, body.width) if padded else body,
                 m,
                 inner_index,
                 LaneValue(body.broadcast_lane(lane, get_register_type(self.dtype, body.width)), LaneKind.VARYING),

@@ -18,6 +18,7 @@ from tessera.codegen.llvm.text.builder import (
     LlvmBuilder,
     LoopBody,
     emit_splat,
+    format_prefix_mask,
     format_step_vector,
 )
 from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_memory_type, get_register_type
@@ -294,7 +295,9 @@ def store_lane(
         body.text.line(_format_masked_store(form, t, raw, pointers, m, lane_mask or t.truth.const(1)))
         return
     at = emit_pointer(body, m, address)
-    if lane_mask is None:
+    if width > 1 and body.mask == format_prefix_mask(width, 1):
+        _store_first_lane(body, m, at, raw, lane_mask if mask is not None else None, t)
+    elif lane_mask is None:
         body.text.line(f"store {t} {raw}, ptr {at}, align {get_element_bytes(m.dtype)}")
     elif width > 1:
         body.text.line(_format_masked_store(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, lane_mask))
@@ -304,6 +307,20 @@ def store_lane(
 
 def _format_masked_store(form: str, t: RegisterType, raw: str, pointers: str, m: StridedMemRef, mask: str) -> str:
     return f"call void @llvm.masked.{form}({t} {raw}, {pointers}, i32 {get_element_bytes(m.dtype)}, {t.truth} {mask})"
+
+
+def _store_first_lane(body: LoopBody, m: StridedMemRef, at: str, raw: str, mask: str | None, t: RegisterType) -> None:
+    """Store one element of a vector, where the mask is true, if there is one.
+
+    LLVM 22 lowers a masked store of one element, truncated from wider ones, to a scalar store of the wide type, which
+    writes past the end.
+    """
+    one, element = body.text.let(f"extractelement {t} {raw}, i64 0"), RegisterType(t.element)
+    if mask is None:
+        body.text.line(f"store {element} {one}, ptr {at}, align {get_element_bytes(m.dtype)}")
+    else:
+        holds = body.text.let(f"extractelement {t.truth} {mask}, i64 0")
+        _store_scalar_masked(body, m, at, one, holds, element)
 
 
 def _store_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, raw: str, mask: str, t: RegisterType) -> None:

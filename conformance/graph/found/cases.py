@@ -1,0 +1,42 @@
+"""Functions that fuzzing found to be wrong on some engine, and relatives of them at other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from conformance.case import Case
+from conformance.inputs import tensor
+from tessera.frontend.jit.tracing import Jit
+
+
+def sort_empty(x: Any) -> Any:
+    """The indices of an empty axis are constants that no element has: they are not outside it."""
+    return ts.sort(x, axis=0), ts.topk(x, 0, axis=0)[0], ts.argsort(x, axis=-1)
+
+
+def narrow_and_join(x: Any) -> Any:
+    """A last vector with one element that was computed in a wider type: its store must not reach beyond the row."""
+    return ts.concatenate([x, ts.cast(ts.cast(x, dtype=ts.f32) + 1.0, dtype=x.dtype)], axis=0)
+
+
+def outer_products(x: Any) -> Any:
+    """Products over one element: a vector of the packed operand holds several rows."""
+    return ts.sum(ts.matmul(x, ts.permute(x, (1, 0))), axis=0)
+
+
+def cases() -> Iterator[Case]:
+    """Each function at the sizes around a vector."""
+    for shape in ((0, 3), (3, 0), (0,)):
+        name = "graph/found/sort-empty-" + "x".join(map(str, shape))
+        yield Case(name, lambda s=shape: (Jit(sort_empty), (np.zeros(s, np.float32),)), exact=True)  # type: ignore[misc]
+    for columns in (1, 9, 17, 33):
+        for dtype in ("bf16", "f16", "int8"):
+            x = tensor(f"join{columns}", (3, columns), dtype)
+            yield Case(f"graph/found/narrow-and-join-{columns}-{dtype}", lambda x=x: (Jit(narrow_and_join), (x,)))  # type: ignore[misc]
+    for rows in (1, 2, 5, 9, 17):
+        x = tensor(f"outer{rows}", (rows, 1))
+        yield Case(f"graph/found/outer-products-{rows}", lambda x=x: (Jit(outer_products), (x,)))  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Fuzzing: random programs whose results must agree on every level and target within their error bounds."""

@@ -1,0 +1,232 @@
+"""Fuzzing campaigns: programs until the time is over, a corpus of those that cover something new, and for each kind of
+failure one case that is as small as possible."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from conformance.run import Engine
+from tessera.core.io import write_file
+from tessera.ir.core import Module
+from tessera.tools.fuzz.choices import Choices, mutate, shrink
+from tessera.tools.fuzz.graph_programs import make_program
+from tessera.tools.fuzz.kernel_programs import make_kernel
+from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
+from tessera.tools.fuzz.programs import Program, forget_sources
+
+GENERATORS: dict[str, Callable[[Choices, Counter[str] | None], Program]] = {"graph": make_program, "tile": make_kernel}
+SHRINK_SECONDS = 20.0
+SEND_EVERY = 20  # programs
+CORPUS_FILE = "corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a campaign runs: targets, kinds of programs, its time or number of programs, and where results go."""
+
+    targets: tuple[str, ...]
+    kinds: tuple[str, ...] = ("graph", "tile")
+    seconds: float = 60.0
+    programs: int | None = None
+    seed: int = 0
+    folder: Path | None = None
+    corpus: Path | None = None
+
+
+@dataclass
+class Summary:
+    """The counts of a campaign, and its distinct failures with the shrunk programs."""
+
+    programs: int = 0
+    seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    features: set[str] = field(default_factory=set)
+    failures: dict[str, tuple[Failure, Program]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def forget_counts(self) -> None:
+        """Start to count again; what is covered and what failed is kept."""
+        self.programs, self.outcomes, self.refused, self.files = 0, Counter(), Counter(), []
+
+    def merge(self, other: Summary) -> None:
+        """Add the counts of another worker."""
+        self.programs += other.programs
+        self.seconds = max(self.seconds, other.seconds)
+        self.outcomes += other.outcomes
+        self.refused += other.refused
+        self.features |= other.features
+        self.failures = {**other.failures, **self.failures}
+        self.files += other.files
+
+
+def run_campaign(
+    request: Request, worker: int = 0, first: int = 0, record: Path | None = None,
+    send: Callable[[Summary], None] | None = None,
+) -> Summary:  # fmt: skip
+    """Run the programs of one worker from number `first` on.
+
+    `record` is a file that names the program that is running. `send` is given the counts every few programs and after
+    each new failure; the result then has those since the last time.
+    """
+    engines, summary = list_fuzz_engines(request.targets), Summary()
+    kept = _read_corpus(request)
+    start = time.perf_counter()
+    for number in itertools.count(first):
+        if time.perf_counter() - start > request.seconds or number == request.programs:
+            break
+        random = Random(f"{request.seed}/{worker}/{number}")
+        kind = request.kinds[number % len(request.kinds)]
+        given = mutate(random.choice(kept[kind]), random) if kept[kind] and random.random() < 0.3 else ()
+        choices, seed = Choices(given, random), random.randrange(1 << 30)
+        program = GENERATORS[kind](choices, summary.refused)
+        if record is not None:
+            record.write_text(json.dumps({"number": number, "kind": kind, "choices": choices.taken, "seed": seed}))
+        failures = len(summary.failures)
+        _run_one(request, summary, kind, choices, program, engines, seed, kept[kind])
+        if send is not None and (number % SEND_EVERY == 0 or len(summary.failures) > failures):
+            summary.seconds = time.perf_counter() - start
+            send(summary)
+            summary.forget_counts()
+        if number % 100 == 0:
+            forget_sources()
+    summary.seconds = time.perf_counter() - start
+    if request.corpus is not None:
+        _write_corpus(request, worker, kept)
+    return summary
+
+
+def _run_one(
+    request: Request, summary: Summary, kind: str, choices: Choices, program: Program, engines: Sequence[Engine],
+    seed: int, kept: list[list[int]],
+) -> None:  # fmt: skip
+    """Run a program, keep it if it covers something new, and report its new failures."""
+    verdict = examine(program, engines, seed)
+    summary.outcomes += verdict.outcomes
+    new = list_features(verdict.modules) - summary.features
+    if new:
+        summary.features |= new
+        kept.append(list(choices.taken))
+    for failure in verdict.failures:
+        if failure.key not in summary.failures:
+            small, found = reduce_failure(kind, choices.taken, failure, request.targets, seed)
+            report(request, summary, kind, small, found)
+    summary.programs += 1
+
+
+def list_features(modules: Sequence[Module]) -> set[str]:
+    """What a program covers: at each level, each op with its element type and the op that made its first operand."""
+    found = set()
+    for module in modules:
+        for function in module.functions:
+            makers: dict[Any, str] = {}
+            for node in function.body.walk():
+                first = makers.get(node.args[0], "") if node.args else ""
+                dtype = getattr(node.results[0].type, "dtype", "") if node.results else ""
+                found.add(f"{module.level}: {first} > {node.op.name} {dtype}")
+                makers.update(dict.fromkeys(node.results, node.op.name))
+    return found
+
+
+def report(request: Request, summary: Summary, kind: str, program: Program, failure: Failure) -> None:
+    """Note a failure with its smallest program, and write it as a case."""
+    summary.failures[failure.key] = (failure, program)
+    if request.folder is not None:
+        name = hashlib.sha256(failure.key.encode()).hexdigest()[:8]
+        path = request.folder / f"fuzz_{kind}_{name}.py"
+        request.folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, write_case(program, failure, f"fuzz/{kind}-{name}"))
+        summary.files.append(str(path))
+
+
+def reduce_failure(
+    kind: str, taken: Sequence[int], failure: Failure, targets: Sequence[str], seed: int
+) -> tuple[Program, Failure]:
+    """The smallest program found that fails in the same way, with its failure."""
+    engines = [e for e in list_fuzz_engines(targets) if e.name == failure.engine]
+    latest: dict[str, Any] = {}
+
+    def replay(values: Sequence[int]) -> Choices | None:
+        choices = Choices(values)
+        try:
+            program = GENERATORS[kind](choices, None)
+        except Exception:  # a generator that fails is not this failure
+            return None
+        for found in examine(program, engines, seed).failures:
+            if found.key == failure.key:
+                latest[str(choices.taken)] = (program, found)
+                return choices
+        return None
+
+    if replay(taken) is None:
+        choices = Choices(taken)
+        return GENERATORS[kind](choices, None), failure
+    return latest[str(shrink(taken, replay, SHRINK_SECONDS))]
+
+
+CASE = '''"""Found by fuzzing: {key}.
+
+{detail}
+"""
+
+import numpy as np
+
+import tessera as ts
+from conformance.case import Case
+from conformance.inputs import biting
+from tessera import tile
+from tessera.core.types import as_dtype
+
+
+{source}
+
+ARGUMENTS = {{{arguments}}}
+
+
+def cases():
+    """The program, as a case of the conformance suite."""
+    entry = program if {kernel} else ts.jit(program)
+    yield Case("{name}", lambda: (entry, ARGUMENTS), grid={grid}, group={group})
+'''
+
+
+def write_case(program: Program, failure: Failure, name: str) -> str:
+    """The source of a file with the program as a case, which `tessera conformance --cases FILE` runs."""
+    detail = failure.detail.replace("\\", "/").replace('"""', "'''")
+    listed = [f"{i.name!r}: {i.text}" for i in program.inputs] + [f"{k!r}: {v!r}" for k, v in program.constants.items()]
+    return CASE.format(
+        key=failure.key.replace("\\", "/"), detail=detail, source=program.source,
+        arguments=", ".join(listed), kernel=program.is_kernel, name=name, grid=program.grid, group=program.group,
+    )  # fmt: skip
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_file(path, lambda handle: handle.write(text.encode()))
+
+
+def _read_corpus(request: Request) -> dict[str, list[list[int]]]:
+    """The choice sequences kept by campaigns before."""
+    kept: dict[str, list[list[int]]] = {kind: [] for kind in request.kinds}
+    for path in sorted(request.corpus.glob(f"*{CORPUS_FILE}")) if request.corpus is not None else ():
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["kind"] in kept:
+                kept[entry["kind"]].append(entry["choices"])
+    return kept
+
+
+def _write_corpus(request: Request, worker: int, kept: dict[str, list[list[int]]]) -> None:
+    assert request.corpus is not None
+    request.corpus.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"kind": kind, "choices": values}) for kind in kept for values in kept[kind]]
+    write_text(request.corpus / f"{worker}-{CORPUS_FILE}", "".join(f"{line}\n" for line in lines))

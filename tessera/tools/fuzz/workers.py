@@ -1,0 +1,133 @@
+"""Worker processes of a fuzzing campaign: a program that ends its process is a failure, and others follow."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tessera.tools.fuzz.campaign import GENERATORS, Request, Summary, report, run_campaign
+from tessera.tools.fuzz.choices import Choices, shrink
+from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
+
+# The parent runs no program, so that its threads do not disturb a fork.
+CONTEXT = multiprocessing.get_context("fork")
+HANG_SECONDS = 120.0  # a program that takes longer is a failure
+CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
+
+
+def run_workers(request: Request, jobs: int) -> Summary:
+    """Run a campaign in several processes, each with its own seeds."""
+    total, end = Summary(), time.perf_counter() + request.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [Worker(request, number, Path(folder) / f"{number}.json") for number in range(jobs)]
+        while any(w.process is not None for w in workers):
+            for worker in workers:
+                worker.poll(total, end)
+            time.sleep(0.05)
+    return total
+
+
+class Worker:
+    """One process of a campaign, started again after a crash."""
+
+    def __init__(self, request: Request, number: int, record: Path) -> None:
+        self.request, self.number, self.record = request, number, record
+        self.process: Any = None
+        self._start(0, request.seconds)
+
+    def _start(self, first: int, seconds: float) -> None:
+        self.receiver, sender = CONTEXT.Pipe(duplex=False)
+        request = replace(self.request, seconds=seconds)
+        self.process = CONTEXT.Process(target=_work, args=(request, self.number, first, self.record, sender))
+        self.process.start()
+        sender.close()
+
+    def poll(self, total: Summary, end: float) -> None:
+        """Take what the process gives; a process that ended without, or hangs, is a failure of its program."""
+        if self.process is None:
+            return
+        if self.receiver.poll():
+            try:
+                kind, content = self.receiver.recv()
+            except EOFError:
+                self._report_crash(total, end)
+                return
+            if kind == "error":
+                raise content
+            total.merge(content)
+            if kind == "end":
+                self.process.join()
+                self.process = None
+        elif self._hangs():
+            self.process.kill()
+            self.process.join()
+            self._report_crash(total, end, "hangs")
+
+    def _hangs(self) -> bool:
+        return self.record.exists() and time.time() - self.record.stat().st_mtime > HANG_SECONDS
+
+    def _report_crash(self, total: Summary, end: float, how: str = "") -> None:
+        self.process.join()
+        how = how or _describe_exit(self.process.exitcode)
+        self.process = None
+        if not self.record.exists():
+            raise RuntimeError(f"a worker ended before its first program: {how}")
+        running = json.loads(self.record.read_text())
+        failure = Failure("process", how)
+        total.programs += 1
+        if failure.key not in total.failures:
+            values = running["choices"] if how == "hangs" else self._reduce(running, how)
+            program = GENERATORS[running["kind"]](Choices(values), None)
+            report(self.request, total, running["kind"], program, failure)
+        if (left := end - time.perf_counter()) > 0:
+            self._start(running["number"] + 1, left)
+
+    def _reduce(self, running: dict[str, Any], how: str) -> Sequence[int]:
+        """The smallest program that ends its process in the same way, each tried in a process of its own."""
+
+        def replay(values: Sequence[int]) -> Choices | None:
+            choices = Choices(values)
+            try:
+                GENERATORS[running["kind"]](choices, None)
+            except Exception:  # a generator that fails is not this failure
+                return None
+            found = _try_in_process(lambda: _examine(running, choices.taken, self.request))
+            return choices if found == how else None
+
+        return shrink(running["choices"], replay, CRASH_SECONDS) if replay(running["choices"]) else running["choices"]
+
+
+def _work(request: Request, number: int, first: int, record: Path, sender: Connection) -> None:
+    try:
+        summary = run_campaign(request, number, first, record, lambda part: sender.send(("part", part)))
+        sender.send(("end", summary))
+    except Exception as error:  # the parent raises it
+        sender.send(("error", error))
+
+
+def _examine(running: dict[str, Any], values: Sequence[int], request: Request) -> None:
+    program = GENERATORS[running["kind"]](Choices(values), None)
+    examine(program, list_fuzz_engines(request.targets), running["seed"])
+
+
+def _try_in_process(run: Callable[[], None]) -> str:
+    """How a process ends that runs a function."""
+    process = CONTEXT.Process(target=run)
+    process.start()
+    process.join(HANG_SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    return _describe_exit(process.exitcode)
+
+
+def _describe_exit(code: int | None) -> str:
+    return f"the process ended with {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit {code}"
