@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tessera.codegen.contract import get_backend
 from tessera.core.device import INTERP
-from tessera.tools.fuzz.campaign import Request, Summary
+from tessera.tools.fuzz.campaign import CampaignRequest, Summary
 from tessera.tools.fuzz.workers import run_workers
 
 SHOWN = 8  # refused statements
@@ -23,7 +23,7 @@ def main(options: argparse.Namespace) -> int:
         if target != INTERP:
             get_backend(target)  # an unknown name is an error before anything runs
     summary = run_workers(
-        Request(
+        CampaignRequest(
             targets, tuple(options.kind) or ("graph", "tile"), options.seconds, options.programs, options.seed,
             Path(options.output), Path(options.corpus) if options.corpus else None,
         ),

@@ -21,16 +21,19 @@ from tessera.tools.fuzz.choices import Choices, mutate, shrink
 from tessera.tools.fuzz.graph_programs import make_program
 from tessera.tools.fuzz.kernel_programs import make_kernel
 from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
-from tessera.tools.fuzz.programs import Program, forget_sources
+from tessera.tools.fuzz.programs import RandomProgram, forget_sources
 
-GENERATORS: dict[str, Callable[[Choices, Counter[str] | None], Program]] = {"graph": make_program, "tile": make_kernel}
+GENERATORS: dict[str, Callable[[Choices, Counter[str] | None], RandomProgram]] = {
+    "graph": make_program,
+    "tile": make_kernel,
+}
 SHRINK_SECONDS = 20.0
 SEND_EVERY = 20  # programs
 CORPUS_FILE = "corpus.jsonl"
 
 
 @dataclass(frozen=True)
-class Request:
+class CampaignRequest:
     """What a campaign runs: targets, kinds of programs, its time or number of programs, and where results go."""
 
     targets: tuple[str, ...]
@@ -51,7 +54,7 @@ class Summary:
     outcomes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     features: set[str] = field(default_factory=set)
-    failures: dict[str, tuple[Failure, Program]] = field(default_factory=dict)
+    failures: dict[str, tuple[Failure, RandomProgram]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def forget_counts(self) -> None:
@@ -70,7 +73,7 @@ class Summary:
 
 
 def run_campaign(
-    request: Request, worker: int = 0, first: int = 0, record: Path | None = None,
+    request: CampaignRequest, worker: int = 0, first: int = 0, record: Path | None = None,
     send: Callable[[Summary], None] | None = None,
 ) -> Summary:  # fmt: skip
     """Run the programs of one worker from number `first` on.
@@ -106,7 +109,7 @@ def run_campaign(
 
 
 def _run_one(
-    request: Request, summary: Summary, kind: str, choices: Choices, program: Program, engines: Sequence[Engine],
+    request: CampaignRequest, summary: Summary, kind: str, choices: Choices, program: RandomProgram, engines: Sequence[Engine],
     seed: int, kept: list[list[int]],
 ) -> None:  # fmt: skip
     """Run a program, keep it if it covers something new, and report its new failures."""
@@ -137,7 +140,7 @@ def list_features(modules: Sequence[Module]) -> set[str]:
     return found
 
 
-def report(request: Request, summary: Summary, kind: str, program: Program, failure: Failure) -> None:
+def report(request: CampaignRequest, summary: Summary, kind: str, program: RandomProgram, failure: Failure) -> None:
     """Note a failure with its smallest program, and write it as a case."""
     summary.failures[failure.key] = (failure, program)
     if request.folder is not None:
@@ -150,7 +153,7 @@ def report(request: Request, summary: Summary, kind: str, program: Program, fail
 
 def reduce_failure(
     kind: str, taken: Sequence[int], failure: Failure, targets: Sequence[str], seed: int
-) -> tuple[Program, Failure]:
+) -> tuple[RandomProgram, Failure]:
     """The smallest program found that fails in the same way, with its failure."""
     engines = [e for e in list_fuzz_engines(targets) if e.name == failure.engine]
     latest: dict[str, Any] = {}
@@ -199,7 +202,7 @@ def cases():
 '''
 
 
-def write_case(program: Program, failure: Failure, name: str) -> str:
+def write_case(program: RandomProgram, failure: Failure, name: str) -> str:
     """The source of a file with the program as a case, which `tessera conformance --cases FILE` runs."""
     detail = failure.detail.replace("\\", "/").replace('"""', "'''")
     listed = [f"{i.name!r}: {i.text}" for i in program.inputs] + [f"{k!r}: {v!r}" for k, v in program.constants.items()]
@@ -214,7 +217,7 @@ def write_text(path: Path, text: str) -> None:
     write_file(path, lambda handle: handle.write(text.encode()))
 
 
-def _read_corpus(request: Request) -> dict[str, list[list[int]]]:
+def _read_corpus(request: CampaignRequest) -> dict[str, list[list[int]]]:
     """The choice sequences kept by campaigns before."""
     kept: dict[str, list[list[int]]] = {kind: [] for kind in request.kinds}
     for path in sorted(request.corpus.glob(f"*{CORPUS_FILE}")) if request.corpus is not None else ():
@@ -225,7 +228,7 @@ def _read_corpus(request: Request) -> dict[str, list[list[int]]]:
     return kept
 
 
-def _write_corpus(request: Request, worker: int, kept: dict[str, list[list[int]]]) -> None:
+def _write_corpus(request: CampaignRequest, worker: int, kept: dict[str, list[list[int]]]) -> None:
     assert request.corpus is not None
     request.corpus.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"kind": kind, "choices": values}) for kind in kept for values in kept[kind]]

@@ -47,7 +47,7 @@ class Choices:
         return self.draw(one_in) == one_in - 1
 
     def repeat(self, limit: int, one_in: int = 6) -> Iterator[int]:
-        """Count parts of which there is at least one and at most `limit`; after each it may end, in one of `one_in` cases.
+        """Count parts: one to `limit` of them; after each it ends in one of `one_in` cases.
 
         Each part is a span with the choice to have it, so that shrinking deletes parts one by one.
         """

@@ -17,7 +17,7 @@ from tessera.core.errors import TesseraError
 from tessera.core.types import as_dtype
 from tessera.ir.tensor import Tensor
 from tessera.tools.fuzz.choices import Choices
-from tessera.tools.fuzz.programs import TESSERA, Input, Program
+from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 0, 16, 17, 33, 64, 65, 130)
 FLOATS = ("f32", "f64", "f16", "bf16", "fp8_e4m3", "fp8_e5m2")
@@ -42,7 +42,7 @@ POLICIES = (
 )  # fmt: skip
 
 
-class Pool:
+class ValuePool:
     """The values of a program in construction: their names, and samples with shape and type."""
 
     def __init__(self, choices: Choices) -> None:
@@ -87,7 +87,7 @@ def is_number(sample: Any) -> bool:
     return sample.dtype.kind != "bool"
 
 
-Rule = Callable[[Choices, Pool], str | None]
+Rule = Callable[[Choices, ValuePool], str | None]
 RULES: list[Rule] = []
 
 
@@ -101,14 +101,14 @@ def rule(weight: int = 1) -> Callable[[Rule], Rule]:
     return add
 
 
-def _unary(c: Choices, pool: Pool) -> str | None:
+def _unary(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_number)
     if name is None:
         return None
     return f"ts.{c.pick(FLOAT_UNARY if is_float(pool.samples[name]) else INTEGER_UNARY)}({name})"
 
 
-def _binary(c: Choices, pool: Pool) -> str | None:
+def _binary(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_number)
     if name is None:
         return None
@@ -124,26 +124,26 @@ rule(5)(_binary)
 
 
 @rule()
-def _compare(c: Choices, pool: Pool) -> str | None:
+def _compare(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_number)
     return name and f"ts.{c.pick(COMPARISONS)}({name}, {pool.find_like(name)})"
 
 
 @rule()
-def _divide_integers(c: Choices, pool: Pool) -> str | None:
+def _divide_integers(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_integer)
     divisor = c.pick(("2", "3", "7", "-2", "-5") if name and pool.samples[name].dtype.name[0] != "u" else ("2", "3"))
     return name and f"{c.pick(('ts.floor_divide', 'ts.remainder', 'ts.fmod'))}({name}, {divisor})"
 
 
 @rule()
-def _shift(c: Choices, pool: Pool) -> str | None:
+def _shift(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_integer)
     return name and f"ts.{c.pick(('shift_left', 'shift_right'))}({name}, {c.draw(7)})"
 
 
 @rule(2)
-def _where(c: Choices, pool: Pool) -> str | None:
+def _where(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_number)
     if name is None:
         return None
@@ -153,7 +153,7 @@ def _where(c: Choices, pool: Pool) -> str | None:
 
 
 @rule()
-def _logic(c: Choices, pool: Pool) -> str | None:
+def _logic(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.dtype.kind == "bool")
     if name is None:
         return None
@@ -163,19 +163,19 @@ def _logic(c: Choices, pool: Pool) -> str | None:
 
 
 @rule(2)
-def _cast(c: Choices, pool: Pool) -> str | None:
+def _cast(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find()
     return name and f"ts.cast({name}, dtype=ts.{c.pick((*FLOATS, *INTEGERS, 'bool'))})"
 
 
 @rule()
-def _policy(c: Choices, pool: Pool) -> str | None:
+def _policy(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(is_float)
     return name and f"ts.cast({name}, dtype={c.pick(POLICIES)})"
 
 
 @rule(3)
-def _reduce(c: Choices, pool: Pool) -> str | None:
+def _reduce(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0)
     if name is None:
         return None
@@ -188,7 +188,7 @@ def _reduce(c: Choices, pool: Pool) -> str | None:
 
 
 @rule()
-def _scan_axis(c: Choices, pool: Pool) -> str | None:
+def _scan_axis(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0 and is_number(s))
     if name is None:
         return None
@@ -197,7 +197,7 @@ def _scan_axis(c: Choices, pool: Pool) -> str | None:
 
 
 @rule()
-def _normalise(c: Choices, pool: Pool) -> str | None:
+def _normalise(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0 and is_float(s))
     if name is None:
         return None
@@ -209,7 +209,7 @@ def _normalise(c: Choices, pool: Pool) -> str | None:
 
 
 @rule(2)
-def _slice(c: Choices, pool: Pool) -> str | None:
+def _slice(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0)
     if name is None:
         return None
@@ -225,7 +225,7 @@ def _slice(c: Choices, pool: Pool) -> str | None:
 
 
 @rule(2)
-def _move(c: Choices, pool: Pool) -> str | None:
+def _move(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0)
     if name is None:
         return None
@@ -245,7 +245,7 @@ def _move(c: Choices, pool: Pool) -> str | None:
 
 
 @rule(2)
-def _join(c: Choices, pool: Pool) -> str | None:
+def _join(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: 0 < s.ndim)
     if name is None:
         return None
@@ -266,7 +266,7 @@ def _join(c: Choices, pool: Pool) -> str | None:
 
 
 @rule(2)
-def _product(c: Choices, pool: Pool) -> str | None:
+def _product(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim >= 2 and is_number(s) and s.shape[-1] <= 160 and s.shape[-2] <= 160)
     if name is None:
         return None
@@ -283,7 +283,7 @@ def _product(c: Choices, pool: Pool) -> str | None:
 
 
 @rule()
-def _index(c: Choices, pool: Pool) -> str | None:
+def _index(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0)
     if name is None:
         return None
@@ -311,7 +311,7 @@ BODIES = ("s + y", "s * 0.5 + y", "ts.maximum(s, y)", "ts.where(y > s, s, y - s)
 
 
 @rule(2)
-def _flow(c: Choices, pool: Pool) -> str | None:
+def _flow(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: s.ndim > 0 and is_number(s) and 0 < s.shape[0] <= 17)
     if name is None:
         return None
@@ -333,7 +333,7 @@ def _flow(c: Choices, pool: Pool) -> str | None:
 
 
 @rule()
-def _derivative(c: Choices, pool: Pool) -> str | None:
+def _derivative(c: Choices, pool: ValuePool) -> str | None:
     name = pool.find(lambda s: is_float(s) and s.dtype.bits >= 32 and s.type.policy is None)
     if name is None:
         return None
@@ -344,17 +344,17 @@ def _derivative(c: Choices, pool: Pool) -> str | None:
     return f"ts.grad(lambda z: {total.format(op)})({name})"
 
 
-def make_program(choices: Choices, refused: Counter[str] | None = None) -> Program:
+def make_program(choices: Choices, refused: Counter[str] | None = None) -> RandomProgram:
     """A random program; `refused` counts the statements that were left out, by op and error."""
     inputs = tuple(_make_input(choices, i) for i in choices.repeat(3, one_in=2))
-    pool = Pool(choices)
+    pool = ValuePool(choices)
     with np.errstate(all="ignore"):
         pool.samples.update({i.name: Tensor(i.make(), as_dtype(i.dtype)) for i in inputs})
         lines = _make_statements(choices, pool, refused)
     leaves = [n for n in pool.samples if n not in pool.used and n.startswith("v")] or [list(pool.samples)[-1]]
     text = "".join(f"    {line}\n" for line in lines)
     returned = ", ".join(leaves[-4:])
-    return Program(f"def program({', '.join(i.name for i in inputs)}):\n{text}    return {returned}\n", inputs)
+    return RandomProgram(f"def program({', '.join(i.name for i in inputs)}):\n{text}    return {returned}\n", inputs)
 
 
 def _make_input(choices: Choices, number: int) -> Input:
@@ -366,7 +366,7 @@ def _make_input(choices: Choices, number: int) -> Input:
         return Input(f"x{number}", shape, choices.pick(DTYPES), choices.pick(KINDS), choices.draw(8))
 
 
-def _make_statements(choices: Choices, pool: Pool, refused: Counter[str] | None) -> Sequence[str]:
+def _make_statements(choices: Choices, pool: ValuePool, refused: Counter[str] | None) -> Sequence[str]:
     lines: list[str] = []
     for _ in choices.repeat(STEPS):
         before = set(pool.samples)

@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.inputs import KINDS
 from tessera.tools.fuzz.choices import Choices
-from tessera.tools.fuzz.programs import Input, Program
+from tessera.tools.fuzz.programs import Input, RandomProgram
 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32)
 FLOATS = ("f32", "f64", "f16", "bf16")
@@ -34,7 +34,7 @@ SCANS = ("cumsum", "cummax", "cummin", "sort", "flip")
 
 
 @dataclass
-class Scope:
+class KernelScope:
     """The blocks of a kernel in construction: name to (shape, kind); kind is "f", "i" or "b"."""
 
     choices: Choices
@@ -64,7 +64,7 @@ class Scope:
         return self.choices.pick([*found, *(("0.5", "2.0", "-1.0") if kind == "f" else ("1", "3", "-2"))])
 
 
-def _pointwise(c: Choices, s: Scope) -> None:
+def _pointwise(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: kind in "fi")
     assert name is not None
     shape, kind = s.blocks[name]
@@ -74,14 +74,14 @@ def _pointwise(c: Choices, s: Scope) -> None:
         s.add(c.pick(BINARY if kind == "f" else WHOLE).format(name, s.find_like(name)), shape, kind)
 
 
-def _select(c: Choices, s: Scope) -> None:
+def _select(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: kind in "fi")
     assert name is not None
     test = f"{name} {c.pick(('>', '<', '>=', '=='))} {s.find_like(name)}"
     s.add(f"tile.where({test}, {name}, {s.find_like(name)})", *s.blocks[name])
 
 
-def _reduce(c: Choices, s: Scope) -> None:
+def _reduce(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: len(shape) > 0 and kind in "fi")
     if name is None:
         return
@@ -94,7 +94,7 @@ def _reduce(c: Choices, s: Scope) -> None:
     s.add(text, shape[:axis] + shape[axis + 1 :], "i" if op.startswith("arg") else kind)
 
 
-def _scan(c: Choices, s: Scope) -> None:
+def _scan(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: len(shape) > 0 and kind in "fi")
     if name is None:
         return
@@ -103,7 +103,7 @@ def _scan(c: Choices, s: Scope) -> None:
     s.add(f"tile.cast({text}, ts.int32)" if kind == "i" else text, shape, kind)
 
 
-def _rearrange(c: Choices, s: Scope) -> None:
+def _rearrange(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: len(shape) == 2)
     if name is None:
         return
@@ -114,7 +114,7 @@ def _rearrange(c: Choices, s: Scope) -> None:
         s.add(f"tile.transpose({name})", (columns, rows), kind)
 
 
-def _product(c: Choices, s: Scope) -> None:
+def _product(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: len(shape) == 2 and kind == "f")
     if name is None:
         return
@@ -125,7 +125,7 @@ def _product(c: Choices, s: Scope) -> None:
     s.add(f"tile.cast(tile.dot({name}, tile.transpose({other})), DTYPE)", (shape[0], width), "f")
 
 
-def _loop(c: Choices, s: Scope) -> None:
+def _loop(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: kind == "f")
     if name is None:
         return
@@ -144,7 +144,7 @@ def _loop(c: Choices, s: Scope) -> None:
     s.blocks[out] = s.blocks[name]
 
 
-def _branch(c: Choices, s: Scope) -> None:
+def _branch(c: Choices, s: KernelScope) -> None:
     name = s.find(lambda shape, kind: kind in "fi")
     assert name is not None
     out = f"v{s.count}"
@@ -155,7 +155,7 @@ def _branch(c: Choices, s: Scope) -> None:
     s.blocks[out] = s.blocks[name]
 
 
-def _load_more(c: Choices, s: Scope) -> None:
+def _load_more(c: Choices, s: KernelScope) -> None:
     """Another block of the input, which may lie partly or wholly outside."""
     rows, columns = s.blocks["v0"][0]
     start = c.pick(("pid", "pid + 1", "turns", f"pid * {rows}"))
@@ -166,16 +166,16 @@ def _load_more(c: Choices, s: Scope) -> None:
 STATEMENTS = (_pointwise, _pointwise, _select, _reduce, _scan, _rearrange, _product, _loop, _branch, _load_more)
 
 
-def make_kernel(choices: Choices, refused: Counter[str] | None = None) -> Program:
+def make_kernel(choices: Choices, refused: Counter[str] | None = None) -> RandomProgram:
     """A random kernel of one of the three forms."""
     return (_make_block_kernel, _make_block_kernel, _make_group_kernel, _make_flat_kernel)[choices.draw(4)](choices)
 
 
-def _make_block_kernel(c: Choices) -> Program:
+def _make_block_kernel(c: Choices) -> RandomProgram:
     """Each program works on blocks of rows, and writes what it made to its own part of each output."""
     rows, columns, programs = c.pick(EXTENTS), c.pick(EXTENTS), 1 + c.draw(3)
     height = max(1, programs * rows - c.draw(3))
-    scope = Scope(c)
+    scope = KernelScope(c)
     scope.add(f"tile.load(x[pid * {rows} : pid * {rows} + {rows}, 0:{columns}], other=0.0)", (rows, columns), "f")
     scope.add(f"tile.load(n[0:{columns}])", (columns,), "i")
     for _ in c.repeat(STEPS):
@@ -198,20 +198,22 @@ def _make_block_kernel(c: Choices) -> Program:
 def _finish(
     lines: Sequence[str], inputs: Sequence[Input], grid: tuple[int, ...], group: int | None,
     constants: dict[str, Any], dtype: str, variants: Any = (),
-) -> Program:  # fmt: skip
+) -> RandomProgram:  # fmt: skip
     names = ", ".join([*(i.name for i in inputs), *(f"{k}: ts.constexpr" for k in constants)])
     text = "".join(f"    {line}\n" for line in lines).replace("DTYPE", f"ts.{dtype}")
-    return Program(f"@ts.kernel\ndef program({names}):\n{text}", tuple(inputs), grid, group, constants, tuple(variants))
+    return RandomProgram(
+        f"@ts.kernel\ndef program({names}):\n{text}", tuple(inputs), grid, group, constants, tuple(variants)
+    )
 
 
-def _make_flat_kernel(c: Choices) -> Program:
+def _make_flat_kernel(c: Choices) -> RandomProgram:
     """A pointwise kernel with masks or clipped edges: any block size gives the same."""
     size, blocks = c.pick((1, 5, 16, 17, 33, 100, 0)), (16, 1, 8, 64, 33)
     dtype = c.pick(FLOATS)
     masked = c.chance(2)
     place = "at + tile.arange(0, B)" if masked else "at : at + B"
     guard = f", mask={place} < {size}" if masked else ""
-    scope = Scope(c)
+    scope = KernelScope(c)
     load = "tile.load({0}, " + place + guard + ", other=0.5)" if masked else "tile.load({0}[" + place + "], other=0.5)"
     for name in ("x", "y"):
         scope.add(load.format(name), (0,), "f")
@@ -236,7 +238,7 @@ COMBINE = (
 )
 
 
-def _make_group_kernel(c: Choices) -> Program:
+def _make_group_kernel(c: Choices) -> RandomProgram:
     """Tiles of a group exchange values through shared memory: written, a barrier, read, a barrier."""
     size, programs = c.pick(GROUPS), 1 + c.draw(3)
     dtype = c.pick(FLOATS[:3])

@@ -28,7 +28,7 @@ from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
 from tessera.lower.pipeline import list_steps
 from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.debug import checked
-from tessera.tools.fuzz.programs import TESSERA, Program
+from tessera.tools.fuzz.programs import TESSERA, RandomProgram
 
 UNDECIDED = "a decision rests on a value that rounding may change"
 # Passes that may be left out, repeated and reordered before the lowering to Schedule.
@@ -71,7 +71,7 @@ def list_fuzz_engines(targets: Sequence[str]) -> list[Engine]:
     return engines
 
 
-def examine(program: Program, engines: Sequence[Engine], seed: int = 0) -> Verdict:
+def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0) -> Verdict:
     """Run a program everywhere; `seed` draws the variants."""
     verdict = Verdict()
     try:
@@ -104,7 +104,9 @@ def _run_checked(prepared: PreparedProgram) -> None:
         prepared.run("tile")
 
 
-def _try(verdict: Verdict, program: Program, name: str, run: Callable[[], list[np.ndarray]], bounds: list[Any]) -> None:
+def _try(
+    verdict: Verdict, program: RandomProgram, name: str, run: Callable[[], list[np.ndarray]], bounds: list[Any]
+) -> None:
     try:
         with np.errstate(all="ignore"):
             outcome = judge(program.case("fuzz"), name, run(), bounds)
@@ -135,7 +137,7 @@ def _describe(error: Exception) -> str:
 Variant = tuple[str, Callable[[], list[np.ndarray]]]
 
 
-def list_variants(program: Program, prepared: PreparedProgram, random: Random) -> list[Variant]:
+def list_variants(program: RandomProgram, prepared: PreparedProgram, random: Random) -> list[Variant]:
     """Variants of a program whose results must be those of the program: of a function, one drawn at random."""
     if program.is_kernel:
         return [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
@@ -175,14 +177,14 @@ def _run_with_plan(module: Module, plan: LoweringPlan, arrays: list[Any]) -> lis
     return tile_interpreter.run(module, arrays)
 
 
-def _run_batch(program: Program) -> list[np.ndarray]:
+def _run_batch(program: RandomProgram) -> list[np.ndarray]:
     """The program under vmap on two equal lanes: the results of the second."""
     entry = Jit(TESSERA.vmap(program.load().function))
     arguments = {name: np.stack([x, x]) for name, x in program.arguments().items()}
     return [r[1] for r in prepare(entry, arguments).run("graph")]
 
 
-def _run_other_constants(program: Program, changed: Any) -> list[np.ndarray]:
+def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarray]:
     grid, constants = changed
     other = replace(program, grid=grid, constants={**program.constants, **constants})
     return prepare(other.load(), other.arguments(), "interp", other.grid, other.group).run("tile")

@@ -44,7 +44,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Program:
+class RandomProgram:
     """The source of a function named `program`, with its inputs; a kernel has a grid, a group and constants."""
 
     source: str

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tessera.tools.fuzz.campaign import GENERATORS, Request, Summary, report, run_campaign
+from tessera.tools.fuzz.campaign import GENERATORS, CampaignRequest, Summary, report, run_campaign
 from tessera.tools.fuzz.choices import Choices, shrink
 from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
 
@@ -23,7 +23,7 @@ HANG_SECONDS = 120.0  # a program that takes longer is a failure
 CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
 
 
-def run_workers(request: Request, jobs: int) -> Summary:
+def run_workers(request: CampaignRequest, jobs: int) -> Summary:
     """Run a campaign in several processes, each with its own seeds."""
     total, end = Summary(), time.perf_counter() + request.seconds
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +38,7 @@ def run_workers(request: Request, jobs: int) -> Summary:
 class Worker:
     """One process of a campaign, started again after a crash."""
 
-    def __init__(self, request: Request, number: int, record: Path) -> None:
+    def __init__(self, request: CampaignRequest, number: int, record: Path) -> None:
         self.request, self.number, self.record = request, number, record
         self.process: Any = None
         self._start(0, request.seconds)
@@ -105,7 +105,7 @@ class Worker:
         return shrink(running["choices"], replay, CRASH_SECONDS) if replay(running["choices"]) else running["choices"]
 
 
-def _work(request: Request, number: int, first: int, record: Path, sender: Connection) -> None:
+def _work(request: CampaignRequest, number: int, first: int, record: Path, sender: Connection) -> None:
     try:
         summary = run_campaign(request, number, first, record, lambda part: sender.send(("part", part)))
         sender.send(("end", summary))
@@ -113,7 +113,7 @@ def _work(request: Request, number: int, first: int, record: Path, sender: Conne
         sender.send(("error", error))
 
 
-def _examine(running: dict[str, Any], values: Sequence[int], request: Request) -> None:
+def _examine(running: dict[str, Any], values: Sequence[int], request: CampaignRequest) -> None:
     program = GENERATORS[running["kind"]](Choices(values), None)
     examine(program, list_fuzz_engines(request.targets), running["seed"])
 

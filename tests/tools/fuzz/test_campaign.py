@@ -15,10 +15,10 @@ from conformance.run import Engine, run_case
 from tessera.core.errors import ArgumentError
 from tessera.tools.cli.main import main
 from tessera.tools.fuzz import campaign, oracle, workers
-from tessera.tools.fuzz.campaign import Request, run_campaign
+from tessera.tools.fuzz.campaign import CampaignRequest, run_campaign
 from tessera.tools.fuzz.workers import run_workers
 
-SMALL = Request(("interp",), programs=20, seconds=60.0)
+SMALL = CampaignRequest(("interp",), programs=20, seconds=60.0)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, mon
     monkeypatch.setattr(campaign, "examine", dies)
     monkeypatch.setattr(workers, "examine", dies)
     monkeypatch.setattr(workers, "CRASH_SECONDS", 1.0)
-    summary = run_workers(Request(("interp",), ("graph",), programs=30, folder=tmp_path), 1)
+    summary = run_workers(CampaignRequest(("interp",), ("graph",), programs=30, folder=tmp_path), 1)
     (failure,) = [f for f, _ in summary.failures.values()]
     assert failure.detail == "the process ended with SIGKILL"
     assert "exp" in next(tmp_path.glob("*.py")).read_text() and summary.programs > 10
