@@ -32,8 +32,10 @@ from tessera.dist.collectives import (
     shard,
 )
 from tessera.dist.engines import get_devices
+from tessera.dist.layers import column_parallel, expert_parallel, ring_attention, row_parallel
 from tessera.dist.mesh import HierarchicalMesh, Mesh, MeshAxis
 from tessera.dist.mesh import make_mesh as mesh
+from tessera.dist.pipeline import Pipeline, bubble_share, count_held, list_actions
 from tessera.dist.ranks import get_rank, get_world_size, mesh_coordinate
 from tessera.dist.sharding import P, ShardSpec
 from tessera.dist.spmd import (
@@ -46,6 +48,7 @@ from tessera.dist.spmd import (
     overlap_communication,
     spmd,
 )
+from tessera.dist.training import DataParallel, ZeroOptimizer, data_parallel, reduce_gradients, zero
 
 __all__ = [
     "Handle",
@@ -89,4 +92,17 @@ __all__ = [
     "send",
     "shard",
     "spmd",
+    "column_parallel",
+    "expert_parallel",
+    "ring_attention",
+    "row_parallel",
+    "Pipeline",
+    "bubble_share",
+    "count_held",
+    "list_actions",
+    "DataParallel",
+    "ZeroOptimizer",
+    "data_parallel",
+    "reduce_gradients",
+    "zero",
 ]

@@ -30,7 +30,8 @@ class Mesh:
     """The devices of a program as an array with named axes; rank r is the device number r in row-major order.
 
     `devices` is an array or nested list of device names or numbers, a shape (a tuple of sizes), or a number of devices.
-    `engine` says who runs the ranks: "simulated" (all of them side by side in this process), "mpi" (one process each). By default it is MPI in a program that mpiexec started, else the simulator.
+    `engine` says who runs the ranks: "simulated" (all of them side by side in this process) or "mpi" (one process
+    each). By default it is MPI in a program that mpiexec started, else the simulator.
     `debug` adds checks to each collective.
 
     >>> mesh = Mesh(devices=np.arange(8).reshape(4, 2), axis_names=["data", "model"])

@@ -178,7 +178,7 @@ class Spmd:
             def program(*own: Any, **keywords: Any) -> Any:
                 value, grads = run(*own, **keywords)
                 found = (grads,) if isinstance(chosen, int) else grads
-                summed = tuple(_sum_shared(g, s, mesh) for g, s in zip(found, specs, strict=True))
+                summed = tuple(sum_shared(g, s, mesh) for g, s in zip(found, specs, strict=True))
                 return value, summed[0] if isinstance(chosen, int) else summed
 
             out = (None, specs[0] if isinstance(chosen, int) else tuple(specs))
@@ -206,7 +206,7 @@ def _read_out_spec(spec: ShardSpec | None, x: Any, name: str, mesh: Mesh) -> tup
     return dims, spec.partial
 
 
-def _sum_shared(grads: Any, specs: Any, mesh: Mesh) -> Any:
+def sum_shared(grads: Any, specs: Any, mesh: Mesh) -> Any:
     """The gradient of an argument: the sum over the ranks that have the same part of it, divided by all ranks."""
 
     def total(g: Tensor, spec: ShardSpec | None) -> Tensor:

@@ -27,6 +27,15 @@ def test_mpi_equals_the_simulator():
     assert found.stdout.count("checked") == 4
 
 
+def test_training_over_mpi():
+    program = HERE.parents[1] / "examples" / "dist" / "gpt.py"
+    names = ("tp_dp", "pp", "zero3", "ep", "ring")
+    found = launch(program, *names, "steps=2")
+    assert found.returncode == 0, found.stderr
+    lines = dict(line.split(maxsplit=1) for line in found.stdout.splitlines())
+    assert set(lines) == set(names) and all(float(line.split("<=")[1]) < 1e-5 for line in lines.values()), found.stdout
+
+
 FAULT = """
 import os, sys, time
 import tessera as ts

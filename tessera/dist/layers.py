@@ -1,0 +1,145 @@
+"""Parallel layers: weights, experts or sequences cut over ranks (Megatron, GShard, ring attention).
+
+Each function runs in the ranks of an SPMD function, on this rank's parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.types import f32, int64
+from tessera.dist.collectives import all_reduce, all_to_all, collective_permute
+from tessera.dist.ranks import current_axes, get_rank
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import full, zeros
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.contractions import einsum, matmul
+from tessera.ops.tensor.elementwise import equal, exp, greater_equal, maximum, where
+from tessera.ops.tensor.matrices import matrix_transpose
+from tessera.ops.tensor.rearrange import one_hot
+from tessera.ops.tensor.reduce import argmax, cumsum, max, sum
+from tessera.ops.tensor.shape import expand_dims, iota, reshape, squeeze
+
+# Tensor parallelism: a product with columns of the weight on each rank, then one with rows of the next weight.
+
+
+def column_parallel(x: Any, weight: Any, bias: Any = None) -> Tensor:
+    """`x` [..., K] times this rank's columns of a weight [K, N / ranks], plus this rank's part of the bias.
+
+    Shapes: [..., N / ranks]. Nothing is sent: the parts of the result stay where they are.
+
+    Raises:
+        ShapeError: the operands do not fit.
+    """
+    y = matmul(x, weight)
+    return y if bias is None else y + bias
+
+
+def row_parallel(x: Any, weight: Any, bias: Any = None, axis: Any = None) -> Tensor:
+    """This rank's part of `x` [..., K / ranks] times its rows of a weight [K / ranks, N], summed over the ranks.
+
+    Shapes: [..., N], for each rank; `bias` [N] is added once. `axis` is the mesh axis.
+
+    Raises:
+        ShapeError: the operands do not fit.
+        ArgumentError: the mesh has no such axis, or the caller is not a rank.
+    """
+    y = all_reduce(matmul(x, weight), "sum", axis=axis)
+    return y if bias is None else y + bias
+
+
+# Context parallelism: each rank has a part of the sequence; keys and values travel around the ring.
+
+
+def ring_attention(
+    q: Any, k: Any, v: Any, axis: Any = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Attention over a sequence that is cut over the ranks of a mesh axis (Liu, Zaharia and Abbeel 2023).
+
+    Shapes: `q`, `k` and `v` [..., S / ranks, D], in the order of the ranks; the result as `q`. Each rank adds the block
+    of keys that it has to an online softmax, and passes it to its neighbour, as often as there are ranks. Computed in
+    f32.
+
+    Raises:
+        ShapeError: `q`, `k` and `v` differ in shape where they must not.
+        ArgumentError: the mesh has no such axis, or the caller is not a rank.
+    """
+    q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
+    if k.shape != v.shape or q.ndim < 2 or (*q.shape[:-2], q.shape[-1]) != (*k.shape[:-2], k.shape[-1]):
+        raise ShapeError(
+            "the operands of ring_attention do not fit", location=user_location(),
+            expected="q [..., S, D], and k and v [..., T, D]", received=f"{q.type}, {k.type} and {v.type}",
+        )  # fmt: skip
+    where_ = current_axes(None, axis, "ring_attention")
+    me, ranks = get_rank(where_), where_.size
+    scale = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else scale
+    wide = cast(q, dtype=f32) * scale
+    rows = (*q.shape[:-1], 1)
+    top, total, out = full(rows, -math.inf), zeros(rows), zeros(q.shape)
+    ring = [(i, (i + 1) % ranks) for i in range(ranks)]
+    for step in range(ranks):
+        owner = (me - step) % ranks
+        top, total, out = _add_block(wide, k, v, (top, total, out), (me, owner) if causal else None)
+        if step + 1 < ranks:
+            k, v = (collective_permute(x, ring, where_) for x in (k, v))
+    return cast(out / total, dtype=q.dtype)
+
+
+def _add_block(q: Tensor, k: Tensor, v: Tensor, state: Any, places: tuple[int, int] | None) -> Any:
+    """One step of the online softmax; `places` are the positions of q and k in the sequence, for a causal mask."""
+    top, total, out = state
+    scores = matmul(q, matrix_transpose(cast(k, dtype=f32)))
+    if places is not None:
+        rows = iota(shape=(q.shape[-2], 1), axis=0) + places[0] * int(q.shape[-2])
+        columns = iota(shape=(1, k.shape[-2]), axis=1) + places[1] * int(k.shape[-2])
+        scores = where(greater_equal(rows, columns), scores, -math.inf)
+    new = maximum(top, max(scores, axis=-1, keepdims=True))
+    # A row that has seen no key yet has the maximum -inf: its terms are 0, not NaN.
+    base = where(equal(new, -math.inf), 0.0, new)
+    weights, decay = exp(scores - base), exp(top - base)
+    total = total * decay + sum(weights, axis=-1, keepdims=True)
+    return new, total, out * decay + matmul(weights, cast(v, dtype=f32))
+
+
+# Expert parallelism: tokens travel to the rank of their expert and back.
+
+
+def expert_parallel(x: Any, gates: Any, experts: Callable[[Tensor], Tensor], capacity: int, axis: Any = None) -> Tensor:
+    """A mixture of experts whose experts are cut over the ranks of a mesh axis (GShard; the best expert of each token).
+
+    `x` [T, D] are this rank's tokens, `gates` [T, E] their probabilities of all E experts. `experts` maps
+    [E / ranks, tokens, D] to the same shape: the experts of this rank on the tokens that came to each. One expert takes
+    up to `capacity` tokens of one rank; the result is zero for a token beyond them. Shapes: as `x`.
+
+    Raises:
+        ShapeError: the gates do not fit the tokens, or the ranks do not divide the experts.
+        ArgumentError: the mesh has no such axis, or the caller is not a rank.
+    """
+    x, gates = as_tensor(x), as_tensor(gates)
+    where_ = current_axes(None, axis, "expert_parallel")
+    if x.ndim != 2 or gates.ndim != 2 or gates.shape[0] != x.shape[0] or gates.shape[1] % where_.size:
+        raise ShapeError(
+            "the gates of expert_parallel do not fit", location=user_location(),
+            expected=f"x [T, D] and gates [T, E], E a multiple of {where_.size}", received=f"{x.type} and {gates.type}",
+        )  # fmt: skip
+    if capacity < 1:
+        raise ArgumentError("an expert takes at least one token", location=user_location(), received=str(capacity))
+    place, weight = _route(gates, capacity)
+    sent = einsum("tec,td->ecd", cast(place, dtype=x.dtype), x)
+    mine = all_to_all(sent, where_, split_axis=0, concat_axis=1)  # [E / ranks, ranks * capacity, D]
+    back = all_to_all(experts(mine), where_, split_axis=1, concat_axis=0)
+    return einsum("tec,ecd->td", cast(place, dtype=x.dtype) * reshape(weight, shape=(-1, 1, 1)), back)
+
+
+def _route(gates: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """One-hot places [T, E, capacity] of the tokens at their best experts, and the gate of each token [T]."""
+    count = int(gates.shape[1])
+    best = argmax(gates, axis=1)
+    chosen = one_hot(best, count, dtype=int64)
+    number = sum(cumsum(chosen, axis=0) * chosen, axis=1) - 1  # the number of this token at its expert
+    fits = cast(equal(expand_dims(number, 1), iota(shape=(1, capacity), axis=1)), dtype=gates.dtype)
+    place = expand_dims(cast(chosen, dtype=gates.dtype), 2) * expand_dims(fits, 1)
+    return place, squeeze(max(gates, axis=1, keepdims=True), 1)
