@@ -103,6 +103,7 @@ CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 MAX_RECOMPUTED_OPS = 2
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
+MAX_PADDED_POINTS = 32  # of padded memory
 
 
 @dataclass
@@ -296,6 +297,8 @@ def _(fusion, node, wanting):
 
 @_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather)
 def _(fusion, node, wanting):
+    if node.op is shape.pad and len(wanting) == 1 and not fusion.is_computed(node.args[0]):
+        return len(wanting[0].points(node.out)) <= MAX_PADDED_POINTS  # it reads memory, under guards
     if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
         return False
     return len(wanting) == 1 or fusion.is_cheap(node.out)

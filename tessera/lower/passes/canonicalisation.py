@@ -272,7 +272,34 @@ def _(rewriter, node, args):
         if node.op is not reduce.sum or not axes or not dtype.is_float:
             return same
         return rewriter.add(elementwise.add, same, make_splat(rewriter, node.out, 0))  # a sum starts at +0: -0 is +0
-    return None if len(axes) == 1 else _reduce_one_axis(rewriter, node, x, many)
+    if len(axes) == 1:
+        return _combine_slices(rewriter, node, x, axes[0])
+    return _reduce_one_axis(rewriter, node, x, many)
+
+
+COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
+MAX_COMBINED = 128  # slices that are combined element by element
+
+
+def _combine_slices(rewriter: Rewriter, node: Node, x: Value, axis: int) -> Value | None:
+    """A reduction of slices that are stacked along its axis (a pool's windows) as their combination by a binary tree:
+    the stack then needs no memory."""
+    source = rewriter.find_producer(x, shape.concatenate)
+    if source is None or source.attrs["axis"] % x.type.rank != axis or not 1 < len(source.args) <= MAX_COMBINED:  # type: ignore[union-attr]
+        return None
+    out = node.out.type
+    if out.policy is not None or any(v.type.shape[axis] != 1 for v in source.args):  # type: ignore[union-attr]
+        return None
+    wide = x.type.accumulate if node.op is reduce.sum and out.dtype.is_float else out.dtype  # type: ignore[union-attr]
+    slices = [make_reshape(rewriter, v, out.shape) for v in source.args]  # type: ignore[union-attr]
+    parts = [v if v.type.dtype == wide else rewriter.add(basic.cast, v, dtype=wide) for v in slices]  # type: ignore[union-attr]
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [rewriter.add(COMBINERS[node.op], *pair) for pair in pairs] + parts[len(parts) // 2 * 2 :]
+    total = parts[0]
+    if node.op is reduce.sum and wide.is_float:
+        total = rewriter.add(elementwise.add, total, make_splat(rewriter, total, 0))  # a sum starts at +0: -0 is +0
+    return total if wide == out.dtype else rewriter.add(basic.cast, total, dtype=out.dtype)
 
 
 def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) -> Value:
