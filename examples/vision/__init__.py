@@ -1,0 +1,1 @@
+"""Image classifiers on `tessera.nn`: ResNet and ViT, with the weights of PyTorch's state dicts."""
