@@ -1,18 +1,160 @@
-"""Fused updates: one rule applied to many parameters."""
+"""Multi-tensor update: one launch applies a rule to all parameters of a type (as PyTorch's fused optimizers).
+
+The kernel's grid counts the blocks of all parameters one after the other. A program finds its parameter by a binary
+search in a tree of branches, loads a block of each operand, applies the rule and stores the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from tessera.core.types import DType
+from tessera.core.device import INTERP, find_generator_name
+from tessera.core.errors import user_location
+from tessera.core.symbolic_dim import symbol_names
+from tessera.core.types import RefType, TensorType, int64
+from tessera.frontend.jit.tracing import TRACE_DEVICE
+from tessera.ir.builder import CURRENT_BUILDER, Builder
+from tessera.ir.core import Attrs, Block, Value
 from tessera.ir.tensor import Tensor
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.elementwise import less, mul, sub
+from tessera.ops.tensor.shape import reshape
+from tessera.runtime.driver import find_plan
+from tessera.transforms.flow.region_ops import bind_region_op
 
 Rule = Callable[[Sequence[Tensor], Mapping[str, Any]], list[Tensor]]
+Task = Sequence[Tensor]  # a parameter, its gradient and its slots, of one shape
+BLOCK = 2048  # elements of a program
 
 
-def update_together(
-    rule: Rule, tasks: Sequence[Sequence[Tensor]], shared: Mapping[str, Any], types: Sequence[tuple[DType, bool]]
-) -> list[list[Tensor]]:
-    """The results of a rule for each parameter with its gradient and slots."""
-    return [rule(task, shared) for task in tasks]
+def update_together(rule: Rule, tasks: Sequence[Task], shared: Mapping[str, Any]) -> list[list[Tensor]]:
+    """The results of a rule for each task: by one launch for each combination of types in a program for a target."""
+    if not _takes_launches() or any(symbol_names(t.shape) for task in tasks for t in task):
+        return [rule(task, shared) for task in tasks]
+    groups: dict[Any, list[int]] = {}
+    for i, task in enumerate(tasks):
+        if 0 not in task[0].shape:
+            groups.setdefault(tuple((t.dtype, t.type.policy) for t in task), []).append(i)
+    found: dict[int, list[Tensor]] = {}
+    for places in groups.values():
+        made = _MultiTensorKernel(rule, [tasks[i] for i in places], shared).launch()
+        found.update(zip(places, made, strict=True))
+    # A parameter without elements stays, and so do its slots.
+    return [found.get(i, [task[0], *task[2:]]) for i, task in enumerate(tasks)]
+
+
+def _takes_launches() -> bool:
+    """Whether a program is traced for a target that has one memory, and no transform is under way."""
+    device = TRACE_DEVICE.get()
+    if type(CURRENT_BUILDER.get()) is not Builder or device is None or find_generator_name(device) == INTERP:
+        return False
+    plan = find_plan(find_generator_name(device))
+    return plan.flash and plan.mesh is None
+
+
+@dataclass
+class _MultiTensorKernel:
+    """The kernel of one combination of types: its tasks, and the numbers that all share."""
+
+    rule: Rule
+    tasks: Sequence[Task]
+    shared: Mapping[str, Any]
+
+    def launch(self) -> list[list[Tensor]]:
+        """Record the launch; the results of each task."""
+        flat = [[reshape(t, shape=(int(t.size),)) for t in task] for task in self.tasks]
+        tensors = {name: x for name, x in self.shared.items() if isinstance(x, Tensor)}
+        numbers = [reshape(x, shape=(1,)) for x in tensors.values()]
+        operands = [*numbers, *(t for task in flat for t in task)]
+        inputs = [Value(_as_ref(t.type), f"in{i}") for i, t in enumerate(operands)]
+        width, count = len(self.tasks[0]), len(numbers)
+        refs = [inputs[count + i * width : count + (i + 1) * width] for i in range(len(self.tasks))]
+        types = self._find_result_types()
+        outputs = [
+            [Value(RefType((int(task[0].size),), d), f"out{i}_{j}") for j, d in enumerate(types)]
+            for i, task in enumerate(self.tasks)
+        ]
+        starts = [0, *accumulate(-(-int(task[0].size) // BLOCK) for task in self.tasks)]
+        builder = Builder()
+        builder.location = user_location()
+        with builder.active():
+            program = builder.add(tile.program_id, (), {"axis": 0}).out
+            scalars = {
+                **self.shared,
+                **{n: self._load(builder, r, None) for n, r in zip(tensors, inputs, strict=False)},
+            }
+            self._branch(builder, program, scalars, list(zip(refs, outputs, starts, strict=False)))
+        assert not builder.captures, "a rule has no arrays of its own"
+        new = [v for row in outputs for v in row]
+        body = Block((*inputs, *new), builder.block((), ()).nodes, ())
+        written = tuple(range(len(inputs), len(inputs) + len(new)))
+        attrs = {"kernel": "update_parameters", "grid": (starts[-1],), "written": written, "attrs": Attrs({"group": 1})}
+        made = bind_region_op(
+            control_flow.launch,
+            operands,
+            attrs,
+            [body],
+            tuple(TensorType(v.type.shape, v.type.dtype) for v in new),  # type: ignore[union-attr]
+        )
+        size = len(types)
+        return [
+            [reshape(t, shape=task[0].shape) for t in made[i * size : (i + 1) * size]]
+            for i, task in enumerate(self.tasks)
+        ]
+
+    def _find_result_types(self) -> list[Any]:
+        """The element types of the results of the rule."""
+        builder = Builder()
+        with builder.active():
+            scalars = {
+                n: Tensor(Value(TensorType((), x.dtype))) if isinstance(x, Tensor) else x
+                for n, x in self.shared.items()
+            }
+            return [
+                t.dtype for t in self.rule([Tensor(Value(TensorType((1,), t.dtype))) for t in self.tasks[0]], scalars)
+            ]
+
+    def _branch(self, builder: Builder, program: Value, scalars: Mapping[str, Any], parts: list[Any]) -> None:
+        """The part of the parameters whose blocks contain this program: half of them in each branch."""
+        if len(parts) == 1:
+            self._update(builder, program, scalars, *parts[0])
+            return
+        middle = len(parts) // 2
+        limit = _constant(builder, parts[middle][2])
+        condition = builder.add(less, [program, limit]).out
+        regions = []
+        for half in (parts[:middle], parts[middle:]):
+            with builder.region() as nodes:
+                self._branch(builder, program, scalars, half)
+            regions.append(Block((), tuple(nodes), ()))
+        builder.add(control_flow.if_, [condition], types=(), regions=tuple(regions))
+
+    def _update(
+        self, builder: Builder, program: Value, scalars: Mapping[str, Any], refs: Any, outputs: Any, start: int
+    ) -> None:
+        """One block of one parameter: loaded, updated and stored."""
+        block = builder.add(sub, [program, _constant(builder, start)]).out
+        place = builder.add(mul, [block, _constant(builder, BLOCK)]).out
+        loaded = [self._load(builder, ref, place) for ref in refs]
+        for ref, value in zip(outputs, self.rule(loaded, scalars), strict=True):
+            builder.add(tile.store, [ref, value.data, place], {"edge": "clip", "vector": 1})
+
+    def _load(self, builder: Builder, ref: Value, place: Value | None) -> Tensor:
+        """A block of a memory, or its first element as a scalar."""
+        if place is None:
+            first = [ref, _constant(builder, 0)]
+            one = builder.add(tile.load, first, {"shape": (1,), "edge": "error", "vector": 1}).out
+            return reshape(Tensor(one), shape=())
+        return Tensor(builder.add(tile.load, [ref, place], {"shape": (BLOCK,), "edge": "clip", "vector": 1}).out)
+
+
+def _as_ref(type: TensorType) -> RefType:
+    return RefType(type.shape, type.dtype, policy=type.policy)
+
+
+def _constant(builder: Builder, value: int) -> Value:
+    return builder.add(full, (), {"shape": (), "value": value, "dtype": int64}).out

@@ -107,13 +107,12 @@ class Optimizer:
         """The new parameters, under the name "", and the new slots."""
         names = [s.name for s in self.list_slots()]
         master = state.get("master", {})
-        shared = {name: value for name, value in {"lr": lr, **self.scalars(step)}.items()}
-        tasks, types = [], []
+        shared = {"lr": lr, **self.scalars(step)}
+        tasks = []
         for path, p in params:
             held = master.get(path, p)
             tasks.append((held, grads[path], *(state[name][path] for name in names)))
-            types.append((p.dtype, path in master))
-        results = update_together(self._apply_rule, tasks, shared, types)
+        results = update_together(self._apply_rule, tasks, shared)
         found: dict[str, dict[str, Tensor]] = {"": {}, **{name: {} for name in names}}
         if self.master_weights:
             found["master"] = {}

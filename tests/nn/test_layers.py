@@ -109,7 +109,8 @@ LOSSES = [
     ("SmoothL1Loss", {"beta": 0.3}), ("HuberLoss", {"delta": 0.5}), ("BCELoss", {}), ("BCEWithLogitsLoss", {}),
     ("KLDivLoss", {"reduction": "batchmean"}), ("KLDivLoss", {"log_target": True, "reduction": "sum"}),
     ("CrossEntropyLoss", {}), ("CrossEntropyLoss", {"label_smoothing": 0.1, "ignore_index": 2}),
-    ("CrossEntropyLoss", {"reduction": "none", "ignore_index": 1}), ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5]}),
+    ("CrossEntropyLoss", {"reduction": "none", "ignore_index": 1}),
+    ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5]}),
     ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5], "label_smoothing": 0.2}),
     ("NLLLoss", {}), ("NLLLoss", {"reduction": "sum", "ignore_index": 0}),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import time
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,9 @@ from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomState, RandomUse, trace_random_state
+
+# The device for which a program is being traced, or None.
+TRACE_DEVICE: ContextVar[str | None] = ContextVar("trace device", default=None)
 
 # Traced functions: what a Python function says of itself, and what a trace of it gives.
 
@@ -441,6 +445,13 @@ class Jit:
         return want if isinstance(want, TensorType) else None
 
     def _trace(self, call: BoundCall, lines: bool = False) -> TracedFunction:
+        token = TRACE_DEVICE.set(self.target or default_device())
+        try:
+            return self._record(call, lines)
+        finally:
+            TRACE_DEVICE.reset(token)
+
+    def _record(self, call: BoundCall, lines: bool) -> TracedFunction:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)

@@ -207,6 +207,8 @@ class ScheduleLowering:
     buffers: dict[Value, Value] = field(default_factory=dict)
     views: dict[MemorySlot, Value] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
+    # Results of the block that a launch computes in their own memory.
+    placed: set[Value] = field(default_factory=set)
     # The names of the tile functions, by what they compute.
     names: dict[Hashable, str] = field(default_factory=dict)
 
@@ -219,6 +221,7 @@ class ScheduleLowering:
         """Lower a block whose parameters have buffers; each result goes into its target."""
         for value, target in zip(block.results, targets, strict=True):
             self.buffers.setdefault(value, target)
+        self.share_result_memory(block, targets)
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         for cluster in form_clusters(Function("block", block), launched):
@@ -253,6 +256,16 @@ class ScheduleLowering:
                 if i < len(node.args) and result in self.buffers and self.is_consumed(node.args[i]):
                     self.buffers.setdefault(node.args[i], self.buffers[result])
 
+    def share_result_memory(self, block: Block, targets: Sequence[Value]) -> None:
+        """Let a launch write new memory where the block's result is wanted that is a reshape of it."""
+        launches = [n for n in block.nodes if n.op is control_flow.launch]
+        new = {v for n in launches for i, v in zip(n.attrs["written"], n.results, strict=True) if i >= len(n.args)}
+        for value, target in zip(block.results, targets, strict=True):
+            source = strip_reshapes(value, self.uses)
+            if source is not value and source in new and source not in self.buffers and self.buffers[value] is target:
+                self.buffers[source] = self.builder.add(host.view, [target], {"shape": get_shape(source)}).out
+                self.placed.add(value)
+
     def is_consumed(self, value: Value) -> bool:
         """Whether a value is computed in this block into memory of its own, and used once."""
         node = self.uses.find(value, *point_rules, control_flow.launch)
@@ -260,6 +273,8 @@ class ScheduleLowering:
 
     def lower_cluster(self, cluster: FusionCluster) -> None:
         """Add the kernel, launch or host op that computes a cluster's root."""
+        if cluster.root in self.placed:
+            return
         node = self.uses[cluster.root]
         with self.builder.at(node.loc):
             if node.op in host_ops.host_rules:
