@@ -2,6 +2,7 @@
 
 # Names by module.
 EXPORTS = {
+    "tessera.state": "Cache KVCache PageTable RingBuffer Stateful stateful with_state",
     "tessera.runtime.artifacts": "build",
     "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (
@@ -50,6 +51,7 @@ EXPORTS = {
 # Modules, by the names that users have for them.
 NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", "train", "tree")
 MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
+    "cache": "tessera.state.cache",
     "debug": "tessera.tools.debug",
     "dist": "tessera.dist",
     "llm": "tessera.llm",

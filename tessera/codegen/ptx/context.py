@@ -16,7 +16,7 @@ from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
 from tessera.codegen.ptx.passes.shared_memory_allocator import SharedMemoryAllocator
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
 from tessera.codegen.ptx.table.scalars.conversion import check_rounding_policy
-from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, RingBuffer
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer
 from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder
 from tessera.codegen.ptx.text.memref import PtxMemRef, SmemOperand, SmemSlots
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
@@ -84,7 +84,7 @@ class InFlightMma:
 class WarpgroupPipeline:
     """Pipeline of a kernel with asynchronous copies or MMAs."""
 
-    ring: RingBuffer | None = None
+    ring: StageRingBuffer | None = None
     state: PipelineState | None = None  # stage and phase of the side under emission: producer or consumer
     tensor_maps: tuple[str, ...] = ()  # address registers of the TMA descriptors
     tma_stores: dict[Node, str] = field(default_factory=dict)  # stores made by TMA, with their descriptors

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
 from tessera.core.hooks import bind_region_op, bind_ruled_launch
 from tessera.core.shapes import as_size
@@ -109,7 +110,8 @@ def _run_on_copies(chosen: KernelLaunch, found: KernelArguments, fresh: set[int]
     grid, group = chosen.kernel.plan(found, chosen.grid, chosen.group)
     module = chosen.kernel.specialize(found.types, found.constants, grid, group)
     written = _find_written(module, len(found.arrays))
-    arrays = [np.array(a) if i in written and id(a) not in fresh else a for i, a in enumerate(found.arrays)]
+    held = [a.numpy() if a.__class__ is DeviceArray else a for a in found.arrays]
+    arrays = [np.array(a) if i in written and id(a) not in fresh else a for i, a in enumerate(held)]
     found = found._replace(arrays=tuple(arrays), tensors=True)
     returned = chosen.run(module, found)
     rest = () if returned is None else returned if isinstance(returned, tuple) else (returned,)

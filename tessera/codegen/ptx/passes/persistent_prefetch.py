@@ -20,7 +20,7 @@ from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler, read_order
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
 from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
@@ -168,9 +168,9 @@ class BlockPrefetcher:
         self.moving_loads = [n for n in nodes if not n.attrs["same"]]
         self.invariant_loads = [n for n in nodes if n.attrs["same"]]
         self.needed = UseDef(ctx.function).backward_slice([v for n in nodes for v in n.args[1:]])
-        self.ring = RingBuffer(self.text, ctx.smem.allocator, stages, _total_bytes(self.moving_loads), 1)
+        self.ring = StageRingBuffer(self.text, ctx.smem.allocator, stages, _total_bytes(self.moving_loads), 1)
         self.kept = (
-            RingBuffer(self.text, ctx.smem.allocator, 1, _total_bytes(self.invariant_loads), 1)
+            StageRingBuffer(self.text, ctx.smem.allocator, 1, _total_bytes(self.invariant_loads), 1)
             if self.invariant_loads
             else None
         )

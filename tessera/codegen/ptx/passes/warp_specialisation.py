@@ -24,7 +24,7 @@ from tessera.codegen.ptx.table.warpgroup.producer import (
     produce_mainloop,
     zero_unfetched_rows,
 )
-from tessera.codegen.ptx.table.warpgroup.ring_buffer import RingBuffer
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     PRODUCED_OPS,
     TensorMapSpec,
@@ -84,7 +84,7 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
     ctx.pipeline.tensor_maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     ctx.pipeline.tma_stores = {store: ctx.pipeline.tensor_maps[m.index] for store, m in stores}
     more, blocks = staging_bytes(team) if stores else 0, cluster.size if cluster is not None else 1
-    ctx.pipeline.ring = RingBuffer(
+    ctx.pipeline.ring = StageRingBuffer(
         text, ctx.smem.allocator, get_fact(function, "stages"), work.stage, groups, more, blocks
     )
     _emit_roles(ctx, grid, work)
@@ -97,7 +97,7 @@ def _emit_roles(ctx: EmissionContext, grid: Sequence[int], work: ProducerWork) -
     text, team, ring = ctx.text, ctx.team, ctx.pipeline.ring
     assert ring is not None
     own = {
-        n: RingBuffer(text, ctx.smem.allocator, RESIDENT_STAGES, block_bytes(n), ring.groups)
+        n: StageRingBuffer(text, ctx.smem.allocator, RESIDENT_STAGES, block_bytes(n), ring.groups)
         for n in _resident_nodes(ctx)
     }
     for each in own.values():

@@ -15,7 +15,7 @@ BARRIER_ALIGN = 128
 MBARRIER_BYTES = 8
 
 
-class RingBuffer:
+class StageRingBuffer:
     """`stages` buffers of `size` bytes, read by `groups` warp groups in each of `blocks` thread blocks.
 
     `extra` bytes follow the last stage.
@@ -75,7 +75,7 @@ class RingBuffer:
 class PipelineState:
     """The stage and the phase parity of the producer or of a consumer, in registers."""
 
-    def __init__(self, ring: RingBuffer, stage: str, phase: str) -> None:
+    def __init__(self, ring: StageRingBuffer, stage: str, phase: str) -> None:
         self.ring, self.stage, self.phase = ring, stage, phase
 
     def wait(self, barriers: str) -> str:
@@ -111,7 +111,7 @@ class PipelineState:
         text.do("mov.u32", self.stage, 0, guard=past)
 
 
-def release_stage(team: ThreadTeam, ring: RingBuffer, stage: str, predicate: str = "") -> None:
+def release_stage(team: ThreadTeam, ring: StageRingBuffer, stage: str, predicate: str = "") -> None:
     """Arrive once for each warp group at the "empty" mbarrier of a stage, where the predicate holds."""
     text, leader = team.text, emit_group_leader(team)
     if ring.blocks > 1:
@@ -122,7 +122,7 @@ def release_stage(team: ThreadTeam, ring: RingBuffer, stage: str, predicate: str
     text.do("mbarrier.arrive.release.cta.shared::cta.b64", "_", f"[{barrier}]", guard=arriving)
 
 
-def _release_cluster_stage(team: ThreadTeam, ring: RingBuffer, stage: str, predicate: str) -> None:
+def _release_cluster_stage(team: ThreadTeam, ring: StageRingBuffer, stage: str, predicate: str) -> None:
     """Arrive in each block of the cluster: one thread of the warp group for each block."""
     text, thread = team.text, emit_group_thread(team)
     few = team.hoist(("first of group", ring.blocks), "setp.lt.u32", "pred", thread, ring.blocks)

@@ -22,7 +22,7 @@ from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.scalars.packing import pack_halves
 from tessera.codegen.ptx.table.warpgroup import mma_queue
 from tessera.codegen.ptx.table.warpgroup.pingpong import wait_mma_order, yield_mma_order
-from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, RingBuffer, release_stage
+from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer, release_stage
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     BOX_COLUMNS,
     SWIZZLE_ROW_BYTES,
@@ -83,7 +83,7 @@ class MainloopConsumer:
     def __init__(self, ctx: EmissionContext, node: Node) -> None:
         assert ctx.pipeline.ring is not None and ctx.pipeline.state is not None
         self.ctx, self.text, self.node = ctx, ctx.text, node
-        self.ring: RingBuffer = ctx.pipeline.ring
+        self.ring: StageRingBuffer = ctx.pipeline.ring
         self.state: PipelineState = ctx.pipeline.state
         self.rows, self.columns, _ = node.attrs["block"]
         self.flipped, self.turned = node.attrs["flipped"], node.attrs["turned"]

@@ -1,0 +1,106 @@
+"""Key-value cache: the keys and values of attention as state, in pages or in a ring, updated in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.types import DType, as_dtype, f32, int32
+from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import zeros
+from tessera.ops.tensor.basic import full
+from tessera.state.caches import Cache, check_sizes
+from tessera.state.stateful_objects import stateful
+from tessera.stdlib.paged_attention import append_pages, paged_attention
+
+
+class KVCache(Cache):
+    """The keys and values of a batch of sequences, with grouped queries and a sliding window if wanted.
+
+    `KVCache(batch, heads, longest, head_size)` holds up to `longest` positions of each sequence. With a `window`, only
+    so many earlier positions are seen, and memory holds them alone, in a ring: sequences may be of any length.
+    `lengths` [batch] counts the positions so far. A step adds up to `step` positions to a ring; without a window as
+    many as there is room.
+
+    >>> cache = KVCache(1, 2, 16, 4)
+    >>> one = np.ones((1, 1, 2, 4), np.float32)
+    >>> cache.append(one, 3 * one).attend(np.zeros((1, 1, 4, 4), np.float32)).shape
+    (1, 1, 4, 4)
+    >>> cache.lengths
+    Tensor([1], int32)
+
+    Raises:
+        ArgumentError: a size is not positive.
+    """
+
+    def __init__(
+        self, batch: int, heads: int, longest: int, head_size: int, dtype: DType = f32, *, page_size: int = 64,
+        window: int | None = None, step: int = 1,
+    ) -> None:  # fmt: skip
+        check_sizes("key-value cache", batch=batch, heads=heads, longest=longest, head_size=head_size, step=step,
+                    page_size=page_size, **({} if window is None else {"window": window}))  # fmt: skip
+        self.batch, self.heads, self.longest, self.head_size = batch, heads, longest, head_size
+        self.window, self.page_size = window, page_size
+        held = longest if window is None else min(longest, window) + step - 1
+        count = -(-held // page_size)
+        self.step = step if window is not None else count * page_size
+        shape = (batch * count, heads, page_size, head_size)
+        self.keys, self.values = (zeros(shape, dtype=as_dtype(dtype)) for _ in range(2))
+        self.table = Tensor(np.arange(batch * count, dtype=np.int32).reshape(batch, count))
+        self.lengths = zeros((batch,), dtype=int32)
+        self.added = zeros((batch,), dtype=int32)
+
+    @stateful
+    def append(self, k: Any, v: Any, count: Any = None) -> KVCache:
+        """Add k and v [B, S, heads, head_size] after what is there, of sequence b the first count[b]. Returns itself.
+
+        Raises:
+            ShapeError, DTypeError: k and v do not fit.
+            KernelAssertionError: a sequence would be longer than the cache.
+        """
+        k, v = as_tensor(k), as_tensor(v)
+        if k.ndim != 4 or k.shape[0] != self.batch or (self.window is not None and k.shape[1] > self.step):
+            raise ShapeError(
+                "keys do not fit the cache", location=user_location(), received=str(k.type),
+                expected=f"[{self.batch}, up to {self.step}, {self.heads}, {self.head_size}]",
+                suggestion="make the cache with a larger step" if self.window is not None else None,
+            )  # fmt: skip
+        count = (
+            full(shape=(self.batch,), value=k.shape[1], dtype=int32) if count is None else as_tensor(count).to(int32)
+        )
+        ring = self.window is not None
+        self.keys, self.values = append_pages(self.keys, self.values, k, v, self.table, self.lengths, count, ring=ring)
+        self.lengths, self.added = self.lengths + count, count
+        return self
+
+    def attend(self, q: Any, scale: float | None = None) -> Tensor:
+        """Attention of the queries of the last positions added, [B, S, H, head_size], to the cache (causal).
+
+        H is a multiple of the cache's heads.
+        """
+        before = self.lengths - self.added
+        return paged_attention(
+            q, self.keys, self.values, self.table, before, self.added, scale=scale, window=self.window or 0,
+            ring=self.window is not None,
+        )  # fmt: skip
+
+    @stateful
+    def truncate(self, lengths: Any) -> KVCache:
+        """Keep the first lengths[b] positions of each sequence: later ones are written again. Returns itself.
+
+        Raises:
+            ArgumentError: the cache is a ring, whose old positions are gone.
+        """
+        if self.window is not None:
+            raise ArgumentError("a ring cannot be truncated: its old positions are overwritten",
+                                location=user_location())  # fmt: skip
+        self.lengths = as_tensor(lengths).to(int32)
+        self.added = self.added * 0
+        return self
+
+    def clear(self) -> None:
+        """Forget all positions."""
+        super().clear()
+        self.lengths, self.added = zeros((self.batch,), dtype=int32), zeros((self.batch,), dtype=int32)

@@ -1,0 +1,154 @@
+"""Ring buffers, page tables and key-value caches against lists and PyTorch's attention."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, TesseraError
+
+torch = pytest.importorskip("torch")
+RNG = np.random.default_rng(0)
+
+
+class SpecCache(ts.Cache):
+    """The cache of the programming model."""
+
+    def __init__(self, max_batch, max_seq, dim, page_size=4):
+        self.keys = ts.RingBuffer(max_batch, max_seq, dim)
+        self.values = ts.RingBuffer(max_batch, max_seq, dim)
+        self.page_table = ts.PageTable(page_size=page_size, num_pages=max_seq // page_size)
+
+    @ts.cache.eviction_policy("lru")
+    def get(self, position):
+        page = self.page_table.get_page(position)
+        return self.keys[page], self.values[page]
+
+    @ts.cache.write_through
+    def update(self, position, k, v):
+        page = self.page_table.allocate_page(position)
+        self.keys[page] = k
+        self.values[page] = v
+
+
+def test_the_cache_of_the_programming_model():
+    cache = SpecCache(2, 8, 3)
+    rows = RNG.standard_normal((13, 2, 3)).astype(np.float32)
+    for i, row in enumerate(rows):
+        cache.update(i, row, -row)
+    assert cache.page_table.evicted == [0, 1]
+    for position in (12, 0, 5, 9):  # pages 0 and 1 come back from what was written through
+        keys, values = cache.get(position)
+        assert keys.shape == (2, 4, 3)
+        assert np.array_equal(keys.numpy()[:, position % 4], rows[position])
+        assert np.array_equal(values.numpy()[:, position % 4], -rows[position])
+    cache.clear()
+    with pytest.raises(OutOfBoundsError, match="never written"):
+        cache.get(1)
+
+
+@pytest.mark.parametrize(("policy", "lost"), [("lru", 1), ("fifo", 0), ("lfu", 2)])
+def test_eviction(policy, lost):
+    table = ts.PageTable(page_size=2, num_pages=3, policy=policy)
+    for position in (0, 2, 4):
+        table.allocate_page(position)
+    for position in (2, 2, 0, 4, 0):
+        table.get_page(position)
+    table.get_page(2)
+    table.get_page(0) if policy == "lru" else None
+    table.get_page(4) if policy == "lru" else None
+    table.allocate_page(6)
+    assert table.evicted == [lost]
+    with pytest.raises(OutOfBoundsError, match="was evicted"):
+        table.get_page(2 * lost)
+
+
+def test_a_table_without_a_policy_has_an_end():
+    table = ts.PageTable(page_size=2, num_pages=1, policy=None)
+    assert table.allocate_page(1).offset == 1
+    with pytest.raises(OutOfBoundsError, match="past the cache's end"):
+        table.allocate_page(2)
+
+
+@pytest.mark.parametrize("target", [None, "interp", "llvm", "ptx"])
+def test_ring_buffer(target):
+    ring, want = ts.RingBuffer(2, 5, 3), deque([np.zeros((2, 3), np.float32)] * 5, maxlen=5)
+    push = ring.push if target is None else ts.jit(ts.with_state(lambda r, x: r.push(x).count), target=target)
+    for n in (1, 3, 5, 2):
+        rows = RNG.standard_normal((2, n, 3)).astype(np.float32)
+        push(rows) if target is None else push(ring, rows)
+        want.extend(rows.swapaxes(0, 1))
+        ring.to("cpu")
+        for last in (0, 1, 5):
+            got = ring.last(last).numpy()
+            assert np.array_equal(got, np.stack([*want][5 - last :], axis=1) if last else np.zeros((2, 0, 3)))
+
+
+def attend(q, k, v, window):
+    """PyTorch's attention of the last positions: q [S, H, D], k and v [n, G, D]."""
+    n, length = len(k), len(q)
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    i, j = np.arange(n - length, n)[:, None], np.arange(n)[None]
+    seen = torch.tensor((j <= i) & ((j > i - window) if window else True))
+    q, k, v = (torch.tensor(x).transpose(0, 1) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).numpy()
+
+
+@pytest.mark.parametrize("target", [None, "interp", "llvm", "ptx"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_key_value_cache(target, window):
+    cache = ts.KVCache(2, 2, 40, 8, page_size=4, window=window, step=4)
+
+    @ts.with_state
+    def step(cache, q, k, v, count):
+        return cache.append(k, v, count).attend(q)
+
+    run = step if target is None else ts.jit(step, target=target)
+    keys, values = [[], []], [[], []]
+    for length in (4, 1, 1, 3, 4, 1, 4):
+        q, k, v = (RNG.standard_normal((2, length, h, 8)).astype(np.float32) for h in (4, 2, 2))
+        count = np.int32([length, max(length - 1, 1)])
+        got = run(cache, q, k, v, count).numpy()
+        for b, n in enumerate(count):
+            keys[b] += [*k[b, :n]]
+            values[b] += [*v[b, :n]]
+            want = attend(q[b, :n], np.array(keys[b]), np.array(values[b]), window)
+            assert np.allclose(got[b, :n], want, rtol=1e-5, atol=1e-5)
+    assert cache.lengths.tolist() == [len(x) for x in keys]
+    if window is None:
+        cache.to("cpu").truncate([3, 2])
+        got = cache.append(k[:, :1], v[:, :1]).attend(q[:, :1]).numpy()
+        assert np.allclose(got[0], attend(q[0, :1], np.array([*keys[0][:3], k[0, 0]]),
+                                          np.array([*values[0][:3], v[0, 0]]), None), atol=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [None, "llvm"])
+def test_a_cache_is_not_written_past_its_end(target):
+    cache = ts.KVCache(1, 1, 4, 2, page_size=4)
+    one = np.ones((1, 3, 1, 2), np.float32)
+    append = (
+        cache.append if target is None else ts.jit(ts.with_state(lambda c, x: c.append(x, x).lengths), target=target)
+    )
+    append(cache, one)
+    with pytest.raises(TesseraError, match="written past its end"):
+        append(cache, one)
+
+
+def test_misfits_are_errors():
+    ring = ts.RingBuffer(1, 4, 2)
+    for call, error in (
+        (lambda: ring.push(np.ones((1, 5, 2), np.float32)), ShapeError),
+        (lambda: ring.push(np.ones((1, 1, 3), np.float32)), ShapeError),
+        (lambda: ring[4], OutOfBoundsError), (lambda: ring["a"], ArgumentError), (lambda: ring.last(5), ArgumentError),
+        (lambda: ring.__setitem__(0, np.ones((2, 2), np.float32)), ShapeError),
+        (lambda: ts.RingBuffer(0, 1), ArgumentError), (lambda: ts.PageTable(0, 1), ArgumentError),
+        (lambda: ts.PageTable(1, 1, "random"), ArgumentError), (lambda: ts.cache.eviction_policy("x"), ArgumentError),
+        (lambda: ts.PageTable(1, 1).get_page(-1), ArgumentError),
+        (lambda: ts.KVCache(1, 1, 8, 4, window=4).append(*np.ones((2, 1, 2, 1, 4), np.float32)), ShapeError),
+        (lambda: ts.KVCache(1, 1, 8, 4).append(*np.ones((2, 1, 1, 2, 4), np.float32)), ShapeError),
+        (lambda: ts.KVCache(1, 1, 8, 4, window=4).truncate([0]), ArgumentError),
+        (lambda: ts.KVCache(1, 0, 8, 4), ArgumentError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            call()
