@@ -17,6 +17,7 @@ from tessera.core.types import DType, f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import full, zeros
 from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.elementwise import where
 from tessera.optim.fused_update import update_together
 
 State = dict[str, Any]
@@ -78,22 +79,31 @@ class Optimizer:
             state["master"] = {path: cast(p, dtype=wide_type(p)) for path, p in trained if wide_type(p) != p.dtype}
         return state
 
-    def update(self, params: Any, grads: Any, state: State, lr: Any = None) -> tuple[Any, State]:
+    def update(self, params: Any, grads: Any, state: State, lr: Any = None, good: Any = None) -> tuple[Any, State]:
         """The parameters and the state after one step.
 
         `grads` has the structure of `params`, with None where there is no gradient. `lr` replaces the learning rate of
-        this step; it may be a value of the trace.
+        this step; it may be a value of the trace. Where the bool scalar `good` is false, nothing changes: a step whose
+        gradients overflowed is left out.
 
         Raises:
-            ArgumentError: the gradients or the state belong to other parameters; it names the path.
+            ArgumentError: the learning rate is NaN or negative; the gradients or the state belong to other parameters (it
+                names the path).
             ShapeError, DTypeError: a gradient has another shape or type than its parameter.
         """
         leaves, tree = flatten(params, empty=True)
-        given = match_gradients(leaves, grads)
+        given = match_gradients(leaves, tree.list_fixed(), grads)
         check_state(self, state, given)
-        step = as_tensor(state["step"]) + 1
-        rate = self.rate(as_tensor(state["step"])) if lr is None else lr
-        new = self.update_all([(path, p) for path, p in leaves if path in given], given, state, step, rate)
+        before = as_tensor(state["step"])
+        step = before + 1
+        shared = {"lr": self.rate(before) if lr is None else lr, **self.scalars(step)}
+        if not isinstance(shared["lr"], Tensor):
+            shared["lr"] = check_number("lr", shared["lr"], 0.0)
+        if good is not None:
+            shared["good"] = cast(good, dtype=f32)
+            step = where(good, step, before)
+        params = [(path, p) for path, p in leaves if path in given]
+        new = self.update_all(params, given, state, before + 1, shared)
         made = {**state, "step": step, **{name: {**state[name], **found} for name, found in new.items() if name}}
         return tree.build(iter([new[""].get(path, p) for path, p in leaves])), made
 
@@ -102,12 +112,16 @@ class Optimizer:
         return self.lr(step) if callable(self.lr) else self.lr
 
     def update_all(
-        self, params: list[tuple[str, Tensor]], grads: dict[str, Tensor], state: State, step: Tensor, lr: Any
+        self,
+        params: list[tuple[str, Tensor]],
+        grads: dict[str, Tensor],
+        state: State,
+        step: Tensor,
+        shared: Mapping[str, Any],
     ) -> dict[str, dict[str, Tensor]]:
         """The new parameters, under the name "", and the new slots."""
         names = [s.name for s in self.list_slots()]
         master = state.get("master", {})
-        shared = {"lr": lr, **self.scalars(step)}
         tasks = []
         for path, p in params:
             held = master.get(path, p)
@@ -129,9 +143,12 @@ class Optimizer:
         p, g, *slots = operands
         wide = wide_type(p)
         known = {name: _as_scalar(value, wide) for name, value in shared.items()}
-        lr = known.pop("lr")
+        lr, good = known.pop("lr"), known.pop("good", None)
         new, made = self.rule(_widen(p, wide), _widen(g, wide), slots, lr, known)
-        return [_widen(new, p.dtype), *made]
+        new = _widen(new, p.dtype)
+        if good is None:
+            return [new, *made]
+        return [where(good > 0.5, a, b) for a, b in zip((new, *made), (p, *slots), strict=True)]
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.options.items())
@@ -188,14 +205,15 @@ def list_trained(params: Any) -> list[tuple[str, Tensor]]:
     return found
 
 
-def match_gradients(leaves: list[tuple[str, Any]], grads: Any) -> dict[str, Tensor]:
-    """The gradients by path, checked against the parameters.
+def match_gradients(leaves: list[tuple[str, Any]], fixed: list[bool], grads: Any) -> dict[str, Tensor]:
+    """The gradients by path, checked against the parameters; those of buffers and frozen parameters do not count.
 
     Raises:
         ArgumentError: a gradient belongs to no parameter.
         ShapeError, DTypeError: one has another shape or type than its parameter.
     """
     known = dict(leaves)
+    kept = {path for (path, _), keep in zip(leaves, fixed, strict=True) if keep}
     found: dict[str, Tensor] = {}
     for path, leaf in flatten(grads, empty=True)[0]:
         if path not in known:
@@ -203,6 +221,8 @@ def match_gradients(leaves: list[tuple[str, Any]], grads: Any) -> dict[str, Tens
                 f"there is no parameter {path!r} for a gradient", location=user_location(),
                 expected=", ".join(list(known)[:8]),
             )  # fmt: skip
+        if path in kept:
+            continue
         g, p = as_tensor(leaf), known[path]
         if g.shape != p.shape:
             raise ShapeError(

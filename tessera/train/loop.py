@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tessera.core.errors import ArgumentError, FileError, NonFiniteError, TesseraError, user_location
 from tessera.core.hooks import check_finite
-from tessera.core.pytree import flatten
+from tessera.core.pytree import flatten, map_leaves
 from tessera.core.types import f32
 from tessera.frontend.jit.tracing import jit
-from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.nn.module import Module
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import bitwise_and, where
@@ -70,7 +71,9 @@ class Loop:
         self._logs: list[Any] = [] if csv is None else [CsvLog(csv)]
         self._logs += [] if tensorboard is None else [TensorBoardLog(tensorboard)]
         self._shows = sys.stderr.isatty() if progress is None else progress
-        self._compiled = jit(self.update, target=target)
+        # The loop's own copies are given up in each step, which updates them in place.
+        self._compiled = jit(self.update, target=target, donate=("model", "state"))
+        self._owns = False
 
     # One step.
 
@@ -83,15 +86,15 @@ class Loop:
             return cast(value, dtype=f32) * scale if self.scaler else value, (value, dict(metrics), model)
 
         (_, (value, metrics, after)), grads = value_and_grad(compute, has_aux=True)(model)
-        good: Any = None
+        good = isfinite(value)
         if self.scaler:
-            grads, good = _unscale(grads, scale)
+            grads, finite = _unscale(grads, scale)
+            good = bitwise_and(good, finite)
         if self.clip_norm is not None:
             grads, metrics["norm"] = clip_by_norm(grads, self.clip_norm)
         rate = self.optimizer.rate(as_tensor(state["step"]))
-        new, made = self.optimizer.update(after, grads, state)
-        if good is not None:
-            new, made = _choose(good, new, after), _choose(good, made, state)
+        new, made = self.optimizer.update(after, grads, state, good=good)  # a bad step changes nothing
+        _keep_buffers(good, new, model)
         return new, made, value, {"lr": rate, **metrics}, good
 
     def _run_step(self, batch: Any) -> dict[str, float]:
@@ -99,15 +102,15 @@ class Loop:
         args, named = batch
         random = get_random_state().save()
         scale = self.scaler.factor if self.scaler else 1.0
-        model, state, value, metrics, good = self._compiled(self.model, self.state, scale, args, named)
+        if not self._owns:
+            self.model, self.state, self._owns = _copy(self.model), _copy(self.state), True
+        self.model, self.state, value, metrics, good = self._compiled(self.model, self.state, scale, args, named)
         row = {"loss": float(as_tensor(value).item()), **{n: float(as_tensor(m).item()) for n, m in metrics.items()}}
-        skipped = good is not None and not bool(good)
-        if not math.isfinite(row["loss"]) and not skipped:
+        if not math.isfinite(row["loss"]):
             get_random_state().restore(random)
             raise self._explain(row["loss"], args, named)
         if self.scaler:
-            row["scale"] = self.scaler.update(not skipped)
-        self.model, self.state = model, state
+            row["scale"] = self.scaler.update(bool(good))
         return row
 
     def _explain(self, loss: float, args: Any, named: Any) -> NonFiniteError:
@@ -234,6 +237,7 @@ class Loop:
         like = {"loop": loop, "model": self.model, "optimizer": self.state}
         found = load(listed[-1] if path is None else path, like=like)
         self.model, self.state, loop = found["model"], found["optimizer"], found["loop"]
+        self._owns = False
         self.step, self.epoch, self.batch = loop["step"], loop["epoch"], loop["batch"]
         get_random_state().restart(loop["seed"], loop["draws"])
         if self.scaler:
@@ -256,10 +260,21 @@ def _unscale(grads: Any, scale: Any) -> tuple[Any, Tensor]:
     return tree.build(iter(made)), good
 
 
-def _choose(condition: Tensor, new: Any, old: Any) -> Any:
-    """One of two trees of one structure."""
-    (a, tree), (b, _) = flatten(new, empty=True), flatten(old, empty=True)
-    return tree.build(iter([where(condition, x, y) for (_, x), (_, y) in zip(a, b, strict=True)]))
+def _copy(tree: Any) -> Any:
+    """A tree with memory of its own."""
+    return map_leaves(
+        lambda x: wrap_array(np.array(x.numpy()), x.type).to(x.device) if isinstance(x, Tensor) else x, tree
+    )
+
+
+def _keep_buffers(good: Tensor, new: Module, old: Module) -> None:
+    """The buffers of before a step that was not good."""
+    before = dict(old.named_buffers())
+    for path, module in new.named_modules():
+        for name, tensor in module.__dict__["_buffers"].items():
+            held = before.get(f"{path}.{name}" if path else name)
+            if tensor is not None and held is not None and held is not tensor:
+                setattr(module, name, where(good, tensor, held))
 
 
 class _ProgressBar:

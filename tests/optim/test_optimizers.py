@@ -20,6 +20,8 @@ CASES = [
     ("AdamW", {"lr": 0.1, "weight_decay": 0.3, "amsgrad": True}, {}),
     ("RMSprop", {}, {}),
     ("RMSprop", {"lr": 0.1, "momentum": 0.9, "centered": True, "weight_decay": 0.1}, {}),
+    ("Adafactor", {}, {}),
+    ("Adafactor", {"lr": 0.1, "beta2_decay": -0.5, "eps": (1e-3, 0.1), "d": 1.5, "weight_decay": 0.1}, {}),
     ("Adagrad", {}, {}),
     ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5, "weight_decay": 0.1}, {}),
 ]
