@@ -1,17 +1,20 @@
-"""The CSL simulator: its cycles beside published counts, and how long it takes.
+"""The CSL simulator: its cycles beside published counts, how long it takes, and element-cycles a second.
 
-    TESSERA_CSL_EXAMPLES=CHECKOUT python -m benchmarks.csl
+    TESSERA_CSL_EXAMPLES=CHECKOUT python -m benchmarks.csl [--only NAME]
 
 CHECKOUT is the vendor's public example repository; without it only our own programs run. Published counts are a third
 party's (the FABRICA benchmark, on the vendor's simulator, WSE-3, SDK 1.4). The cycles here are those of a launch: from
 the first PE that begins it to the last that unblocks the command stream. The one-PE programs are ours, after its
-descriptions and not its code.
+descriptions and not its code. Seconds and rates (millions of PEs times cycles of the whole run, for each second) count
+the processor time of compilation and run, host part included.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -61,6 +64,11 @@ CASES = (
         "gemv-collectives 32x32", GEMV, "layout.csl", (32, 32),
         "kernel_rows:32,kernel_cols:32,matrix_rows:128,matrix_cols:128", 0, 60.0,
     ),
+    Case(
+        "gemv-collectives 64x64", GEMV, "layout.csl", (64, 64),
+        "kernel_rows:64,kernel_cols:64,matrix_rows:256,matrix_cols:256", 0, 20.0,
+    ),
+    Case("gemm-collectives 32x32, 8^3 tiles", GEMM, "layout.csl", (32, 32), "P:32,Mt:8,Kt:8,Nt:8", 0, 20.0),
     Case("cholesky 10x10, 4x4 tiles", "benchmarks/cholesky", "layout.csl", (10, 10), "P:10,Nt:4", 12479),
     Case(
         "single-tile-matvec 25x25", "benchmarks/single-tile-matvec", "src/layout_matvec.csl", (2, 2),
@@ -88,46 +96,64 @@ def run_example(case: Case) -> dict[str, Any]:
         width, height = case.grid
         compile_ = ["cslc", case.layout, "--arch=wse3", f"--fabric-dims={width + 7},{height + 2}"]
         compile_ += ["--fabric-offsets=4,1", f"--params={case.params}", "--memcpy", "--channels=1", "-o", "out"]
-        start = time.perf_counter()
+        start = _children_time()
         for command in (compile_, ["cs_python", "run.py", "--name", "out", *case.options.split()]):
             subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.perf_counter() - start
+        seconds = _children_time() - start
         launches = json.loads(trace.read_text())["otherData"]["launches"]
-    return {"cycles": max(one["end"] - one["start"] for one in launches), "seconds": seconds}
+    last = max(one["end"] for one in launches)
+    return {
+        "cycles": max(one["end"] - one["start"] for one in launches), "seconds": seconds,
+        "rate": last * width * height / seconds / 1e6,
+    }  # fmt: skip
 
 
-def row(name: str, cycles: int, published: int, seconds: float, limit: float = 0.0) -> dict[str, Any]:
+def _children_time() -> float:
+    """The processor time of the finished child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def row(
+    name: str, cycles: int, published: int, seconds: float, limit: float = 0.0, rate: float | None = None
+) -> dict[str, Any]:
     """One line of the table."""
     error = (cycles - published) / published if published else None
     return {
         "name": name, "cycles": cycles, "published": published or None, "error": error,
-        "seconds": round(seconds, 2), "limit": limit or None,
+        "seconds": round(seconds, 2), "limit": limit or None, "rate": None if rate is None else round(rate, 2),
     }  # fmt: skip
 
 
-def measure() -> list[dict[str, Any]]:
-    """All cases that can run here."""
+def measure(only: str) -> list[dict[str, Any]]:
+    """All cases that can run here and whose names contain `only`."""
     rows = []
-    for case in track(CASES if EXAMPLES else (), "examples"):
+    for case in track([case for case in CASES if EXAMPLES and only in case.name], "examples"):
         got = run_example(case)
-        rows.append(row(case.name, got["cycles"], case.published, got["seconds"], case.limit))
-    for kernel in track(KERNELS, "kernels"):
-        start = time.perf_counter()
+        rows.append(row(case.name, got["cycles"], case.published, got["seconds"], case.limit, got["rate"]))
+    for kernel in track([kernel for kernel in KERNELS if only in kernel.name], "kernels"):
+        start = time.process_time()
         cycles = run_kernel(kernel, np.random.default_rng(0))
-        rows.append(row(kernel.name, cycles, kernel.published, time.perf_counter() - start))
+        rows.append(row(kernel.name, cycles, kernel.published, time.process_time() - start))
     return rows
 
 
 def main() -> None:
     """Measure, print, keep."""
-    rows = measure()
-    table = Table("program", "cycles", "published", "error", "seconds", "limit", title="CSL simulator, WSE-3")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="a part of the names of the cases to run")
+    only = parser.parse_args().only
+    rows = measure(only)
+    heads = ("program", "cycles", "published", "error", "seconds", "limit", "M element-cycles/s")
+    table = Table(*heads, title="CSL simulator, WSE-3")
     for one in rows:
         error = "" if one["error"] is None else f"{one['error']:+.0%}"
         cells = [one["name"], one["cycles"], one["published"] or "", error, one["seconds"], one["limit"] or ""]
+        cells.append(one["rate"] or "")
         table.add_row(*(str(cell) for cell in cells))
     Console().print(table)
-    print(keep("csl", rows))
+    if not only:
+        print(keep("csl", rows))
 
 
 if __name__ == "__main__":

@@ -203,6 +203,7 @@ class Simulation:
         self.layout, self.limit = layout, limit
         self.events = EventQueue(seed)
         self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
+        self.fabric.streams &= lockstep
         self.pes: dict[PeCoordinate, Any] = {}
         self.streams: dict[PeCoordinate, CommandStream] = {}
         self.launches: list[LaunchCommand] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -131,7 +132,8 @@ class InputQueue:
         self.node, self.color = node, color
         self.words: deque[TimedWord] = deque()
         self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
-        self.wanted = 1
+        self.wanted, self.whole = 1, False
+        self.limit = self.depth  # the capacity, which a reader that keeps up with the words extends by those it awaits
         self.controls = 0  # the number of control words
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self.feeder: BackpressureListener | None = None
@@ -140,14 +142,17 @@ class InputQueue:
 
     def has_room(self) -> bool:
         """Whether one more word fits."""
-        return len(self.words) < self.depth
+        return len(self.words) < self.limit
 
     def add(self, time: int, word: int) -> None:
         """Insert a word that arrives at `time`."""
         time = max(time, self._last)
         self._last = time
         self.words.append((time, word))
-        self.controls += word > WORD_MASK
+        if word > WORD_MASK:
+            self.controls += 1
+            if self.limit > self.depth:  # it waits for its own reader, with the words behind it
+                self.limit = min(self.limit, len(self.words) + self.depth - 1)
         self._announce()
 
     def extend(self, words: list[TimedWord]) -> None:
@@ -181,6 +186,7 @@ class InputQueue:
         while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL_FLAG:
             found.append(words.popleft()[1])
         if found:
+            self.limit = max(self.depth, self.limit - len(found))
             self.wake_senders(now)
         return found
 
@@ -220,8 +226,24 @@ class InputQueue:
 
     def want(self, count: int) -> None:
         """Notify the PE only at that many words, at a full queue, or at a control word."""
-        self.wanted = count
+        self.wanted, self.whole = count, False
         self._announce()
+
+    def await_stream(self, count: int, whole: bool) -> None:
+        """`want` for a reader that removes each word in time: the words that it awaits take no room.
+
+        `whole`: notify the PE only when all have arrived; the reader uses their arrival times.
+        """
+        before, self.limit = self.limit, count + self.depth
+        self.wanted, self.whole = count, whole
+        self._announce()
+        if before < self.limit and self.feeder is not None:
+            feeder, self.feeder = self.feeder, None
+            feeder.wake(self.events.now)
+
+    def list_arrivals(self, count: int) -> list[int]:
+        """The arrival times of the first words."""
+        return [time for time, _ in islice(self.words, count)]
 
     def _announce(self) -> None:
         """Schedule the next notification of the PE, unless an earlier or equal one is scheduled."""
@@ -235,7 +257,7 @@ class InputQueue:
 
     def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
-        needed = self.wanted if self.wanted < self.depth else self.depth
+        needed = self.wanted if self.whole or self.wanted < self.depth else self.depth
         if not self.controls:
             return self.words[needed - 1][0] if len(self.words) >= needed else None
         for index, (time, word) in enumerate(self.words, 1):
@@ -249,7 +271,7 @@ class InputQueue:
         self._due = None
         time = self._find_arrival()
         if time is not None and time <= self.events.now:
-            self.wanted = 1
+            self.wanted, self.whole = 1, False
             self.node.pe.receive_wavelet(self.color)
         else:
             self._announce()  # the words were already taken
@@ -325,7 +347,8 @@ class OutputQueue:
             first = max(self.events.now, node.ramp) + 1
             count = min(free, len(words))
             node.ramp = first + count - 1
-            channel.extend(RAMP, [(first + i, words.popleft()) for i in range(count)])
+            moved = [(first + i, words.popleft()) for i in range(count)]
+            channel.extend(RAMP, moved, sum(word > WORD_MASK for _, word in moved))
         if words:
             channel.feeders[RAMP] = self
 

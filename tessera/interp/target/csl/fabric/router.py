@@ -76,6 +76,7 @@ class RouterChannel:
         self.sink: HostSink | None = None  # words to the host
         # A swap on both axes also exchanges the colors of a pair at the ramp.
         self.ramp_color = color ^ 1 if config.swap_x and config.swap_y else color
+        self.marked = 0  # the words in the buffers that are not plain data
         self._last = 0
         self._due: int | None = None
 
@@ -88,7 +89,8 @@ class RouterChannel:
         if not self.route.accepts(direction):
             self._refuse_word(direction)
         buffer = self.inputs[direction]
-        buffer.append((max(time, buffer[-1][0]) if buffer else time, word))
+        self.marked += word > WORD_MASK
+        buffer.append((max(time, buffer[-1][0] + 1) if buffer else time, word))
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Insert a word of a neighbour, and schedule its step."""
@@ -162,21 +164,27 @@ class RouterChannel:
             if links[direction] > time:
                 time = links[direction] - 1
         sent: list[TimedWord] = []
-        while buffer and count and buffer[0][1] <= WORD_MASK:
-            arrival, word = buffer.popleft()
-            time = arrival if arrival > time else time + 1
-            sent.append((time + 1, word))
-            count -= 1
+        if not self.marked and count >= len(buffer) and buffer[0][0] > time:
+            time = buffer[-1][0]
+            sent = [(arrival + 1, word) for arrival, word in buffer]
+            buffer.clear()
+        else:
+            while buffer and count and buffer[0][1] <= WORD_MASK:
+                arrival, word = buffer.popleft()
+                time = arrival if arrival > time else time + 1
+                sent.append((time + 1, word))
+                count -= 1
         self._last = time
+        traffic, neighbours = self.node.traffic, self.neighbours
         for direction in tx:
             links[direction] = time + 1
-            self.node.traffic[direction] += len(sent)
+            traffic[direction] += len(sent)
             if direction == RAMP:
                 self.node.inputs[self.ramp_color].extend(sent)
             else:
-                self._neighbour(direction).extend(OPPOSITE[direction], sent)
+                (neighbours[direction] or self._neighbour(direction)).extend(OPPOSITE[direction], sent)
         self._wake_senders(origin, sent[0][0] - 1)
-        return True
+        return bool(buffer)
 
     def _count_free(self, tx: tuple[int, ...]) -> int:
         """The number of words for which every output direction has room."""
@@ -184,9 +192,9 @@ class RouterChannel:
         for direction in tx:
             if direction == RAMP:
                 queue = self.node.get_input(self.ramp_color)
-                free = queue.depth - len(queue.words)
-                if not free:
-                    queue.feeder = self
+                free = queue.limit - len(queue.words)
+                if free <= 0:
+                    queue.feeder, free = self, 0
             else:
                 neighbour = self._neighbour(direction)
                 free = self.depth - len(neighbour.inputs[OPPOSITE[direction]])
@@ -196,16 +204,19 @@ class RouterChannel:
                 count = free
         return count
 
-    def extend(self, direction: int, words: list[TimedWord]) -> None:
-        """Insert words that arrive from `direction` in order."""
-        if not self.route.accepts(direction):
+    def extend(self, direction: int, words: list[TimedWord], marked: int = 0) -> None:
+        """Insert words that arrive from `direction` in order; `marked` of them are not plain data."""
+        route = self.route
+        if direction not in route.sources and not route.reconfigurable:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
-        if not buffer or buffer[-1][0] <= words[0][0]:
+        if not buffer or buffer[-1][0] < words[0][0]:
             buffer.extend(words)
         else:  # the first word waits for a word before it, and so may the others
             for time, word in words:
                 self.add(direction, time, word)
+            self.marked -= sum(word > WORD_MASK for _, word in words)
+        self.marked += marked
         self.wake(buffer[0][0])
 
     def _wake_senders(self, direction: int, time: int) -> None:
@@ -255,6 +266,7 @@ class RouterChannel:
             time = max(time, links[direction])
         self._last = time
         self.inputs[origin].popleft()
+        self.marked -= word > WORD_MASK
         advances, word = word & ADVANCE_FLAG, word & ~ADVANCE_FLAG
         if self.route.filter is not None and RAMP in self.route.here[1]:
             self.route.filter.count(bool(word & CONTROL_FLAG))

@@ -60,6 +60,10 @@ class FabricView:
         """Request a notification only at that many words."""
         self.node.get_input(color).want(count)
 
+    def await_stream(self, color: int, count: int) -> None:
+        """Request a notification at that many words, for a reader that removes each word as it arrives."""
+        self.node.get_input(color).await_stream(count, self.node.fabric.streams)
+
     def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
         """Offer words, possibly with the flags of `fabric.routing`; returns how many were accepted (all or none)."""
         return self.node.get_output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
@@ -220,6 +224,7 @@ class Fabric:
                 node.channels[color] = RouterChannel(node, color, make_route(config), config)
         self.shared: dict[str, Any] = {}  # library state that all PEs share
         self.steady = seed is None  # each hop takes one cycle
+        self.streams = self.steady  # whether an operation that reads a stream into memory runs once, at its last word
         dice = random.Random(seed)
         self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))
 
@@ -272,7 +277,7 @@ class Fabric:
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"
                 for q in node.inputs.values()
-                if q.words
+                if q.words and not q.whole
             ]
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the output queue"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def decode_entry_point(word: int) -> int | None:
     return None if task_id == NO_ENTRY else task_id
 
 
+@lru_cache(maxsize=4096)
 def decode_commands(word: int) -> list[tuple[Opcode, bool]]:
     """The eight commands of a payload, each with its ce_ignore.
 
@@ -74,6 +76,7 @@ def encode_payload(cmds: list[tuple[Opcode, bool]], entry: int = NO_ENTRY) -> in
     return word
 
 
+@lru_cache(maxsize=4096)
 def pop_command(word: int) -> int:
     """The payload without its first command: the others shift, and a NOP with ce_ignore fills the end.
 

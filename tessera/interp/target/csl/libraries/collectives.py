@@ -121,14 +121,19 @@ class CollectiveRole:
             yield WaitCondition("out", color)
 
     def receive(
-        self, color: int, count: int, use: Callable[[int, np.ndarray], CollectiveThread | None]
+        self,
+        color: int,
+        count: int,
+        use: Callable[[int, np.ndarray], CollectiveThread | None],
+        stream: bool = False,
     ) -> CollectiveThread:
-        """Receive `count` words; `use(start, words)` handles them as they arrive."""
+        """Receive `count` words; `use(start, words)` handles them as they arrive, those of a `stream` all at once."""
+        request = self.pe.fabric.await_stream if stream else self.pe.fabric.want
         done = 0
         while done < count:
             words = self.pe.fabric.pop(color, count - done)
             if not words:
-                self.pe.fabric.want(color, count - done)
+                request(color, count - done)
                 yield WaitCondition("in", color)
                 continue
             follow = use(done, np.array(words, np.uint32))
@@ -142,7 +147,7 @@ class CollectiveRole:
         def use(start: int, words: np.ndarray) -> None:
             target[start : start + words.size] = words
 
-        return self.receive(color, target.size, use)
+        return self.receive(color, target.size, use, stream=True)
 
     def forward(self, source: int, color: int, count: int) -> CollectiveThread:
         """Receive words on one color and send them on another."""
@@ -225,7 +230,7 @@ def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) ->
         for behind, _ in part.sides():
             part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
         for behind, _ in part.sides():
-            yield from part.receive(part.color(1, behind), own.size, add)
+            yield from part.receive(part.color(1, behind), own.size, add, stream=True)
         receive[:] = total.view(np.uint32)
     else:
         part.open(part.inner(), ("RAMP",), (part.toward(),))

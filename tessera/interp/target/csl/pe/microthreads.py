@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.routing import (
     ADVANCE_FLAG,
     CONTROL_FLAG,
@@ -270,24 +271,23 @@ def stream_operation(
     if type(dest) is Pointer:
         return (yield from _reduce_into_pointer(pe, op, dest, given, count, sync))
     sources = [open_source(pe, o, x.dtype, count) for o, x in zip(given, op.sources, strict=True)]
-    waiting = [s for s in sources if s.waits]
-    if type(dest) is Fifo:
-        waiting.append(FifoSink(pe, dest, op.result.dtype, count))
+    waiting = _list_waiting(pe, op, dest, sources, count)
     store = _make_store(pe, op, dest, sources, count)
     done, width = 0, op.width[pe.wide]
-    sender = WaveletSender(pe, dest, op.result.dtype, count, options.get("index", 0)) if type(dest) is Fabout else None
+    stream = _find_stream(pe, dest, sources, options)
+    sender = _open_sender(pe, op, dest, count, options)
     while done < count:
         step = count - done
         for s in waiting:
             step = s.ready(step)
             if step:
                 continue
-            if "on_control" in options and _is_ended_by_control(s, options):
+            if _is_stopped(s, options, sync, count - done):
+                return type(s.operand) is not Fifo
+            if s is not stream or s.queue.controls:
+                yield s.wait(count - done)
+            elif (yield from _read_stream(stream, store, done, count, width)):
                 return True
-            if sync and type(s.operand) is Fifo:
-                _save_remaining_length(s, count - done)
-                return False
-            yield s.wait(count - done)
             break
         if step:
             words = store(done, step)
@@ -296,6 +296,70 @@ def stream_operation(
             done += step
             yield pe.events.now + -(-step // width)
     return True
+
+
+def _open_sender(pe: PeState, op: DsdOp, dest: Any, count: int, options: dict[str, Any]) -> WaveletSender | None:
+    """The sender of an operation into the fabric."""
+    return WaveletSender(pe, dest, op.result.dtype, count, options.get("index", 0)) if type(dest) is Fabout else None
+
+
+def _list_waiting(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> list[DsdSource]:
+    """The operands that may keep an operation waiting."""
+    waiting = [s for s in sources if s.waits]
+    return [*waiting, FifoSink(pe, dest, op.result.dtype, count)] if type(dest) is Fifo else waiting
+
+
+def _find_stream(pe: PeState, dest: Any, sources: list[DsdSource], options: dict[str, Any]) -> FabricSource | None:
+    """The fabric source of an operation into memory that has no other: each word is removed in time."""
+    waiting = [s for s in sources if s.waits]
+    if len(waiting) != 1 or type(waiting[0]) is not FabricSource or "on_control" in options:
+        return None
+    local = isinstance(dest, (Mem1d, Mem4d)) and all(s.local for s in sources if s is not waiting[0])
+    return waiting[0] if local else None
+
+
+def _read_stream(
+    s: FabricSource, store: StoreElements, done: int, count: int, width: int
+) -> Generator[Any, None, bool]:
+    """Wait for the rest of a stream, and store it at once if all words have arrived; whether they have.
+
+    With the plain execution of `Simulation(lockstep=False)` the operation continues step by step.
+    """
+    whole = s.pe.fabric.node.fabric.streams
+    s.queue.await_stream(count - done, whole)
+    yield s.waiting
+    end = _find_stream_end(s.queue, count - done, width) if whole else None
+    if end is None:
+        return False
+    store(done, count - done)
+    yield end
+    return True
+
+
+def _find_stream_end(queue: InputQueue, count: int, width: int) -> int | None:
+    """The cycle at which an operation ends that removes the words of a queue in steps as they arrive.
+
+    None: they have not all arrived; the operation continues step by step.
+    """
+    if queue.count(queue.events.now) < count:
+        return None
+    arrivals, done, time = queue.list_arrivals(count), 0, 0
+    while done < count:
+        first = done
+        if arrivals[done] > time:  # it waits until the queue is full, or holds the rest
+            time = arrivals[min(done + queue.depth, count) - 1]
+        while done < count and arrivals[done] <= time:
+            done += 1
+        time += -(-(done - first) // width)
+    return time
+
+
+def _is_stopped(s: DsdSource, options: dict[str, Any], sync: bool, left: int) -> bool:
+    """Whether a control wavelet ends an operation that waits, or a FIFO stops a synchronous one."""
+    if sync and type(s.operand) is Fifo:
+        _save_remaining_length(s, left)
+        return True
+    return "on_control" in options and _is_ended_by_control(s, options)
 
 
 def _is_ended_by_control(s: DsdSource, options: dict[str, Any]) -> bool:

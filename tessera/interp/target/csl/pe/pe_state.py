@@ -3,11 +3,13 @@ package act."""
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,18 @@ QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class EventQueue:
@@ -56,7 +70,11 @@ class EventQueue:
         """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
         heap, pop, left = self._heap, heapq.heappop, CALLS_PER_REPORT
         reports = cycle = 0
-        with np.errstate(all="ignore"), name_run_errors(lambda: self.now):  # a PE computes with NaN
+        with (
+            np.errstate(all="ignore"),
+            without_collection(),
+            name_run_errors(lambda: self.now),
+        ):  # a PE computes with NaN
             while heap and not (until is not None and until()):
                 if limit is not None and heap[0][0] > limit:
                     self.now = limit

@@ -139,8 +139,10 @@ def _convert_argument(type_: t.CslType, value: Any) -> Any:
 def receive_wavelet(pe: PeState, color: int) -> None:
     """Handle the arrival of a wavelet in the input queue of a color."""
     pe.ready_colors[color] = None
+    waiting = pe.waiters.get(("in", color))
     notify(pe, "in", color)
-    wake(pe)
+    if not waiting or color in pe.data or pe.fabric.get_queue(color).controls:
+        wake(pe)  # words that an operation reads start no task
 
 
 def resume_senders(pe: PeState, color: int) -> None:
