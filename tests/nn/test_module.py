@@ -1,0 +1,194 @@
+"""Modules as pytrees: under every transform, tied, frozen, nested, saved and loaded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import nn, optim
+
+X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        self.embed = nn.Linear(4, 4, bias=False)
+        self.layers = [nn.Linear(4, 4), nn.BatchNorm1d(4)]
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = ts.tanh(layer(self.embed(x)))
+        return self.head(x)
+
+
+def loss(model, x):
+    return (model(x) ** 2).mean()
+
+
+def test_tied_parameters_are_one_leaf_and_stay_tied():
+    model = Tied()
+    paths = [n for n, _ in ts.tree.leaves_with_path(model)]
+    assert "embed.weight" in paths and "head.weight" not in paths
+    assert {"embed.weight", "head.weight"} <= model.state_dict().keys()
+    copy = Tied().load_state_dict(model.state_dict())
+    for each in (ts.tree.map(lambda t: t, model), ts.jit(lambda m: m)(model), copy):
+        assert each.head.weight is each.embed.weight
+    apart = Tied()
+    apart.load_state_dict(model.state_dict())
+    apart.head.weight = apart.head.weight + 0.0
+    both, one = (ts.grad(loss)(m, ts.Tensor(X)) for m in (apart, model))
+    total = both.embed.weight.numpy() + both.head.weight.numpy()
+    np.testing.assert_allclose(one.embed.weight.numpy(), total, rtol=1e-5, atol=1e-7)
+
+
+def test_frozen_parameters_and_buffers_have_no_gradient():
+    model = Tied().freeze("layers.0")
+    grads = ts.grad(loss)(model, ts.Tensor(X))
+    assert grads.layers[0].weight is None and grads.layers[1].running_mean is None
+    assert grads.layers[1].weight.shape == (4,)
+    new, _ = optim.SGD(lr=1.0).update(model, grads, optim.SGD(lr=1.0).init(model))
+    np.testing.assert_array_equal(new.layers[0].weight.numpy(), model.layers[0].weight.numpy())
+    assert ts.tree.map(lambda p, g: p - g, model, grads).layers[1].num_batches_tracked.item() == 0
+    assert model.unfreeze() and ts.grad(loss)(model, ts.Tensor(X)).layers[0].weight is not None
+    with pytest.raises(ts.errors.ArgumentError, match="no parameter absent"):
+        model.freeze("absent")
+
+
+def test_statistics_are_explicit_state_of_a_traced_function():
+    model, batch = nn.BatchNorm1d(4), ts.Tensor(X)
+
+    @ts.jit(target="cpu")
+    def step(model, x):
+        return model(x), model
+
+    _, after = step(model, batch)
+    np.testing.assert_allclose(after.running_mean.numpy(), 0.1 * X.mean(0), rtol=1e-5)
+    assert model.num_batches_tracked.item() == 0
+    compiled = ts.jit(model, target="cpu")  # a compiled module keeps its own statistics
+    compiled(batch), compiled(batch)
+    assert model.num_batches_tracked.item() == 2
+    with pytest.raises(ts.errors.TraceError, match=r"BatchNorm1d\.running_mean is set"):
+        ts.grad(lambda x: model(x).sum())(batch)
+    model.eval()
+    assert ts.grad(lambda x: model(x).sum())(batch).shape == X.shape
+
+
+def test_a_compiled_module_sees_new_weights():
+    layer = nn.Linear(4, 2)
+    compiled = ts.jit(layer, target="cpu")
+    before = compiled(X).numpy()
+    layer.weight = layer.weight * 2.0
+    np.testing.assert_allclose(compiled(X).numpy(), layer(X).numpy(), rtol=1e-6)
+    assert not np.allclose(before, compiled(X).numpy())
+
+
+def test_layers_stacked_equal_layers_in_turn():
+    blocks = [nn.TransformerEncoderLayer(8, 2, 16, 0.0) for _ in range(3)]
+    x = ts.Tensor(np.random.default_rng(1).standard_normal((4, 2, 8)).astype(np.float32))
+    expected = nn.TransformerEncoder(blocks)(x)
+    for remat in (False, True):
+        stack = nn.Stack(blocks, rematerialise=remat)
+        np.testing.assert_allclose(stack(x).numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+        g = ts.jit(ts.grad(lambda m, x: (m(x) ** 2).sum()), target="cpu")(stack, x)
+        want = ts.grad(lambda m, x: (m(x) ** 2).sum())(nn.TransformerEncoder(blocks), x)
+        for i in range(3):
+            a, b = g.layers.linear1.weight[i], want.layers[i].linear1.weight
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5)
+    ensemble = nn.stack_modules([nn.Linear(4, 2) for _ in range(3)])
+    assert ts.vmap(lambda m, x: m(x), in_dims=(0, None))(ensemble, ts.Tensor(X)).shape == (3, 5, 2)
+    with pytest.raises(ts.errors.ArgumentError, match="differ"):
+        nn.stack_modules([nn.Linear(4, 2), nn.Linear(4, 3)])
+
+
+def test_modules_under_policies_and_checkpoints():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    plain = ts.grad(loss)(model, ts.Tensor(X))
+    saved = ts.grad(lambda m, x: (ts.checkpoint(lambda m, x: m(x))(m, x) ** 2).mean())(model, ts.Tensor(X))
+    with ts.precision("mixed"):
+        mixed = ts.grad(loss)(model, ts.Tensor(X))
+    assert mixed[0].weight.dtype == ts.f32
+    np.testing.assert_allclose(saved[0].weight.numpy(), plain[0].weight.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(mixed[0].weight.numpy(), plain[0].weight.numpy(), rtol=0.1, atol=2e-2)
+
+
+def test_dropout_draws_anew_and_repeats_with_the_seed():
+    model, x = nn.Dropout(0.5), ts.ones((100,))
+    step = ts.jit(lambda m, x: m(x), target="cpu")
+    ts.manual_seed(1)
+    a, b = step(model, x).numpy(), step(model, x).numpy()
+    ts.manual_seed(1)
+    np.testing.assert_array_equal(step(model, x).numpy(), a)
+    assert not np.array_equal(a, b) and set(a) == {0.0, 2.0}
+    ts.manual_seed(1)
+    np.testing.assert_array_equal(model(x).numpy(), a)  # eager: the same numbers
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"weight": np.zeros((2, 3), np.float32)}, "bias is missing"),
+        ({"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32), "b": 1}, "b is extra"),
+        ({"weight": np.zeros((3, 2), np.float32), "bias": np.zeros(2, np.float32)}, r"weight has shape \[3, 2\]"),
+        ({"weight": np.zeros((2, 3)), "bias": np.zeros(2, np.float32)}, "weight holds f64, expected f32"),
+        ({"weight": "x", "bias": np.zeros(2, np.float32)}, "weight is no array"),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_changes_nothing(state, message):
+    layer = nn.Linear(3, 2)
+    before = layer.weight.numpy().copy()
+    with pytest.raises(ts.errors.StateDictError, match=message):
+        layer.load_state_dict(state)
+    np.testing.assert_array_equal(layer.weight.numpy(), before)
+
+
+def test_hooks_apply_and_errors_name_the_module():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 2)))
+    seen = []
+    remove = model[1][0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape) or out * 0.0)
+    assert not model(X).numpy().any() and seen == [(5, 8)]
+    remove()
+    assert model(X).numpy().any()
+    model[1].register_forward_pre_hook(lambda module, args: args[0][:, :7])
+    with pytest.raises(ts.errors.ShapeError, match=r"\(in 1\.0: Linear\)"):
+        model(X)
+    assert [type(m).__name__ for m in model.modules()] == ["Sequential", "Linear", "Sequential", "Linear"]
+    assert "1.0" in [n for n, _ in model.named_modules()] and model.count_parameters() == 58
+
+
+def test_lora_trains_few_and_merges():
+    base = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    expected = base(X).numpy()
+    model = nn.add_lora(base, rank=2)
+    np.testing.assert_array_equal(model(X).numpy(), expected)
+    optimizer = optim.Adam(lr=0.1)
+    state = optimizer.init(model)
+    assert {n.split(".")[-1] for n in state["m"]} == {"a", "b"}
+    model, _ = optimizer.update(model, ts.grad(loss)(model, ts.Tensor(X)), state)
+    merged = model[0].merge()
+    np.testing.assert_allclose(merged(X).numpy(), model[0](X).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_registered_dataclasses_are_containers():
+    @ts.tree.register(static=("name",))
+    @dataclass
+    class State:
+        model: nn.Module
+        step: object
+        name: str = "run"
+
+    state = State(nn.Linear(4, 2), ts.zeros(()), "first")
+    found = ts.jit(lambda s: State(s.model, s.step + 1.0, s.name + "!"), target="cpu")(state)
+    assert found.name == "first!" and found.step.item() == 1.0 and isinstance(found.model, nn.Linear)
+    with pytest.raises(ts.errors.ArgumentError, match="no dataclass"):
+        ts.tree.register(int)
+
+
+def test_summary_and_repr_count(capsys):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).freeze("0")
+    model.summary(ts.zeros((5, 1, 4, 4)))
+    text = capsys.readouterr().out
+    assert "5x2x2x2xf32" in text and "51" in text and "31" in text
+    assert repr(model).endswith("# 51 parameters") and model[1].num_batches_tracked.item() == 0
