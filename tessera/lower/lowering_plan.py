@@ -44,7 +44,9 @@ class LoweringPlan:
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
     find_refused: Callable[[Module], Collection[str]] | None = None
-    parallel: int | None = None  # programs that keep the target busy: reductions with fewer are split; None: they are not
+    parallel: int | None = (
+        None  # programs that keep the target busy: reductions with fewer are split; None: they are not
+    )
     # For each parameter the mesh axis over which each of its axes is cut (-1: whole), or None; (): the search chooses.
     mesh_shardings: tuple[tuple[int, ...] | None, ...] = ()
 

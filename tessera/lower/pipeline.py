@@ -55,7 +55,8 @@ def expand_composites(module: Module, plan: LoweringPlan) -> Module:
 
     main = module.main
     main = composites.expand_composites(main, lambda op: keep(op) or op in library_lowerings)
-    main = use_library_lowerings(main, plan)
+    while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
+        main = made
     return module.replace(composites.expand_composites(main, keep), *module.functions[1:])
 
 

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, library_caller_location
-from tessera.core.types import Type, as_dtype, int64
+from tessera.core.types import TensorType, Type, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
 from tessera.ops.api.creation import zeros
+from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.shape import gather
+from tessera.ops.tensor.sorting import argsort
 from tessera.stdlib.routine import ceil_div, check_array, compute, compute_dtype, routine
 
 # The sum of a long vector over a whole grid, in two launches and without atomics: the same bits every time.
@@ -104,3 +108,72 @@ def specialise_scatter(types: Mapping[str, Type]) -> Module:
     lead, rows, columns = (int(n) for n in types["x"].shape)  # type: ignore[arg-type]
     blocks = {"BR": min(BLOCK_ROWS, rows), "BC": min(BLOCK_COLS, columns)}
     return add_rows.specialize(types, blocks, (lead, -(-columns // blocks["BC"])))
+
+
+# The same sums with many programs: the updates are sorted by their place, so that each row finds its own side by side.
+
+
+NARROW_COLS = 64  # rows of fewer elements share a program
+SEGMENT_ELEMENTS = 1024  # of the block of a program
+
+
+@kernel
+def find_segments(places, starts, *, block):
+    """starts[n] = how many of the sorted `places` are below n, for the blocks of n of the grid, by binary search."""
+    row, last = tile.program_id(0) * block + tile.arange(0, block), places.shape[0] - 1
+    low, high = tile.zeros((block,), "int64"), tile.full((block,), last + 1, "int64")
+    for _ in tile.range(0, (last + 1).bit_length(), 1):
+        middle = (low + high) // 2
+        below = (places[tile.minimum(middle, last)] < row) & (low < high)
+        low, high = tile.where(below, middle + 1, low), tile.where(below | (low >= high), high, middle)
+    tile.store(starts[tile.program_id(0) * block : tile.program_id(0) * block + block], low, edge="clip")
+
+
+@kernel
+def add_segments(x, order, starts, updates, out, *, state, cols):
+    """out[l, n] = x[l, n] and then the updates[l, order[p]] for each p of row n's segment, one after the other.
+
+    The grid is (L, N, ceil(R / cols)); the sums have the type `state`.
+    """
+    lead, row, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
+    total = tile.cast(tile.load(x[lead, row, first : first + cols], edge="clip"), state)
+    for p in tile.range(starts[row], starts[row + 1], 1):
+        total += tile.cast(tile.load(updates[lead, order[p], first : first + cols], edge="clip"), state)
+    tile.store(out[lead, row, first : first + cols], tile.cast(total, out.dtype), edge="clip")
+
+
+@kernel
+def add_narrow_segments(x, order, starts, updates, out, *, state, rows, cols):
+    """As `add_segments` for `rows` rows of up to `cols` elements together, on the grid (L, ceil(N / rows))."""
+    lead, top = tile.program_id(0), tile.program_id(1) * rows
+    row, last = tile.minimum(top + tile.arange(0, rows), x.shape[1] - 1), order.shape[0] - 1
+    begin, end = starts[row], starts[row + 1]
+    column = tile.broadcast(tile.reshape(tile.minimum(tile.arange(0, cols), x.shape[2] - 1), (1, cols)), (rows, cols))
+    total = tile.cast(tile.load(x[lead, top : top + rows, 0:cols], edge="clip"), state)
+    for i in tile.range(0, tile.max(end - begin), 1):
+        inside = tile.broadcast(tile.reshape(begin + i < end, (rows, 1)), (rows, cols))
+        place = tile.broadcast(tile.reshape(order[tile.minimum(begin + i, last)], (rows, 1)), (rows, cols))
+        total = tile.where(inside, total + tile.cast(updates[lead, place, column], state), total)
+    tile.store(out[lead, top : top + rows, 0:cols], tile.cast(total, out.dtype), edge="clip")
+
+
+def add_sorted(x: Any, places: Any, updates: Any) -> Any:
+    """`x` [L, N, R] with updates [L, P, R] added to its rows at places [P], from 0 to N - 1, in the order of P.
+
+    A stable sort of the places, a binary search of each row's segment, and one sum a row: the same bits on every run.
+    """
+    lead, count, width = (int(n) for n in x.shape)
+    order = argsort(cast(places, dtype=int32), axis=0)
+    ordered = gather(places, order, axis=0)
+    block = min(SEGMENT_ELEMENTS, 1 << count.bit_length())
+    segments = OutputMemory(TensorType((count + 1,), int64))
+    starts = launch(find_segments, (ceil_div(count + 1, block),), ordered, segments, block=block)
+    state = compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
+    memory, cols = OutputMemory(TensorType((lead, count, width), x.dtype)), 1 << (width - 1).bit_length()
+    if cols < NARROW_COLS:
+        rows = min(SEGMENT_ELEMENTS // cols, 1 << (count - 1).bit_length())
+        grid: tuple[int, ...] = (lead, ceil_div(count, rows))
+        return launch(add_narrow_segments, grid, x, order, starts, updates, memory, state=state, rows=rows, cols=cols)
+    cols = min(cols, SEGMENT_ELEMENTS)
+    grid = (lead, count, ceil_div(width, cols))
+    return launch(add_segments, grid, x, order, starts, updates, memory, state=state, cols=cols)

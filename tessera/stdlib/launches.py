@@ -14,13 +14,14 @@ from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
+from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
 from tessera.ops.tensor import nn, shape, sorting
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_sorting
 from tessera.stdlib.attention import specialise_attention
-from tessera.stdlib.deterministic_reductions import specialise_scatter
+from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
@@ -130,6 +131,27 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     types = dict(zip(("x", "places", "updates"), refs, strict=True)) | {"out": _make_ref(node.out, shapes[0])}
     function = specialise_scatter(types).functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
+
+
+@library_lowerings(scatter_add)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Sums of the sorted updates, where a target has many programs to run."""
+    x, places, _ = node.args
+    sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
+    count = math.prod(get_shape(places))
+    if plan.parallel is None or symbol_names((*sizes, count)) or 0 in (*sizes, count):
+        return None
+    type, lead, rest = get_tensor_type(x), math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    if type.policy is not None or sizes[at] * count <= MAX_DENSE_PAIRS or int(sizes[at]) >= row_sorting.INDEX_MASK:
+        return None
+
+    def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+        checked = shape.check_index(shape.reshape(places, shape=(count,)), size=sizes[at], along=at)
+        folded = shape.reshape(x, shape=(lead, sizes[at], rest))
+        found = add_sorted(folded, checked, shape.reshape(updates, shape=(lead, count, rest)))
+        return shape.reshape(found, shape=sizes)
+
+    return LibraryLowering(node.args, add)
 
 
 # Up to this many elements comparing all pairs is as fast as a network, and can be fused.

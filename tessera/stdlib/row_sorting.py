@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.core.types import DType, bool_, int32, int64
+from tessera.core.types import DType, TensorType, bool_, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
-from tessera.ir.core import TensorType
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import cast, full
 from tessera.ops.tensor.bits import bitcast
 from tessera.ops.tensor.elementwise import bitwise_and
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.rearrange import narrow
-from tessera.ops.tensor.shape import reshape
+from tessera.ops.tensor.shape import iota, reshape
 from tessera.stdlib.routine import ceil_div
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -67,7 +66,7 @@ def merge_phases(keys, position, first, last, chunk):
     """The phases of a bitonic sort from run length 2 ** (first + 1) to 2 ** last, as far as they stay in a chunk."""
     position = tile.cast(position, "int32")
     for phase in tile.range(first, last, 1):
-        size = tile.cast(2 << phase, "int32")
+        size = tile.cast(1, "int32") << tile.cast(phase + 1, "int32")
         reach = chunk // 2
         while reach >= 1:
             if 2 * reach <= size:
@@ -92,20 +91,22 @@ def sort_chunks(x, keys, *, descending, chunk, rows):
 
 
 @kernel
-def merge_far(keys, *, phase, reach, stages, block):
-    """`stages` stages of a phase, from distance `reach` on, on keys [R, W] in place.
+def merge_far(keys, step, *, stages, block):
+    """`stages` stages of a phase on keys [R, W] in place; step = [phase, log2 of the distance of the first stage].
 
-    The grid is (R, W / (2 · reach), reach / 2 ** (stages - 1) / block): a program takes 2 ** stages runs of `block`
-    keys.
+    The grid is (R, W / block / 2 ** stages): a program takes 2 ** stages runs of `block` keys.
     """
-    row, group, width = tile.program_id(0), tile.program_id(1), 1 << stages
-    last = reach >> (stages - 1)
-    first = group * (2 * reach) + tile.program_id(2) * block
-    number = tile.reshape(tile.arange(0, width * block), (width, block))
-    place = first + number // block * last + number % block
-    run, position = tile.reshape(keys[row, place], (width * block,)), tile.arange(0, width * block)
+    row, number, phase, reach = tile.program_id(0), tile.program_id(1), step[0], step[1]
+    width, last = 1 << stages, tile.cast(1, "int64") << (reach - (stages - 1))
+    each = last // block  # programs of a group, which has 2 ** (reach + 1) keys
+    group = number // each
+    first = (group << (reach + 1)) + number % each * block
+    index = tile.reshape(tile.arange(0, width * block), (width, block))
+    place = first + index // block * last + index % block
+    run = tile.reshape(keys[row, place], (width * block,))
     # Whether the order falls is the same for all keys of the group: a bit above those of the positions.
-    position = position + (group >> (phase + 1 - reach.bit_length())) % 2 * (2 * width * block)
+    falls = (group >> (phase - reach)) % 2
+    position = tile.cast(tile.arange(0, width * block) + falls * (2 * width * block), "int32")
     distance = width * block // 2
     while distance >= block:
         run = exchange(run, distance, position, 2 * width * block)
@@ -114,11 +115,11 @@ def merge_far(keys, *, phase, reach, stages, block):
 
 
 @kernel
-def merge_near(keys, *, phase, chunk):
-    """The last stages of a phase, within chunks, on keys [R, chunks · chunk], in place; the grid is (R, chunks)."""
+def merge_near(keys, step, *, chunk):
+    """The stages of phase step[0] within chunks, on keys [R, chunks · chunk] in place; the grid is (R, chunks)."""
     row, start = tile.program_id(0), tile.program_id(1) * chunk
     run = tile.reshape(keys[row, start : start + chunk], (chunk,))
-    keys[row, start : start + chunk] = merge_phases(run, start + tile.arange(0, chunk), phase, phase + 1, chunk)
+    keys[row, start : start + chunk] = merge_phases(run, start + tile.arange(0, chunk), step[0], step[0] + 1, chunk)
 
 
 @kernel
@@ -161,17 +162,19 @@ def sort_places(x: Tensor, descending: bool) -> Tensor:
 
 
 def _merge_phase(keys: Any, phase: int, chunk: int) -> Any:
-    """The phase of a bitonic sort that makes sorted runs of 2 ** (phase + 1) keys."""
+    """The phase of a bitonic sort that makes sorted runs of 2 ** (phase + 1) keys.
+
+    Its numbers are memory, not constants of the kernels, so that all phases share the same few.
+    """
     rows, whole = (int(n) for n in keys.shape)
-    reach = 1 << phase
-    while reach >= chunk:
-        stages = min(FAR_STAGES, (reach // chunk).bit_length())
-        last = reach >> (stages - 1)
-        block = min(max(MAX_CHUNK >> stages, 1), last)
-        grid = (rows, whole // (2 * reach), last // block)
-        keys = launch(merge_far, grid, keys, phase=phase, reach=reach, stages=stages, block=block)
-        reach = last // 2
-    return launch(merge_near, (rows, whole // chunk), keys, phase=phase, chunk=chunk)
+    reach = phase
+    while 1 << reach >= chunk:
+        stages = min(FAR_STAGES, reach + 2 - chunk.bit_length())
+        block = max(min(MAX_CHUNK >> stages, chunk), 1)
+        step = cast(iota(shape=(2,)) * (reach - phase) + phase, dtype=int64)
+        keys = launch(merge_far, (rows, whole // (block << stages)), keys, step, stages=stages, block=block)
+        reach -= stages
+    return launch(merge_near, (rows, whole // chunk), keys, full(shape=(1,), value=phase, dtype=int64), chunk=chunk)
 
 
 SELECT_CHUNK = 8192  # elements of a program that selects

@@ -1,5 +1,6 @@
 """scatter_add as one launch: repeated indices, any axis, the same bits in every run; small ones stay dense."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -41,3 +42,42 @@ def test_what_stays_dense(shape, dtype):
     module = driver.lower(ts.jit(program(0)).trace(x, i, u).function, "llvm")["schedule"]
     assert not any(n.op.name == "host.launch" for n in module.main.body.nodes)
     assert ts.jit(program(0), target="llvm")(x, i, u)[0, 0].item() == 9
+
+
+SORTED = {
+    "wide rows": ((50, 80), 0, (70,)),
+    "two axes of indices": ((3, 33, 130), -2, (5, 9)),
+    "narrow rows": ((20, 5, 3), 1, (100,)),
+    "bins": ((300,), 0, (400,)),
+    "few updates": ((1000, 1), 0, (3,)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", ml_dtypes.bfloat16, "f2", "i4", "i8", "i1", "u1"])
+@pytest.mark.parametrize("name", SORTED)
+def test_sorted_segments(name, dtype):
+    """On a GPU the updates are sorted by row; each row then adds its own in the order of the indices."""
+    (sizes, axis, count), rng = SORTED[name], np.random.default_rng(0)
+    at = axis % len(sizes)
+    x = rng.integers(0, 5, sizes).astype(dtype)
+    updates = rng.integers(0, 5, (*sizes[:at], *count, *sizes[at + 1 :])).astype(dtype)
+    if np.dtype(dtype).kind not in "iu":
+        x, updates = x / np.asarray(7, dtype), updates / np.asarray(7, dtype)
+    places = rng.integers(-sizes[at], sizes[at], count)
+    program = ts.jit(lambda x, p, u: ts.scatter_add(x, p, u, axis=axis))
+    levels = driver.lower(program.trace(x, places, updates).function, "ptx")
+    assert any("segments" in f.name for f in levels["tile"].functions)
+    want = np.moveaxis(x.astype("f8"), at, 0)
+    places = places % sizes[at]
+    np.add.at(want, places, np.moveaxis(updates.astype("f8"), range(at, at + len(count)), range(len(count))))
+    for level in ("tile", "target"):
+        (ours,) = driver.run_level(levels, level, [x, places, updates], "ptx")
+        rtol = {"f8": 1e-14, "f4": 1e-6}.get(dtype, 0 if np.dtype(dtype).kind in "iu" else 2e-2)
+        np.testing.assert_allclose(ours.astype("f8"), np.moveaxis(want, 0, at), rtol=rtol)
+
+
+def test_sorted_segments_name_an_index_outside():
+    program = ts.jit(lambda x, p, u: ts.scatter_add(x, p, u), target="ptx")
+    x, updates = np.zeros((40, 3), "f4"), np.ones((50, 3), "f4")
+    with pytest.raises(ts.errors.OutOfBoundsError, match="40"):
+        program(x, np.full(50, 40), updates).numpy()

@@ -273,9 +273,11 @@ _FUSION_RULES = Rules("fusion")
 _ROOT_RULES = Rules("root")
 
 
-def form_clusters(function: Function, launched: frozenset[Op] = frozenset()) -> list[FusionCluster]:
-    """The kernels that compute a function, in order."""
-    return KernelFusion(function, launched, UseDef(function, nested=False)).run()
+def form_clusters(
+    function: Function, launched: frozenset[Op] = frozenset(), kept: frozenset[Value] = frozenset()
+) -> list[FusionCluster]:
+    """The kernels that compute a function, in order; the values `kept` are in memory in any case."""
+    return KernelFusion(function, launched, UseDef(function, nested=False), forced_roots=set(kept)).run()
 
 
 @_FUSION_RULES(*CONSTANTS)

@@ -22,6 +22,7 @@ from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot,
 from tessera.lower.indexing_maps import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body, get_shape
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule
+from tessera.ops.tensor import basic, contractions
 
 # Tiling: the tile size of each dim of a kernel, and the dim that a loop walks.
 
@@ -221,10 +222,10 @@ class ScheduleLowering:
         """Lower a block whose parameters have buffers; each result goes into its target."""
         for value, target in zip(block.results, targets, strict=True):
             self.buffers.setdefault(value, target)
-        self.share_result_memory(block, targets)
+        kept = self.share_result_memory(block, targets)
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
-        for cluster in form_clusters(Function("block", block), launched):
+        for cluster in form_clusters(Function("block", block), launched, kept):
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
@@ -256,15 +257,24 @@ class ScheduleLowering:
                 if i < len(node.args) and result in self.buffers and self.is_consumed(node.args[i]):
                     self.buffers.setdefault(node.args[i], self.buffers[result])
 
-    def share_result_memory(self, block: Block, targets: Sequence[Value]) -> None:
-        """Let a launch write new memory where the block's result is wanted that is a reshape of it."""
+    def share_result_memory(self, block: Block, targets: Sequence[Value]) -> frozenset[Value]:
+        """Compute products, and new memory of launches, where the block's result is wanted that is a reshape of them.
+
+        Returns these values, which are in memory in any case.
+        """
         launches = [n for n in block.nodes if n.op is control_flow.launch]
-        new = {v for n in launches for i, v in zip(n.attrs["written"], n.results, strict=True) if i >= len(n.args)}
+        old = {v for n in launches for i, v in zip(n.attrs["written"], n.results, strict=True) if i < len(n.args)}
+        kept = set()
         for value, target in zip(block.results, targets, strict=True):
             source = strip_reshapes(value, self.uses)
-            if source is not value and source in new and source not in self.buffers and self.buffers[value] is target:
+            node = self.uses.find(source, contractions.dot, basic.cast, control_flow.launch)
+            if source is value or node is None or source in old or source in self.buffers or 0 in get_shape(source):
+                continue
+            if self.buffers[value] is target:
                 self.buffers[source] = self.builder.add(host.view, [target], {"shape": get_shape(source)}).out
                 self.placed.add(value)
+                kept.add(source)
+        return frozenset(kept)
 
     def is_consumed(self, value: Value) -> bool:
         """Whether a value is computed in this block into memory of its own, and used once."""

@@ -64,6 +64,11 @@ def _(rewriter, node, args):
 def _(rewriter, node, args):
     if args[0].type == node.out.type:
         return args[0]
+    below = rewriter.find_producer(args[0], shape.reshape)
+    if below and _get_element_type(args[0]).dtype.bits > _get_element_type(node.out).dtype.bits:
+        # A product keeps its own shape up to its result, where a reshape costs nothing.
+        narrow = rewriter.add(basic.cast, below.args[0], dtype=node.attrs["dtype"])
+        return rewriter.add(shape.reshape, narrow, shape=node.out.type.shape)
     inner = rewriter.find_producer(args[0], elementwise.neg)
     if inner and _rounds_symmetrically(_get_element_type(args[0]), _get_element_type(node.out)):
         return rewriter.add(elementwise.neg, rewriter.add(basic.cast, inner.args[0], dtype=node.attrs["dtype"]))
