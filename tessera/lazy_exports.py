@@ -44,7 +44,8 @@ EXPORTS = {
         "HierarchicalMesh Mesh ShardSpec all_gather all_gather_async all_gather_into all_gather_into_async all_reduce "
         "all_reduce_async all_to_all all_to_all_async barrier broadcast broadcast_async distributed get_devices "
         "get_rank get_world_size hierarchical_collective manual_spmd mesh_coordinate mesh_reduce mesh_view on_mesh "
-        "overlap_communication recv reduce reduce_scatter reduce_scatter_async send shard spmd data_parallel zero"
+        "overlap_communication recv reduce reduce_scatter reduce_scatter_async send shard spmd data_parallel zero "
+        "MeshParameter MeshTensor distributed_matmul parallel parallel_apply parallel_map sharded_parameter"
     ),
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }

@@ -6,6 +6,7 @@
 Tensor(8., f32)
 """
 
+from tessera.dist.checkpoints import load_checkpoint, save_checkpoint
 from tessera.dist.collectives import (
     Handle,
     all_gather,
@@ -32,10 +33,13 @@ from tessera.dist.collectives import (
     shard,
 )
 from tessera.dist.engines import get_devices
+from tessera.dist.explanation import Explanation, explain
 from tessera.dist.layers import column_parallel, expert_parallel, ring_attention, row_parallel
 from tessera.dist.mesh import HierarchicalMesh, Mesh, MeshAxis
 from tessera.dist.mesh import make_mesh as mesh
+from tessera.dist.partition import Partitioned, partition
 from tessera.dist.pipeline import Pipeline, bubble_share, count_held, list_actions
+from tessera.dist.propagation import NETWORK, NVLINK, Layout, Link
 from tessera.dist.ranks import get_rank, get_world_size, mesh_coordinate
 from tessera.dist.sharding import P, ShardSpec
 from tessera.dist.spmd import (
@@ -48,16 +52,30 @@ from tessera.dist.spmd import (
     overlap_communication,
     spmd,
 )
+from tessera.dist.tasks import parallel, parallel_apply, parallel_map
+from tessera.dist.tensors import MeshParameter, MeshTensor, distributed_matmul, sharded_parameter
+from tessera.dist.tensors import make_tensor as tensor
 from tessera.dist.training import DataParallel, ZeroOptimizer, data_parallel, reduce_gradients, zero
 
 __all__ = [
+    "DataParallel",
+    "Explanation",
     "Handle",
     "HierarchicalMesh",
+    "Layout",
+    "Link",
     "Mesh",
     "MeshAxis",
+    "MeshParameter",
+    "MeshTensor",
+    "NETWORK",
+    "NVLINK",
     "P",
+    "Partitioned",
+    "Pipeline",
     "ShardSpec",
     "Spmd",
+    "ZeroOptimizer",
     "all_gather",
     "all_gather_async",
     "all_gather_into",
@@ -69,13 +87,22 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_async",
+    "bubble_share",
     "collective_permute",
+    "column_parallel",
+    "count_held",
+    "data_parallel",
     "distributed",
+    "distributed_matmul",
+    "expert_parallel",
+    "explain",
     "gather",
     "get_devices",
     "get_rank",
     "get_world_size",
     "hierarchical_collective",
+    "list_actions",
+    "load_checkpoint",
     "manual_spmd",
     "mesh",
     "mesh_coordinate",
@@ -84,25 +111,23 @@ __all__ = [
     "mesh_view",
     "on_mesh",
     "overlap_communication",
+    "parallel",
+    "parallel_apply",
+    "parallel_map",
+    "partition",
     "recv",
     "reduce",
+    "reduce_gradients",
     "reduce_scatter",
     "reduce_scatter_async",
+    "ring_attention",
+    "row_parallel",
+    "save_checkpoint",
     "scatter",
     "send",
     "shard",
+    "sharded_parameter",
     "spmd",
-    "column_parallel",
-    "expert_parallel",
-    "ring_attention",
-    "row_parallel",
-    "Pipeline",
-    "bubble_share",
-    "count_held",
-    "list_actions",
-    "DataParallel",
-    "ZeroOptimizer",
-    "data_parallel",
-    "reduce_gradients",
+    "tensor",
     "zero",
 ]

@@ -16,7 +16,9 @@ from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor import collectives as ops
-from tessera.ops.tensor.shape import reshape
+from tessera.ops.tensor import reduce as reductions
+from tessera.ops.tensor.rearrange import split
+from tessera.ops.tensor.shape import reshape, stack
 
 Where = Mesh | MeshAxis | None
 
@@ -62,10 +64,17 @@ def reduce(x: Any, over: Any = None, op: str = "sum", mesh: Where = None, axis: 
     A list of tensors is reduced to one: `ts.reduce(outputs, op="mean", axis=0)` of the results of `parallel_map`.
     """
     if isinstance(x, (list, tuple)) and x and all(isinstance(each, Tensor) for each in x):
-        from tessera.dist.tasks import reduce_list
-
-        return reduce_list(x, op, 0 if axis is None else axis)
+        return _reduce_list(x, op, 0 if axis is None else axis)
     return all_reduce(x, op, mesh, axis if over is None else over)
+
+
+def _reduce_list(tensors: Sequence[Tensor], op: str, axis: int) -> Tensor:
+    if op not in ops.REDUCTIONS or axis != 0:
+        raise ArgumentError(
+            f"a list of tensors has no reduction {op!r} along axis {axis}", location=user_location(),
+            expected=f"{', '.join(ops.REDUCTIONS)}, along axis 0",
+        )  # fmt: skip
+    return getattr(reductions, op)(stack(list(tensors), axis=0), axis=0)  # type: ignore[no-any-return]
 
 
 def all_gather(x: Any, mesh: Where = None, axis: Any = 0) -> Tensor:
@@ -250,8 +259,6 @@ def _split_for_devices(x: Tensor, axis: int, count: int) -> list[Tensor]:
             f"axis {axis} of size {size} has no {count} equal parts", location=user_location(),
             expected=f"a multiple of {count}", received=str(x.type),
         )  # fmt: skip
-    from tessera.ops.tensor.rearrange import split
-
     return list(split(x, count, axis))
 
 

@@ -281,11 +281,33 @@ def spmd(
     return Spmd(function, mesh, in_specs, out_specs, jit, target)
 
 
-def on_mesh(mesh: Mesh, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: the function runs as the ranks of this mesh (`spmd`)."""
+def on_mesh(mesh: Mesh, **options: Any) -> Callable[[Any], Any]:
+    """A decorator: a function runs as the ranks of this mesh (`spmd`); the methods of a class run in `with mesh:`.
+
+    Raises:
+        ArgumentError: it is no mesh.
+    """
     if not isinstance(mesh, Mesh):
         raise ArgumentError("on_mesh takes a mesh", location=user_location(), received=repr(mesh))
-    return lambda function: Spmd(function, mesh, **options)
+
+    def decorate(function: Any) -> Any:
+        if not isinstance(function, type):
+            return Spmd(function, mesh, **options)
+        for name, method in list(vars(function).items()):
+            if callable(method) and not isinstance(method, (type, staticmethod, classmethod)):
+                setattr(function, name, _run_on_mesh(method, mesh))
+        return function
+
+    return decorate
+
+
+def _run_on_mesh(method: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        with mesh:
+            return method(*args, **named)
+
+    return call
 
 
 manual_spmd = distributed = hierarchical_collective = overlap_communication = spmd

@@ -201,6 +201,19 @@ def op(
     return define
 
 
+@dataclass(frozen=True)
+class AxisFactors:
+    """The sharding rule of an op (Shardy): axes of operands and results with one name are cut alike.
+
+    An axis whose name is None is whole. The results are partial along a factor in `reduced` that is cut, to be combined
+    by its reduction ("sum", "max", "min", "prod").
+    """
+
+    operands: tuple[tuple[Any, ...], ...]
+    results: tuple[tuple[Any, ...], ...]
+    reduced: Mapping[Any, str] = field(default_factory=dict)
+
+
 class Rules:
     """A table from op to function, filled by decorator.
 
@@ -249,5 +262,8 @@ transpose = Rules("transpose")
 # batch(lanes, **attrs) gives the result with a new leading axis; pointwise ops need no row
 # (tessera/transforms/batching.py).
 batch = Rules("batching")
+# sharding(types, results, **attrs) gives the AxisFactors of an op; pointwise ops need no row
+# (tessera/dist/propagation.py).
+sharding = Rules("sharding")
 # The implementation of op calls; tessera/ops/api sets it on import.
 EAGER_CALL_HOOK: list[Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] = []

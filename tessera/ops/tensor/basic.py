@@ -21,7 +21,7 @@ from tessera.ir.array_interchange import check_integer_fits
 from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules
 from tessera.ir.numerics.conversion import convert
-from tessera.ir.rules import STORAGE, Op, batch, error, jvp, lower, op, transpose
+from tessera.ir.rules import STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
 
@@ -354,3 +354,24 @@ def _is_widening(node: Node) -> bool:
     """Whether a cast is from an integer to an integer of as many bits, or more."""
     source, target = node.args[0].type.dtype, node.out.type.dtype
     return source.is_integer and target.is_integer and target.bits >= source.bits
+
+
+# Sharding: an axis that is repeated is cut without its operand.
+
+
+@sharding(broadcast_to)
+def _(types, results, *, shape):
+    (x,), (out,) = types, results
+    lead = out.rank - x.rank
+    operand = tuple(lead + i if n == out.shape[lead + i] else None for i, n in enumerate(x.shape))
+    return AxisFactors((operand,), (tuple(range(out.rank)),))
+
+
+@sharding(full)
+def _(types, results, *, shape, value, dtype):
+    return AxisFactors((), (tuple(range(results[0].rank)),))
+
+
+@sharding(recompute, kept)
+def _(types, results):
+    return AxisFactors((tuple(range(types[0].rank)),), (tuple(range(types[0].rank)),))

@@ -14,7 +14,7 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraEr
 from tessera.core.shapes import broadcast, normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, bool_, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8
 from tessera.ir.numerics import error_rules
-from tessera.ir.rules import ACCUMULATE, Op, batch, error, jvp, op, transpose
+from tessera.ir.rules import ACCUMULATE, AxisFactors, Op, batch, error, jvp, op, sharding, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, is_undefined_primal, sum_of_exact_partials
@@ -417,3 +417,12 @@ def kron(a: Any, b: Any) -> Tensor:
     spread_b = tuple(n for size in right for n in (1, size))
     product = reshape(a, shape=spread_a) * reshape(b, shape=spread_b)
     return reshape(product, shape=tuple(m * n for m, n in zip(left, right, strict=True)))
+
+
+# Sharding: products of parts of the contracted axis are terms of the result.
+
+
+@sharding(dot)
+def _(types, results, *, dtype):
+    lead = tuple(range(types[0].rank - 2))
+    return AxisFactors(((*lead, "m", "k"), (*lead, "k", "n")), ((*lead, "m", "n"),), {"k": "sum"})

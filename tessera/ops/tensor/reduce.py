@@ -16,7 +16,20 @@ from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated
-from tessera.ir.rules import ACCUMULATE, REGISTRY, STORAGE, Op, batch, error, jvp, lower, op, transpose
+from tessera.ir.rules import (
+    ACCUMULATE,
+    REGISTRY,
+    STORAGE,
+    AxisFactors,
+    Op,
+    batch,
+    error,
+    jvp,
+    lower,
+    op,
+    sharding,
+    transpose,
+)
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor import shape
 from tessera.ops.tensor.basic import (
@@ -503,3 +516,27 @@ def _euclidean_norm(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
     unit = x / scale
     total = apply_root(sqrt, sum(unit * unit, axis=axis, keepdims=True)) * scale
     return total if keepdims else reshape(total, shape=sum(x, axis=axis).shape)
+
+
+# Sharding: a reduction along an axis that is cut gives partial results.
+
+
+def _shard_reduction(kind: str) -> Callable[..., AxisFactors]:
+    def rule(types: Any, results: Any, *, axis: Any, keepdims: bool) -> AxisFactors:
+        (x,) = types
+        gone = {a % x.rank for a in axis}
+        kept = tuple(None if i in gone else i for i in range(x.rank) if keepdims or i not in gone)
+        return AxisFactors((tuple(range(x.rank)),), (kept,), dict.fromkeys(gone, kind))
+
+    return rule
+
+
+for _op, _kind in ((sum, "sum"), (max, "max"), (min, "min"), (prod, "prod")):
+    sharding(_op)(_shard_reduction(_kind))
+
+
+@sharding(argmax, argmin)
+def _(types, results, *, axis, keepdims):
+    (x,) = types
+    names = tuple(None if i == axis % x.rank else i for i in range(x.rank))
+    return AxisFactors((names,), (names if keepdims else tuple(n for n in names if n is not None),))

@@ -16,7 +16,7 @@ from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
 from tessera.ir.analysis.intervals import interval_rules
 from tessera.ir.numerics import error_rules
-from tessera.ir.rules import INTEGERS, STORAGE, Op, batch, error, jvp, lower, op
+from tessera.ir.rules import INTEGERS, STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding
 from tessera.ir.rules import transpose as transpose_rule
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
@@ -543,3 +543,66 @@ def offset_lane_indices(indices: Tensor, low: int, along: int) -> Tensor:
     """Each lane's indices of axis `along` moved to that lane's part of the flattened axis."""
     wide = check_index(indices, size=low, along=along)
     return wide + iota(shape=wide.shape, axis=0) * low
+
+
+# Sharding: axes that are not touched keep their cuts.
+
+
+@sharding(reshape)
+def _(types, results, *, shape):
+    """The first axes of two groups of axes with one product are cut alike: their parts are contiguous."""
+    (x,), (out,) = types, results
+    names: tuple[list, list] = ([None] * x.rank, [None] * out.rank)
+    i = j = 0
+    while i < x.rank and j < out.rank:
+        first, a, b = (i, j), x.shape[i], out.shape[j]
+        while a != b:
+            if a < b:
+                i += 1
+                a *= x.shape[i] if i < x.rank else 0
+            else:
+                j += 1
+                b *= out.shape[j] if j < out.rank else 0
+            if not a or not b:
+                return AxisFactors((tuple(names[0]),), (tuple(names[1]),))
+        names[0][first[0]] = names[1][first[1]] = first[0]
+        i, j = i + 1, j + 1
+    return AxisFactors((tuple(names[0]),), (tuple(names[1]),))
+
+
+@sharding(permute)
+def _(types, results, *, axes):
+    return AxisFactors((tuple(range(types[0].rank)),), (tuple(a % types[0].rank for a in axes),))
+
+
+@sharding(slice_)
+def _(types, results, *, start, stop, step):
+    (x,), (out,) = types, results
+    names = tuple(i if a == b else None for i, (a, b) in enumerate(zip(x.shape, out.shape, strict=True)))
+    return AxisFactors((names,), (names,))
+
+
+@sharding(pad)
+def _(types, results, *, low, high, value):
+    names = tuple(None if a or b else i for i, (a, b) in enumerate(zip(low, high, strict=True)))
+    return AxisFactors((names,), (names,))
+
+
+@sharding(concatenate)
+def _(types, results, *, axis):
+    names = tuple(None if i == axis % results[0].rank else i for i in range(results[0].rank))
+    return AxisFactors((names,) * len(types), (names,))
+
+
+@sharding(gather)
+def _(types, results, *, axis):
+    x, indices = types
+    at = axis % x.rank
+    own = tuple(None if i == at else ("x", i) for i in range(x.rank))
+    places = tuple(("i", i) for i in range(indices.rank))
+    return AxisFactors((own, places), ((*own[:at], *places, *own[at + 1 :]),))
+
+
+@sharding(iota)
+def _(types, results, *, shape, axis, dtype):
+    return AxisFactors((), (tuple(None if i == axis % len(shape) else i for i in range(len(shape))),))
