@@ -6,6 +6,7 @@ import importlib
 import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Case:
     text must contain each of `says`. `exact` requires equality with the reference, not only agreement within the bound.
     `alike` requires the bits of the interpreter of the highest level, as for stochastic rounding. With `debug` the Tile
     interpreter also runs it in debug mode, which must raise the error, or report nothing. `lines` are the lines that it
-    prints. `dynamic` names symbolic sizes, as in `tessera.build`.
+    prints. `dynamic` names symbolic sizes, as in `tessera.build`. With `unknown` an
+    element without a finite bound may be anything, also NaN; else it must be finite where the reference is.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     debug: bool = False
     lines: tuple[str, ...] = ()
     dynamic: Any = None
+    unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,46 @@ class Outcome:
     unbounded: int = 0
 
 
+# Areas of thousands of cases that follow from the definitions of the ops; `all_cases` leaves them out.
+SWEEPS = ("graph.sweep",)
+# Profiles: the cases whose names match one of these patterns (fnmatch), and none of those after "not".
+PROFILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "core": (("graph/*",), ("*gradient*", "graph/numerics/*", "*fp8*", "*fp6*", "*fp4*", "*int4*")),
+    "kernels": (("tile/*",), ()),
+    "tensor-cores": (("*product*", "*matmul*", "*dot*", "*gemm*", "graph/linalg/*"), ()),
+    "low-precision": (("graph/numerics/*", "*f16*", "*bf16*", "*fp8*", "*fp6*", "*fp4*", "*int4*", "*int8*"), ()),
+    "autodiff": (("graph/gradients/*", "graph/sweep/gradient/*"), ()),
+    "sweep": (("graph/sweep/*",), ()),
+    "all": (("*",), ()),
+}
+
+
+def find_profile(name: str) -> list[Case]:
+    """The cases of a profile, those of the sweeps included.
+
+    Raises:
+        ArgumentError: there is no such profile.
+    """
+    if name not in PROFILES:
+        raise ArgumentError(f"{name!r} is not a profile", expected=", ".join(PROFILES))
+    wanted, unwanted = PROFILES[name]
+    found = [c for area in (*AREAS, *SWEEPS) for c in read_area(area)]
+    return [c for c in found if _matches(c.name, wanted) and not _matches(c.name, unwanted)]
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def read_area(area: str) -> Iterator[Case]:
+    """The cases of one area."""
+    yield from importlib.import_module(f"conformance.{area}.cases").cases()
+
+
 def all_cases() -> Iterator[Case]:
-    """Every case, in a fixed order."""
+    """Every case but those of sweeps, in a fixed order."""
     for area in AREAS:
-        yield from importlib.import_module(f"conformance.{area}.cases").cases()
+        yield from read_area(area)
 
 
 def read_cases(path: str) -> list[Case]:

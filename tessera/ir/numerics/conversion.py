@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.core.types import DType, Policy, f32, f64, fp4, fp6, fp6_e2m3, tf32, uint64
+from tessera.core.types import DType, Policy, f32, f64, fp4, fp6, fp6_e2m3, int4, tf32, uint64
 
 # Philox4x32-10: the counter-based random generator of Salmon et al. (2011), on anything with int64 arithmetic.
 
@@ -166,6 +166,8 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
         return array  # a sum in f32 may overflow though no conversion follows
     if to is f32 and array.itemsize <= 2 and array.dtype.kind in "fV":
         return array.astype(np.float32)  # exact, and often done
+    if array.dtype == int4.numpy:  # not an integer to NumPy: int8 holds it, and wraps as integers do
+        array = array.astype(np.int8)
     if to.is_integer and array.dtype.kind not in "iub":
         return _convert_to_integer(array, to)
     if to is tf32:

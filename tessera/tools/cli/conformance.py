@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import xml.etree.ElementTree as xml
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from conformance.case import Outcome, all_cases, read_cases
-from conformance.run import list_engines, rank_missing_ops, run_case, select_cases
+from conformance.case import Case, Outcome, all_cases, find_profile, read_cases
+from conformance.foreign import ForeignEngine, make_foreign_engines
+from conformance.report import FORMATS
+from conformance.run import Engine, find_guarded_engine, list_engines, rank_missing_ops, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
@@ -26,7 +26,7 @@ MARKS = {"pass": "[green]pass[/]", "fail": "[red]FAIL[/]", "unsupported": "[yell
 def main(options: argparse.Namespace) -> int:
     """Run or list the selected cases; status 0 only when nothing failed."""
     write = _open_report_writer(Path(options.report)) if options.report else None
-    cases = select_cases(options.select, read_cases(options.cases) if options.cases else all_cases())
+    cases = select_cases(options.select, _list_cases(options))
     if not cases:
         raise ArgumentError(
             f"no case matches {options.select!r}", suggestion="tessera conformance --list prints the names of all cases"
@@ -34,17 +34,37 @@ def main(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
-    columns = list_engines(options.target, options.level)
+    columns = _list_columns(options)
     outcomes: list[Outcome] = []
     with Progress(transient=True) as progress:
         bar = progress.add_task("conformance", total=len(cases))
         for case in cases:
             progress.update(bar, description=case.name, advance=1)
             outcomes += run_case(case, columns)
+    for column in columns:
+        if isinstance(column, ForeignEngine):
+            column.close()
     _show(outcomes, [e.name for e in columns])
     if write:
         write(outcomes)
     return 1 if any(o.status == "fail" for o in outcomes) else 0
+
+
+def _list_cases(options: argparse.Namespace) -> Iterable[Case]:
+    if options.cases:
+        return read_cases(options.cases)
+    return find_profile(options.profile) if options.profile else all_cases()
+
+
+def _list_columns(options: argparse.Namespace) -> list[Engine]:
+    """The selected engines; with foreign ones alone only those, with `--checked` those with guard bytes too."""
+    foreign = make_foreign_engines(options.engine)
+    if foreign and not options.target and not options.level:
+        return [*foreign]
+    columns = list_engines(options.target, options.level)
+    targets = dict.fromkeys(c.target for c in columns if c.level in ("target", "device"))
+    guarded = [find_guarded_engine(t) for t in targets] if options.checked else []
+    return [*columns, *(g for g in guarded if g is not None), *foreign]
 
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
@@ -116,23 +136,8 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
 
 def _open_report_writer(path: Path) -> Callable[[Sequence[Outcome]], None]:
     """Open the writer of a report; an unwritable path is refused before anything runs."""
-    contents = {".json": _json, ".xml": _junit}
+    contents = FORMATS
     if path.suffix not in contents:
-        raise ArgumentError(f"a report is .json or .xml, not {path.suffix or path.name}")
+        raise ArgumentError(f"a report is .json, .xml or .html, not {path.suffix or path.name}")
     check_writable(path)
     return lambda outcomes: write_file(path, lambda file: file.write(contents[path.suffix](outcomes)))
-
-
-def _json(outcomes: Sequence[Outcome]) -> bytes:
-    return json.dumps([vars(o) for o in outcomes], indent=1).encode()
-
-
-def _junit(outcomes: Sequence[Outcome]) -> bytes:
-    suite = xml.Element("testsuite", name="tessera conformance", tests=str(len(outcomes)))
-    for o in outcomes:
-        element = xml.SubElement(suite, "testcase", name=o.case, classname=o.engine)
-        if o.status == "fail":
-            xml.SubElement(element, "failure", message=o.detail.splitlines()[0] if o.detail else "").text = o.detail
-        if o.status == "unsupported":
-            xml.SubElement(element, "skipped", message=o.detail.splitlines()[0] if o.detail else "")
-    return xml.tostring(suite, encoding="utf-8", xml_declaration=True)

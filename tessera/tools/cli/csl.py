@@ -47,9 +47,7 @@ def _compare_orders(folder: Path, command: list[str], environment: dict[str, str
     for name, found in statuses.items():
         print(f"{name}: {'passes' if found == 0 else f'ends with status {found}'}")
     if len({found == 0 for found in statuses.values()}) == 2:
-        print(
-            "the result depends on the order of tasks and events: look for a race or a task that starves another"
-        )
+        print("the result depends on the order of tasks and events: look for a race or a task that starves another")
     return max(statuses.values(), key=abs)
 
 

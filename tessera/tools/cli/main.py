@@ -176,7 +176,12 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-k", dest="select", default="", metavar="EXPR", help="cases whose name matches, as in pytest -k"
     )
-    command.add_argument("--report", metavar="FILE", help="write the results as .json or JUnit .xml")
+    command.add_argument("--report", metavar="FILE", help="write the results as .json, JUnit .xml or .html")
+    command.add_argument(
+        "--profile", metavar="NAME", help="core, kernels, tensor-cores, low-precision, autodiff, all …"
+    )
+    command.add_argument("--checked", action="store_true", help="also run with guard bytes around every buffer (llvm)")
+    command.add_argument("--engine", action="append", default=[], metavar="CMD", help="a foreign engine: a command")
     command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
     command.add_argument("--cases", metavar="FILE", help="run the cases of a Python file, as `tessera fuzz` writes")
 

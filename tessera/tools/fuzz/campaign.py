@@ -109,8 +109,8 @@ def run_campaign(
 
 
 def _run_one(
-    request: CampaignRequest, summary: Summary, kind: str, choices: Choices, program: RandomProgram, engines: Sequence[Engine],
-    seed: int, kept: list[list[int]],
+    request: CampaignRequest, summary: Summary, kind: str, choices: Choices, program: RandomProgram,
+    engines: Sequence[Engine], seed: int, kept: list[list[int]],
 ) -> None:  # fmt: skip
     """Run a program, keep it if it covers something new, and report its new failures."""
     verdict = examine(program, engines, seed)
@@ -198,7 +198,7 @@ ARGUMENTS = {{{arguments}}}
 def cases():
     """The program, as a case of the conformance suite."""
     entry = program if {kernel} else ts.jit(program)
-    yield Case("{name}", lambda: (entry, ARGUMENTS), grid={grid}, group={group})
+    yield Case("{name}", lambda: (entry, ARGUMENTS), grid={grid}, group={group}, unknown=True)
 '''
 
 

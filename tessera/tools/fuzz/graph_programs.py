@@ -64,7 +64,8 @@ class ValuePool:
                 shape = np.broadcast_shapes(other.shape, sample.shape)
             except ValueError:
                 return False
-            return other.dtype is sample.dtype and other.type.policy == sample.type.policy and np.prod(shape) <= LIMIT
+            same = other.dtype is sample.dtype and other.type.policy == sample.type.policy
+            return bool(same and np.prod(shape) <= LIMIT)
 
         found = [n for n, other in self.samples.items() if fits(other)]
         number = ("1", "2", "-1", "0", "3") if not is_float(sample) else ("0.5", "1.0", "-2.0", "0.0", "3.0", "1e-3")
@@ -379,7 +380,7 @@ def _make_statements(choices: Choices, pool: ValuePool, refused: Counter[str] | 
             if refused is not None:
                 refused[f"{text.split('(')[0]}: {type(error).__name__}"] += 1
             continue
-        if not isinstance(sample, Tensor) or np.prod(sample.shape) > LIMIT:
+        if not isinstance(sample, Tensor) or sample.numpy().size > LIMIT:
             continue
         if _is_lost(sample) and not choices.chance(4):
             continue

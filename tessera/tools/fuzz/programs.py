@@ -74,7 +74,12 @@ class RandomProgram:
     def case(self, name: str) -> Case:
         """The program as a case of the conformance suite."""
         return Case(
-            name, lambda: (self.load(), self.arguments()), grid=self.grid, group=self.group, debug=self.is_kernel
+            name,
+            lambda: (self.load(), self.arguments()),
+            grid=self.grid,
+            group=self.group,
+            debug=self.is_kernel,
+            unknown=True,
         )
 
 

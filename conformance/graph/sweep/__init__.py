@@ -1,0 +1,1 @@
+"""The sweep: every op with every element type on shapes and values that expose errors."""
