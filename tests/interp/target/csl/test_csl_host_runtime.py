@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
-from tessera.interp.target.csl.host import cslc, sdk_layout
+from tessera.interp.target.csl.host import cslc, port_maps, sdk_layout
 from tessera.interp.target.csl.host import runtime as host_runtime
 from tessera.interp.target.csl.host.runtime import (
     HostTensor,
@@ -260,3 +260,29 @@ def test_cslc_writes_over_no_file_of_the_user(tmp_path, capsys):
     (linked / "src").symlink_to(tmp_path / "src")
     assert compile_axpy(linked) == 1
     assert "src is a link" in capsys.readouterr().err
+
+
+def test_a_port_map_places_a_tensor_and_reads_it_back():
+    """The map of an early program: row i of a 4 x 6 matrix is on PE (i % 2, i // 2), its columns in pairs."""
+    text = "{ A[i=0:3][j=0:5] -> [PE[1 + i % 2, i // 2] -> index[j // 2, j % 2]] }"
+    a = np.arange(24, dtype=np.float32).reshape(4, 6)
+    *region, data = port_maps.convert_input_tensor(text, a)
+    assert region == [1, 0, 2, 2, 6]
+    cube = data.reshape(2, 2, 6)
+    assert all((cube[i // 2, i % 2] == a[i]).all() for i in range(4))
+    assert (port_maps.format_output_tensor(text, np.float32, data) == a).all()
+    assert port_maps.prepare_output_tensor(text, np.float32)[5].size == 24
+
+
+WRONG_MAPS = ("", "[PE[i, 0]] }", "[PE[i.x, 0] -> index[i]] }", "[PE[k, 0] -> index[i]] }", "[PE[i] -> index[i]] }")
+
+
+@pytest.mark.parametrize("text", [f"{{ A[i=0:1] -> {text}" for text in WRONG_MAPS])
+def test_a_wrong_port_map_is_an_error(text):
+    with pytest.raises(ArgumentError):
+        port_maps.parse_port_map(text)
+
+
+def test_a_tensor_of_another_size_than_its_port_map_is_an_error():
+    with pytest.raises(ShapeError, match="does not have the elements"):
+        port_maps.convert_input_tensor("{ A[i=0:3] -> [PE[i, 0] -> index[0]] }", np.zeros(3))

@@ -160,7 +160,6 @@ class PeState:
         self.blocked = set(tables.blocked)
         self.high_priority: set[int] = set()  # task ids, colors and queues whose tasks go first
         self.overtaken: dict[int, int] = {}  # how often other tasks overtook a ready one, by id
-        self.starved: dict[tuple[int, int], int] = {}  # how often that was too often, by the ids of both
         self.calls: deque[TaskCall] = deque()  # calls of the host and of handlers
         self.front: PeThread | None = None  # the running task
         self.threads: dict[PeThread, None] = {}  # the running microthreads

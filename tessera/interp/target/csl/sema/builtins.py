@@ -126,9 +126,20 @@ def _make_size(pair: tuple[int, int]) -> dict[str, ComptimeValue]:
 def _import_module(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     name = evaluate_constant(f, node.args[0], t.STRING).const
     params = evaluate_constant(f, node.args[1]) if len(node.args) > 1 else make_known(t.ANON, {})
+    if isinstance(params.type, t.CslStruct):
+        params = make_known(t.ANON, list_struct_fields(params.value))
     if params.type is not t.ANON:
         type_mismatch(node.args[1].loc, t.ANON, params.type)
     return make_known(t.MODULE, f.unit.import_module(f.module, name, params.const, node.loc), node.loc)
+
+
+def list_struct_fields(value: ComptimeValue) -> dict[str, ComptimeValue]:
+    """The fields of a value of a named struct type."""
+    assert isinstance(value.type, t.CslStruct)
+    return {
+        name: ComptimeValue(type_, value.data[name] if type_.aggregate else value.data[name][0].item())
+        for name, type_ in value.type.fields
+    }
 
 
 # Casts: `@as`, `@bitcast`, `@ptrcast`.

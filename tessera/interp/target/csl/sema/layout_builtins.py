@@ -13,6 +13,7 @@ from tessera.interp.target.csl.sema.access import evaluate_type
 from tessera.interp.target.csl.sema.builtins import (
     evaluate_constant,
     evaluate_integer,
+    list_struct_fields,
     register_builtin,
     require_section,
 )
@@ -102,10 +103,7 @@ def _check_fields(value: ComptimeValue | None, allowed: set[str], what: str, loc
 def _struct_fields(value: ComptimeValue, loc: Location) -> dict[str, ComptimeValue]:
     """The fields of a struct value, of a named or an anonymous type."""
     if isinstance(value.type, t.CslStruct):
-        return {
-            name: ComptimeValue(type_, value.data[name] if type_.aggregate else value.data[name][0].item())
-            for name, type_ in value.type.fields
-        }
+        return list_struct_fields(value)
     if value.type is not t.ANON:
         type_mismatch(loc, t.ANON, value.type)
     return value.data
