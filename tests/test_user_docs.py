@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame")
+PAGES = ("tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame",
+         "modules", "training")  # fmt: skip
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 
 
