@@ -17,11 +17,12 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
-from tessera.ops.tensor import nn, shape, sorting
+from tessera.ops.tensor import nn, reduce, shape, sorting
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
+from tessera.stdlib.running_sums import running_sums
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
@@ -131,6 +132,28 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     types = dict(zip(("x", "places", "updates"), refs, strict=True)) | {"out": _make_ref(node.out, shapes[0])}
     function = specialise_scatter(types).functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
+
+
+# Up to this many elements recursive doubling is as fast as a scan, and can be fused.
+MAX_DOUBLED = 16
+
+
+@library_lowerings(reduce.cumsum)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """A scan in chunks, where a target has many programs to run."""
+    type, out = get_tensor_type(node.args[0]), get_tensor_type(node.out)
+    sizes, at = get_shape(node.args[0]), node.attrs["axis"] + len(get_shape(node.args[0]))
+    if plan.parallel is None or symbol_names(sizes) or 0 in sizes or int(sizes[at]) <= MAX_DOUBLED:
+        return None
+    if type.policy is not None or out.policy is not None:
+        return None
+    folded = (math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
+    state = type.accumulate if type.dtype.is_float else out.dtype
+
+    def scan(x: Tensor) -> Tensor:
+        return shape.reshape(running_sums(shape.reshape(x, shape=folded), state, out.dtype), shape=sizes)
+
+    return LibraryLowering(node.args, scan)
 
 
 @library_lowerings(scatter_add)

@@ -1,0 +1,57 @@
+"""Running sums on a GPU are scans in chunks and parts: they agree with NumPy along every axis, for every type."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.runtime import driver
+from tessera.stdlib import running_sums
+
+SHAPES = (((3, 100), -1), ((100, 3), 0), ((2, 40, 5), 1), ((1000,), 0), ((33, 17), 1), ((2, 3, 300), 2), ((70, 40), 0))
+
+
+def run(x, axis, levels=("tile", "target")):
+    lowered = driver.lower(ts.jit(lambda x: ts.cumsum(x, axis=axis)).trace(x).function, "ptx")
+    names = [f.name for f in lowered["tile"].functions]
+    assert any(n.startswith(("scan_rows", "scan_columns")) for n in names)
+    return [driver.run_level(lowered, level, [x], "ptx")[0] for level in levels], names
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", ml_dtypes.bfloat16, "i4", "i8", "i1", "u1", "?"])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES[:3])
+def test_every_type(shape, axis, dtype):
+    x = np.random.default_rng(0).integers(0, 4, shape).astype(dtype)
+    for ours in run(x, axis)[0]:
+        assert ours.dtype == ts.cumsum(ts.Tensor(x), axis=axis).numpy().dtype
+        np.testing.assert_array_equal(ours.astype("f8"), x.astype("f8").cumsum(axis).astype(ours.dtype).astype("f8"))
+
+
+@pytest.mark.parametrize("part", [1, 4])
+@pytest.mark.parametrize("chunk", [64, 2048])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_parts_and_chunks(monkeypatch, shape, axis, chunk, part):
+    monkeypatch.setattr(running_sums, "CHUNK", chunk)
+    monkeypatch.setattr(running_sums, "PART_CHUNKS", part)
+    x = np.random.default_rng(0).standard_normal(shape)
+    (ours,), names = run(x, axis, ("tile",))
+    assert len(names) == 2 if chunk == 2048 else len(names) > 2 or shape[axis] < 128 * part
+    np.testing.assert_allclose(ours, x.cumsum(axis), rtol=1e-9, atol=1e-12)
+
+
+def test_special_values():
+    x = np.zeros((4, 64), "f4")
+    x[0, 40], x[1, 30], x[1, 50], x[2, 63], x[3] = np.nan, np.inf, -np.inf, -0.0, -0.0
+    for ours in run(x, -1)[0]:
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(ours, x.cumsum(-1))
+
+
+def test_derivative_and_short_axes():
+    x = np.random.default_rng(0).standard_normal((3, 50)).astype("f4")
+    lowered = driver.lower(ts.jit(ts.grad(lambda x: ts.sum(ts.cumsum(x, axis=-1)))).trace(x).function, "ptx")
+    (ours,) = driver.run_level(lowered, "tile", [x], "ptx")
+    np.testing.assert_allclose(ours, np.broadcast_to(np.arange(50, 0, -1), (3, 50)))
+    for n in (1, 2, 16):
+        lowered = driver.lower(ts.jit(lambda x: ts.cumsum(x, axis=-1)).trace(x[:, :n]).function, "ptx")
+        np.testing.assert_allclose(driver.run_level(lowered, "tile", [x[:, :n]], "ptx")[0], x[:, :n].cumsum(-1), 1e-5)
