@@ -251,7 +251,7 @@ def _check_export(declared: ExportedName, o: ExprValue, loc: Location) -> None:
         a = t.CslPointer("", a)
     if isinstance(a, t.CslPointer) and isinstance(b, t.CslPointer):
         mine = b.element.element if isinstance(b.element, t.CslArray) and not b.many else b.element
-        if a.element != mine:
+        if a.element not in (mine, b.element):
             fail(loc, f"exported symbol type mismatch: expected type '{a}', got: '{b}'")
         if declared.mutable and b.const:
             fail(loc, f"mutability mismatch: '{declared.name}' was declared mutable")

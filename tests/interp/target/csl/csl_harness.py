@@ -102,7 +102,8 @@ def _run_files(folder: Path, title: str, text: str) -> None:
         name, _, content = part.partition("\n")
         (folder / name).write_text(content.split("//! ")[0])
     sdk = next((version for version in LANGUAGE_VERSIONS if f"SDK {version}" in title), "1.4")
-    layout = compile_program(folder / "layout.csl", arch="wse3", sdk=sdk, fabric_dims=(11, 5), fabric_offsets=(4, 1))
+    arch = "wse2" if "wse2" in title else "wse3"
+    layout = compile_program(folder / "layout.csl", arch=arch, sdk=sdk, fabric_dims=(11, 5), fabric_offsets=(4, 1))
     simulation = Simulation(layout)
     simulation.boot()
     if "copy" in title:

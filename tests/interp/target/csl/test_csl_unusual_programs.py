@@ -13,7 +13,7 @@ from tessera.interp.target.csl.host.runtime import MemcpyDataType, MemcpyOrder, 
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.sema.values import ColorConfig
 from tessera.interp.target.csl.simulation import Simulation
-from tessera.interp.target.csl.text.diagnostics import CslFault
+from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
 def test_an_unused_function_leaves_nothing_behind(tmp_path):
@@ -266,3 +266,17 @@ def test_a_struct_of_a_named_type_gives_the_params_of_a_module(tmp_path):
       const part = @import_module("part.csl", given); export var r: [1]i16;
       export fn main() void { r[0] = part.get(); }"""
     assert run(tmp_path, text).get_variable("r")[0] == 8
+
+
+def test_a_name_may_be_exported_as_a_pointer_to_a_whole_array(tmp_path):
+    text = """var a = @zeros([2, 3]f32); var p: *[2, 3]f32 = &a; comptime { @export_symbol(p, "a"); }"""
+    layout = build(tmp_path, text, '@export_name("a", *[2, 3]f32, true);')
+    assert layout.exports["a"].name == "a"
+
+
+def test_a_long_stride_on_wse3(tmp_path):
+    text = """var a = @zeros([600]f32); const d = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{3} -> a[200 * i] });
+      export var r: [3]f32; export fn main() void { @fmovs(d, 2.0); r[2] = a[400]; }"""
+    assert run(tmp_path, text, arch="wse3").get_variable("r")[2] == 2
+    with pytest.raises(CslError, match="stride 200 does not fit in 'i8'"):
+        run(tmp_path, text, arch="wse2")

@@ -14,6 +14,7 @@ from tessera.interp.target.csl.libraries import collectives, host_io
 from tessera.interp.target.csl.libraries.hardware_builtins import draw_fraction, draw_random16, seed_prng
 from tessera.interp.target.csl.libraries.host_io import make_debug, make_simprint
 from tessera.interp.target.csl.libraries.math_functions import make_math
+from tessera.interp.target.csl.libraries.message_passing import make_message_passing
 from tessera.interp.target.csl.libraries.tile_config import make_tile_config
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import LIBRARIES, register_library
@@ -178,6 +179,7 @@ register_library("<memcpy/memcpy>")(host_io.make_memcpy)
 register_library("<memcpy_multi/get_params>")(host_io.make_early(host_io.make_memcpy_params))
 register_library("<memcpy_multi/memcpy>")(host_io.make_early(host_io.make_memcpy))
 register_library("<memcpy/memcpy_switches>")(host_io.make_memcpy_switches)
+register_library("<message_passing>")(make_message_passing)
 register_library("<collectives_2d/params>")(collectives.make_collectives_params)
 register_library("<collectives_2d/pe>")(collectives.make_collectives_pe)
 register_library("<kernels/tally/layout>")(collectives.make_tally_layout)

@@ -217,8 +217,9 @@ def _make_mem1d(f: AnalysisContext, fields: dict[str, ExprValue], loc: Location)
         return make_runtime(
             t.MEM1D, f"Mem1d({array}, {index} * {size}, {stride}, {render_code(f, extent)}, {indexed})", loc
         )
-    if not -128 <= access.strides[0] <= 127:
-        fail(loc, f"stride {access.strides[0]} does not fit in 'i8'")
+    limits = t.I16 if f.unit.options.arch == "wse3" else t.I8  # public programs for WSE-3 have strides of 9 bits
+    if not limits.low <= access.strides[0] <= limits.high:
+        fail(loc, f"stride {access.strides[0]} does not fit in '{limits}'")
     if access.base.known and extent.known:
         array, index = access.base.const
         byte = (index + access.offset) * size
