@@ -5,6 +5,7 @@ The generator and its options are those of `tessera.codegen.csl`. Leaves of the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,6 +100,11 @@ def _check_options(options: Any) -> CodeGenOptions:
         raise ArgumentError(
             "these are not options of the code generation", location=user_location(), received=repr(options),
             expected="pf.CodeGenOptions",
+        )  # fmt: skip
+    if not isinstance(options.output_dir, (str, os.PathLike)):
+        raise ArgumentError(
+            "output_dir is not a path", location=user_location(), received=repr(options.output_dir),
+            expected="the path of a folder",
         )  # fmt: skip
     if options.target not in FABRICS:
         raise ArgumentError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
+from tessera.nn import activations
 from tessera.ops.tensor import contractions, elementwise, nn, scalar_functions, shape
 from tessera.pyflame.lazy_graph import evaluate
 from tessera.pyflame.tensor import Dims, Tensor, record
@@ -18,11 +19,6 @@ def _as_tensor(x: Any) -> Tensor:
 # Activations.
 
 
-def select_positive(x: Any) -> Any:
-    """relu of one of Tessera's tensors with PyTorch's gradient at 0, which is 0; NaN stays NaN."""
-    return elementwise.where(x <= 0, 0, x)
-
-
 def relu(x: Tensor) -> Tensor:
     """max(0, x). The gradient at 0 is 0, as in PyTorch.
 
@@ -30,7 +26,7 @@ def relu(x: Tensor) -> Tensor:
     >>> relu(pf.tensor([-1, 0, 1, 2])).numpy().tolist()
     [0.0, 0.0, 1.0, 2.0]
     """
-    return record("relu", select_positive, x)
+    return record("relu", activations.relu, x)
 
 
 def sigmoid(x: Tensor) -> Tensor:

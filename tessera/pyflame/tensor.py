@@ -168,6 +168,18 @@ class Tensor:
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form else str(self)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ArgumentError(
+            "tensors do not change in place", location=user_location(), received="x[...] = value",
+            suggestion="make another tensor, as in pf.where(mask, value, x) or pf.cat([...])",
+        )  # fmt: skip
+
+    def __reduce__(self) -> Any:
+        return _rebuild_tensor, (elements_of(self), self._expression.layout, self._wants_gradient)
+
     def __repr__(self) -> str:
         head = f"shape={self.shape}, dtype={self.dtype.name}"
         head += f", layout={self.layout!r}" if self._expression.layout else ""
@@ -266,6 +278,11 @@ def _fill_index(plan: Any, found: Sequence[CoreTensor]) -> Any:
     if isinstance(plan, tuple):
         return tuple(_fill_index(p, found) for p in plan)
     return found[plan] if isinstance(plan, _Slot) else plan
+
+
+def _rebuild_tensor(elements: CoreTensor, layout: MeshLayout | None, requires_grad: bool) -> Tensor:
+    """A leaf from a pickle, or as a copy."""
+    return Tensor(Expression(elements.type, "tensor", elements=elements, layout=layout), requires_grad)
 
 
 def elements_of(x: Tensor) -> CoreTensor:

@@ -119,6 +119,7 @@ WRONG = {
     "outside": lambda: pf.MeshLayout.grid(2, 2).tile([4, 4], pf.PECoord(2, 0)),
     "target": lambda: pf.compile_to_csl(pf.ones([2]), pf.CodeGenOptions(target="wse9")),
     "fabric": lambda: pf.compile_to_csl(pf.ones([2]), pf.CodeGenOptions(fabric_width=-1)),
+    "folder": lambda: pf.compile_to_csl(pf.ones([2]), pf.CodeGenOptions(output_dir=3)),
     "options": lambda: pf.compile_to_csl(pf.ones([2]), "wse2"),
     "graph": lambda: pf.compile_to_csl([1.0]),
     "inspect": lambda: pf.get_graph(3),

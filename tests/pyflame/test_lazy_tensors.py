@@ -100,6 +100,10 @@ def test_text():
     assert (x.shape, x.ndim, x.numel, len(x), [float(v) for v in x]) == ([2], 1, 2, 2, [1, 1])
 
 
+def test_formats():
+    assert f"{pf.tensor(1.5) * 2.0:.2f}" == "3.00"
+
+
 def test_data_types_of_data():
     assert pf.tensor([1, 2]).dtype is pf.float32
     assert pf.tensor([True]).dtype is pf.bool_
@@ -144,6 +148,7 @@ WRONG = {
     "lazy": (lambda: pf.is_lazy(3), ts.errors.ArgumentError),
     "eval": (lambda: pf.eval(np.ones(2)), ts.errors.ArgumentError),
     "class": (lambda: pf.Tensor([1.0]), ts.errors.ArgumentError),
+    "assignment": (lambda: pf.zeros([2]).__setitem__(0, 1.0), ts.errors.ArgumentError),
     "seed": (lambda: pf.manual_seed(1.5), ts.errors.ArgumentError),
 }
 

@@ -191,6 +191,43 @@ def test_a_module_of_the_user():
     assert net.scale is before and (net(pf.ones([2, 3])).numpy() == 0).all() and saved["scale"].numpy()[0] == 2
 
 
+def test_frozen_parameters_stay():
+    model = pf.nn.Sequential(pf.nn.Linear(2, 2), pf.nn.Linear(2, 1))
+    optimizer = pf.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1)
+    model.freeze("0")
+    before = model.state_dict()
+    model(pf.ones([1, 2])).sum().backward()
+    optimizer.step()
+    changed = [(before[k].numpy() != v.numpy()).any() for k, v in model.state_dict().items()]
+    assert changed == [False, False, True, True]
+    assert all(p.requires_grad for p in model.unfreeze().parameters())
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies_have_tensors_of_their_own(how):
+    import copy
+    import pickle
+
+    model = pf.nn.Sequential(pf.nn.Linear(2, 2), pf.nn.BatchNorm1d(2))
+    other = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    x = pf.tensor(draw(4, 2))
+    np.testing.assert_array_equal(other.eval()(x).numpy(), model.eval()(x).numpy())
+    other(x).sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is not None for p in other.parameters())
+
+
+def test_half_precision():
+    ours, theirs = match(lambda m: m.Linear(5, 3))
+    ours.to(pf.bfloat16)
+    theirs.to(torch.bfloat16)
+    x = draw(4, 5)
+    y = ours(pf.tensor(x, dtype=pf.bfloat16))
+    want = theirs(torch.tensor(x, dtype=torch.bfloat16)).detach().float()
+    assert y.dtype is pf.bfloat16 and ours.weight.requires_grad
+    np.testing.assert_allclose(y.numpy().astype(np.float32), want, rtol=2e-2, atol=2e-2)
+
+
 def test_dropout_draws_anew_and_the_seed_repeats_it():
     layer, x = pf.nn.Dropout(0.5), pf.ones([1000])
     pf.manual_seed(1)

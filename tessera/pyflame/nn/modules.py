@@ -90,6 +90,14 @@ class Module(core.Module):
             set_elements(tensor, elements_of(function(tensor)))
         return self
 
+    def _set_frozen(self, names: tuple[str, ...], frozen: bool) -> Module:
+        super()._set_frozen(names, frozen)
+        for module in self.modules():
+            for name, tensor in module.__dict__["_parameters"].items():
+                if tensor is not None:
+                    tensor.requires_grad_(name not in module._frozen)
+        return self
+
     def count_parameters(self) -> int:
         """The number of elements of all parameters."""
         return sum(t.numel for t in self.parameters())  # type: ignore[attr-defined]
