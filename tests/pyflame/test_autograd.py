@@ -129,3 +129,27 @@ def test_a_leaf_has_its_own_gradient():
     x = pf.tensor([5.0], requires_grad=True)
     x.backward()
     assert x.grad.item() == 1
+
+
+def test_what_needs_no_gradient_is_not_part_of_the_graph():
+    w = pf.tensor([2.0], requires_grad=True)
+    target = pf.tensor([3.0]) * 2.0
+    for _ in range(2):
+        ((w - target) * (w - target)).sum().backward()
+    assert w.grad.item() == -16 and not target.requires_grad
+
+
+def test_the_same_graph_with_other_leaves():
+    for first, second in ((True, True), (False, True), (True, False)):
+        a, b = (pf.tensor([v], requires_grad=asked) for v, asked in ((2.0, first), (5.0, second)))
+        (a * a * b).sum().backward()
+        assert (a.grad and a.grad.item()) == (20 if first else None)
+        assert (b.grad and b.grad.item()) == (4 if second else None)
+
+
+def test_backward_keeps_the_values_of_what_is_held():
+    x = pf.tensor(X, requires_grad=True)
+    h = pf.exp(x)
+    (h * 2.0).sum().backward()
+    assert h.is_evaluated()
+    np.testing.assert_allclose(h.numpy(), np.exp(X), rtol=1e-6)

@@ -55,7 +55,8 @@ def test_random_numbers_are_those_of_the_seed_in_any_order_of_evaluation():
 
 def test_a_random_tensor_has_one_value():
     x = pf.randn([3])
-    y, z = x * 1.0, x * 1.0
+    y, z, other = x * 1.0, x * 1.0, pf.randn([3])
+    assert (other.numpy() != x.numpy()).all() and (pf.rand([3]).numpy() != pf.rand([3]).numpy()).all()
     np.testing.assert_array_equal(y.numpy(), z.numpy())
     np.testing.assert_array_equal(y.numpy(), x.numpy())
 

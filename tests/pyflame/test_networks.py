@@ -166,6 +166,10 @@ def test_the_plateau_of_a_metric_reduces_the_rate_as_in_pytorch():
         ours.step(pf.tensor(metric))
         theirs.step(metric)
         assert one.get_lr() == pytest.approx(other.param_groups[0]["lr"])
+    one.set_lr(0.8)
+    for _ in range(3):
+        ours.step(0.0)
+    assert one.get_lr() == pytest.approx(0.4)
 
 
 def test_a_module_of_the_user():
