@@ -110,7 +110,8 @@ def record_call(
         results = [traced_value(builder, to_result_tensor(leaf)) for _, leaf in leaves]
     block = builder.block((), ())
     used = [*values.values()]
-    used += [Expression(v.type, "constant", value=v, elements=CoreTensor(a)) for a, v in builder.captures.values()]
+    captured = [(CoreTensor(array), value) for array, value in builder.captures.values()]
+    used += [Expression(t.type, "constant", value=v, elements=t) for t, v in captured]
     if random.drawn:
         state = random.summarise().reserve()  # type: ignore[union-attr]
         used += [

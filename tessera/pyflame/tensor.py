@@ -244,6 +244,12 @@ class Tensor:
         """The axes in reverse order."""
         return record("transpose", lambda x: x.permute(tuple(reversed(range(x.ndim)))), self)
 
+    def __neg__(self) -> Tensor:
+        return record("neg", lambda x: -x, self)  # type: ignore[no-any-return]
+
+    def __abs__(self) -> Tensor:
+        return record("abs", builtins.abs, self)  # type: ignore[no-any-return]
+
     def backward(self, grad_output: Any = None, retain_graph: bool = False) -> None:
         """`pf.autograd.backward` of this tensor."""
         BACKWARD_HOOK[0](self, grad_output, retain_graph)
@@ -393,5 +399,3 @@ for _method, (_name, _function) in _OPERATORS.items():
     setattr(Tensor, f"__r{_method}__", _right)
 for _method, _function in _COMPARISONS.items():
     setattr(Tensor, f"__{_method}__", _binary(_method, _function)[0])
-Tensor.__neg__ = lambda self: record("neg", lambda x: -x, self)  # type: ignore[attr-defined]
-Tensor.__abs__ = lambda self: record("abs", abs, self)  # type: ignore[attr-defined]
