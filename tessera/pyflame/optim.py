@@ -22,6 +22,7 @@ from tessera.core.errors import ArgumentError, DTypeError, StateDictError, user_
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.tensor import Tensor as CoreTensor
 from tessera.optim.optimizer import check_number
+from tessera.optim.schedules import check_steps
 from tessera.pyflame.nn.modules import set_elements
 from tessera.pyflame.tensor import Tensor, elements_of
 
@@ -286,7 +287,8 @@ class MultiStepLR(Scheduler):
     def __init__(
         self, optimizer: OptimizerBase, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
-        super().__init__(optimizer, core.MultiStepLR(_check_optimizer(optimizer), milestones, gamma), last_epoch)
+        epochs = [check_steps("a milestone", m) for m in milestones]
+        super().__init__(optimizer, core.MultiStepLR(_check_optimizer(optimizer), epochs, gamma), last_epoch)
 
 
 class ExponentialLR(Scheduler):

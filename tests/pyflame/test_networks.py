@@ -221,6 +221,16 @@ def test_copies_have_tensors_of_their_own(how):
     assert all(p.grad is not None for p in other.parameters())
 
 
+def test_a_summary_has_shapes_and_counts():
+    import io
+
+    text = io.StringIO()
+    model = pf.nn.Sequential(pf.nn.Linear(4, 3), pf.nn.ReLU())
+    model.summary(pf.ones([2, 4]), file=text)
+    assert "15" in text.getvalue() and "2x3" in text.getvalue()
+    assert model(pf.ones([1, 4])).shape == [1, 3]
+
+
 def test_half_precision():
     ours, theirs = match(lambda m: m.Linear(5, 3))
     ours.to(pf.bfloat16)
@@ -265,6 +275,7 @@ WRONG = {
     "extra state": lambda: SGD.load_state_dict({"lr": 0.1, "state": {"other": 1}}),
     "optimizer": lambda: pf.optim.StepLR(3, step_size=1),
     "steps": lambda: pf.optim.StepLR(SGD, step_size=0),
+    "milestones": lambda: pf.optim.MultiStepLR(SGD, milestones="ab"),
     "epoch": lambda: pf.optim.ExponentialLR(SGD, 0.9, last_epoch=-3),
     "metric": lambda: pf.optim.ReduceLROnPlateau(SGD).step(math.nan),
     "input": lambda: pf.nn.Linear(3, 2)(pf.ones([4, 5])),

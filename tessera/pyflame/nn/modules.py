@@ -6,7 +6,8 @@ that node: they are computed with the backward that follows, or when they are ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,18 +72,17 @@ class Module(core.Module):
             StateDictError: entries are missing, extra, or of another shape or element type; it names them.
         """
         given = {k: _to_core(v) for k, v in state.items()} if isinstance(state, Mapping) else state
-        places = [(own, name, t) for own, name, t in _list_tensors(self) if t is not None]
-        try:
-            for own, name, tensor in places:
-                own[name] = elements_of(tensor)
+        with core_tensors(self) as places:
             super().load_state_dict(given, strict, cast)
             loaded = [own[name] for own, name, _ in places]
-        finally:
-            for own, name, tensor in places:
-                own[name] = tensor
         for (_, _, tensor), elements in zip(places, loaded, strict=True):
             set_elements(tensor, elements)
         return self
+
+    def summary(self, *args: Any, file: Any = None) -> None:
+        """Print a table of the modules with their parameters and, for a call with `args`, the shapes of results."""
+        with core_tensors(self):
+            super().summary(*(_to_core(x) for x in args), file=file)
 
     def map_tensors(self, function: Any) -> Module:
         """Replace the elements of each parameter and buffer by those of what `function` makes of it."""
@@ -171,6 +171,20 @@ def _list_tensors(module: core.Module) -> list[tuple[dict[str, Any], str, Any]]:
         for own in (each.__dict__[store] for store in STORES)
         for name, tensor in own.items()
     ]
+
+
+@contextmanager
+def core_tensors(module: core.Module) -> Iterator[list[tuple[dict[str, Any], str, Tensor]]]:
+    """A context in which a module holds Tessera's tensors in place of its own, for functions of `tessera.nn`."""
+    places = [(own, name, t) for own, name, t in _list_tensors(module) if t is not None]
+    try:
+        known = {id(t): elements_of(t) for _, _, t in places}
+        for own, name, tensor in places:
+            own[name] = known[id(tensor)]
+        yield places
+    finally:
+        for own, name, tensor in places:
+            own[name] = tensor
 
 
 def set_elements(tensor: Tensor, elements: CoreTensor) -> None:
