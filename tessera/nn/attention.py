@@ -233,6 +233,11 @@ class GroupedQueryAttention(Module):
     def forward(self, x: Any, mask: Any = None, offset: Any = 0) -> Tensor:
         """The attended sequence; `offset` is the position of its first row."""
         x = as_tensor(x)
+        if x.ndim != 3:
+            raise ShapeError(
+                "GroupedQueryAttention takes a batch of sequences", location=user_location(), expected="[N, S, E]",
+                received=str(x.type),
+            )  # fmt: skip
         heads = [(self.q_proj, self.num_heads), (self.k_proj, self.kv_heads), (self.v_proj, self.kv_heads)]
         q, k, v = (self._split(project(x), count) for project, count in heads)
         if self.rotary is not None:

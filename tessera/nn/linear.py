@@ -14,7 +14,7 @@ from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.layers import bilinear
 from tessera.ops.tensor.nn import dropout
-from tessera.ops.tensor.shape import embedding, flatten, permute
+from tessera.ops.tensor.shape import check_index, embedding, flatten, permute
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -23,9 +23,10 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     Raises:
         ArgumentError: it is no integer, or less than `least`.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    number = value if isinstance(value, bool) or not hasattr(value, "__index__") else int(value)
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise ArgumentError(f"{name} is {value!r}", location=user_location(), expected=f"an integer from {least} on")
-    return value
+    return number
 
 
 def check_features(x: Tensor, size: int, what: str, axis: int = -1) -> Tensor:
@@ -164,6 +165,7 @@ class Embedding(Module):
                 "an embedding takes integers", location=user_location(), expected="int32 or int64",
                 received=str(at.type), suggestion="cast them: x.to(ts.int64)",
             )  # fmt: skip
+        at = check_index(at, size=self.num_embeddings, along=0, what="token", wrap=False)
         found = embedding(self.weight, at)
         if self.padding_idx is None:
             return found

@@ -25,14 +25,15 @@ from tessera.ops.tensor.elementwise import bitwise_and, where
 from tessera.ops.tensor.random import get_random_state
 from tessera.ops.tensor.reduce import all as reduce_all
 from tessera.ops.tensor.scalar_functions import isfinite
-from tessera.optim.gradients import clip_by_norm
-from tessera.optim.optimizer import Optimizer
+from tessera.optim.gradients import clip_by_norm, global_norm
+from tessera.optim.optimizer import Optimizer, wide_type
 from tessera.runtime.tensor_files import load, save
 from tessera.train.data import count_examples, read_batch
 from tessera.train.metrics import CsvLog, TensorBoardLog
 from tessera.transforms.autodiff.gradients import value_and_grad
 
 Loss = Callable[..., Any]
+TITLES = {"loss": "loss", "lr": "learning rate", "norm": "norm of the gradients"}
 
 
 class Loop:
@@ -82,17 +83,25 @@ class Loop:
 
         def compute(model: Module) -> Any:
             found = self.loss(model, *args, **named)
-            value, metrics = found if isinstance(found, tuple) else (found, {})
+            value, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+            if not isinstance(value, Tensor) or not isinstance(metrics, Mapping):
+                raise ArgumentError(
+                    "the loss function returns something else", location=user_location(),
+                    expected="a scalar tensor, or a scalar tensor and a dict of metrics",
+                    received=", ".join(type(x).__name__ for x in (found if isinstance(found, tuple) else (found,))),
+                )  # fmt: skip
             return cast(value, dtype=f32) * scale if self.scaler else value, (value, dict(metrics), model)
 
         (_, (value, metrics, after)), grads = value_and_grad(compute, has_aux=True)(model)
-        good = isfinite(value)
-        if self.scaler:
-            grads, finite = _unscale(grads, scale)
-            good = bitwise_and(good, finite)
-        if self.clip_norm is not None:
-            grads, metrics["norm"] = clip_by_norm(grads, self.clip_norm)
+        grads = _unscale(grads, scale) if self.scaler else grads
+        if self.clip_norm is None:
+            norm = global_norm(grads)
+        else:
+            grads, norm = clip_by_norm(grads, self.clip_norm)
         rate = self.optimizer.rate(as_tensor(state["step"]))
+        metrics["norm"] = norm
+        good = bitwise_and(isfinite(value), isfinite(norm))
+        good = bitwise_and(good, isfinite(rate)) if isinstance(rate, Tensor) else good
         new, made = self.optimizer.update(after, grads, state, good=good)  # a bad step changes nothing
         _keep_buffers(good, new, model)
         return new, made, value, {"lr": rate, **metrics}, good
@@ -106,16 +115,19 @@ class Loop:
             self.model, self.state, self._owns = _copy(self.model), _copy(self.state), True
         self.model, self.state, value, metrics, good = self._compiled(self.model, self.state, scale, args, named)
         row = {"loss": float(as_tensor(value).item()), **{n: float(as_tensor(m).item()) for n, m in metrics.items()}}
-        if not math.isfinite(row["loss"]):
+        wrong = [n for n in ("loss", "lr", "norm") if not math.isfinite(row[n]) and not (n == "norm" and self.scaler)]
+        if wrong:
             get_random_state().restore(random)
-            raise self._explain(row["loss"], args, named)
+            raise self._explain(f"the {TITLES[wrong[0]]} is {row[wrong[0]]}", wrong[0] == "lr", args, named)
         if self.scaler:
             row["scale"] = self.scaler.update(bool(good))
         return row
 
-    def _explain(self, loss: float, args: Any, named: Any) -> NonFiniteError:
-        """The error of a loss that is not finite: the first op that made such a number, in the interpreter."""
-        what = f"the loss is {loss} in step {self.step + 1}"
+    def _explain(self, problem: str, is_rate: bool, args: Any, named: Any) -> NonFiniteError:
+        """The error of a number that is not finite: the first op that made such a number, in the interpreter."""
+        what = f"{problem} in step {self.step + 1}"
+        if is_rate:
+            return NonFiniteError(what, expected="a finite number", suggestion="check the schedule of the optimizer")
         for name, tree in (("parameter", self.model), ("batch", [list(args), named])):
             for path, leaf in flatten(tree)[0]:
                 if isinstance(leaf, Tensor) and leaf.dtype.is_float and not bool(reduce_all(isfinite(leaf))):
@@ -248,16 +260,10 @@ class Loop:
         return self.step
 
 
-def _unscale(grads: Any, scale: Any) -> tuple[Any, Tensor]:
-    """The gradients divided by the scale, and whether all of them are finite."""
+def _unscale(grads: Any, scale: Any) -> Any:
+    """The gradients divided by the scale, in f32 or wider."""
     leaves, tree = flatten(grads, empty=True)
-    made = [cast(cast(g, dtype=f32) / scale, dtype=g.dtype) for _, g in leaves]
-    good = None
-    for g in made:
-        finite = reduce_all(isfinite(g))
-        good = finite if good is None else bitwise_and(good, finite)
-    assert good is not None  # the optimizer has parameters
-    return tree.build(iter(made)), good
+    return tree.build(iter([cast(g, dtype=wide_type(g)) / scale for _, g in leaves]))
 
 
 def _copy(tree: Any) -> Any:

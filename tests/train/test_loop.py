@@ -79,6 +79,55 @@ def test_a_nan_names_its_op_and_keeps_the_model():
         ts.train.Loop(model, optim.SGD(lr=0.1), lambda m, x: m(x).mean(), progress=False).run([X * np.nan])
 
 
+def test_a_nan_gradient_names_its_op():
+    model = nn.Linear(6, 1, bias=False)
+    loop = ts.train.Loop(
+        model, optim.SGD(lr=0.1), lambda m, x: ts.sqrt(m(x) * 0.0).mean(), target="cpu", progress=False
+    )
+    with pytest.raises(ts.errors.NonFiniteError, match=r"norm of the gradients is nan in step 1: ts\.") as caught:
+        loop.run([X])
+    assert "ts.sqrt" in str(caught.value)  # the line of the loss
+    np.testing.assert_array_equal(loop.model.weight.numpy(), model.weight.numpy())
+    rates = ts.train.Loop(model, optim.SGD(lr=lambda t: t * float("nan")), lambda m, x: m(x).mean(), progress=False)
+    with pytest.raises(ts.errors.NonFiniteError, match="the learning rate is nan in step 1"):
+        rates.run([X])
+
+
+def test_a_second_run_adds_to_the_metrics(tmp_path):
+    loop = make_loop(tmp_path, csv=tmp_path / "a.csv")
+    loop.run([(X, Y)], epochs=1)
+    loop.run([(X, Y)], epochs=3)
+    assert [r["step"] for r in csv.DictReader((tmp_path / "a.csv").read_text().splitlines())] == ["1", "2", "3"]
+
+
+def test_batches_of_other_libraries(tmp_path):
+    torch = pytest.importorskip("torch")
+    np.save(tmp_path / "x.npy", X)
+    held = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    ways = [
+        torch.utils.data.DataLoader(held, batch_size=20),
+        ts.train.Batches(np.load(tmp_path / "x.npy", mmap_mode="r"), Y, size=20, shuffle=False),
+        [{"x": X[:20], "y": Y[:20]}, {"y": Y[20:], "x": X[20:]}],
+        ((X[i : i + 20], ts.Tensor(Y[i : i + 20])) for i in (0, 20)),
+    ]
+    layer = nn.Linear(6, 1)
+    runs = [
+        ts.train.Loop(layer, optim.SGD(lr=0.1), lambda model, x, y: loss(model, x, y), progress=False).run(way)
+        for way in ways
+    ]
+    assert len({tuple(row["loss"] for row in run) for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda m, x, y: 3, lambda m, x, y: (loss(m, x, y), 3.0), lambda m, x, y: m(x)],
+    ids=["int", "pair", "vector"],
+)
+def test_a_loss_that_is_none_is_a_typed_error(wrong):
+    with pytest.raises(ts.errors.TesseraError):
+        ts.train.Loop(make_model(), optim.SGD(), wrong, progress=False).run(data())
+
+
 def test_tensorboard_reads_the_metrics(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     loop = make_loop(tmp_path, tensorboard=tmp_path)
