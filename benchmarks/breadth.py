@@ -5,9 +5,9 @@
     python -m benchmarks.breadth --picture a.json b.json          # geometric means and a picture of kept runs
 
 `benchmarks/breadth_families/` is the table of families. Each draws its cases from the seed, so that no point can be
-tuned for. Ours and the peers are timed in alternation and the best of each counts; the ratio is the best peer's time over
-ours (above 1: ours is faster). The error of each is measured against PyTorch in f64. `share` is the part of the
-machine's limit that is reached: its copy rate or its rate of f32 products, both measured in the same run.
+tuned for. Ours and the peers are timed in alternation and the best of each counts; the ratio is the time of the best
+peer over ours (above 1: ours is faster). The error of each is measured against PyTorch in f64. `share` is the part of
+the machine's limit that is reached: its copy rate or its rate of f32 products, both measured in the same run.
 """
 
 from __future__ import annotations

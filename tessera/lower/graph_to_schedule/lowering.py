@@ -127,7 +127,8 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
         if op in nodes:
             rule(tiling, nodes[op])
             break
-    return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop)})
+    peel = {"peel": True} if plan.peel and tiling.loop and schedule.contract not in nodes else {}
+    return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
 def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:

@@ -26,7 +26,7 @@ from tessera.ir.rules import Rules
 from tessera.lower.indexing_maps import TOTAL, BodyIndexing, KernelDims, analyse_body
 from tessera.lower.kernel_summary import name_kernel
 from tessera.lower.schedule_to_tile import tile_emitter
-from tessera.lower.schedule_to_tile.reductions import emit_whole_reduction, reduction_rules
+from tessera.lower.schedule_to_tile.reductions import LoopReduction, emit_whole_reduction, reduction_rules
 from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
 from tessera.ops.dialects import control_flow, host, schedule, tile
 from tessera.ops.tensor import basic, shape
@@ -154,7 +154,7 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[Size, ...]]:
     with emit.builder.at(node.loc):
         _emit_tile_starts(emit, grid)
         for stage in split_into_stages(block, found, loop):
-            _emit_stage(emit, stage, loop, uses)
+            _emit_stage(emit, stage, loop, uses, bool(node.attrs["schedule"].get("peel")))
     body = eliminate_dead_nodes(merge_equal_nodes(emit.builder.block(params, ())))
     return Function(f"k{number}_{name_kernel(block)}", body, Attrs({"group": 1}), node.loc), grid.shape
 
@@ -172,10 +172,11 @@ def _emit_tile_starts(emit: TileEmitter, grid: GridTiling) -> None:
                 place = emit.add(e.floor_divide, [place, emit.make_constant(count)])
 
 
-def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], uses: UseDef) -> None:
+def _emit_stage(emit: TileEmitter, stage: LoopStage, loop: Sequence[int], uses: UseDef, peel: bool) -> None:
     _emit_nodes(emit, stage.straight, uses)
     if stage.loop or stage.ended:
-        _emit_loop(emit, stage, loop[0], uses)
+        extent = emit.forms.dims[loop[0]][1]
+        _emit_loop(emit, stage, loop[0], uses, peel and isinstance(extent, int) and emit.is_ragged(loop[0]))
 
 
 def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], uses: UseDef) -> None:
@@ -186,28 +187,51 @@ def _emit_nodes(emit: TileEmitter, nodes: Sequence[Node], uses: UseDef) -> None:
             emit.env[node.out] = out
 
 
-def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef) -> None:
-    """Emit a loop over the tiles of a dim, which carries the reductions that it completes."""
+def _emit_loop(emit: TileEmitter, stage: LoopStage, dim: int, uses: UseDef, peel: bool) -> None:
+    """Emit a loop over the tiles of a dim, which carries the reductions that it completes.
+
+    Loop peeling: the last partial tile follows the loop, at its own size, so that neither has a mask.
+    """
     carried = [reduction_rules.of(n.op)(emit, n, uses) for n in stage.ended]
     starts = [s.initialise(emit) for s in carried]
-    bounds = [emit.make_constant(n) for n in (0, emit.forms.dims[dim][1], emit.tile[dim])]
+    extent, step = emit.forms.dims[dim][1], emit.tile[dim]
+    stop = extent // step * step if peel else extent
+    bounds = [emit.make_constant(n) for n in (0, stop, step)]
     params = [[Value(v.type) for v in values] for values in starts]
     place = Value(scalar(int64), emit.forms.dims[dim][0])
-    with emit.open_region() as nodes:
-        emit.starts[dim] = place
-        _emit_nodes(emit, stage.loop, uses)
-        results = []
-        for node, each, values in zip(stage.ended, carried, params, strict=True):
-            with emit.builder.at(node.loc):
-                results += each.combine(emit, values)
+    with emit.open_region() as nodes, emit.resize(dim, step, peel):
+        results = _emit_iteration(emit, stage, uses, dim, place, carried, params)
     flat = [v for values in starts for v in values]
     region = Block((place, *(v for values in params for v in values)), tuple(nodes), tuple(results))
     types = tuple(v.type for v in flat)
     # The types of the results are those that the region yields.
     made = list(emit.builder.add(control_flow.for_, [*bounds, *flat], {}, types=types, regions=(region,)).results)
+    if peel:
+        last = [[made.pop(0) for _ in values] for values in starts]
+        with emit.open_scope(), emit.resize(dim, int(extent - stop), peel):
+            made = _emit_iteration(emit, stage, uses, dim, emit.make_constant(stop), carried, last)
     for node, each, values in zip(stage.ended, carried, starts, strict=True):
         with emit.builder.at(node.loc):
             emit.env[node.out] = each.finish(emit, [made.pop(0) for _ in values])
+
+
+def _emit_iteration(
+    emit: TileEmitter,
+    stage: LoopStage,
+    uses: UseDef,
+    dim: int,
+    place: Value,
+    carried: Sequence[LoopReduction],
+    values: Sequence[Sequence[Value]],
+) -> list[Value]:
+    """Emit the nodes of a loop for the tile at `place`; the carried values after it."""
+    emit.starts[dim] = place
+    _emit_nodes(emit, stage.loop, uses)
+    results = []
+    for node, each, before in zip(stage.ended, carried, values, strict=True):
+        with emit.builder.at(node.loc):
+            results += each.combine(emit, before)
+    return results
 
 
 @tile_rules(*TOTAL)

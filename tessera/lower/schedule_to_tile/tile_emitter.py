@@ -136,6 +136,7 @@ class TileEmitter:
         self.env: dict[Value, BlockValue] = {}
         self.refs = refs
         self._scalars: dict[IndexExpr, Value] = {}
+        self._whole: frozenset[int] = frozenset()  # dims whose tile at hand is not partial
 
     def add(self, op: Op, args: Sequence[Value], **attrs: Any) -> Value:
         """One more node with one result."""
@@ -189,7 +190,7 @@ class TileEmitter:
 
     def is_ragged(self, dim: int) -> bool:
         """Whether the last tile along a dim is partial."""
-        return self.forms.dims[dim][1] % self.tile[dim] != 0
+        return dim not in self._whole and self.forms.dims[dim][1] % self.tile[dim] != 0
 
     def align_axes(self, tile: BlockValue, axes: Sequence[int]) -> Value:
         """A block with an axis of size 1 for each dim it lacks."""
@@ -265,10 +266,24 @@ class TileEmitter:
     @contextmanager
     def open_region(self) -> Iterator[list[Node]]:
         """Open a region: its values are out of scope after it."""
-        env, scalars, starts = dict(self.env), dict(self._scalars), dict(self.starts)
-        with self.builder.region() as nodes:
+        with self.open_scope(), self.builder.region() as nodes:
             yield nodes
+
+    @contextmanager
+    def open_scope(self) -> Iterator[None]:
+        """Values that are emitted here are not reused after it."""
+        env, scalars, starts = dict(self.env), dict(self._scalars), dict(self.starts)
+        yield
         self.env, self._scalars, self.starts = env, scalars, starts
+
+    @contextmanager
+    def resize(self, dim: int, size: int, whole: bool) -> Iterator[None]:
+        """Tiles of another size along a dim; `whole` says that none is partial."""
+        tile, known = self.tile, self._whole
+        self.tile = (*tile[:dim], size, *tile[dim + 1 :])
+        self._whole = known | {dim} if whole else known
+        yield
+        self.tile, self._whole = tile, known
 
 
 # Loads and stores of tiles: a block access where the tile is a block of memory, else a gather or scatter.

@@ -16,13 +16,13 @@ from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
     choose_vector_width,
     emit_element,
-    emit_loop_nest,
     emit_scalar_loops,
     make_ramp_index,
     round_to_storage,
     strip_mine,
     widen_lane,
 )
+from tessera.codegen.llvm.table.loop_order import count_contiguous_reads
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
     LaneIndex,
@@ -204,6 +204,7 @@ def _extract_half(text: LlvmBuilder, t: RegisterType, x: str, start: int, count:
 
 
 ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an addition
+LANE_REGISTERS = 4  # registers of results that are computed together, where each lane has its own result
 
 
 class LlvmReductionEmitter:
@@ -266,8 +267,9 @@ def _(kernel, node):
     long = [a for a, n in enumerate(reduction.shape) if n != 1]
     reduced = [a for a in long if a in reduction.reduced]
     kept = [a for a in long if a not in reduction.reduced]
-    if not reduced or reduced[-1] != long[-1]:
-        _reduce_outer_axes(reduction, reduced)
+    lanes = _find_lane_axis(reduction, reduced, kept)
+    if not reduced or lanes is not None:
+        _reduce_outer_axes(reduction, reduced, kept, lanes)
     else:
         emit_scalar_loops(
             kernel,
@@ -280,25 +282,77 @@ def _(kernel, node):
         kernel.buffers[node.out] = reduction.target
 
 
-def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int]) -> None:
-    """Reduce over outer axes: each lane computes a result of its own."""
+def _find_lane_axis(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int]) -> int | None:
+    """The axis whose results the lanes of a register compute; None where lanes share a result.
 
-    def visit_kept(body: LoopBody, index: LaneIndex) -> None:
-        def inside(here: Sequence[LaneValue], state: ReductionState) -> ReductionState:
-            # A body of its own: what is invariant here may differ between iterations of the reduced axis.
-            return reduction.accumulate(LoopBody(reduction.kernel, body.width, body.mask), tuple(here), state)
+    It is the innermost axis, or the one along which more of the operands are contiguous.
+    """
+    reads = count_contiguous_reads(reduction.kernel, reduction.x)
+    inner = max([*kept, *reduced], default=None)
+    best = max(kept, key=lambda a: (reads[a], a), default=None)
+    if best is None or inner in kept:
+        return best if best is not None and reads[best] > reads[inner] else inner if inner in kept else None
+    wide = reduction.shape[best] >= reduction.width // 2
+    return best if wide and reads[best] > sum(reads[a] for a in reduced) else None
 
-        state = _emit_carrying_loops(
-            reduction, reduction.shape, reduced, list(index), reduction.initial_state(body.width), body.width, inside
-        )
-        reduction.store_result(LoopBody(reduction.kernel, body.width, body.mask), index, state)
 
-    emit_loop_nest(
+def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int], lanes: int | None) -> None:
+    """Reduce over outer axes: each lane computes a result of its own, for several registers at once."""
+    outer = [a for a in kept if a != lanes]
+    index = [ZERO_LANE] * len(reduction.shape)
+    emit_scalar_loops(
         reduction.kernel,
-        [1 if a in reduction.reduced else n for a, n in enumerate(reduction.shape)],
-        reduction.width,
-        visit_kept,
+        reduction.shape,
+        outer,
+        index,
+        lambda here: _reduce_into_lanes(reduction, reduced, here, lanes),
     )
+
+
+def _reduce_into_lanes(
+    reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue], axis: int | None
+) -> None:
+    """The results along one axis: groups of registers, then single ones, then the remainder under a mask."""
+    if axis is None:
+        _reduce_registers(reduction, reduced, index, None, [None], 1, None)
+        return
+    count = reduction.shape[axis]
+    width = fit_vector_width(reduction.width, count)
+    group = LANE_REGISTERS * width
+    block = count // group * group
+    pieces = [("0", str(block), group, None)] if block else []
+    for start, stop, step, mask in [*pieces, *_strip_mine_from(block, count, width)]:
+        with LoopBuilder(reduction.kernel.text, start, stop, step) as loop:
+            places = [reduction.kernel.text.add(loop.index, str(n)) for n in range(0, step, width)]
+            _reduce_registers(reduction, reduced, index, axis, places, width, mask)
+
+
+def _reduce_registers(
+    reduction: LlvmReductionEmitter,
+    reduced: list[int],
+    index: list[LaneValue],
+    axis: int | None,
+    places: Sequence[str | None],
+    width: int,
+    mask: str | None,
+) -> None:
+    """Reduce into the lanes of some registers, one at each place along an axis."""
+    size = len(reduction.combiner.dtypes)
+
+    def inside(here: Sequence[LaneValue], state: ReductionState) -> ReductionState:
+        # A body of its own: what is invariant here may differ between iterations of the reduced axis.
+        body, names = LoopBody(reduction.kernel, width, mask), list[str]()
+        for n, place in enumerate(places):
+            at = tuple(here) if axis is None else make_ramp_index(here, axis, str(place), width)
+            names += reduction.accumulate(body, at, state[n * size : (n + 1) * size])
+        return tuple(names)
+
+    start = reduction.initial_state(width) * len(places)
+    state = _emit_carrying_loops(reduction, reduction.shape, reduced, list(index), start, width, inside)
+    for n, place in enumerate(places):
+        at = tuple(index) if axis is None else make_ramp_index(index, axis, str(place), width)
+        body = LoopBody(reduction.kernel, width, mask)
+        reduction.store_result(body, at, state[n * size : (n + 1) * size])
 
 
 def _reduce_inner_axis(reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue]) -> None:
@@ -330,7 +384,8 @@ def _emit_carrying_loops(
     if not axes:
         return inside(index, state)
     first, *rest = axes
-    types = [str(t) for t in reduction.register_types(width)]
+    kinds = [str(t) for t in reduction.register_types(width)]
+    types = kinds * (len(state) // len(kinds))
     with LoopBuilder(reduction.kernel.text, "0", str(shape[first]), 1, list(zip(types, state, strict=True))) as loop:
         here = [*index]
         here[first] = LaneValue(loop.index)
