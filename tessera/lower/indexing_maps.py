@@ -410,6 +410,17 @@ def _(node, point, reduced):
     return [point.moved([add_exprs(scale_expr(i, by), make_constant(low)) for i, low, by in steps])]
 
 
+@indexing_rules(shape.strided_view)
+def _(node, point, reduced):
+    rows = zip(node.attrs["start"], node.attrs["strides"], strict=True)
+    return [point.moved([_combine(low, row, point.indices) for low, row in rows])]
+
+
+def _combine(start: int, strides: Sequence[int], indices: Sequence[IndexExpr]) -> IndexExpr:
+    scaled = [scale_expr(i, s) for i, s in zip(indices, strides, strict=True) if s]
+    return add_exprs(make_constant(start), *scaled)
+
+
 def make_bounds_guard(index: IndexExpr, size: Size) -> tuple[IndexGuard, ...]:
     """The bounds check of an index; none where it is proven."""
     return () if index.within(0, size) else (IndexGuard(index, 0, size),)

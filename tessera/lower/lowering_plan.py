@@ -35,6 +35,7 @@ class LoweringPlan:
     pointwise: int = 8192
     lanes: int = 64
     programs: int = 8
+    collapse: bool = False  # adjacent dims that every access walks as one become one
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None

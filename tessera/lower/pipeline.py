@@ -33,6 +33,7 @@ from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.tile_legalisation import to_legal_tile
+from tessera.lower.passes.window_views import form_window_views
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -103,6 +104,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
+    ("window views", rewrite_main(form_window_views)),
     ("reduction splitting", lambda module, plan: rewrite_main(lambda f: split_reductions(f, plan))(module, plan)),
     ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),

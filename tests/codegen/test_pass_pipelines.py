@@ -32,8 +32,8 @@ def test_vectorised_groups_do_the_same(case):
     entry, arguments = case.entry()
     program = prepare(entry, arguments, "llvm", case.grid, case.group)
     module = program.levels["tile"]
-    (vectorise,) = list_target_passes("llvm", module, {})
-    after = verify(vectorise.run(module))
+    propagate, vectorise = list_target_passes("llvm", module, {})
+    after = verify(vectorise.run(verify(propagate.run(module))))
     again = parse_module(print_module(after))
     assert after.level == "grouped" and again == after
     for ours, theirs in zip(executed(program, again), executed(program, module), strict=True):

@@ -46,7 +46,7 @@ WIDER_THAN_LOWERING = {
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that implies them.
 NO_DERIVATIVE = {
     **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "appears in tile functions, which no transform takes"),
-    "ts.round_by_chance": "appears in lowered functions, which no transform takes",
+    **dict.fromkeys(("ts.round_by_chance", "ts.strided_view"), "appears in lowered functions, which no transform takes"),
 }
 # The reason why no conformance case has the op.
 NO_CASE = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tessera.codegen.coverage import OpCoverage
 
 # More query rows than the default: each packed key block is used by twice as many products.
-TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64, peel=True)
+TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64, collapse=True, peel=True)
 # Blocks and shared buffers are in an arena of each thread; a larger one is probably a mistake in a size.
 MAX_ARENA_BYTES = 1 << 30
 

@@ -11,6 +11,7 @@ from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
 from tessera.codegen.legality import check_element_types, check_resources
+from tessera.codegen.llvm.passes.reshape_propagation import propagate_reshapes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
@@ -43,5 +44,10 @@ def emit(name: str, capabilities: Capabilities, module: Module, options: Mapping
 
 
 def list_passes(module: Module) -> tuple[CompilerPass, ...]:
-    """The only rewrite of a Tile module: fusion and bufferisation are analyses, which emission reads."""
-    return () if module.level == LEVEL else (CompilerPass("group vectorisation", vectorise_groups),)
+    """The rewrites of a Tile module: fusion and bufferisation are analyses, which emission reads."""
+    if module.level == LEVEL:
+        return ()
+    return (
+        CompilerPass("reshape propagation", propagate_reshapes),
+        CompilerPass("group vectorisation", vectorise_groups),
+    )

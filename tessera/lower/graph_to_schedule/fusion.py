@@ -297,7 +297,7 @@ def _(fusion, node, wanting):
     return len(wanting) == 1 or not fusion.is_computed(node.args[0]) or source.bits <= node.out.type.dtype.bits
 
 
-@_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather)
+@_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather, shape.strided_view)
 def _(fusion, node, wanting):
     if node.op is shape.pad and len(wanting) == 1 and not fusion.is_computed(node.args[0]):
         return len(wanting[0].points(node.out)) <= MAX_PADDED_POINTS  # it reads memory, under guards

@@ -239,7 +239,7 @@ def _(body, node, point):
     return body.cast(body.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
 
 
-@point_rules(shape.permute, shape.slice_, basic.broadcast_to, recompute)
+@point_rules(shape.permute, shape.slice_, shape.strided_view, basic.broadcast_to, recompute)
 def _(body, node, point):
     return body.operands(node, point)[0]
 

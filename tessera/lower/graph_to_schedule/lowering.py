@@ -17,6 +17,7 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
 from tessera.lower.graph_to_schedule import host_ops, kernel_body
+from tessera.lower.graph_to_schedule.dimension_collapsing import collapse_dims
 from tessera.lower.graph_to_schedule.fusion import FusionCluster, form_clusters, strip_reshapes
 from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, point_rules
 from tessera.lower.indexing_maps import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body, get_shape
@@ -94,6 +95,20 @@ class TileSizeSearch:
     def find_contiguous_dims(self) -> set[int]:
         """The dims along which some access has unit stride."""
         return {d for access in self.accesses if access for d in find_unit_stride_dims(access[-1])}
+
+    def find_overlapping_dims(self) -> set[int]:
+        """The dims that share an axis of memory with a later dim and overlap it, as those of windows do.
+
+        Tiled along both, a block of memory is no block of elements.
+        """
+        found: set[int] = set()
+        for expr in (e for access in self.accesses for e in access):
+            digits = sorted((abs(c), a.dim) for a, c in expr.terms if isinstance(a, IndexDigit) and isinstance(c, int))
+            dims = {d for _, d in digits}
+            reach = sum(c * (self.extents[d] - 1) for c, d in digits[:-1])
+            if len(dims) == len(digits) > 1 and reach >= digits[-1][0]:
+                found |= dims - {max(dims)}
+        return found
 
     def programs(self) -> int:
         """How many programs there are."""
@@ -173,6 +188,8 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     plan, dims = tiling.plan, tiling.parallel()
     if not dims:
         return
+    overlapping = tiling.find_overlapping_dims()
+    dims = [d for d in dims if d not in overlapping]
     crossed = sorted(tiling.find_contiguous_dims() & set(dims))
     budget = plan.pointwise
     if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
@@ -332,8 +349,19 @@ class ScheduleLowering:
     def add_body(self, body: BodyBuilder, place: Value, refs: list[Value], dims: KernelDims) -> None:
         """Add a finished body."""
         block = body.block(place)
+        if self.plan.collapse:
+            block, dims, views = collapse_dims(block, dims)
+            refs = [self.view_as(refs[number], shape) for number, shape in views]
         attrs = {"dims": dims, "schedule": choose_tile_sizes(block, dims, self.plan)}
         self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))
+
+    def view_as(self, ref: Value, shape: tuple[Size, ...]) -> Value:
+        """A buffer viewed as a shape."""
+        if tuple(ref.type.shape) == shape:  # type: ignore[union-attr]
+            return ref
+        if (ref, shape) not in self.views:
+            self.views[ref, shape] = self.builder.add(host.view, [ref], {"shape": shape}).out
+        return self.views[ref, shape]
 
     def add_copy(self, source: Value, target: Value) -> None:
         """Copy a value to another buffer."""

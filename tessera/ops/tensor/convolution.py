@@ -10,6 +10,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
+from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.rearrange import flip
@@ -31,6 +32,7 @@ IntPair = int | Sequence[int]
 Padding = int | str | Sequence[int]
 Sides = Sequence[tuple[Any, Any]]  # what is added before and after each spatial axis
 MAX_SLICES = 128  # windows of more elements are gathered: a slice for each is too long a program
+MAX_DEPTHWISE = 32  # depthwise windows of more elements are products of matrices
 AXIS_NAMES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
@@ -129,6 +131,9 @@ def _correlate(
 ) -> Tensor:
     """The convolution of checked operands: `w` is [O, C/groups, kernel]."""
     outputs, channels, kernel = w.shape[0], w.shape[1], w.shape[2:]
+    if channels == 1 and outputs == groups and _is_small(kernel):
+        out = _correlate_depthwise(pad_spatial(x, sides, 0), w, stride, dilation)
+        return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
     cut = extract_windows(pad_spatial(x, sides, 0), kernel, stride, dilation)
     size = count_elements(kernel)
     spatial = cut.shape[3:]
@@ -136,6 +141,24 @@ def _correlate(
     rows = reshape(w, shape=(1, groups, outputs // groups, channels * size))
     out = reshape(matmul(rows, columns, dtype=x.dtype), shape=(x.shape[0], outputs, *spatial))
     return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
+
+
+def _is_small(kernel: Sequence[Any]) -> bool:
+    return all(isinstance(n, int) for n in kernel) and count_elements(kernel) <= MAX_DEPTHWISE
+
+
+def _correlate_depthwise(x: Tensor, w: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """A convolution of each channel by itself: a sum over the window's elements, which needs no product of matrices."""
+    outputs, kernel, wide = w.shape[0], w.shape[2:], x.type.accumulate
+    slices = _cut_slices(x, kernel, _count_windows(x, kernel, stride, dilation), stride, dilation)
+    flat = cast(reshape(w, shape=(outputs, count_elements(kernel), *(1 for _ in kernel))), dtype=wide)
+    zeros, ones = (0,) * len(kernel), (1,) * len(kernel)
+    total: Any = None
+    for i, each in enumerate(slices):
+        factor = slice_(flat, start=(0, i, *zeros), stop=(outputs, i + 1, *ones), step=(1,) * flat.ndim)
+        term = cast(each, dtype=wide) * squeeze(factor, 1)
+        total = term if total is None else total + term
+    return cast(total, dtype=x.dtype)
 
 
 def _check_channels(rank: int, x: Tensor, w: Tensor, groups: int) -> None:
@@ -282,23 +305,36 @@ def pad_spatial(x: Tensor, sides: Sides, value: Any) -> Tensor:
 
 def extract_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """[B, C, sizes] as [B, C, window elements, windows] (im2col): one strided slice for each element of the window."""
-    sizes = x.shape[2:]
+    counts = _count_windows(x, kernel, stride, dilation)
+    if all(isinstance(n, int) for n in (*kernel, *counts)) and count_elements(kernel) > MAX_SLICES:
+        return _gather_windows(x, kernel, counts, stride, dilation)
+    cuts = _cut_slices(x, kernel, counts, stride, dilation)
+    return stack(cuts, axis=2) if len(cuts) > 1 else expand_dims(cuts[0], 2)
+
+
+def _count_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Sequence[int]) -> list[Any]:
+    """The number of windows along each spatial axis."""
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    counts = [(n - r) // s + 1 for n, r, s in zip(sizes, reach, stride, strict=True)]
+    counts = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     if any(isinstance(n, int) and n < 1 for n in counts):
         raise ShapeError(
             f"a window of {tuple(reach)} is larger than the padded input",
             location=user_location(),
             received=str(x.type),
         )
-    if all(isinstance(n, int) for n in (*kernel, *counts)) and count_elements(kernel) > MAX_SLICES:
-        return _gather_windows(x, kernel, counts, stride, dilation)
+    return counts
+
+
+def _cut_slices(
+    x: Tensor, kernel: Any, counts: Sequence[Any], stride: Sequence[int], dilation: Sequence[int]
+) -> list[Tensor]:
+    """For each element of the window the slice [B, C, windows] of the elements that it meets."""
     cuts = []
     for place in itertools.product(*(range(k) for k in kernel)):
         low = [p * d for p, d in zip(place, dilation, strict=True)]
         high = [a + (n - 1) * s + 1 for a, n, s in zip(low, counts, stride, strict=True)]
         cuts.append(slice_(x, start=(0, 0, *low), stop=(*x.shape[:2], *high), step=(1, 1, *stride)))
-    return stack(cuts, axis=2) if len(cuts) > 1 else expand_dims(cuts[0], 2)
+    return cuts
 
 
 def _gather_windows(

@@ -111,6 +111,32 @@ def slice_(x, *, start: tuple, stop: tuple, step: tuple = ()):
 error(slice_)(error_rules.bound_structural)
 
 
+def _infer_strided_view(x: TensorType, *, shape: tuple, start: tuple, strides: tuple) -> TensorType:
+    if len(start) != x.rank or any(len(row) != len(shape) for row in strides) or len(strides) != x.rank:
+        raise ShapeError(f"a strided view needs a start and {len(shape)} strides for each axis", received=str(x))
+    for low, row, size in zip(start, strides, x.shape, strict=True):
+        reach = [s * (n - 1) for s, n in zip(row, shape, strict=True)]
+        least, most = low + sum(r for r in reach if r < 0), low + sum(r for r in reach if r > 0)
+        if least < 0 or most >= size:
+            raise ShapeError("a strided view reaches outside of its operand", received=f"{least} to {most} of {size}")
+    return x.with_shape(tuple(shape))
+
+
+@op(infer=_infer_strided_view, coerce=coerce_plain, numerics=STORAGE)
+def strided_view(x, *, shape: tuple, start: tuple, strides: tuple):
+    """The elements at affine indices: along axis a of `x` the index is start[a] + the sum of strides[a][j] · index[j].
+
+    The lowering makes it of stacked slices: the windows of a convolution are one strided view.
+    """
+    index = np.indices(shape)
+    return x[
+        tuple(a + sum(s * i for s, i in zip(row, index, strict=True)) for a, row in zip(start, strides, strict=True))
+    ]
+
+
+error(strided_view)(error_rules.bound_structural)
+
+
 def _canonicalise_pad(x: TensorType, *, low: Any, high: Any, value: Any) -> dict[str, Any]:
     number = float(value) if x.dtype.is_float else np.asarray(value).astype(x.dtype.numpy).item()
     return {"low": tuple(low), "high": tuple(high), "value": number}

@@ -1,0 +1,131 @@
+"""Window views: stacked slices of one tensor as a strided view of it, and reductions over stacks as chains of ops.
+
+An element of a stack of n tensors is a chain of n selections; one of a strided view is one load. Convolutions, pools
+and stencils stack a slice for each element of their windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tessera.core.types import TensorType
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ops.tensor import basic, elementwise, reduce, shape
+
+patterns = RewritePatterns("window views", same_types=True)
+MAX_CHAIN = 128  # a reduction over a stack of more tensors stays a reduction
+COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
+
+
+def form_window_views(function: Function) -> Function:
+    """Rewrite a function of tensor ops."""
+    return rewrite_function(rewrite_function(function, reductions, remove_dead=True), patterns, remove_dead=True)
+
+
+def _find_slice(rewriter: Rewriter, part: Value, axis: int) -> Node | None:
+    """The slice that a part of a stack is, but for a new axis of one element."""
+    inner = rewriter.find_producer(part, shape.reshape)
+    node = rewriter.find_producer(part if inner is None else inner.args[0], shape.slice_)
+    if node is None or part.type.shape[axis] != 1:  # type: ignore[union-attr]
+        return None
+    rest = _without(part.type.shape, axis)  # type: ignore[union-attr]
+    return node if inner is not None and tuple(node.out.type.shape) == rest else None  # type: ignore[union-attr]
+
+
+def _without(sizes: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*sizes[:axis], *sizes[axis + 1 :])
+
+
+Starts = Sequence[tuple[int, ...]]
+
+
+def find_radices(starts: Starts) -> list[tuple[int, tuple[int, ...]]] | None:
+    """Starts as a mixed-radix number: for each digit its size and what it adds; None where they are none."""
+    digits: list[tuple[int, tuple[int, ...]]] = []
+    block = 1  # the innermost starts that the digits so far describe
+    while block < len(starts):
+        step = _subtract(starts[block], starts[0])
+        count = 1
+        while (count + 1) * block <= len(starts) and _repeats(starts, block, count, step):
+            count += 1
+        if count == 1 or len(starts) % (count * block):
+            return None
+        digits.insert(0, (count, step))
+        block *= count
+    return digits
+
+
+def _repeats(starts: Starts, block: int, count: int, step: tuple[int, ...]) -> bool:
+    """Whether block `count` is the first one moved by so many steps."""
+    moved = [tuple(a + count * s for a, s in zip(first, step, strict=True)) for first in starts[:block]]
+    return list(starts[count * block : (count + 1) * block]) == moved
+
+
+def _subtract(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+@patterns(shape.concatenate)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    """A stack of equally spaced slices of one tensor is a strided view."""
+    axis = node.attrs["axis"] % len(node.out.type.shape)  # type: ignore[union-attr]
+    slices = [_find_slice(rewriter, a, axis) for a in args]
+    first = slices[0]
+    if len(slices) < 2 or first is None or not all(s is not None and s.args == first.args for s in slices):
+        return None
+    starts = [tuple(s.attrs["start"]) for s in slices if s is not None]
+    if {s.attrs["step"] for s in slices if s is not None} != {first.attrs["step"]}:
+        return None
+    if not all(isinstance(n, int) for n in (*node.out.type.shape, *(n for s in starts for n in s))):  # type: ignore[union-attr]
+        return None
+    digits = find_radices(starts)
+    return None if digits is None else _make_view(rewriter, node, first, axis, digits)
+
+
+def _make_view(
+    rewriter: Rewriter, node: Node, first: Node, axis: int, digits: Sequence[tuple[int, tuple[int, ...]]]
+) -> Value:
+    sizes = tuple(first.out.type.shape)  # type: ignore[union-attr]
+    shaped = (*sizes[:axis], *(count for count, _ in digits), *sizes[axis:])
+    strides = []
+    for a, step in enumerate(first.attrs["step"]):
+        own = [step if b == a else 0 for b in range(len(sizes))]
+        strides.append((*own[:axis], *(d[a] for _, d in digits), *own[axis:]))
+    attrs = {"shape": shaped, "start": tuple(first.attrs["start"]), "strides": tuple(strides)}
+    view = rewriter.add(shape.strided_view, first.args[0], **attrs)
+    return rewriter.add(shape.reshape, view, shape=node.out.type.shape)  # type: ignore[union-attr]
+
+
+reductions = RewritePatterns("reductions of stacks", same_types=True)
+
+
+@reductions(*COMBINERS)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    """A reduction over the axis of a stack combines its parts."""
+    stack = rewriter.find_producer(args[0], shape.concatenate)
+    if stack is None or len(node.attrs["axis"]) != 1 or len(stack.args) > MAX_CHAIN:
+        return None
+    rank = len(args[0].type.shape)  # type: ignore[union-attr]
+    axis = node.attrs["axis"][0] % rank
+    if stack.attrs["axis"] % rank != axis or any(v.type.shape[axis] != 1 for v in stack.args):  # type: ignore[union-attr]
+        return None
+    to = tuple(node.out.type.shape)  # type: ignore[union-attr]
+    parts = [rewriter.add(shape.reshape, v, shape=to) for v in stack.args]
+    if node.op is reduce.sum:
+        parts = [_widen(rewriter, v, node) for v in parts]
+    total = parts[0]
+    for part in parts[1:]:
+        total = rewriter.add(COMBINERS[node.op], total, part)
+    type = node.out.type
+    assert isinstance(type, TensorType) and math.prod(to) >= 0
+    return total if total.type.dtype == type.dtype else rewriter.add(basic.cast, total, dtype=type.dtype)  # type: ignore[union-attr]
+
+
+def _widen(rewriter: Rewriter, value: Value, node: Node) -> Value:
+    """A term of a sum in the type that accumulates."""
+    type = value.type
+    assert isinstance(type, TensorType) and isinstance(node.out.type, TensorType)
+    wide = type.accumulate if type.dtype.is_float else node.out.type.dtype
+    return value if wide == type.dtype else rewriter.add(basic.cast, value, dtype=wide)
