@@ -34,11 +34,14 @@ class LoweringPlan:
     row_limit: int = 8192
     pointwise: int = 8192
     lanes: int = 64
+    result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same
     programs: int = 8
     collapse: bool = False  # adjacent dims that every access walks as one become one
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None
+    vector_products: int = 0  # products of at most so many rows or columns are reductions
+    serial_scans: bool = False  # scans walk their rows in one pass; else all elements double their reach together
     flash: bool = True
     flash_m: int = 32
     flash_n: int = 64

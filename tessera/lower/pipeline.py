@@ -33,6 +33,7 @@ from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.tile_legalisation import to_legal_tile
+from tessera.lower.passes.vector_products import form_vector_products
 from tessera.lower.passes.window_views import form_window_views
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
@@ -96,6 +97,11 @@ def distribute_on_mesh(module: Module, plan: LoweringPlan) -> Module:
     return to_mesh(module, MeshShape(*plan.mesh, plan.mesh_product), plan.mesh_shardings)
 
 
+def rewrite_vector_products(module: Module, plan: LoweringPlan) -> Module:
+    """Products of few rows or columns as reductions, where the plan says so."""
+    return module.replace(form_vector_products(module.main, plan.vector_products), *module.functions[1:])
+
+
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_composites),
@@ -105,6 +111,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
     ("window views", rewrite_main(form_window_views)),
+    ("vector products", rewrite_vector_products),
     ("reduction splitting", lambda module, plan: rewrite_main(lambda f: split_reductions(f, plan))(module, plan)),
     ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),

@@ -18,8 +18,9 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
 from tessera.ops.tensor import nn, reduce, shape, sorting
+from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.scatter import scatter_add
-from tessera.stdlib import row_sorting
+from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
 from tessera.stdlib.running_sums import running_sums
@@ -53,7 +54,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
     result = _view_as_rank4(get_shape(node.out))
     heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
-    if not _is_supported(node, heads_first):
+    if not _is_supported(node, heads_first) or _is_decoding(heads_first, plan):
         return None
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
@@ -68,6 +69,12 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
     function = module.functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _is_decoding(shapes: list[tuple[Size, ...]], plan: LoweringPlan) -> bool:
+    """Whether each key serves so few queries that their products are reductions, which read the keys once."""
+    q, k = shapes[:2]
+    return int(q[2]) * (int(q[1]) // int(k[1])) <= plan.vector_products
 
 
 def _choose_block_length(block: int, length: int) -> int:
@@ -138,9 +145,15 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
 MAX_DOUBLED = 16
 
 
-@library_lowerings(reduce.cumsum)
+@library_lowerings(reduce.cumsum, reduce.cumprod)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A scan in chunks, where a target has many programs to run."""
+    """A scan in one pass, or in chunks where a target has many programs to run."""
+    if plan.serial_scans:
+        return _scan_serially(node)
+    return _scan_in_chunks(node, plan) if node.op is reduce.cumsum else None
+
+
+def _scan_in_chunks(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
     type, out = get_tensor_type(node.args[0]), get_tensor_type(node.out)
     sizes, at = get_shape(node.args[0]), node.attrs["axis"] + len(get_shape(node.args[0]))
     if plan.parallel is None or symbol_names(sizes) or 0 in sizes or int(sizes[at]) <= MAX_DOUBLED:
@@ -205,6 +218,20 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         source.args,
         lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.select_places(rows, count, descending)),
     )
+
+
+MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused
+
+
+def _scan_serially(node: Node) -> LibraryLowering | None:
+    x, type, axis = node.args[0], get_tensor_type(node.out), node.attrs["axis"]
+    sizes = get_shape(x)
+    plain = type.policy is None and get_tensor_type(x).policy is None and not symbol_names(sizes)
+    if not plain or 0 in sizes or sizes[axis] < MIN_SCANNED:
+        return None
+    at, wide = axis % len(sizes), type.accumulate if type.dtype.is_float else type.dtype
+    combine = "sum" if node.op is reduce.cumsum else "prod"
+    return LibraryLowering(node.args, lambda x: cast(row_scans.scan_axis(x, at, combine, wide), dtype=type.dtype))
 
 
 def _is_only_selected(sort: Node, uses: UseDef) -> bool:

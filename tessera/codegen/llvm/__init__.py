@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from tessera.codegen.coverage import OpCoverage
 
 # More query rows than the default: each packed key block is used by twice as many products.
-TILING_PLAN = LoweringPlan(flash_m=64, host_sort=64, collapse=True, peel=True)
+TILING_PLAN = LoweringPlan(
+    flash_m=64,
+    host_sort=64,
+    result_lanes=256,
+    collapse=True,
+    peel=True,
+    serial_scans=True,
+    vector_products=1,
+)
 # Blocks and shared buffers are in an arena of each thread; a larger one is probably a mistake in a size.
 MAX_ARENA_BYTES = 1 << 30
 

@@ -111,8 +111,8 @@ def _renumber(expr: IndexExpr, collapsed: int) -> IndexExpr:
 
 
 def find_pinned_dims(block: Block, found: BodyIndexing) -> set[int]:
-    """The dims whose index is more than a place in memory: a number that is computed with, or part of a mask."""
-    pinned: set[int] = set()
+    """The dims whose index is more than a place in memory: a number, part of a mask, or that of a reduction."""
+    pinned = {n.attrs["dim"] for n in block.nodes if n.op in (schedule.reduce, schedule.contract)}
     for node in block.nodes:
         last = 1 + (node.op is schedule.store)
         places = range(last, last + node.args[0].type.rank) if node.op in ACCESSES else ()

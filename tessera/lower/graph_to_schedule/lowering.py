@@ -173,7 +173,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     fastest = tiling.find_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
-    left = tiling.fill(reversed(lanes), plan.lanes)
+    left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     limit = plan.row_limit if not lanes else max(plan.rows // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from tessera.core.types import TensorType
+from tessera.ir.analysis.affine import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ops.tensor import basic, elementwise, reduce, shape
@@ -96,6 +97,30 @@ def _make_view(
     attrs = {"shape": shaped, "start": tuple(first.attrs["start"]), "strides": tuple(strides)}
     view = rewriter.add(shape.strided_view, first.args[0], **attrs)
     return rewriter.add(shape.reshape, view, shape=node.out.type.shape)  # type: ignore[union-attr]
+
+
+@patterns(shape.gather)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    """A gather at affine indices, as of a flip, is a strided view."""
+    x, places = args
+    form = AffineAnalysis(rewriter.builder.producers).find_form(places)
+    sizes, kept = x.type.shape, places.type.shape  # type: ignore[union-attr]
+    if form is None or form.scalars or not form.ramps or not all(isinstance(n, int) for n in (*sizes, *kept)):
+        return None
+    axis = len(sizes) + node.attrs["axis"]
+    steps = [form.ramps.get(a - len(kept), 0) for a in range(len(kept))]
+    reach = [s * (n - 1) for s, n in zip(steps, kept, strict=True)]
+    if 0 in kept or form.constant + sum(min(r, 0) for r in reach) < 0:
+        return None
+    if form.constant + sum(max(r, 0) for r in reach) >= sizes[axis]:
+        return None
+    shaped = (*sizes[:axis], *kept, *sizes[axis + 1 :])
+    place = {a: a if a < axis else a + len(kept) - 1 for a in range(len(sizes)) if a != axis}
+    strides = [[int(place.get(a) == b) for b in range(len(shaped))] for a in range(len(sizes))]
+    strides[axis][axis : axis + len(kept)] = steps
+    start = tuple(form.constant if a == axis else 0 for a in range(len(sizes)))
+    rows = tuple(tuple(row) for row in strides)
+    return rewriter.add(shape.strided_view, x, shape=shaped, start=start, strides=rows)
 
 
 reductions = RewritePatterns("reductions of stacks", same_types=True)

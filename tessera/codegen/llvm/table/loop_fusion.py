@@ -22,6 +22,7 @@ from tessera.codegen.llvm.text.builder import (
     LoopBody,
     LoopBuilder,
     format_prefix_mask,
+    is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
 from tessera.codegen.llvm.text.types import RegisterType, format_literal, get_element_bytes, get_register_type
@@ -126,15 +127,20 @@ def _round_result(body: LoopBody, node: Node, wide: DType, lane: LaneValue) -> L
 
 
 def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue | None:
-    """A ramp plus or minus a scalar as a ramp, so that accesses are recognised as contiguous."""
-    if node.op not in (elementwise.add, elementwise.sub) or node.out.type.dtype != int64:
+    """A ramp plus, minus or times a scalar as a ramp, so that accesses are recognised as contiguous or strided."""
+    if node.op not in (elementwise.add, elementwise.sub, elementwise.mul) or node.out.type.dtype != int64:
         return None
     x, y = lanes
-    plus = node.op is elementwise.add
-    if (x.kind is LaneKind.RAMP and y.uniform) or (plus and x.uniform and y.kind is LaneKind.RAMP):
-        name = body.text.let(f"{'add' if plus else 'sub'} i64 {x.name}, {y.name}", "i")
-        return LaneValue(name, LaneKind.RAMP, math.gcd(x.divisor, y.divisor))
-    return None
+    if node.op is elementwise.mul:
+        x, y = (y, x) if x.uniform else (x, y)
+        return _scale_index(body, x, int(y.name)) if x.kind is LaneKind.RAMP and is_number(y.name) else None
+    if node.op is elementwise.add:
+        x, y = (y, x) if x.uniform else (x, y)
+    step = x.step if x.kind is LaneKind.RAMP else -y.step
+    if not (x.kind is LaneKind.RAMP and y.uniform) and not (x.uniform and y.kind is LaneKind.RAMP):
+        return None
+    name = body.text.let(f"{'add' if node.op is elementwise.add else 'sub'} i64 {x.name}, {y.name}", "i")
+    return LaneValue(name, LaneKind.RAMP, math.gcd(x.divisor, y.divisor), step)
 
 
 @element_rule(basic.cast)
@@ -242,6 +248,9 @@ def _scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
     if lane.uniform:
         with body.hoist(lane):
             return LaneValue(body.text.mul(lane.name, factor), lane.kind, lane.divisor * factor)
+    if lane.kind is LaneKind.RAMP:
+        scaled = body.text.mul(lane.name, factor)
+        return LaneValue(scaled, LaneKind.RAMP, abs(lane.divisor * factor), lane.step * factor)
     t = RegisterType("i64", body.width)
     return LaneValue(body.text.let(f"mul {t} {body.broadcast_lane(lane, t)}, {t.const(factor)}", "i"), LaneKind.VARYING)
 
@@ -252,7 +261,8 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
         with body.hoist(a, b):
             return LaneValue(body.text.add(a.name, b.name), body.kind_of(a, b), multiple)
     if LaneKind.VARYING not in (a.kind, b.kind) and (a.uniform or b.uniform):
-        return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple)
+        step = a.step if a.kind is LaneKind.RAMP else b.step
+        return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple, step)
     t = RegisterType("i64", body.width)
     return LaneValue(
         body.text.let(f"add {t} {body.broadcast_lane(a, t)}, {body.broadcast_lane(b, t)}", "i"), LaneKind.VARYING
@@ -274,7 +284,7 @@ def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -
     """linear / step % modulus; modulus 0 leaves out the remainder."""
     if step == 1 and not modulus:
         return linear
-    if linear.kind is LaneKind.RAMP and linear.divisor % body.width == 0:
+    if linear.kind is LaneKind.RAMP and linear.step == 1 and linear.divisor % body.width == 0:
         if step % body.width == 0:  # all lanes have one quotient
             return _emit_division(body, LaneValue(linear.name, LaneKind.UNIFORM), step, modulus)
         if step == 1 and modulus % body.width == 0:  # no lane wraps around the modulus

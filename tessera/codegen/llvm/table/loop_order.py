@@ -24,8 +24,11 @@ AxisMap = tuple[int | None, ...]
 movement_rules = Rules("llvm axis map")
 
 
-def count_contiguous_reads(kernel: LlvmKernelContext, v: Value) -> Counter[int]:
-    """For each axis of a value of rank > 0, the number of reads that are contiguous along it."""
+def count_gathers(kernel: LlvmKernelContext, v: Value) -> Counter[int]:
+    """For each axis of a value of rank > 0, the number of reads that are gathers where lanes run along it.
+
+    A read is none if it is contiguous along the axis, or does not depend on it.
+    """
     found: Counter[int] = Counter()
     seen: set[tuple[Value, AxisMap]] = set()
     work: list[tuple[Value, AxisMap]] = [(v, tuple(range(len(static_shape(v.type)))))]
@@ -36,16 +39,16 @@ def count_contiguous_reads(kernel: LlvmKernelContext, v: Value) -> Counter[int]:
         seen.add((value, axes))
         node = kernel.producers.get(value)
         if value in kernel.buffers or (node is not None and node.op is tile.load):
-            found.update(_find_last(value, axes))
+            found.update(_find_strided_axes(value, axes))
         elif node is not None:
             work += [(x, _map_operand(node, x, axes)) for x in node.args]
     return found
 
 
-def _find_last(value: Value, axes: AxisMap) -> list[int]:
-    """The axis along which the memory of a value is contiguous: the last one of more than one element."""
+def _find_strided_axes(value: Value, axes: AxisMap) -> list[int]:
+    """The axes along which the memory of a value is strided: all but the last of those of more than one element."""
     long = [a for a, n in zip(axes, static_shape(value.type), strict=True) if n != 1]
-    return [a for a in long[-1:] if a is not None]
+    return [a for a in long[:-1] if a is not None]
 
 
 def _map_operand(node: Node, x: Value, axes: AxisMap) -> AxisMap:

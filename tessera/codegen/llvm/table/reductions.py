@@ -22,7 +22,7 @@ from tessera.codegen.llvm.table.loop_fusion import (
     strip_mine,
     widen_lane,
 )
-from tessera.codegen.llvm.table.loop_order import count_contiguous_reads
+from tessera.codegen.llvm.table.loop_order import count_gathers
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
     LaneIndex,
@@ -285,15 +285,17 @@ def _(kernel, node):
 def _find_lane_axis(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int]) -> int | None:
     """The axis whose results the lanes of a register compute; None where lanes share a result.
 
-    It is the innermost axis, or the one along which more of the operands are contiguous.
+    It is the innermost axis, or a longer one along which fewer reads are gathers.
     """
-    reads = count_contiguous_reads(reduction.kernel, reduction.x)
+    gathers = count_gathers(reduction.kernel, reduction.x)
     inner = max([*kept, *reduced], default=None)
-    best = max(kept, key=lambda a: (reads[a], a), default=None)
-    if best is None or inner in kept:
-        return best if best is not None and reads[best] > reads[inner] else inner if inner in kept else None
+    best = min(kept, key=lambda a: (gathers[a], -a), default=None)
+    if best is None or inner is None:
+        return None
+    if inner in kept:
+        return best if gathers[best] < gathers[inner] else inner
     wide = reduction.shape[best] >= reduction.width // 2
-    return best if wide and reads[best] > sum(reads[a] for a in reduced) else None
+    return best if wide and gathers[best] < gathers[inner] else None
 
 
 def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int], lanes: int | None) -> None:

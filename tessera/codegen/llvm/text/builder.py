@@ -238,17 +238,21 @@ class LaneKind(Enum):
 
     INVARIANT = "the same scalar in each lane and each iteration of the innermost loop"
     UNIFORM = "the same scalar in each lane"
-    RAMP = "an i64 scalar plus the number of the lane"
+    RAMP = "an i64 scalar plus a step times the number of the lane"
     VARYING = "a vector"
 
 
 @dataclass(frozen=True)
 class LaneValue:
-    """The register of a value, and how it varies; `multiple` is a known divisor of an index's scalar."""
+    """The register of a value, and how it varies; `multiple` is a known divisor of an index's scalar.
+
+    `step` is the difference between the lanes of a ramp.
+    """
 
     name: str
     kind: LaneKind = LaneKind.INVARIANT
     multiple: int = 1
+    step: int = 1
 
     @property
     def uniform(self) -> bool:
@@ -322,7 +326,7 @@ class LoopBody:
             whole = emit_splat(self.text, t, lane.name)
         if lane.uniform:
             return whole
-        return self.text.let(f"add {t} {whole}, {format_step_vector(t)}", "r")
+        return self.text.let(f"add {t} {whole}, {format_step_vector(t, lane.step)}", "r")
 
 
 def emit_splat(text: LlvmBuilder, t: RegisterType, name: str) -> str:

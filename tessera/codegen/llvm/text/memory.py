@@ -163,7 +163,7 @@ def compute_address(body: LoopBody, m: StridedMemRef, index: LaneIndex) -> LaneA
         if isinstance(step, Dim):
             scalar = body.text.add(scalar, body.text.multiply(lane.name, body.kernel.sizes.find(step)))
             continue
-        stride += step if lane.kind is LaneKind.RAMP else 0
+        stride += step * lane.step if lane.kind is LaneKind.RAMP else 0
         scalar = body.text.add(scalar, body.text.mul(lane.name, step))
     return LaneAddress(scalar, stride, vector)
 
@@ -224,6 +224,10 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
             f"load {t.element}, ptr {emit_pointer(body, m, address)}, align {get_element_bytes(m.dtype)}"
         )
         return emit_splat(body.text, t, one)
+    if not address.vector and address.stride == -1 and width > 1:
+        return _load_reversed(body, m, address, mask, t)
+    if not address.vector and address.stride == 2 and width > 1 and mask is None:
+        return _load_every_second(body, m, address, t)
     if address.vector or address.stride != 1 and width > 1:
         return _emit_gather(body, m, address, mask, t)
     at = emit_pointer(body, m, address)
@@ -235,6 +239,32 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
             f"{t.truth} {mask}, {t} zeroinitializer)"
         )
     return _load_scalar_masked(body, m, at, mask, t)
+
+
+def _load_reversed(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str | None, t: RegisterType) -> str:
+    """Lanes in descending order of address: one load, reversed."""
+    first = LaneAddress(body.text.add(address.scalar, str(1 - t.width)), 1)
+    at, size = emit_pointer(body, m, first), get_element_bytes(m.dtype)
+    if mask is None:
+        return _reverse(body, t, body.text.let(f"load {t}, ptr {at}, align {size}"))
+    call = f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {at}, i32 {size}, {t.truth} {_reverse(body, t.truth, mask)}, "
+    return _reverse(body, t, body.text.let(f"{call}{t} zeroinitializer)"))
+
+
+def _reverse(body: LoopBody, t: RegisterType, name: str) -> str:
+    picks = ", ".join(f"i32 {t.width - 1 - i}" for i in range(t.width))
+    return body.text.let(f"shufflevector {t} {name}, {t} poison, <{t.width} x i32> <{picks}>")
+
+
+def _load_every_second(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
+    """Lanes two elements apart: two loads, the second of which ends at the last lane's element, and a shuffle."""
+    size, half = get_element_bytes(m.dtype), t.width // 2
+    parts = []
+    for offset in (0, t.width - 1):
+        at = emit_pointer(body, m, LaneAddress(body.text.add(address.scalar, str(offset)), 1))
+        parts.append(body.text.let(f"load {t}, ptr {at}, align {size}"))
+    picks = ", ".join(f"i32 {2 * i + (i >= half)}" for i in range(t.width))
+    return body.text.let(f"shufflevector {t} {parts[0]}, {t} {parts[1]}, <{t.width} x i32> <{picks}>")
 
 
 def _load_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, mask: str, t: RegisterType) -> str:

@@ -1,0 +1,76 @@
+"""Row scans: running sums and products in one pass over memory, in the kernel language.
+
+A program walks its rows from the first element to the last and carries what it has so far. Along an axis that is not
+the last each lane has a row of its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tessera.core.types import DType
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import TensorType
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.shape import reshape
+from tessera.stdlib.routine import ceil_div
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+ROWS = 4  # rows that a program walks element by element
+LANES = 256  # rows that a program walks side by side
+
+
+@kernel
+def scan_rows(x, out, *, combine, neutral):
+    """out[r, i] = x[r, 0] … x[r, i] combined, on the grid (ceil(R / 4),).
+
+    A program walks four rows, whose chains of additions overlap.
+    """
+    r = tile.program_id(0) * 4
+    first = tile.full((1, 1), neutral, out.dtype)
+    a, b, c, d = first, first, first, first
+    for i in tile.range(0, x.shape[1], 1):
+        a = extend(x, out, r, i, a, combine)
+        b = extend(x, out, r + 1, i, b, combine)
+        c = extend(x, out, r + 2, i, c, combine)
+        d = extend(x, out, r + 3, i, d, combine)
+
+
+def extend(x, out, row, i, before, combine):
+    """One more element of a row; the result of a row that does not exist is not stored."""
+    each = tile.cast(tile.load(x[row : row + 1, i : i + 1], edge="clip"), out.dtype)
+    total = before + each if combine == "sum" else before * each
+    tile.store(out[row : row + 1, i : i + 1], total, edge="clip")
+    return total
+
+
+@kernel
+def scan_columns(x, out, *, combine, neutral, BC: int = LANES):
+    """out[l, i, c] = x[l, 0, c] … x[l, i, c] combined, on the grid (L, ceil(C / BC))."""
+    lead, first = tile.program_id(0), tile.program_id(1) * BC
+    before = tile.full((BC,), neutral, out.dtype)
+    for i in tile.range(0, x.shape[1], 1):
+        each = tile.cast(tile.load(x[lead, i, first : first + BC], edge="clip"), out.dtype)
+        before = before + each if combine == "sum" else before * each
+        tile.store(out[lead, i, first : first + BC], before, edge="clip")
+
+
+def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
+    """The running sums or products along an axis of static size, accumulated in the type `wide`."""
+    sizes = tuple(int(n) for n in x.shape)
+    lead, count, rest = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+    zero = -0.0 if wide.is_float else 0  # -0 leaves every float unchanged
+    neutral = zero if combine == "sum" else 1
+    if rest == 1:
+        memory, rows = OutputMemory(TensorType((lead, count), wide)), reshape(x, shape=(lead, count))
+        found = launch(scan_rows, (ceil_div(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)
+    else:
+        memory, rows = OutputMemory(TensorType((lead, count, rest), wide)), reshape(x, shape=(lead, count, rest))
+        lanes = min(LANES, rest)
+        found = launch(
+            scan_columns, (lead, ceil_div(rest, lanes)), rows, memory, combine=combine, neutral=neutral, BC=lanes
+        )
+    return reshape(found, shape=sizes)
