@@ -140,6 +140,15 @@ CASES = {
     "batch of one": (contractions.matmul, normals(2, 3, 6, 9), normals(3, 9, 5)),
     "rows": (contractions.matmul, normals(2, 6, 9), normals(9, 5)),
     "transposed": (lambda x, y: x @ y.T, normals(6, 9), normals(5, 9)),
+    "strided view": (
+        lambda x: shape.strided_view(x, shape=(3, 2, 4), start=(5, 1), strides=((-2, 0, 0), (0, 3, 1))) * 2,
+        normals(6, 12),
+    ),
+    "windows": (
+        lambda x: shape.stack([x[:, a : a + 4] for a in (0, 2, 4)], 1) @ x[:, :4, None],
+        normals(5, 9),
+    ),
+    "sum of windows": (lambda x: shape.stack([x[:, a : a + 7 : 2] for a in range(3)], 0).sum(axis=0), normals(5, 9)),
     "sliced": (lambda x, y: x[:, 2:9] @ y[1:8], normals(6, 12), normals(9, 5)),
     "sliced and long": (lambda x, y: x[:, 1:12] @ y[1:12], normals(6, 15), normals(15, 5)),
     "gram": (lambda x: x @ x.T, normals(6, 9)),
@@ -209,7 +218,7 @@ def test_every_op_has_a_case():
             "floor_divide remainder shift_left shift_right bitwise_not where cast full dim_value broadcast reshape "
             "permute slice pad concatenate gather iota sum max min argmax argmin mean var dot softmax "
             "log_softmax normalize scaled_dot_product_attention positional_attention rough_cast fma clip recompute "
-            "check_index"
+            "check_index strided_view"
         ).split()
     }
     families = (basic, e, reduce, shape, contractions, nn)

@@ -46,7 +46,8 @@ WIDER_THAN_LOWERING = {
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that implies them.
 NO_DERIVATIVE = {
     **dict.fromkeys(("ts.for", "ts.while", "ts.if"), "appears in tile functions, which no transform takes"),
-    **dict.fromkeys(("ts.round_by_chance", "ts.strided_view"), "appears in lowered functions, which no transform takes"),
+    "ts.round_by_chance": "appears in lowered functions, which no transform takes",
+    "ts.strided_view": "appears in lowered functions, which no transform takes",
 }
 # The reason why no conformance case has the op.
 NO_CASE = {
@@ -55,6 +56,7 @@ NO_CASE = {
     **dict.fromkeys([op for op in REGISTRY if op.startswith("mesh.")], "made by the mesh lowering: tests/lower/mesh"),
     **dict.fromkeys(("tile.line", "tile.pause"), "made by the debugger: tests/tools/debug"),
     **dict.fromkeys(COLLECTIVES, "runs in ranks, which a case does not have: tests/dist/test_collectives.py"),
+    "ts.strided_view": "made of slices by the lowering: tests/lower/test_lower_levels.py",
     "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
     "host.call": "runs NumPy on the host, at every level the same",
     "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",

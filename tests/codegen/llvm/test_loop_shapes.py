@@ -57,7 +57,8 @@ def test_peeled_tiles_of_long_rows(size):
 
 
 def list_dims(function, *arrays):
-    module = next(m for name, m in lower(Module("graph", (traced(function, *arrays)[0],)), TILING_PLAN) if name == "schedule")
+    steps = lower(Module("graph", (traced(function, *arrays)[0],)), TILING_PLAN)
+    module = next(m for name, m in steps if name == "schedule")
     return [tuple(n for _, n, _ in k.attrs["dims"]) for k in module.main.body.nodes if k.op is schedule.kernel]
 
 
