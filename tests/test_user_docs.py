@@ -8,7 +8,7 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame",
-         "modules", "training")  # fmt: skip
+         "modules", "training", "state", "generation")  # fmt: skip
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 
 

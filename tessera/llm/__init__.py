@@ -16,6 +16,7 @@ HOMES = {
     "LanguageModel": "generation",
     "Sampling": "sampling",
     "Tokenizer": "tokenizer",
+    "draw_weights": "weights",
     "find_packaged_model": "loading",
     "load": "loading",
     "open_gguf": "gguf_reader",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,20 @@ class DecoderConfig:
                 raise ArgumentError(
                     f"a decoder with {name} {value!r}", location=user_location(), expected="a positive integer"
                 )
+        choices = {"rotary": ("halves", "pairs", None), "norm": ("rms", "layer"), "feed_forward": ("gated", "gelu")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ArgumentError(f"a decoder with {name} {getattr(self, name)!r}", location=user_location(),
+                                    expected=", ".join(map(repr, known)))  # fmt: skip
+        if self.rotary is not None and self.head_size % 2:
+            raise ArgumentError("rotary positions need an even head_size", location=user_location(),
+                                received=self.head_size)  # fmt: skip
+        if not (0 < self.eps < math.inf and 0 < self.rope_base < math.inf and self.window >= 0):
+            raise ArgumentError(
+                "a decoder with numbers out of their range", location=user_location(),
+                expected="eps and rope_base positive and finite, window 0 or more",
+                received=f"eps {self.eps}, rope_base {self.rope_base}, window {self.window}",
+            )  # fmt: skip
         if self.heads % self.kv_heads:
             raise ArgumentError(
                 "the heads of queries cannot share the heads of keys", location=user_location(),

@@ -41,7 +41,7 @@ def multiply(x: Tensor, part: dict[str, Any]) -> Tensor:
     """x Wᵀ plus the bias if there is one; the matrix [out, in] may be quantised, or of a narrower float type."""
     weight = part["weight"]
     if isinstance(weight, QuantisedMatrix):
-        y = quantised_matmul(x, weight, rows=8)
+        y = quantised_matmul(x, weight)
     else:
         y = dot(cast(x, dtype=weight.dtype), permute(weight, axes=(1, 0)), dtype=f32)
     return y + cast(part["bias"], dtype=f32) if "bias" in part else y

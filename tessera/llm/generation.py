@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device import INTERP, default_device, find_generator_name
-from tessera.core.errors import ArgumentError, OutOfBoundsError, user_location
-from tessera.core.types import DType, f32
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
+from tessera.core.types import DType, as_dtype, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.ir.tensor import Tensor
 from tessera.llm import sampling as samplers
@@ -23,6 +23,7 @@ from tessera.llm.tokenizer import Tokenizer
 from tessera.llm.weights import to_tensors
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.shape import reshape
+from tessera.stdlib.quantised import GPU_STEP, PRODUCT_STEP, use_product_step
 
 PAGE_SIZE = 64
 LONGEST_CHUNK = 256  # tokens of a prompt that one step takes
@@ -50,10 +51,17 @@ class LanguageModel:
         self, config: DecoderConfig, weights: Any, tokenizer: Tokenizer | None = None, target: str | None = None,
         cache_dtype: DType = f32, page_size: int = PAGE_SIZE,
     ) -> None:  # fmt: skip
+        if not as_dtype(cache_dtype).is_float:
+            raise DTypeError("the cache of keys and values holds floats", location=user_location(),
+                             received=str(cache_dtype))  # fmt: skip
+        if len(weights["layers"]) != config.layers:
+            raise ArgumentError("the weights have another number of layers (parameter layers)",
+                                location=user_location(), expected=config.layers,
+                                received=len(weights["layers"]))  # fmt: skip
         self.config, self.tokenizer = config, tokenizer
         self.target, self.cache_dtype, self.page_size = target or default_device(), cache_dtype, page_size
-        resident = find_generator_name(self.target) not in (INTERP, "llvm")
-        self.weights = to_tensors(weights, self.target if resident else None)
+        self._resident = find_generator_name(self.target) not in (INTERP, "llvm")
+        self.weights = to_tensors(weights, self.target if self._resident else None)
         options: dict[str, Any] = {"target": self.target, "donate": ("keys", "values"), "dynamic": False}
         self._step = jit(self._compute_step, static_argnames=("every",), **options)
         self._greedy = jit(self._compute_greedy, static_argnames=("every",), **options)
@@ -63,8 +71,10 @@ class LanguageModel:
         self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
     ) -> tuple[Any, Any, Any]:
         """Logits [B, V] after the last counted token of each request, or of `every` one [B, S, V]; and the cache."""
-        x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
-        logits = compute_logits(weights, x if every else take_last(x, count))
+        step = GPU_STEP if self._resident else PRODUCT_STEP.get()
+        with use_product_step(*step):
+            x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
+            logits = compute_logits(weights, x if every else take_last(x, count))
         if every:
             logits = reshape(logits, shape=(*tokens.shape, self.config.vocabulary))
         return logits, cache.keys, cache.values
@@ -129,6 +139,10 @@ class LanguageModel:
             ArgumentError: a prompt is empty, or longer than the context.
             OutOfBoundsError: a token is not in the vocabulary.
         """
+        if not isinstance(prompts, (str, list, tuple, np.ndarray)):
+            raise ArgumentError("the prompts are neither text nor tokens", location=user_location(),
+                                expected="a string, a list of tokens, or a list of these",
+                                received=type(prompts).__name__)  # fmt: skip
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         completions = [Completion() for _ in ([prompts] if single else prompts)]
         for request, token in self.stream([prompts] if single else prompts, max_tokens, sampling, draft, proposals):
@@ -155,6 +169,9 @@ class LanguageModel:
         if len(chosen) != len(held):
             raise ArgumentError("there is not one sampling for each prompt", location=user_location(),
                                 expected=len(held), received=len(chosen))  # fmt: skip
+        if draft is not None and not isinstance(draft, LanguageModel):
+            raise ArgumentError("the draft is no language model", location=user_location(),
+                                received=type(draft).__name__)  # fmt: skip
         if draft is None:
             return decode_alone(self, held, max_tokens, chosen)
         return decode_with_draft(self, draft, held, max_tokens, chosen, proposals)
@@ -198,9 +215,7 @@ class LanguageModel:
     @cached_property
     def parameters(self) -> int:
         """The number of weights."""
-        from tessera.core.pytree import flatten
-
-        return sum(int(np.prod(leaf.shape)) for _, leaf in flatten(self.weights)[0] if leaf is not None)
+        return sum(_count_weights(w) for w in self.weights.values())
 
 
 class Session:
@@ -213,13 +228,28 @@ class Session:
         self.past = np.zeros(requests, np.int32)
         self._width = per_request
         shape = (requests * per_request, config.kv_heads, size, config.head_size)
-        device = model.target if find_generator_name(model.target) not in (INTERP, "llvm") else None
+        device = model.target if model._resident else None
         self.keys, self.values = (
             [_make_pages(shape, model.cache_dtype, device) for _ in range(config.layers)] for _ in range(2)
         )
 
     def run_step(self, tokens: np.ndarray, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
-        """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens."""
+        """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens.
+
+        Raises:
+            ArgumentError: a request would write the cache past its end.
+            OutOfBoundsError: a token is not in the vocabulary.
+            ShapeError: tokens and counts do not fit the requests.
+        """
+        tokens, count = np.asarray(tokens), np.asarray(count)
+        fits = tokens.ndim == 2 and count.shape == self.past.shape == tokens.shape[:1]
+        if not fits or count.min(initial=0) < 0 or count.max(initial=0) > tokens.shape[1]:
+            raise ShapeError(
+                "the tokens of a step do not fit the requests", location=user_location(),
+                expected=f"tokens [{len(self.past)}, S], and for each request a count of up to S",
+                received=f"{tokens.shape}, counts {count.tolist()}",
+            )  # fmt: skip
+        self.model.check_tokens(tokens.reshape(-1), "the step")
         for request, n in enumerate(count):
             self.pool.reserve(request, int(self.past[request] + n))
         table = np.zeros((len(count), self._width), np.int32)
@@ -246,6 +276,14 @@ class Session:
             for i in np.flatnonzero((count > 0) & (start + count == ends)):
                 results[i] = out[i]
         return np.stack(results)
+
+
+def _count_weights(weights: Any) -> int:
+    if isinstance(weights, dict):
+        return sum(_count_weights(w) for w in weights.values())
+    if isinstance(weights, list):
+        return sum(_count_weights(w) for w in weights)
+    return int(np.prod(weights.shape))
 
 
 def _make_pages(shape: tuple[int, ...], dtype: DType, device: str | None) -> Tensor:

@@ -7,6 +7,9 @@ one low value (or none) for each block, computed in f32.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from tessera.core.errors import DTypeError, ShapeError, library_caller_location
@@ -15,6 +18,7 @@ from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import bitwise_and, shift_right
 from tessera.ops.tensor.shape import concatenate, expand_dims, gather, reshape
@@ -165,11 +169,29 @@ def byte_product(x, codes, scale, low, out, *, BM: int = 64, BN: int = 64, BB: i
 MANY_ROWS = 9
 
 
-def quantised_matmul(x: Any, matrix: QuantisedMatrix, *, rows: int = 32, blocks: int = 1) -> Tensor:
+# What one step of a program decodes: rows of W, and blocks of each.
+PRODUCT_STEP: ContextVar[tuple[int, int]] = ContextVar("product step", default=(8, 1))
+GPU_STEP = (4, 16)
+
+
+@contextmanager
+def use_product_step(rows: int, blocks: int) -> Iterator[None]:
+    """In the block, products with few rows of x decode so many rows of W, and blocks of each, at a time.
+
+    The default, 8 rows and 1 block, suits processors; `GPU_STEP` suits GPUs.
+    """
+    token = PRODUCT_STEP.set((rows, blocks))
+    try:
+        yield
+    finally:
+        PRODUCT_STEP.reset(token)
+
+
+def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
     """x Wᵀ for x [..., K] of f32 and a quantised matrix W [N, K]: [..., N] of f32, summed in f32.
 
-    The codes are read as they lie and dequantised in the kernel. `rows` of W and `blocks` of each are what one step of
-    a program decodes, for fewer than 9 rows of x (1 suits processors, 32 GPUs).
+    The codes are read as they lie and dequantised in the kernel: up to 8 rows of x are multiplied by blocks of codes,
+    more by decoded blocks as matrices.
 
     Raises:
         DTypeError, ShapeError: the operands do not fit.
@@ -201,7 +223,10 @@ def quantised_matmul(x: Any, matrix: QuantisedMatrix, *, rows: int = 32, blocks:
             byte_rows,
             byte_product,
         )
+    if not m:
+        return reshape(zeros((m, n)), shape=(*lead, n))
     if m < MANY_ROWS:
+        rows, blocks = PRODUCT_STEP.get()
         grid: Any = lambda c: (tile.cdiv(n, c["BN"]),)  # noqa: E731
         y = launch(few, grid, x, codes, matrix.scale, matrix.low, out=out, BN=rows, BB=blocks)
     else:

