@@ -111,26 +111,39 @@ def test_bad_tokens(llama):
         llama.generate([1], max_tokens=0)
 
 
-def test_misuse_of_models_and_sessions(llama):
+STEPS = (
+    ([[99]], [1], OutOfBoundsError), ([[1]], [2], ShapeError), ([[1], [2]], [1, 1], ShapeError),
+    ([[1]], [-1], ShapeError), ([1], [1], ShapeError),
+)  # fmt: skip
+
+
+def test_misuse_of_sessions(llama):
     session = llama.new_session(1, 8)
-    for tokens, count, error in (([[99]], [1], OutOfBoundsError), ([[1]], [2], ShapeError), ([[1], [2]], [1, 1], ShapeError),
-                                 ([[1]], [-1], ShapeError), ([1], [1], ShapeError)):  # fmt: skip
+    for tokens, count, error in STEPS:
         with pytest.raises(error):
             session.run_step(np.array(tokens), np.array(count))
     assert session.run_step(np.array([[1]]), np.array([1])).shape == (1, 96)  # nothing was lost
+
+
+def test_misuse_of_models(llama):
     weights = {**llama.weights, "layers": llama.weights["layers"][:1]}
-    for call in (lambda: llama.generate(None), lambda: llama.generate(3), lambda: llama.generate([1], 2, draft=3),
-                 lambda: LanguageModel(llama.config, weights), lambda: llama.generate([1], 2, draft=llama, proposals=0),
-                 lambda: llama.generate([1], 2, "greedy"), lambda: replace(llama.config, rotary="x"),
-                 lambda: replace(llama.config, eps=float("nan")), lambda: replace(llama.config, head_size=7)):  # fmt: skip
+    for call in (
+        lambda: llama.generate(None), lambda: llama.generate(3), lambda: llama.generate([1], 2, draft=3),
+        lambda: LanguageModel(llama.config, weights), lambda: llama.generate([1], 2, "greedy"),
+        lambda: llama.generate([1], 2, draft=llama, proposals=0), lambda: replace(llama.config, rotary="x"),
+        lambda: replace(llama.config, eps=float("nan")), lambda: replace(llama.config, head_size=7),
+    ):  # fmt: skip
         with pytest.raises(ArgumentError):
             call()
     with pytest.raises(DTypeError, match="holds floats"):
         LanguageModel(llama.config, llama.weights, cache_dtype="int8")
 
 
-@pytest.mark.parametrize(("field", "value"), [("temperature", -1), ("temperature", float("nan")), ("top_p", 0.0),
-                                              ("top_p", 1.5), ("top_k", -1), ("top_k", 2.0), ("seed", "a")])  # fmt: skip
+WRONG = (("temperature", -1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1),
+         ("top_k", 2.0), ("seed", "a"))  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
 def test_sampling_out_of_range(field, value):
     with pytest.raises(ArgumentError, match=field):
         Sampling(**{field: value})
