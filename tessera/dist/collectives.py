@@ -137,7 +137,7 @@ def gather(x: Any, mesh: Where = None, axis: Any = 0, dst: int = 0) -> Tensor:
 
 
 def _check_root(root: int, where: MeshAxis) -> int:
-    if not isinstance(root, int) or not 0 <= root < where.size:
+    if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < where.size:
         raise ArgumentError(
             f"the group has no member {root}", location=user_location(), expected=f"0 to {where.size - 1}"
         )

@@ -81,11 +81,28 @@ class Mesh:
         return int(self.devices.size)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """The position of a rank along each axis."""
+        """The position of a rank along each axis.
+
+        Raises:
+            ArgumentError: there is no such rank.
+        """
+        if not 0 <= rank < self.size:
+            raise ArgumentError(
+                f"the mesh has no rank {rank}", location=user_location(), expected=f"0 to {self.size - 1}"
+            )
         return tuple(int(i) for i in np.unravel_index(rank, self.devices.shape))
 
     def rank(self, coordinate: Sequence[int]) -> int:
-        """The rank at a position."""
+        """The rank at a position.
+
+        Raises:
+            ArgumentError: it is outside of the mesh.
+        """
+        sizes = self.devices.shape
+        if len(coordinate) != len(sizes) or not all(0 <= i < n for i, n in zip(coordinate, sizes, strict=True)):
+            raise ArgumentError(
+                f"the mesh has no position {tuple(coordinate)}", location=user_location(), expected=format_shape(sizes)
+            )
         return int(np.ravel_multi_index(tuple(coordinate), self.devices.shape))
 
     def find_axes(self, axes: Any = None) -> tuple[str, ...]:
@@ -136,6 +153,11 @@ class HierarchicalMesh(Mesh):
     """
 
     def __init__(self, levels: Mapping[str, int], engine: str | None = None, debug: bool = False) -> None:
+        if not isinstance(levels, Mapping) or not levels:
+            raise ArgumentError(
+                "a hierarchical mesh has named levels", location=user_location(), received=repr(levels),
+                expected='a dict of sizes, the slowest link first: {"node": 4, "gpu": 8}',
+            )  # fmt: skip
         super().__init__(tuple(levels.values()), tuple(levels), engine, debug)
 
 

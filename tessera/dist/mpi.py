@@ -14,6 +14,7 @@ import numpy as np
 from tessera.core.errors import CollectiveError, DeviceUnavailable
 from tessera.dist.exchange import combine, narrow, widen
 from tessera.dist.simulation import describe_call
+from tessera.interp.host import keep_heap_pages
 
 # The variables by which launchers tell a process the number of processes: MPICH (hydra), Open MPI, Slurm.
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
@@ -85,6 +86,15 @@ class Started:
         return self._result
 
 
+class _Blocking:
+    """A communicator whose asynchronous calls are the blocking ones, which take less time where nothing overlaps."""
+
+    def __init__(self, comm: Any) -> None:
+        self.Get_size, self.Get_rank = comm.Get_size, comm.Get_rank
+        self.Iallreduce, self.Iallgather = comm.Allreduce, comm.Allgather
+        self.Ireduce_scatter_block = comm.Reduce_scatter_block
+
+
 def _as_bytes(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1).view(np.uint8)
 
@@ -97,6 +107,7 @@ class MpiWorld:
     """
 
     def __init__(self, check: bool = False, reproducible: bool = False) -> None:
+        keep_heap_pages()  # the memory of results is used again, not asked of the system each time
         self.mpi = load_mpi()
         self.comm = self.mpi.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
@@ -110,14 +121,17 @@ class MpiWorld:
         return self._comms[members]
 
     def start(
-        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Mapping[str, Any], site: str
-    ) -> Started:
-        """Start a collective of a group."""
+        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Mapping[str, Any], site: str,
+        blocking: bool = False,
+    ) -> Started:  # fmt: skip
+        """Start a collective of a group; with `blocking` it may also be complete when the call returns."""
         comm, x = self._find_comm(members), np.ascontiguousarray(x)
         if self.check:
             _compare_calls(comm, members, describe_call(kind, x, attrs), site)
         reduces = kind in ("all_reduce", "reduce_scatter", "reduce_to")
         run = _combine_gathered if kind not in _RUNS or (reduces and self.reproducible) else _RUNS[kind]
+        if blocking and run in _BLOCKING:
+            comm = _Blocking(comm)
         return run(self, comm, kind, x, members, attrs)
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -195,8 +209,37 @@ def _all_reduce(world: MpiWorld, comm: Any, kind: str, x: np.ndarray, members: t
     return Started(request, finish, wide)
 
 
+def _reduce_scatter(
+    world: MpiWorld, comm: Any, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Any
+) -> Started:
+    wide = widen(x)
+    if wide.dtype.kind not in "iuf" or wide.dtype.isbuiltin != 1:
+        return _combine_gathered(world, comm, kind, x, members, attrs)
+    parts = _join_parts(np.split(wide, len(members), attrs["axis"]))
+    out = np.empty(parts.shape[1:], parts.dtype)
+    request = comm.Ireduce_scatter_block(parts, out, world.mpi.SUM)
+
+    def finish() -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return narrow(out, attrs["kind"], len(members), x.dtype)
+
+    return Started(request, finish, parts)
+
+
+def _join_parts(parts: list[np.ndarray]) -> np.ndarray:
+    """Equal parts along a new first axis, each contiguous; without a copy where they already are."""
+    whole = parts[0].base
+    if whole is not None and whole.flags.c_contiguous and all(p.flags.c_contiguous for p in parts):
+        joined = whole.reshape(-1)[: sum(p.size for p in parts)].reshape(len(parts), *parts[0].shape)
+        if joined.ctypes.data == parts[0].ctypes.data and joined.size == whole.size:
+            return joined
+    return np.stack(parts)
+
+
 def _all_gather(world: MpiWorld, comm: Any, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Any) -> Started:
     request, rows = _gather_rows(world.mpi, comm, x)
+    if attrs["axis"] == -x.ndim:
+        return Started(request, lambda: rows.reshape(-1, *x.shape[1:]), x)  # the rows lie as they should
     return Started(request, lambda: np.concatenate(list(rows), attrs["axis"]), x)
 
 
@@ -228,9 +271,11 @@ def _permute(world: MpiWorld, comm: Any, kind: str, x: np.ndarray, members: tupl
 
 
 _PERMUTE_TAG = 30000
+_BLOCKING = (_all_reduce, _all_gather, _reduce_scatter)
 _RUNS: dict[str, Callable[..., Started]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
     "broadcast_from": _broadcast,
     "all_to_all": _all_to_all,
     "collective_permute": _permute,

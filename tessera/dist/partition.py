@@ -21,7 +21,7 @@ from tessera.dist.propagation import (
     whole,
 )
 from tessera.dist.sharding import ShardSpec, check_spec, make_spec
-from tessera.dist.spmd import Spmd, match_specs
+from tessera.dist.spmd import Spmd, check_mesh, match_specs
 from tessera.frontend.jit.tracing import BoundCall, Jit, TracedFunction
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Node, Value
@@ -234,4 +234,5 @@ def partition(
         )
     if mesh is None:
         raise ArgumentError("partition needs a mesh", location=user_location(), expected="mesh=ts.Mesh(...)")
+    check_mesh(mesh, "partition")
     return Partitioned(function, mesh, in_specs, out_specs, links, target)

@@ -32,9 +32,10 @@ class World(Protocol):
     size: int
 
     def start(
-        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Attributes, site: str
-    ) -> Pending:
-        """Start a collective of a group."""
+        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Attributes, site: str,
+        blocking: bool = False,
+    ) -> Pending:  # fmt: skip
+        """Start a collective of a group; with `blocking` its result is waited for at once."""
 
     def send(self, rank: int, x: np.ndarray, to: int, tag: int, site: str) -> None:
         """Send a message, which is buffered: it does not wait for the receiver."""
@@ -85,7 +86,7 @@ def find_rank_in_groups(groups: Any) -> int:
     return find_members(groups, context.rank).index(context.rank)
 
 
-def start_exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> Pending:
+def start_exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str, blocking: bool = False) -> Pending:
     """Start a collective of this rank."""
     context = require_rank(kind)
     rest = {k: v for k, v in attrs.items() if k != "groups"}
@@ -96,7 +97,7 @@ def start_exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> Pe
             f"rank {outside[0]} is not in this program", expected=f"a mesh of at most {context.world.size} ranks",
             received=str(members),
         )  # fmt: skip
-    return context.world.start(context.rank, kind, np.asarray(x), members, rest, site)
+    return context.world.start(context.rank, kind, np.asarray(x), members, rest, site, blocking)
 
 
 def exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> np.ndarray:
@@ -109,11 +110,11 @@ def exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> np.ndarr
     if kind == "receive":
         _check_partner(attrs["source"], context)
         return context.world.receive(context.rank, np.asarray(x), attrs["source"], attrs["tag"], site)
-    return start_exchange(kind, x, attrs, site).wait()
+    return start_exchange(kind, x, attrs, site, blocking=True).wait()
 
 
 def _check_partner(other: int, context: RankContext) -> None:
-    if not 0 <= other < context.world.size or other == context.rank:
+    if not isinstance(other, int) or not 0 <= other < context.world.size or other == context.rank:
         raise ArgumentError(
             f"rank {context.rank} has no partner {other}", received=str(other),
             expected=f"another rank, from 0 to {context.world.size - 1}",

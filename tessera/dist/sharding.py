@@ -39,6 +39,11 @@ class ShardSpec:
                 "a sharding needs one entry of mesh_axes for each of partition", location=user_location(),
                 expected=f"{len(self.partition)} mesh axes", received=repr(self.mesh_axes),
             )  # fmt: skip
+        for axes in self.mesh_axes:
+            if axes is not None and not all(isinstance(n, str) for n in _as_names(axes)):
+                raise ArgumentError(
+                    f"{axes!r} names no mesh axis", location=user_location(), expected="a name, several, or None"
+                )
         used = [n for axes in self.mesh_axes for n in _as_names(axes)] + list(self.partial)
         if len(set(used)) != len(used):
             twice = next(n for n in used if used.count(n) > 1)
@@ -88,7 +93,7 @@ class ShardSpec:
 
 
 def _as_names(axes: Any) -> tuple[str, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    return () if axes is None else tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
 def P(*entries: Any) -> ShardSpec:

@@ -169,8 +169,9 @@ class SimulatedWorld:
     # Collectives: the n-th of each rank in a group is the n-th of all of them.
 
     def start(
-        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Mapping[str, Any], site: str
-    ) -> Request:
+        self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Mapping[str, Any], site: str,
+        blocking: bool = False,
+    ) -> Request:  # fmt: skip
         """Start a collective of a group.
 
         Raises:

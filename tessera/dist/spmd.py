@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tessera.core.errors import (
     ArgumentError,
     CollectiveError,
     Location,
+    TesseraError,
     TraceError,
     hides_internal_frames,
     user_location,
@@ -52,6 +54,19 @@ def match_specs(value: Any, specs: Any, name: str) -> list[tuple[str, Any, Any]]
     return [found for part, v, s in parts for found in match_specs(v, s, part)]
 
 
+def check_mesh(mesh: Any, what: str) -> None:
+    """Refuse what is no mesh.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise ArgumentError(
+            f"the mesh of {what} is a {type(mesh).__name__}", location=user_location(), received=repr(mesh),
+            expected='a ts.Mesh, as ts.Mesh((4,), "data")',
+        )  # fmt: skip
+
+
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, np.ndarray))
 
@@ -70,6 +85,7 @@ class Spmd:
         jit: bool = False, target: str | None = None,
     ) -> None:  # fmt: skip
         check_function(function, "spmd")
+        check_mesh(mesh, "spmd")
         functools.update_wrapper(self, function)
         self.function, self.mesh = function, mesh
         self.in_specs, self.out_specs = in_specs, out_specs
@@ -89,7 +105,12 @@ class Spmd:
         mesh = self.find_mesh(args, named)
         leaves, tree = flatten([list(args), named], empty=True)
         cuts = self._find_cuts(args, named, leaves, mesh)
-        by_rank = run_ranks(mesh, lambda: self._run_rank(mesh, leaves, cuts, tree))
+        try:
+            by_rank = run_ranks(mesh, lambda: self._run_rank(mesh, leaves, cuts, tree))
+        except TesseraError as error:
+            if error.location is not None and error.location.file == threading.__file__:
+                error.location = user_location()  # no line of the user's is below this call in the rank
+            raise
         return self._join(mesh, by_rank)
 
     @property
@@ -229,8 +250,8 @@ def check_replicas(by_rank: dict[int, Any], name: str, place: Location) -> None:
     wanted = flatten(by_rank[first], empty=True)[0]
     for rank, value in by_rank.items():
         for (path, a), (_, b) in zip(wanted, flatten(value, empty=True)[0], strict=True):
-            if not _is_array(a) and not _is_array(b):
-                continue
+            if not _is_array(a) and not isinstance(a, (int, float)):
+                continue  # an object that cannot be compared
             x, y = np.asarray(as_tensor(a).numpy()), np.asarray(as_tensor(b).numpy())
             if x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes():
                 continue

@@ -119,6 +119,17 @@ def test_replicas_that_drift():
     assert __file__ in str(found.value)
 
 
+def test_numbers_that_differ():
+    with pytest.raises(CollectiveError, match="differs between rank 0 and rank 1"):
+        ts.spmd(lambda: ts.get_rank(), mesh=mesh)()
+
+
+def test_an_error_outside_of_the_program_has_the_line_of_the_call():
+    with pytest.raises(ArgumentError, match="no axis 'y'") as found:
+        ts.spmd(lambda x: x, mesh=mesh, out_specs=ts.dist.P("y"))(ts.ones((4,)))
+    assert found.value.location.file == __file__
+
+
 def test_partial_sums_used_as_whole():
     x, w = ts.ones((3, 8)), ts.arange(24.0).reshape((8, 3))
     specs = (ts.dist.P(None, "x"), ts.dist.P("x"))
@@ -180,6 +191,8 @@ def test_meshes():
     for bad in (
         lambda: ts.Mesh((2, 2), ("a",)), lambda: ts.Mesh((2, 2), ("a", "a")), lambda: ts.Mesh([0, 0], "a"),
         lambda: ts.Mesh(0), lambda: ts.Mesh("gpu"), lambda: ts.Mesh(2.5), lambda: ts.Mesh(2, "a", engine="smoke"),
+        lambda: ts.HierarchicalMesh([2, 2]), lambda: ts.Mesh(4).coordinate(4), lambda: ts.Mesh(4).rank((4,)),
+        lambda: ts.spmd(abs, mesh="x"), lambda: ts.dist.P(3), lambda: ts.Mesh((-2,), "a"),
         lambda: ts.dist.mesh(devices=["a", "b"], axes=("x",), shape=(3,)), lambda: ts.Mesh([[0, 1], [2]], ("a", "b")),
     ):  # fmt: skip
         with pytest.raises(ArgumentError):
