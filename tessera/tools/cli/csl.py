@@ -66,6 +66,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     path = f"{host_tools_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
     found = {"TESSERA_PYTHON": sys.executable, **os.environ, "PATH": path}
     numbers = {"SEED": options.seed, "LIMIT": options.limit, "SDK": options.sdk}
+    numbers["PLAIN"] = 1 if options.plain else None
     files = {"PICTURE": options.picture, "TRACE": options.trace}
     texts = {name: str(value) for name, value in numbers.items() if value is not None}
     texts |= {name: str(check_writable(value).resolve()) for name, value in files.items() if value is not None}

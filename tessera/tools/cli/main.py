@@ -243,6 +243,7 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
     command.add_argument("--orders", type=int, metavar="N", help="run: compare N shuffled orders with the default one")
+    command.add_argument("--plain", action="store_true", help="run: execute each PE and each step on its own (slower)")
     command.add_argument("--limit", type=int, help="run: stop after LIMIT cycles (default 1e9)")
     command.add_argument("--picture", metavar="FILE", help="run: draw memory, traffic and tasks into a .png or .svg")
     command.add_argument("--trace", metavar="FILE", help="run: write the tasks as a Chrome trace (JSON)")

@@ -280,3 +280,12 @@ def test_a_long_stride_on_wse3(tmp_path):
     assert run(tmp_path, text, arch="wse3").get_variable("r")[2] == 2
     with pytest.raises(CslError, match="stride 200 does not fit in 'i8'"):
         run(tmp_path, text, arch="wse2")
+
+
+def test_an_extern_variable_is_the_exported_one_of_another_module(tmp_path):
+    """Two files share one array: the part writes what the program exports."""
+    (tmp_path / "part.csl").write_text("extern var shared: [2]i16; fn put() void { shared[1] += 5; }")
+    text = """export var shared = [2]i16 { 1, 2 }; const part = @import_module("part.csl"); export var r: [1]i16;
+      export fn main() void { part.put(); r[0] = shared[1]; }"""
+    pe = run(tmp_path, text)
+    assert pe.get_variable("r")[0] == 7 and pe.get_variable("shared").tolist() == [1, 7]

@@ -206,7 +206,8 @@ class SdkRuntime:
         seed = read_environment("SEED") if seed is None else seed
         compiled = bindir if isinstance(bindir, CompiledProgram) else load_compiled(Path(bindir))
         self._compiled, self._layout = compiled, compiled.layout
-        self._simulation = Simulation(self._layout, seed, limit=read_environment("LIMIT") or CYCLE_LIMIT)
+        self._simulation = Simulation(self._layout, seed, limit=read_environment("LIMIT") or CYCLE_LIMIT,
+                                      lockstep=not read_environment("PLAIN"))  # fmt: skip
         self._state = RuntimeState.CREATED
         self._ids = {export.id: export for export in self._layout.exports.values()}
         self._open: list[tuple[HostCommand, HostTensor | None]] = []

@@ -192,7 +192,9 @@ class CslModule:
             fail(loc, f"dependency loop: the value of '{name}' depends on itself")
         self._resolving.add(name)
         try:
-            found = self._function(item) if isinstance(item, s.FunctionDecl) else self._variable(item)
+            found = self.unit.find_exported(item) if "extern" in item.flags else None
+            if found is None:
+                found = self._function(item) if isinstance(item, s.FunctionDecl) else self._variable(item)
         finally:
             self._resolving.discard(name)
         self.symbols[name] = found
@@ -308,6 +310,7 @@ class CompilationUnit:
         self.tables = ComptimeTables()
         self.references: dict[int, FunctionValue] = {}
         self.pending: list[CslModule] = []
+        self.modules: list[CslModule] = []
         self.depth = 0
         self.evaluated: set[int] = set()
         self.in_block = False
@@ -347,6 +350,7 @@ class CompilationUnit:
     def start(self, path: Path, params: dict[str, ComptimeValue]) -> CslModule:
         """Compile the file at `path` as the root."""
         self.root = CslModule(self, self.read(path), params)
+        self.modules.append(self.root)
         self.pending.append(self.root)
         while self.pending:
             self.pending.pop(0).evaluate()
@@ -489,8 +493,17 @@ class CompilationUnit:
         if path is None:
             fail(loc, f"unable to find module '{name}'")
         module = CslModule(self, self.read(path), params)
+        self.modules.append(module)
         self.pending.append(module)
         return module
+
+    def find_exported(self, item: s.VariableDecl | s.FunctionDecl) -> ExprValue | None:
+        """The variable or function that another module of the program exports under the name of an `extern` one."""
+        for module in self.modules:
+            other = module.items.get(item.name)
+            if other is not None and other is not item and "export" in other.flags:
+                return module.lookup(item.name, item.loc)
+        return None
 
     def count_comptime_iteration(self, loc: Location) -> None:
         """Count one iteration of a loop at comptime; more than the limit is an error."""
