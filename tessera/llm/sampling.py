@@ -97,6 +97,7 @@ def make_gumbel_noise(seeds: Tensor, places: Tensor, count: int) -> Tensor:
     blocks = -(-count // 4)
     zero = iota(shape=(1, blocks), dtype=int64) * 0
     counter = (iota(shape=(1, blocks), dtype=int64), zero + expand_dims(cast(places, dtype=int64), -1), zero, zero)
+    seeds = cast(seeds, dtype=int64)
     low, high = (expand_dims(s & LOW_32_BITS, -1) for s in (seeds, seeds >> 32))
     words = stack(philox_4x32(counter, (low, high)), axis=-1)
     flat = reshape(words, shape=(words.shape[0], 4 * blocks))[:, :count]
