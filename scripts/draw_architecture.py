@@ -31,11 +31,18 @@ LAYERS = {
     "codegen": "generators: LLVM IR, PTX, CSL",
     "runtime": "programs, artifacts, storage, launches, tuning",
     "stdlib": "routines in the kernel language",
+    "state": "state objects: caches, ring buffers",
+    "nn": "modules, layers, losses, state dicts",
+    "optim": "optimizers and schedules as functions",
     "torch": "PyTorch: op table, import, compile backend",
     "onnx": "ONNX models: reading, operators, export",
     "stablehlo": "StableHLO: parser, op table, export",
     "cuda": "the emulated GPU for programs of others",
     "triton": "Triton programs on the emulated GPU",
+    "dist": "meshes, collectives, SPMD functions",
+    "train": "training loops, data, checkpoints",
+    "llm": "language models: weights, generation",
+    "pyflame": "lazy tensors; CSL from lazy graphs",
     "tools": "commands, debugger, bisection, checker",
 }
 FOUNDATION = ("core", "ir", "ops")  # every package imports from these
