@@ -117,7 +117,7 @@ def register(cls: type | None = None, *, static: Sequence[str] = ()) -> Any:
 
 
 def _build_dataclass(cls: type, aux: Any, keys: tuple[str, ...], children: list[Any]) -> Any:
-    made = object.__new__(cls)  # no __init__: it may check or change what it gets
+    made: Any = object.__new__(cls)  # no __init__: it may check or change what it gets
     for name, value in (*aux.values.items(), *zip(keys, children, strict=True)):
         object.__setattr__(made, name, value)
     return made

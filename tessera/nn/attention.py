@@ -49,6 +49,9 @@ class MultiheadAttention(Module):
         ShapeError: an input or a mask does not fit.
     """
 
+    in_proj_weight: Any
+    in_proj_bias: Any
+
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
         add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,

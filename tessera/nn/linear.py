@@ -89,6 +89,9 @@ class Linear(Module):
     (4, 2)
     """
 
+    weight: Any
+    bias: Any
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype: Any = f32) -> None:
         self.in_features = check_count("in_features", in_features, 0)
         self.out_features = check_count("out_features", out_features, 0)
@@ -132,6 +135,8 @@ class Embedding(Module):
     >>> Embedding(10, 4)(Tensor([1, 2])).shape
     (2, 4)
     """
+
+    weight: Any
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, dtype: Any = f32
@@ -187,6 +192,9 @@ class LoRA(Module):
     >>> [name for name, _ in adapted.named_parameters()]
     ['a', 'b', 'base.weight', 'base.bias']
     """
+
+    a: Any
+    b: Any
 
     def __init__(self, base: Linear, rank: int = 8, alpha: float = 16.0, dropout: float = 0.0) -> None:
         if not isinstance(base, Linear):

@@ -62,6 +62,7 @@ class Module:
     """
 
     training: bool
+    _hooks: tuple[tuple[Any, ...], ...]
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """An instance without parts, so that `__init__` need not call that of `Module`."""
@@ -526,6 +527,23 @@ def check_module(value: Any, where: str) -> Module:
     return value
 
 
+def _find_part(module: Module, key: Any) -> Module:
+    """A part of a container by its number or name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    parts = module.__dict__["_modules"]
+    names = list(parts)
+    if isinstance(key, int) and -len(names) <= key < len(names):
+        return parts[names[key]]  # type: ignore[no-any-return]
+    if key in parts:
+        return parts[key]  # type: ignore[no-any-return]
+    raise ArgumentError(
+        f"there is no module {key!r}", location=user_location(), expected=", ".join(names) or "none: it is empty"
+    )
+
+
 class ModuleList(Module):
     """A list of modules: indexed and iterated as a list.
 
@@ -546,12 +564,7 @@ class ModuleList(Module):
         found = list(self._modules.values())
         if isinstance(index, slice):
             return type(self)(found[index])
-        try:
-            return found[index]
-        except IndexError:
-            raise ArgumentError(
-                f"there is no module {index}", location=user_location(), expected=f"0 to {len(found) - 1}"
-            ) from None
+        return _find_part(self, index)
 
     def __setitem__(self, index: int, module: Module) -> None:
         name = list(self._modules)[index]
@@ -579,11 +592,7 @@ class ModuleDict(Module):
         self._modules[name] = check_module(module, type(self).__name__)
 
     def __getitem__(self, name: str) -> Module:
-        if name not in self._modules:
-            raise ArgumentError(
-                f"there is no module {name!r}", location=user_location(), expected=", ".join(self._modules) or "none"
-            )
-        return self._modules[name]
+        return _find_part(self, name)
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -633,16 +642,9 @@ class Sequential(Module):
         return x
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, str):
-            return ModuleDict.__getitem__(self, index)  # type: ignore[arg-type]
-        return (
-            Sequential(list(self._modules.values())[index])
-            if isinstance(index, slice)
-            else ModuleList.__getitem__(
-                self,
-                index,  # type: ignore[arg-type]
-            )
-        )
+        if isinstance(index, slice):
+            return Sequential(list(self._modules.values())[index])
+        return _find_part(self, index)
 
     def __len__(self) -> int:
         return len(self._modules)

@@ -56,12 +56,13 @@ class BatchNorm2d(Module):
                 "batch norm in training mode needs more than one element for each channel", location=user_location(),
                 received=str(x.type), suggestion="call model.eval(), or use a larger batch",
             )  # fmt: skip
-        known = (self.running_mean, self.running_var) if tracked else (None, None)
-        found = nn.batch_norm(x, *(known if not batch else (None, None)), self.weight, self.bias, batch, eps=self.eps)
+        mean, var = (self.running_mean, self.running_var) if tracked else (None, None)
+        held = (None, None) if batch else (mean, var)
+        found = nn.batch_norm(x, held[0], held[1], self.weight, self.bias, batch, eps=self.eps)
         if self.training and tracked:
             count = self.num_batches_tracked + 1
             share: Any = 1.0 / cast(count, dtype=f32) if self.momentum is None else self.momentum
-            mean, var = nn.running_statistics(nn_stop(x), *known, share)
+            mean, var = nn.running_statistics(nn_stop(x), mean, var, share)
             self.running_mean, self.running_var, self.num_batches_tracked = mean, var, count
         return found
 

@@ -91,7 +91,7 @@ class AvgPool2d(_Pool):
         ArgumentError: an option is out of range.
     """
 
-    function = staticmethod(pooling.avg_pool2d)
+    function: Callable[..., Any] = staticmethod(pooling.avg_pool2d)
 
     def __init__(
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,

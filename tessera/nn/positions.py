@@ -130,6 +130,8 @@ class LearnedPositions(Module):
         ShapeError: the sequence is longer than `length`.
     """
 
+    weight: Any
+
     def __init__(self, length: int, size: int, dtype: Any = f32) -> None:
         self.length = check_count("length", length)
         self.weight = Parameter(init.normal((length, check_count("size", size)), std=0.02, dtype=dtype))

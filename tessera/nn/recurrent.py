@@ -58,7 +58,7 @@ class RNN(Module):
         rows = self.gates * hidden_size
         for end, layer in self._list_runs():
             size = input_size if layer == 0 else hidden_size * self.directions
-            shapes = {"weight_ih": (rows, size), "weight_hh": (rows, hidden_size)}
+            shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, size), "weight_hh": (rows, hidden_size)}
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
             for name, shape in shapes.items():
                 setattr(self, f"{name}_l{layer}{end}", Parameter(init.uniform(shape, -bound, bound, dtype)))

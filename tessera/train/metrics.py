@@ -71,7 +71,8 @@ class TensorBoardLog:
             raise DeviceUnavailable(
                 "TensorBoard's files need the package tensorboard", suggestion="pip install tessera[train]"
             ) from None
-        self.folder, self._writer = str(folder), None
+        self.folder = str(folder)
+        self._writer: Any = None
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add the numbers of a row at its step."""
