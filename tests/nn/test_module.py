@@ -85,6 +85,19 @@ def test_a_compiled_module_sees_new_weights():
     assert not np.allclose(before, compiled(X).numpy())
 
 
+def test_configuration_chooses_the_program():
+    model, x = nn.Dropout(0.5), ts.ones((50,))
+    step = ts.jit(lambda m, x: m(x), target="cpu")
+    for _ in range(3):  # after the first call by the key of its arguments
+        assert (step(model.train(), x).numpy() == 0.0).any()
+        np.testing.assert_array_equal(step(model.eval(), x).numpy(), x.numpy())
+    grads = ts.jit(ts.grad(loss), target="cpu")
+    layer = nn.Linear(4, 2)
+    for _ in range(3):
+        assert grads(layer.freeze("bias"), X).bias is None
+        assert grads(layer.unfreeze(), X).bias is not None
+
+
 def test_layers_stacked_equal_layers_in_turn():
     blocks = [nn.TransformerEncoderLayer(8, 2, 16, 0.0) for _ in range(3)]
     x = ts.Tensor(np.random.default_rng(1).standard_normal((4, 2, 8)).astype(np.float32))
