@@ -259,6 +259,12 @@ def _convolve_transposed(
             "output_padding is too large", location=user_location(), received=f"{more}, stride {steps}",
             expected="less than the stride or the dilation of each axis",
         )  # fmt: skip
+    if _has_phases(x, w, steps, reach):
+        axes = zip(x.shape[2:], w.shape[2:], steps, around, more, strict=True)
+        counts = [(n - 1) * s - 2 * p + k + m for n, k, s, p, m in axes]
+        if min(counts) >= 1:
+            out = _convolve_phases(x, w, steps, around, counts, groups)
+            return out if bias is None else out + reshape(bias, shape=(out.shape[1], *(1 for _ in steps)))
     for i, step in enumerate(steps):
         x = insert_zeros(x, i + 2, step) if step > 1 else x
     full = [d * (k - 1) for d, k in zip(reach, w.shape[2:], strict=True)]
@@ -270,6 +276,34 @@ def _convolve_transposed(
             suggestion="reduce the padding",
         )  # fmt: skip
     return _correlate(x, _flip_kernel(w, groups), bias, (1,) * rank, sides, reach, groups)
+
+
+def _has_phases(x: Tensor, w: Tensor, steps: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether a transposed convolution has strides, and each of its phases a part of the kernel."""
+    known = all(isinstance(n, int) for n in (*x.shape, *w.shape))
+    fits = all(k >= s for k, s in zip(w.shape[2:], steps, strict=True))
+    return known and fits and max(steps) > 1 and set(dilation) == {1} and 0 not in x.shape
+
+
+def _convolve_phases(
+    x: Tensor, w: Tensor, steps: Sequence[int], around: Sequence[int], counts: Sequence[int], groups: int
+) -> Tensor:
+    """A transposed convolution by phases (Shi et al. 2016): result s·t + phase is a convolution at t, of every s-th
+    element of the kernel, so that no zeros are multiplied."""
+    rank, turns = len(steps), [-(-n // s) for n, s in zip(counts, steps, strict=True)]
+    found = []
+    for phase in itertools.product(*(range(s) for s in steps)):
+        first = [(a + p) % s for a, p, s in zip(phase, around, steps, strict=True)]
+        part = slice_(w, start=(0, 0, *first), stop=tuple(w.shape), step=(1, 1, *steps))
+        before = [(a + p - f) // s for a, p, f, s in zip(phase, around, first, steps, strict=True)]
+        axes = zip(part.shape[2:], before, turns, x.shape[2:], strict=True)
+        sides = [(k - 1 - b, b + t - n) for k, b, t, n in axes]
+        found.append(_correlate(x, _flip_kernel(part, groups), None, (1,) * rank, sides, (1,) * rank, groups))
+    lead = found[0].shape[:2]
+    grid = reshape(stack(found, axis=2), shape=(*lead, *steps, *turns))
+    order = (0, 1, *(axis for i in range(rank) for axis in (2 + rank + i, 2 + i)))
+    whole = reshape(permute(grid, axes=order), shape=(*lead, *(t * s for t, s in zip(turns, steps, strict=True))))
+    return slice_(whole, start=(0,) * whole.ndim, stop=(*lead, *counts), step=(1,) * whole.ndim)
 
 
 def _flip_kernel(w: Tensor, groups: int) -> Tensor:
