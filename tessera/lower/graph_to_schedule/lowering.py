@@ -30,6 +30,7 @@ from tessera.ops.tensor import basic, contractions
 
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
+MIN_RESULT_LANES = 64
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -180,8 +181,10 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
         tiling.loop = [row]
     budget = plan.rows // (held * tiling.tile[row]) if left or not lanes else 1
-    tiling.fill([d for d in reversed(others) if d not in lanes], budget)
-    tiling.shrink([(others, 1)])
+    rest_dims = [d for d in others if d not in lanes]
+    tiling.fill(reversed(rest_dims), budget)
+    apart = bool(lanes) and plan.result_lanes is not None
+    tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
 
 
 def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
