@@ -13,8 +13,8 @@ import numpy as np
 from tessera.core.errors import ShapeError
 from tessera.core.hooks import run_graph_launch_with_bounds
 from tessera.core.types import TensorType, Type, as_dtype
-from tessera.interp.graph import bind_sizes, resolve_attributes, resolve_type
 from tessera.interp.graph import control_flow_rules as host_flow
+from tessera.interp.graph import specialise_to_arrays
 from tessera.interp.observers import report_ops
 from tessera.ir.builder import NodeSemantics, evaluate_block
 from tessera.ir.composites import expand_composites
@@ -38,14 +38,12 @@ def run(function: Function, arrays: Sequence[Any], between: Callable[[], None] |
         ShapeError: an array does not have the shape of its parameter.
         ExecutionError: control flow depends on a comparison that rounding may change.
     """
-    sizes = bind_sizes(function, arrays)
+    function = specialise_to_arrays(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> Sequence[IntervalArray]:
         if node.op in bound_control_flow_rules:
             return bound_control_flow_rules.of(node.op)(node, args, run)
-        types = tuple(resolve_type(v.type, sizes) for v in node.args)
-        results = tuple(resolve_type(v.type, sizes) for v in node.results)
-        return apply_with_bounds(node.op, types, results, resolve_attributes(node, sizes), args)
+        return apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
 
     body = expand_composites(function, keep=lambda op: op in error).body
     with report_ops(call_between(meaning, between), body, f"bounding {function.name}") as shown:

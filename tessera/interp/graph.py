@@ -10,14 +10,14 @@ import numpy as np
 from tessera.core.errors import ShapeError
 from tessera.core.hooks import run_graph_launch
 from tessera.core.shapes import bind_shapes
-from tessera.core.types import Type
 from tessera.interp.host import keep_heap_pages
 from tessera.interp.observers import is_observed, observe_graph, report_ops
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS
 from tessera.ir.builder import NodeSemantics, evaluate_block
-from tessera.ir.core import Function, Node, Value, evaluate_attribute
+from tessera.ir.core import Function, Node, Value
 from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import Rules
+from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.ops.dialects import control_flow as ops
 from tessera.ops.dialects import tile
 
@@ -76,14 +76,12 @@ def run(function: Function, arrays: Sequence[Any]) -> list[np.ndarray]:
         ShapeError: an array does not have the shape of its parameter.
     """
     keep_heap_pages()
-    sizes = bind_sizes(function, arrays)
+    function = specialise_to_arrays(function, arrays)
 
     def meaning(node: Node, args: list[Any], run: Any) -> tuple[Any, ...]:
         if node.op in control_flow_rules:
             return control_flow_rules.of(node.op)(node, args, run)
-        types = tuple(resolve_type(t, sizes) for t in node.types)
-        results = tuple(resolve_type(t, sizes) for t in node.result_types)
-        return node.op.execute(types, results, resolve_attributes(node, sizes), args)
+        return node.op.execute(node.types, node.result_types, node.attrs, args)
 
     checked: NodeSemantics = meaning
     checks = ACTIVE_CHECKS.get()
@@ -108,10 +106,11 @@ def bind_sizes(function: Function, arrays: Sequence[Any]) -> dict[str, int]:
     return sizes
 
 
-def resolve_type(type: Type, sizes: dict[str, int]) -> Type:
-    return type.evaluate(sizes) if sizes else type
+def specialise_to_arrays(function: Function, arrays: Sequence[Any]) -> Function:
+    """A function whose symbolic sizes are those of its arguments.
 
-
-def resolve_attributes(node: Node, sizes: dict[str, int]) -> Any:
-    """Replace symbolic sizes in attributes."""
-    return {k: evaluate_attribute(v, sizes) for k, v in node.attrs.items()} if sizes else node.attrs
+    Raises:
+        ShapeError: an array does not have the shape of its parameter.
+    """
+    sizes = bind_sizes(function, arrays)
+    return specialise_shapes(function, sizes) if sizes else function

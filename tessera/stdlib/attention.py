@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import DType, Type, as_dtype, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
 from tessera.ir.tensor import Tensor
 from tessera.stdlib.routine import (
-    ceil_div,
     check_array,
     check_same_dtype,
     check_shape,
@@ -152,12 +152,12 @@ def online_softmax_weights(scores, m, factor, narrow):
 
 def load_mask_block(mask, batch, head, first, start, BM, BN):
     """The block of the mask for a block of scores, as f32; axes of size 1 are broadcast."""
-    b = batch if mask.shape[0] > 1 else 0
-    h = head if mask.shape[1] > 1 else 0
-    if mask.shape[2] > 1:
-        block = tile.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
-    else:
+    b = 0 if mask.shape[0] == 1 else batch
+    h = 0 if mask.shape[1] == 1 else head
+    if mask.shape[2] == 1:
         block = tile.load(mask[b, h, 0, start : start + BN], edge="clip")
+    else:
+        block = tile.load(mask[b, h, first : first + BM, start : start + BN], edge="clip")
     return tile.cast(block, f32)
 
 
@@ -165,12 +165,12 @@ def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: floa
     """The Tile module for refs q, k, v, out and, if there is one, mask; `blocks` may give BM, BN, narrow and turned."""
     names = [n for n in ("q", "k", "v", "mask", "out") if n in types]
     size = blocks.get("BM", BLOCK_ROWS)
-    batch, *middle, _ = (int(n) for n in types["q"].shape)  # type: ignore[arg-type]
+    batch, *middle, _ = types["q"].shape
     heads, length = middle[::-1] if blocks.get("turned") else middle
     constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
     constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, **blocks}
-    return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, -(-length // size)))
+    return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, ceil_divide(length, size)))
 
 
 @routine(attend)
@@ -220,7 +220,7 @@ def flash_attention(
             received=f"window={window}, softcap={softcap}",
         )  # fmt: skip
     batch, heads, length, features = q.shape
-    grid = lambda constants: (batch, heads, ceil_div(length, constants["BM"]))  # noqa: E731
+    grid = lambda constants: (batch, heads, ceil_divide(length, constants["BM"]))  # noqa: E731
     weight = 1 / math.sqrt(features) if scale is None else float(scale)
     drop = {"seed": np.array([seed], np.int64), "p_drop": float(dropout)} if dropout else {}
     more = ({"window": window} if window else {}) | ({"softcap": float(softcap)} if softcap else {})
@@ -331,7 +331,7 @@ def rotary_embedding(
         check_shape(table, name, (max(table.shape[0], offset + length), features // 2))
     parts = [_select_rows(t, offset, length, dtype) for t in tables]
     flat = x.reshape(math.prod(x.shape[:-2]), length, features)
-    grid = lambda constants: (ceil_div(length, constants["BM"]), flat.shape[0])  # noqa: E731
+    grid = lambda constants: (ceil_divide(length, constants["BM"]), flat.shape[0])  # noqa: E731
     return compute(kernel, grid, flat.shape, x.dtype, flat, *parts, interleaved=interleaved).reshape(x.shape)
 
 

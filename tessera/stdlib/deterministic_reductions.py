@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import TensorType, Type, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -14,7 +15,7 @@ from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.shape import gather
 from tessera.ops.tensor.sorting import argsort
-from tessera.stdlib.routine import ceil_div, check_array, compute, compute_dtype, routine
+from tessera.stdlib.routine import check_array, compute, compute_dtype, routine
 
 # The sum of a long vector over a whole grid, in two launches and without atomics: the same bits every time.
 
@@ -72,10 +73,10 @@ def tree_sum(kernel: Any, x: Any) -> Any:
     count = flat.shape[0]
     if not count:
         return zeros((), dtype=element if element.is_float else int64)
-    per = max(ceil_div(ceil_div(count, block), MAX_PARTIAL_SUMS), 1)
-    partials = ceil_div(count, per * block)
+    per = max(ceil_divide(ceil_divide(count, block), MAX_PARTIAL_SUMS), 1)
+    partials = ceil_divide(count, per * block)
     partial = compute(kernel, (partials,), (partials,), state, flat, per=per)
-    total = compute(kernel, (1,), (1,), state, partial, per=max(ceil_div(partials, block), 1))
+    total = compute(kernel, (1,), (1,), state, partial, per=max(ceil_divide(partials, block), 1))
     return total.reshape(()).to(element if element.is_float else int64)
 
 
@@ -167,13 +168,13 @@ def add_sorted(x: Any, places: Any, updates: Any) -> Any:
     ordered = gather(places, order, axis=0)
     block = min(SEGMENT_ELEMENTS, 1 << count.bit_length())
     segments = OutputMemory(TensorType((count + 1,), int64))
-    starts = launch(find_segments, (ceil_div(count + 1, block),), ordered, segments, block=block)
+    starts = launch(find_segments, (ceil_divide(count + 1, block),), ordered, segments, block=block)
     state = compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
     memory, cols = OutputMemory(TensorType((lead, count, width), x.dtype)), 1 << (width - 1).bit_length()
     if cols < NARROW_COLS:
         rows = min(SEGMENT_ELEMENTS // cols, 1 << (count - 1).bit_length())
-        grid: tuple[int, ...] = (lead, ceil_div(count, rows))
+        grid: tuple[int, ...] = (lead, ceil_divide(count, rows))
         return launch(add_narrow_segments, grid, x, order, starts, updates, memory, state=state, rows=rows, cols=cols)
     cols = min(cols, SEGMENT_ELEMENTS)
-    grid = (lead, count, ceil_div(width, cols))
+    grid = (lead, count, ceil_divide(width, cols))
     return launch(add_segments, grid, x, order, starts, updates, memory, state=state, cols=cols)

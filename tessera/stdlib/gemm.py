@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, library_caller_location
+from tessera.core.shapes import broadcast
+from tessera.core.symbolic_dim import Size, ceil_divide
 from tessera.core.types import DType, as_dtype, f32, fp8_e4m3, fp8_e5m2, int8
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import broadcast_to
 from tessera.stdlib.routine import (
-    ceil_div,
     check_array,
     check_same_dtype,
     check_shape,
@@ -83,7 +84,7 @@ def product(a, b, bias, out, *, activation=None, BM: int = 64, BN: int = 64, BK:
     the activation are in the accumulation type (f32 for floats of 16 bits), rounded once into out.
     """
     m, n, g = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
-    ga, gb = g if a.shape[0] > 1 else 0, g if b.shape[0] > 1 else 0
+    ga, gb = 0 if a.shape[0] == 1 else g, 0 if b.shape[0] == 1 else g
     acc = zero_accumulator(a, (BM, BN))
     for k in tile.range(0, a.shape[2], BK):
         left = tile.load(a[ga, m : m + BM, k : k + BK], edge="clip")
@@ -157,22 +158,22 @@ def _launch_batch(kernel: Any, a: Any, b: Any, bias: Any, activation: Activation
     check_shape(bias, "bias", b.shape[-1:])
     lead = _broadcast_batch_shape(a.shape[:-2], b.shape[:-2])
     count, m, n = math.prod(lead), a.shape[-2], b.shape[-1]
-    grid = lambda c: (ceil_div(m, c["BM"]), ceil_div(n, c["BN"]), count)  # noqa: E731
+    grid = lambda c: (ceil_divide(m, c["BM"]), ceil_divide(n, c["BN"]), count)  # noqa: E731
     operands = (_flatten_batch(a, lead), _flatten_batch(b, lead), bias)
     out = compute(kernel, grid, (count, m, n), a.dtype, *operands, activation=resolve_activation(activation))
     return out.reshape(*lead, m, n)
 
 
-def _broadcast_batch_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+def _broadcast_batch_shape(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
     try:
-        return np.broadcast_shapes(a, b)
-    except ValueError:
+        return broadcast(a, b)
+    except ShapeError:
         raise ShapeError(
             "the leading axes do not fit", location=library_caller_location(), received=f"{a} and {b}"
         ) from None
 
 
-def _flatten_batch(x: Any, lead: tuple[int, ...]) -> Any:
+def _flatten_batch(x: Any, lead: tuple[Size, ...]) -> Any:
     """The matrices of a batch merged to one axis; a matrix shared by all keeps size 1."""
     if math.prod(x.shape[:-2]) == 1:
         return x.reshape(1, *x.shape[-2:])
@@ -228,7 +229,7 @@ def grouped_matmul(
     groups, _, n = b.shape
     check_shape(bias, "bias", (groups, n))
     ends = np.concatenate([[0], np.cumsum(counts)])
-    grid = lambda c: (ceil_div(int(counts.max()), c["BM"]), ceil_div(n, c["BN"]), groups)  # noqa: E731
+    grid = lambda c: (ceil_divide(int(counts.max()), c["BM"]), ceil_divide(n, c["BN"]), groups)  # noqa: E731
     found = resolve_activation(activation)
     return compute(kernel, grid, (a.shape[0], n), a.dtype, a, b, bias, ends, activation=found)
 
@@ -289,7 +290,7 @@ def quantized_matmul(
     m, n = a.shape[0], b.shape[1]
     scales = _expand_scale(a_scale, "a_scale", m), _expand_scale(b_scale, "b_scale", n)
     added = None if bias is None else _expand_scale(bias, "bias", n)
-    grid = lambda constants: (ceil_div(m, constants["BM"]), ceil_div(n, constants["BN"]))  # noqa: E731
+    grid = lambda constants: (ceil_divide(m, constants["BM"]), ceil_divide(n, constants["BN"]))  # noqa: E731
     return compute(kernel, grid, (m, n), out_dtype, a, b, *scales, added, activation=resolve_activation(activation))
 
 

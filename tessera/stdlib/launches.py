@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.core.symbolic_dim import Size, symbol_names
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
 from tessera.core.types import RefType, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
@@ -62,8 +62,8 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     wide = _rounds_weights(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
     rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
     blocks: dict[str, Any] = {
-        "BM": _choose_block_length(rows, int(heads_first[0][2])),
-        "BN": _choose_block_length(columns, int(heads_first[1][2])),
+        "BM": _choose_block_length(rows, heads_first[0][2]),
+        "BN": _choose_block_length(columns, heads_first[1][2]),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
@@ -74,11 +74,13 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
 def _is_decoding(shapes: list[tuple[Size, ...]], plan: LoweringPlan) -> bool:
     """Whether each key serves so few queries that their products are reductions, which read the keys once."""
     q, k = shapes[:2]
-    return int(q[2]) * (int(q[1]) // int(k[1])) <= plan.vector_products
+    return proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
 
 
-def _choose_block_length(block: int, length: int) -> int:
-    """The block size, at most the next power of two of the length."""
+def _choose_block_length(block: int, length: Size) -> int:
+    """The block size, at most the next power of two of a length that is a number."""
+    if isinstance(length, Dim):
+        return block
     return min(block, max(MIN_BLOCK, 1 << (length - 1).bit_length()))
 
 
@@ -95,7 +97,7 @@ def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
         return False
     if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
         return False
-    if any(symbol_names(s) for s in shapes):
+    if any(symbol_names((x[1], x[3])) for x in shapes[:3]):  # heads and features are numbers
         return False
     fits = q[0] == k[0] == v[0] and k[1] == v[1] and q[1] % k[1] == 0
     return fits and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -18,7 +19,7 @@ from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.elementwise import maximum
 from tessera.stdlib.deterministic_reductions import tree_sum
 from tessera.stdlib.normalisation import load_block
-from tessera.stdlib.routine import ceil_div, check_array, check_shape, compute_dtype, is_recorded, routine
+from tessera.stdlib.routine import check_array, check_shape, compute_dtype, is_recorded, routine
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -89,7 +90,7 @@ def _launch_entropy(kernel: Any, logits: Any, labels: Any, scale: Any, gradient:
     rows, state = logits.shape[0], scale.dtype
     if 0 in logits.shape:
         return (zeros((rows,), dtype=state), *([zeros(logits.shape, dtype=as_dtype(logits.dtype))] if gradient else []))
-    grid = lambda constants: (ceil_div(rows, constants["BM"]),)  # noqa: E731
+    grid = lambda constants: (ceil_divide(rows, constants["BM"]),)  # noqa: E731
     losses = OutputMemory(TensorType((rows,), state))
     grad = OutputMemory(TensorType(logits.shape, as_dtype(logits.dtype))) if gradient else None
     found = launch(kernel, grid, logits, labels, scale, losses, grad, ignore=int(ignore))

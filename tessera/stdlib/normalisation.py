@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.frontend.kernel.tile_api.online_softmax import finite_maximum
 from tessera.stdlib.routine import (
-    ceil_div,
     check_array,
     check_same_dtype,
     check_shape,
@@ -101,7 +101,7 @@ def _launch_normalisation(kernel: Any, x: Any, weight: Any, bias: Any, eps: floa
 
 
 def _row_grid(rows: Any) -> Any:
-    return lambda constants: (ceil_div(len(rows), constants["BM"]),)
+    return lambda constants: (ceil_divide(rows.shape[0], constants["BM"]),)
 
 
 @kernel

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, TraceError, library_caller_location
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
-from tessera.stdlib.routine import ceil_div, check_array, check_same_dtype, check_shape, is_recorded, routine
+from tessera.stdlib.routine import check_array, check_same_dtype, check_shape, is_recorded, routine
 
 
 @kernel
@@ -75,7 +76,7 @@ def fused_adam(
         return
     rates = np.array([lr, *betas, weight_decay, *(1.0 - b**step for b in betas)], state)
     flat = [_flatten_writable(a, n) for a, n in ((param, "param"), (grad, "grad"), (m, "m"), (v, "v"))]
-    grid = lambda constants: (ceil_div(param.size, constants["BLOCK"]),)  # noqa: E731
+    grid = lambda constants: (ceil_divide(param.size, constants["BLOCK"]),)  # noqa: E731
     kernel[grid](*flat, rates, eps=float(eps), decoupled=bool(decoupled))
 
 

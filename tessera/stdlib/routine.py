@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, ShapeError, library_caller_location
 from tessera.core.schedule import Schedule
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, as_dtype, f32, f64
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.kernel_function import Kernel
@@ -71,7 +72,7 @@ def routine(kernel: Kernel) -> Callable[[Callable[..., Any]], Routine]:
     return lambda function: Routine(function, kernel)
 
 
-def compute(kernel: Kernel, grid: Any, shape: Sequence[int], dtype: Any, *args: Any, **constants: Any) -> Any:
+def compute(kernel: Kernel, grid: Any, shape: Sequence[Size], dtype: Any, *args: Any, **constants: Any) -> Any:
     """The memory of this shape and type that a launch writes as its parameter `out`; zeros where it has no elements."""
     if 0 in shape:
         return zeros(tuple(shape), dtype=as_dtype(dtype))
@@ -137,11 +138,6 @@ def check_shape(x: Any, name: str, shape: Sequence[int]) -> None:
 def flatten_rows(x: Any) -> Any:
     """An array as a matrix whose rows are its last axis."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim else x.reshape(1, 1)
-
-
-def ceil_div(size: int, block: int) -> int:
-    """The number of blocks that cover a size."""
-    return -(-size // block)
 
 
 def compute_dtype(dtype: DType) -> DType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import DType
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -15,7 +16,6 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import TensorType
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import reshape
-from tessera.stdlib.routine import ceil_div
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -66,11 +66,11 @@ def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
     neutral = zero if combine == "sum" else 1
     if rest == 1:
         memory, rows = OutputMemory(TensorType((lead, count), wide)), reshape(x, shape=(lead, count))
-        found = launch(scan_rows, (ceil_div(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)
+        found = launch(scan_rows, (ceil_divide(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)
     else:
         memory, rows = OutputMemory(TensorType((lead, count, rest), wide)), reshape(x, shape=(lead, count, rest))
         lanes = min(LANES, rest)
         found = launch(
-            scan_columns, (lead, ceil_div(rest, lanes)), rows, memory, combine=combine, neutral=neutral, BC=lanes
+            scan_columns, (lead, ceil_divide(rest, lanes)), rows, memory, combine=combine, neutral=neutral, BC=lanes
         )
     return reshape(found, shape=sizes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import DType, TensorType
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -17,7 +18,6 @@ from tessera.ops.tensor import reduce
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import pad, reshape
-from tessera.stdlib.routine import ceil_div
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -101,19 +101,19 @@ def running_sums(x: Tensor, state: DType, dtype: DType) -> Tensor:
     lanes = min(LANES, 1 << (width - 1).bit_length())
     chunk = min(CHUNK // lanes, 1 << (size - 1).bit_length())
     rows = min(CHUNK // chunk, 1 << (lead - 1).bit_length()) if width == 1 else 1
-    programs = ceil_div(lead, rows) * ceil_div(width, lanes)
+    programs = ceil_divide(lead, rows) * ceil_divide(width, lanes)
     parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
-    length = ceil_div(ceil_div(size, parts), chunk) * chunk
-    parts = ceil_div(size, length)
+    length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
+    parts = ceil_divide(size, length)
     starts = _find_starts(x, state, length, parts) if parts > 1 else x
     if width > 1:
-        memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_div(width, lanes))
+        memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
         numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts}
         return launch(scan_columns, grid, x, starts, memory, **numbers)
     flat, memory = reshape(x, shape=(lead, size)), OutputMemory(TensorType((lead, size), dtype))
     numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts}
     starts = reshape(starts, shape=(lead, parts)) if parts > 1 else flat
-    return reshape(launch(scan_rows, (ceil_div(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
+    return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
 
 
 def _find_starts(x: Tensor, state: DType, length: int, parts: int) -> Any:

@@ -216,9 +216,7 @@ def flatten_float_arguments(value: Any, name: str) -> FloatArguments:
     fixed = tree.list_fixed()
     kept = {i: x for i, ((_, x), keep) in enumerate(zip(leaves, fixed, strict=True)) if keep}
     moving = [(n, x) for (n, x), keep in zip(leaves, fixed, strict=True) if not keep]
-    return FloatArguments(
-        tuple(n for n, _ in moving), tuple(_check_float(n, x) for n, x in moving), tree, kept
-    )
+    return FloatArguments(tuple(n for n, _ in moving), tuple(_check_float(n, x) for n, x in moving), tree, kept)
 
 
 def flatten_chosen_arguments(function: Callable[..., Any], args: Sequence[Any], where: Sequence[int]) -> FloatArguments:

@@ -10,6 +10,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
+from tessera import tile
 from tessera.frontend.jit.tracing import Jit
 
 ROWS = {"x": {0: "B"}}
@@ -21,6 +22,24 @@ def _heads(x: ts.Tensor) -> ts.Tensor:
     """[B, S, 8] to [B, 2, S, 4], as attention splits its features."""
     batch, length, _ = x.shape
     return ts.permute(ts.reshape(x, (batch, length, 2, 4)), (0, 2, 1, 3))
+
+
+@ts.kernel
+def _center_rows(x, out, *, BM: int = 8, BN: int = 16):
+    """out = x less the mean of each row."""
+    rows = tile.program_id(0) * BM
+    total = tile.zeros((BM,), "f32")
+    for start in tile.range(0, x.shape[1], BN):
+        total += tile.sum(tile.load(x[rows : rows + BM, start : start + BN], edge="clip"), axis=1)
+    mean = total / x.shape[1]
+    for start in tile.range(0, x.shape[1], BN):
+        block = tile.load(x[rows : rows + BM, start : start + BN], edge="clip")
+        tile.store(out[rows : rows + BM, start : start + BN], block - mean[:, None], edge="clip")
+
+
+def _launch_center(x: ts.Tensor) -> ts.Tensor:
+    """A kernel of the user's on symbolic sizes, between ops that are fused into its loads and stores."""
+    return ts.launch(_center_rows, (tile.cdiv(x.shape[0], 8),), x * 2.0, ts.like(x)) + 1.0
 
 
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
@@ -38,6 +57,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "reversed": lambda x: ts.flip(x, axis=0),
     "padded": lambda x: ts.pad(x, ((1, 2), (0, 0))),
     "concatenated": lambda x: ts.concatenate([x, x * 2.0], axis=0),
+    "kernel": _launch_center,
     "gradient": lambda x: ts.grad(lambda y: ts.mean(ts.tanh(y) ** 2))(x),
 }
 

@@ -197,8 +197,6 @@ def record_launch(chosen: KernelLaunch, args: Sequence[Any], named: Mapping[str,
     kernel = chosen.kernel
     given = [stand_in(a) for a in args], {k: stand_in(a) for k, a in named.items()}
     found = kernel.bind(*given)
-    for name, type in found.types.items():
-        _check_static(kernel, name, type)
     tensors = _name_arguments(kernel, *given)  # as tensors, so that a tape knows them
     arrays = [
         x if isinstance(x := tensors.get(n), Tensor) else a for n, a in zip(found.types, found.arrays, strict=True)

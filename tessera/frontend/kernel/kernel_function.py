@@ -18,6 +18,7 @@ from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, OutOfBoundsError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
 from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
+from tessera.core.symbolic_dim import Dim, Size, symbol_names
 from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.frontend.kernel import autotuning as tuning
@@ -230,8 +231,8 @@ class Kernel:
         self.hooks.after.append(hook)
         return hook
 
-    def plan(self, found: KernelArguments, grid: Any, group: int | None) -> tuple[tuple[int, ...], int]:
-        """Choose the launch: as requested, or the default."""
+    def plan(self, found: KernelArguments, grid: Any, group: int | None) -> tuple[tuple[Size, ...], int]:
+        """Choose the launch: as requested, or the default. In a trace of symbolic sizes a grid has them too."""
         if callable(grid):
             grid = grid({**self.parameters.sizes(found.types), **found.constants})
         if grid is not None and group is not None:
@@ -246,17 +247,17 @@ class Kernel:
         return chosen, _check_size("group", size if group is None else group, 1)
 
     def specialize(
-        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...] = (1,), group: int = 1
+        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[Size, ...] = (1,), group: int = 1
     ) -> Module:
         """The Tile module for these argument types and this launch, compiled once."""
         return self._specialise(arg_types, constants, grid, group).module
 
     def _specialise(
-        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[int, ...], group: int
+        self, arg_types: Mapping[str, Type], constants: Mapping[str, Any], grid: tuple[Size, ...], group: int
     ) -> SpecialisedKernel:
         named = tuple((k, _make_hashable(v)) for k, v in constants.items())
         key = (tuple(arg_types.items()), named, grid, group, LINE_MARKS_ENABLED.get())
-        found = self._cache.get(key)
+        found = None if self._has_symbols(arg_types, grid) else self._cache.get(key)
         if found is None or not found.unchanged():
             from tessera.frontend.kernel.specialisation import (  # late: a program may only import kernels
                 SpecialisationRequest,
@@ -270,6 +271,10 @@ class Kernel:
             )
             found = self._cache[key] = specialise(self.kernel_function, self.parameters, request)
         return found
+
+    def _has_symbols(self, types: Mapping[str, Type], grid: tuple[Size, ...]) -> bool:
+        """Whether sizes are symbols: what the kernel decides by them holds for one trace, whose guards state it."""
+        return bool(symbol_names((*grid, *(s for t in types.values() for s in t.shape))))
 
     def bind_launch(self, launch: KernelLaunch, args: Any, named: Mapping[str, Any]) -> tuple[Module, KernelArguments]:
         """The module of a call and its arguments; a call as one before it skips the signature and the annotations."""
@@ -422,9 +427,9 @@ def _looks_like_grid(item: Any) -> bool:
     return isinstance(item, (tuple, list)) or callable(item)
 
 
-def _check_grid(grid: Any) -> tuple[int, ...]:
+def _check_grid(grid: Any) -> tuple[Size, ...]:
     listed = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    return tuple(_check_size("grid", n) for n in listed) or (1,)
+    return tuple(n if isinstance(n, Dim) else _check_size("grid", n) for n in listed) or (1,)
 
 
 def _suggest_size(number: Any) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError
+from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import broadcast, format_shape
-from tessera.core.symbolic_dim import Size
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most
 from tessera.core.types import DType, RefType, TensorType, bool_
 from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask
 from tessera.frontend.kernel.python_ast.source import UPDATING_FUNCTIONS
@@ -34,6 +34,7 @@ def find_affine_form(index: Index, deep: bool = True) -> AffineForm | None:
     """
     if isinstance(index, int):
         return AffineForm(index)
+    index = as_index(index)
     if not index.is_traced or not index.dtype.is_integer:
         return None
     producers = current_trace().builder.producers
@@ -112,9 +113,9 @@ class MemRef:
         return self.value.type
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the memory, without the shared axis."""
-        return tuple(int(s) for s in self.type.shape[len(self.prefix) :])  # type: ignore[arg-type]
+    def shape(self) -> tuple[Size, ...]:
+        """The shape of the memory, without the shared axis; symbolic sizes are those of the trace."""
+        return self.type.shape[len(self.prefix) :]
 
     def named(self, name: str) -> None:
         """Name a buffer by the first variable that holds it."""
@@ -200,7 +201,7 @@ class MemRefView(MemRefAccess):
 
     memory: MemRef
     starts: tuple[Index, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # in a view of whole memory maybe symbolic: nothing is read from it or written to it
     dropped: frozenset[int] = frozenset()
     vector: int = 1  # how many elements are contiguous and aligned
 
@@ -217,7 +218,18 @@ class MemRefView(MemRefAccess):
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
-        """The size of the block along each axis of the ref."""
+        """The size of the block along each axis of the ref.
+
+        Raises:
+            ShapeError: a size is symbolic, so that no block has it.
+        """
+        symbolic = next((s for s in self.sizes if isinstance(s, Dim)), None)
+        if symbolic is not None:
+            raise ShapeError(
+                f"a block of {self.memory.name} has the size {symbolic}, which is known only when the program runs",
+                location=user_location(), expected="blocks of constant sizes",
+                suggestion='tile.load(A[start : start + BLOCK], edge="clip"), in a loop over tile.range(0, n, BLOCK)',
+            )  # fmt: skip
         return (1,) * len(self.memory.prefix) + self.sizes
 
     def load(self, mask: Any = None, other: Any = None, edge: str = "error") -> Tensor:
@@ -265,7 +277,7 @@ class MemRefView(MemRefAccess):
     def check(self) -> None:
         """Check a block that is out of bounds at compile time."""
         for axis, (start, size, room) in enumerate(zip(self.starts, self.sizes, self.memory.shape, strict=True)):
-            first = find_constant(start)
+            first = None if isinstance(room, Dim) else find_constant(start)
             if first is not None and (first < 0 or first + size > room):
                 raise OutOfBoundsError(
                     f"{_format_span(first, size)} of {self.memory.name} is outside axis {axis} of size {room}",
@@ -356,7 +368,7 @@ class MemRefGather(MemRefAccess):
 
 def view_whole(memory: MemRef) -> MemRefView:
     """View the whole of a memory."""
-    return MemRefView(memory, (0,) * len(memory.shape), memory.shape)
+    return MemRefView(memory, (0,) * len(memory.shape), memory.shape)  # type: ignore[arg-type]
 
 
 def subscript_view(view: MemRefView, index: Any) -> Any:
@@ -364,7 +376,7 @@ def subscript_view(view: MemRefView, index: Any) -> Any:
     items = list(index) if isinstance(index, tuple) else [index]
     if any(i is None for i in items):
         return view.load()[index]  # type: ignore[index]
-    items = _complete_items(view, [load_if_memref(i) for i in items])
+    items = _complete_items(view, [_evaluate_size(load_if_memref(i)) for i in items])
     if any(isinstance(i, Tensor) and i.ndim for i in items):
         return _select_gather(view, items)
     starts, sizes, dropped = list(view.starts), list(view.sizes), set(view.dropped)
@@ -374,6 +386,11 @@ def subscript_view(view: MemRefView, index: Any) -> Any:
         if not isinstance(item, slice):
             dropped.add(axis)
     return MemRefView(view.memory, tuple(starts), tuple(sizes), frozenset(dropped))
+
+
+def _evaluate_size(item: Any) -> Any:
+    """An index that is a symbolic size as its value at run time; anything else unchanged."""
+    return as_index(item) if isinstance(item, Dim) else item
 
 
 def _kept_axes(view: MemRefView) -> list[int]:
@@ -406,7 +423,8 @@ def _select_item(view: MemRefView, axis: int, item: Any) -> tuple[Index, int]:
 
 
 def _select_number(view: MemRefView, axis: int, item: int) -> tuple[Index, int]:
-    _check_bound(view, axis, item, "index", view.sizes[axis] - 1)
+    size = view.sizes[axis]
+    _check_bound(view, axis, item, "index", None if isinstance(size, Dim) else size - 1)
     return item, 1
 
 
@@ -421,7 +439,7 @@ def _select_scalar(view: MemRefView, axis: int, item: Tensor) -> tuple[Index, in
 
 
 def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]:
-    lower, upper = (load_if_memref(x) for x in (item.start, item.stop))
+    lower, upper = (_evaluate_size(load_if_memref(x)) for x in (item.start, item.stop))
     if item.step not in (None, 1):
         raise ShapeError(
             "a slice of memory has no step", received=f"step {item.step}",
@@ -429,7 +447,7 @@ def _select_slice(view: MemRefView, axis: int, item: slice) -> tuple[Index, int]
             + ("; tile.flip(A[0:n]) reverses a block" if item.step == -1 else ""),
         )  # fmt: skip
     lower = 0 if lower is None else lower
-    upper = view.sizes[axis] if upper is None else upper
+    upper = _evaluate_size(view.sizes[axis]) if upper is None else upper
     for bound in (lower, upper):
         if not is_traced(bound):
             _check_bound(view, axis, bound, "bound", None)
@@ -457,7 +475,7 @@ def _check_bound(view: MemRefView, axis: int, bound: int, what: str, last: int |
         raise OutOfBoundsError(
             f"{what} {bound} is outside axis {axis} of {name}, which has size {size}",
             expected=f"{what}es from 0 to {size - 1}" if last is not None else "bounds from 0 on",
-            suggestion=f"count from the start: {size + bound}" if -size <= bound < 0 else None,
+            suggestion=f"count from the start: {size + bound}" if bound < 0 and proves_at_most(-bound, size) else None,
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, user_location
 from tessera.core.shapes import bind_shape
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import GLOBAL, DType, Policy, RefType, TensorType, Type, as_dtype, scalar
 from tessera.ir.array_interchange import import_dlpack, shorten_repr
 from tessera.ir.device_interchange import is_on_device
@@ -171,18 +172,18 @@ class KernelParameters:
             return RefType(found.shape, want.dtype, policy=want.policy or policy)
         return RefType(found.shape, found.dtype, policy=policy)
 
-    def sizes(self, types: Mapping[str, Type]) -> dict[str, int]:
+    def sizes(self, types: Mapping[str, Type]) -> dict[str, Size]:
         """The dims that the annotations name, with their sizes.
 
         Raises:
             ShapeError: an argument's shape contradicts its annotation, or two sizes have one name.
         """
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Size] = {}
         for name, type in types.items():
             want = self.annotations.get(name)
             if not isinstance(want, TensorType) or not isinstance(type, RefType):
                 continue
-            problem = bind_shape(want.shape, tuple(int(s) for s in type.shape), sizes)  # type: ignore[arg-type]
+            problem = bind_shape(want.shape, type.shape, sizes)
             if problem:
                 raise ShapeError(
                     f"argument `{name}`: {problem}", location=user_location(), expected=str(want),

@@ -18,7 +18,7 @@ from tessera.core.errors import (
     UnsupportedSyntaxError,
 )
 from tessera.core.shapes import bind_shapes
-from tessera.core.symbolic_dim import Dim
+from tessera.core.symbolic_dim import Dim, Size, ceil_divide
 from tessera.core.types import SHARED, DType, RefType, TensorType, Type, as_dtype
 from tessera.frontend.kernel import memref  # noqa: F401 - fills the table of statements
 from tessera.frontend.kernel.memref import MemRef, MemRefView, view_whole
@@ -85,7 +85,7 @@ def names_rows(body: Sequence[ast.stmt], mentioned: frozenset[str]) -> bool:
 
 def choose_launch(
     body: Sequence[ast.stmt], types: Mapping[str, Type], tile_shape: tuple[int, ...], num_warps: int
-) -> tuple[tuple[int, ...], int]:
+) -> tuple[tuple[Size, ...], int]:
     """The grid and the group size.
 
     The grid walks the blocks of the tensor that the launch is about: along each axis of a block, or for blocks of rows
@@ -98,10 +98,10 @@ def choose_launch(
         return (1,), group
     if not tile_shape and (group > 1 or not mentioned & GRID_IDS):
         return (1,), group
-    sizes = [int(s) for s in types[tensor].shape]  # type: ignore[arg-type]
+    sizes = types[tensor].shape
     if tile_shape and len(sizes) > 2 and names_rows(body, mentioned):
-        return (*sizes[:-2], -(-sizes[-2] // tile_shape[0])), group
-    blocks = [-(-size // tile) for size, tile in zip(sizes, tile_shape or (1,), strict=False)]
+        return (*sizes[:-2], ceil_divide(sizes[-2], tile_shape[0])), group
+    blocks = [ceil_divide(size, tile) for size, tile in zip(sizes, tile_shape or (1,), strict=False)]
     return tuple(blocks) or (1,), group
 
 
@@ -139,7 +139,7 @@ def store_results(frame: KernelFrame, parameters: KernelParameters) -> list[Valu
     return outputs
 
 
-def _add_output(grid: tuple[int, ...], tensor: Tensor, name: str) -> Value:
+def _add_output(grid: tuple[Size, ...], tensor: Tensor, name: str) -> Value:
     """A block stored at this program's place in a new parameter: an array of the grid's shape, then the block's."""
     lead = () if all(n == 1 for n in grid) else grid
     shape = tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def _as_result(value: Any, parameters: KernelParameters) -> Tensor:
     return value
 
 
-def _check_declared_block(results: Sequence[Tensor], grid: tuple[int, ...], parameters: KernelParameters) -> None:
+def _check_declared_block(results: Sequence[Tensor], grid: tuple[Size, ...], parameters: KernelParameters) -> None:
     """Check a result against a declared tensor: the block of one program, or the results of all programs.
 
     Raises:
@@ -207,7 +207,7 @@ class SpecialisationRequest:
 
     types: Mapping[str, Type]
     constants: Mapping[str, Any]
-    grid: tuple[int, ...]
+    grid: tuple[Size, ...]
     group: int = 1
     tile_shape: tuple[int, ...] = ()
     shared_memory: int = 0

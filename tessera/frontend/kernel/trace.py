@@ -11,15 +11,16 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, UnsupportedSyntaxError, user_location
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, bool_, f32, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Value
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.basic import cast, dim_value, full
 from tessera.ops.tensor.shape import reshape
 
-Index = int | Tensor
+Index = int | Dim | Tensor
 
 
 class KernelBuilder(Builder):
@@ -46,7 +47,7 @@ class TraceState:
     """
 
     builder: Builder
-    grid: tuple[int, ...] = (1,)
+    grid: tuple[Size, ...] = (1,)
     group: int = 1
     axes: tuple[str, ...] = ()
     tile_shape: tuple[int, ...] = ()
@@ -90,7 +91,9 @@ def emit_op(op: Op, operands: list[Any], **attrs: Any) -> Any:
 
 
 def as_index(index: Index) -> Tensor:
-    """An index as an int64 scalar."""
+    """An index as an int64 scalar; a symbolic size is its value at run time."""
+    if isinstance(index, Dim):
+        return dim_value(size=index)
     if not isinstance(index, Tensor):
         return full(shape=(), value=index, dtype=int64)
     return index if index.dtype == int64 else cast(index, dtype=int64)
@@ -104,6 +107,8 @@ def as_value(x: Any) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
+    if isinstance(x, Dim):
+        return dim_value(size=x)
     if not is_number(x):
         raise ArgumentError("this is not a value of the kernel", expected="a number or block", received=repr(x))
     kinds: dict[type, DType] = {bool: bool_, int: int64, float: f32}

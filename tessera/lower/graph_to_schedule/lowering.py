@@ -233,11 +233,13 @@ class ScheduleLowering:
     placed: set[Value] = field(default_factory=set)
     # The names of the tile functions, by what they compute.
     names: dict[Hashable, str] = field(default_factory=dict)
+    name: str = ""  # of the function that is lowered: no tile function has it
 
     @staticmethod
-    def of(block: Block, plan: LoweringPlan) -> ScheduleLowering:
-        """The initial state of the lowering of a block."""
-        return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes)
+    def of(function: Function, plan: LoweringPlan) -> ScheduleLowering:
+        """The initial state of the lowering of a function."""
+        block = function.body
+        return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes, name=function.name)
 
     def lower_block(self, block: Block, targets: Sequence[Value]) -> None:
         """Lower a block whose parameters have buffers; each result goes into its target."""
@@ -330,9 +332,12 @@ class ScheduleLowering:
         """The name of a tile function in the module, which is added once."""
         key = _make_key(function)
         if key not in self.names:
-            taken = sum(f.name.startswith(function.name) for f in self.functions)
-            self.names[key] = f"{function.name}_{taken}" if taken else function.name
-            self.functions.append(replace(function, name=self.names[key]))
+            taken, number, name = {self.name, *self.names.values()}, 0, function.name
+            while name in taken:
+                number += 1
+                name = f"{function.name}_{number}"
+            self.names[key] = name
+            self.functions.append(replace(function, name=name))
         return self.names[key]
 
     def add_kernel(self, cluster: FusionCluster, target: Value) -> None:
@@ -441,7 +446,7 @@ def to_schedule(module: Module, plan: LoweringPlan | None = None) -> Module:
     """
     function, plan = module.main, plan or LoweringPlan()
     check_schedulable(function, lowering_plan.find_library_ops(plan) | frozenset(host_ops.host_rules))
-    lowering = ScheduleLowering.of(function.body, plan)
+    lowering = ScheduleLowering.of(function, plan)
     params = tuple(Value(make_ref(p.type), p.hint or f"x{i}") for i, p in enumerate(function.params))
     lowering.buffers.update(zip(function.params, params, strict=True))
     outputs = [Value(make_ref(v.type), _name_output(i, len(function.results))) for i, v in enumerate(function.results)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.shapes import broadcast
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most
 from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
 from tessera.ir.analysis.intervals import IntervalAnalysis
 from tessera.ir.core import Block, Node, Value
@@ -25,7 +26,7 @@ class KernelAccesses:
     """The body of a kernel, the grid of its launch, and the tiles of a group."""
 
     body: Block
-    grid: tuple[int, ...]
+    grid: tuple[Size, ...]
     group: int
 
     def may_be_overwritten(self, node: Node) -> bool:
@@ -62,17 +63,18 @@ class KernelAccesses:
         sizes = {**dict(enumerate(self.grid)), LOCAL: self.group}
         ref, shape = node.args[0].type, broadcast(*(v.type.shape for v in node.args[1 : 2 + rank]))  # type: ignore[union-attr]
         is_whole = node in self.body.nodes and node.attrs.get("edge") != "clip"
-        if is_whole and math.prod(sizes.values()) * math.prod(map(int, shape)) > math.prod(map(int, ref.shape)):  # type: ignore[union-attr]
+        stored, room = math.prod(sizes.values()) * math.prod(shape), math.prod(ref.shape)  # type: ignore[union-attr]
+        if is_whole and proves_at_most(room + 1, stored):
             return True  # they store more elements than there are
         used = [self._find_programs(v) for v in node.args[2 : 2 + rank]]
         if node.op is not tile.store:
-            return any(size > 1 and all(axis not in u for u in used) for axis, size in sizes.items())
+            return any(proves_at_most(2, n) and all(axis not in u for u in used) for axis, n in sizes.items())
         indices = list(zip(self._find_forms(node), used, node.args[1].type.shape, strict=True))  # type: ignore[union-attr]
 
         def meets(axis: int) -> bool:
             return all(axis not in u or self._is_narrow(form, axis, int(width)) for form, u, width in indices)
 
-        return any(size > 1 and meets(axis) for axis, size in sizes.items())
+        return any(proves_at_most(2, size) and meets(axis) for axis, size in sizes.items())
 
     def _is_narrow(self, form: AffineForm | None, axis: int, width: int) -> bool:
         """Whether the windows of neighbouring programs certainly have an element in common along a dim."""
@@ -119,7 +121,7 @@ class KernelAccesses:
         analysis = AffineAnalysis({v: n for n in self.body.walk() for v in n.results if not n.regions})
         forms = [[analysis.find_form(v) for v in n.args[1 : 1 + ref.type.rank]] for n in accesses]  # type: ignore[union-attr]
         grid = self.grid
-        walked = {axis for axis, size in enumerate(grid) if size > 1}
+        walked = {axis for axis, size in enumerate(grid) if not proves_at_most(size, 1)}
         programs = {v: n.attrs["axis"] for n in self.body.walk() if n.op is tile.program_id for v in n.results}
         covered: set[int] = set()
         for dim in range(ref.type.rank):  # type: ignore[union-attr]
@@ -130,7 +132,7 @@ class KernelAccesses:
     def measure_trips(self, node: Node) -> tuple[float, float]:
         """The most trips that a loop makes in any program (infinite: no bound is known), and its least step."""
         producers = {v: n for n in self.body.walk() for v in n.results}
-        analysis = IntervalAnalysis(producers, self.grid)
+        analysis = IntervalAnalysis(producers, tuple(math.inf if isinstance(n, Dim) else n for n in self.grid))
         for each in self.body.walk():
             if each.op is control_flow.for_:
                 analysis.loop(each)
@@ -141,7 +143,7 @@ class KernelAccesses:
 
 
 def _find_windowed_axes(
-    forms: Sequence[AffineForm | None], blocks: Sequence[int], programs: Mapping[Value, int], grid: Sequence[int]
+    forms: Sequence[AffineForm | None], blocks: Sequence[int], programs: Mapping[Value, int], grid: Sequence[Size]
 ) -> set[int]:
     """The axes of the grid whose programs stay in windows of their own along one axis of a memory."""
     strides: list[dict[int, int]] = []
@@ -151,7 +153,7 @@ def _find_windowed_axes(
         listed: dict[int, int] = {}
         for value, factor in form.scalars.items():
             listed[programs[value]] = listed.get(programs[value], 0) + factor
-        strides.append({a: k for a, k in listed.items() if grid[a] > 1})
+        strides.append({a: k for a, k in listed.items() if not proves_at_most(grid[a], 1)})
     if any(s != strides[0] for s in strides):
         return set()
     lowest = min(f.constant for f in forms if f is not None)
@@ -159,10 +161,10 @@ def _find_windowed_axes(
     return _find_separated(strides[0], dict(enumerate(grid)), width)
 
 
-def _find_separated(strides: Mapping[Any, float], counts: Mapping[Any, float], width: float) -> set[Any]:
+def _find_separated(strides: Mapping[Any, float], counts: Mapping[Any, Any], width: Any) -> set[Any]:
     """The variables of an index of which any two settings give windows of `width` without a common element."""
     for key, stride in sorted(strides.items(), key=lambda item: item[1]):
-        if not stride >= width:
+        if not proves_at_most(width, stride):
             return set()
         width = stride * counts[key]
     return set(strides)

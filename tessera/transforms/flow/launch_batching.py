@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import RefType, TensorType
 from tessera.ir.builder import Builder, Evaluation, make_copier
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor.basic import full
+from tessera.ops.tensor.basic import dim_value, full
 from tessera.ops.tensor.shape import reshape
 from tessera.transforms.batching import BatchValue, broadcast_to_batch, call_batching_rules
 from tessera.transforms.flow.region_ops import bind_region_op, bind_scan
@@ -34,11 +35,13 @@ class KernelBatcher:
     builder: Builder
     example: Value
     program: Value
-    extent: int
+    extent: Size
     batched: frozenset[Value]
 
-    def constant(self, value: int) -> Value:
-        """An int64 constant."""
+    def constant(self, value: Size) -> Value:
+        """An int64 constant, or the value of a symbolic size."""
+        if isinstance(value, Dim):
+            return self.builder.add(dim_value, [], {"size": value}).out
         return self.builder.add(full, [], {"shape": (), "value": value, "dtype": tile.INDEX_TYPE.dtype}).out
 
     def rewrite(self, node: Node, args: list[Value], walk: Any) -> Sequence[Value]:
@@ -52,7 +55,8 @@ class KernelBatcher:
 
     def keep_vector(self, node: Node, ref: Value) -> int:
         """The alignment of an access, in elements, that the leading axis leaves."""
-        return math.gcd(node.attrs["vector"], math.prod(int(n) for n in ref.type.shape[1:]))
+        example = math.prod(ref.type.shape[1:])
+        return 1 if isinstance(example, Dim) else math.gcd(node.attrs["vector"], example)
 
     def add_axis(self, block: Value) -> Value:
         """A block with a leading axis; a scalar as it is."""
@@ -106,7 +110,7 @@ def can_batch(node: Node) -> bool:
     return all(n.op in access_rules for n in body.walk() if not refs.isdisjoint(n.args))
 
 
-def batch_body(node: Node, batched: Sequence[bool], size: int) -> tuple[Block, tuple[int, ...]]:
+def batch_body(node: Node, batched: Sequence[bool], size: Size) -> tuple[Block, tuple[Size, ...]]:
     """The body of a launch for a batch of examples, and its grid."""
     (body,), grid = node.regions, tuple(node.attrs["grid"]) or (1,)
     builder = Builder()
@@ -136,7 +140,7 @@ def _(node: Node, lanes: list[BatchValue], walk: Any, size: Any) -> Sequence[Bat
         broadcast_to_batch(lane.tensor, size) if b and not lane.batched else lane.tensor
         for lane, b in zip(lanes, batched, strict=False)
     ]
-    body, grid = batch_body(node, batched, int(size))
+    body, grid = batch_body(node, batched, size)
     hints = Attrs({k: v for k, v in node.attrs["attrs"].items() if k != "cluster"})  # clusters are of one example
     types = [TensorType(p.type.shape, p.type.dtype, p.type.policy) for p in (body.params[i] for i in written)]  # type: ignore[union-attr]
     attrs = {**node.attrs, "grid": grid, "attrs": hints}

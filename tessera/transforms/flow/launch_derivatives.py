@@ -405,7 +405,7 @@ def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: V
     found = [rest[rank]] if len(rest) > rank else []
     if node.attrs.get("edge") == "clip":
         sizes = target.type.shape
-        found += [(i >= 0) & (i < int(n)) for i, n in zip(indices, sizes, strict=True)]
+        found += [(i >= 0) & (i < n) for i, n in zip(indices, sizes, strict=True)]
     mask: Any = None
     for each in found:
         mask = each if mask is None else mask & each

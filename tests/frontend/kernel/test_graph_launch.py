@@ -212,15 +212,6 @@ def test_refused(name):
         ts.jit(program)(X, Y)
 
 
-def test_symbolic_sizes_are_refused():
-    @ts.jit
-    def program(x: ts.Tensor["N"]):
-        return ts.launch(axpy, (3,), x, x * 1.0, ts.like(x), 1.0)
-
-    with pytest.raises(ShapeError, match="sizes that are numbers"):
-        program.trace(ts.Tensor["N"])
-
-
 @ts.kernel
 def checked(x, out, *, BM: int = 8):
     """A kernel with an effect beside its result."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, UnknownNameError, UnsupportedSyntaxError
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import int64
 from tessera.frontend.kernel.memref import load_if_memref
 from tessera.frontend.kernel.tile_api.blocks import arange
@@ -128,7 +129,7 @@ def program_id(axis: int = 0) -> Tensor:
     return emit_op(tile.program_id, [], axis=axis)
 
 
-def num_programs(axis: int = 0) -> int:
+def num_programs(axis: int = 0) -> Size:
     """The number of programs along an axis of the grid: a constant, since kernels are compiled for their grid."""
     grid = current_trace("tile.num_programs").grid
     return grid[axis] if axis < len(grid) else 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.core.errors import ArgumentError
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import int64
 from tessera.frontend.kernel.memref import MemRef, load_if_memref
 from tessera.frontend.kernel.tile_api.ids import WARP_SIZE, linear_id, local_id
@@ -39,7 +40,7 @@ class CooperativeGroup:
     def __init__(self, size: int | None = None) -> None:
         self.size = size
 
-    def width(self) -> int:
+    def width(self) -> Size:
         """The number of tiles of a stretch in this kernel's group.
 
         Raises:
@@ -146,7 +147,7 @@ class GridGroup:
         """`tile.linear_id()`."""
         return linear_id()
 
-    def width(self) -> int:
+    def width(self) -> Size:
         """The number of tiles of the launch."""
         trace = current_trace("tile.grid")
         return math.prod(trace.grid) * trace.group

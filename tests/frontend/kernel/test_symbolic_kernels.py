@@ -1,0 +1,165 @@
+"""Kernels in programs of symbolic sizes: compiled once, right for every size, with derivatives and batches."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import tessera as ts
+import tessera.stdlib as routines
+from tessera import tile
+from tessera.core.errors import ShapeError
+from tessera.ops.dialects import host
+from tessera.runtime.program import prepare
+
+
+@ts.kernel
+def scale_rows(x, out, *, BM: int = 8):
+    i = tile.program_id(0) * BM
+    rows = tile.load(x[i : i + BM, :16], edge="clip")
+    tile.store(out[i : i + BM], tile.sum(rows, axis=1) * 2.0 + x.shape[0], edge="clip")
+
+
+@ts.kernel
+def cumulate(x: ts.Tensor["N"], out: ts.Tensor["N"]):
+    """out[i] = x[i] + x[N - 1 - i] + the sum of all elements."""
+    i = tile.program_id(0)
+    N = x.shape[0]
+    total = 0.0
+    for j in tile.range(0, N):
+        total += x[j]
+    out[i] = x[i] + x[N - 1 - i] + total
+
+
+def scaled(x, y):
+    return ts.launch(scale_rows, lambda c: (tile.cdiv(x.shape[0], c["BM"]),), x, ts.like(y)) * y
+
+
+def program(x, y):
+    return ts.launch(cumulate, (y.shape[0],), scaled(x, y), ts.like(y)) * 0.5
+
+
+def expected(x, y):
+    z = (x.sum(1) * 2 + len(x)) * y
+    return (z + z[::-1] + z.sum()) * 0.5
+
+
+def make(n, seed=0):
+    rng = np.random.default_rng(seed + n)
+    return rng.standard_normal((n, 16)).astype("f4"), rng.standard_normal(n).astype("f4")
+
+
+SIZES = (5, 9, 65, 1)
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_one_program_serves_every_size(target, tmp_path):
+    def f(x: ts.Tensor["N", 16], y: ts.Tensor["N"]):
+        return program(x, y)
+
+    ts.build(ts.jit(f), *make(7), target=target, out=str(tmp_path / "a"), dynamic=True)
+    built = ts.load(str(tmp_path / "a"))
+    for n in SIZES:
+        x, y = make(n)
+        np.testing.assert_allclose(built(x, y).numpy(), expected(x, y), rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda x, y: ts.grad(lambda x, y: ts.sum(scaled(x, y) ** 2), argnums=(0, 1))(x, y),
+        lambda x, y: ts.jvp(program, (x, y), (x, y))[1],
+        lambda x, y: ts.vmap(lambda y: program(x, y))(ts.stack([y, y * 2.0])),
+        lambda x, y: ts.cond(ts.sum(y) > 0.0, lambda y: program(x, y), lambda y: y, y),
+    ],
+    ids=["grad", "jvp", "vmap", "cond"],
+)
+def test_transformations_keep_sizes_symbolic(transform, caplog):
+    """Two compilations: for the first size, then for all. Results are those outside of jit, where sizes are numbers."""
+    caplog.set_level(logging.INFO, "tessera.compile")
+    compiled = ts.jit(transform, target="llvm")
+    for n in SIZES:
+        x, y = make(n)
+        found, wanted = compiled(x, y), transform(ts.tensor(x), ts.tensor(y))
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        for a, b in pairs:
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-4 * (1 + abs(b.numpy()).max()))
+    assert sum("compiled" in r.getMessage() for r in caplog.records) == 2
+
+
+def attend(q: ts.Tensor["B", 4, "S", 16], k: ts.Tensor["B", 2, "T", 16], v: ts.Tensor["B", 2, "T", 16]):
+    return routines.flash_attention(q, k, v)
+
+
+def multiply(a: ts.Tensor["B", "M", "K"], b: ts.Tensor["B", "K", "N"]):
+    return routines.batched_matmul(a, b)
+
+
+def normalise(x: ts.Tensor["M", "N"], w: ts.Tensor["N"]):
+    return routines.rms_norm(routines.stable_softmax(x), w)
+
+
+LIBRARY = {
+    attend: (((2, 4, 33, 16), (2, 2, 70, 16), (2, 2, 70, 16)), ((1, 4, 1, 16), (1, 2, 129, 16), (1, 2, 129, 16))),
+    multiply: (((2, 65, 7), (2, 7, 33)), ((1, 1, 64), (1, 64, 1))),
+    normalise: (((5, 40), (40,)), ((9, 513), (513,)), ((1, 1), (1,))),
+}
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("routine", LIBRARY, ids=lambda f: f.__name__)
+def test_library_routines_take_symbolic_sizes(routine, target, rng):
+    compiled = ts.jit(routine, target=target, dynamic=True)
+    for shapes in LIBRARY[routine]:
+        args = [rng.standard_normal(s).astype("f4") for s in shapes]
+        wanted = routine(*map(ts.tensor, args)).numpy()
+        np.testing.assert_allclose(compiled(*args).numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_of_symbolic_sizes_is_one_launch():
+    """Not the scores in memory: the flash attention kernel, with and without a mask."""
+
+    def f(q: ts.Tensor["B", 2, "S", 16], m: ts.Tensor["B", 1, 1, "S"]):
+        return ts.scaled_dot_product_attention(q, q, q, m)
+
+    shapes = np.zeros((2, 2, 9, 16), "f4"), np.zeros((2, 1, 1, 9), "f4")
+    levels = prepare(ts.jit(f), shapes, "llvm", dynamic=True).levels
+    assert sum(n.op is host.launch for n in levels["schedule"].main.body.walk()) == 1
+
+
+@ts.kernel
+def load_all(x, out):
+    out[0] = tile.sum(tile.load(x[:]))
+
+
+def test_a_block_of_symbolic_size_is_refused():
+    def f(x: ts.Tensor["N"]):
+        return ts.launch(load_all, (1,), x, ts.like(shape=(1,), dtype="f32"))
+
+    with pytest.raises(ShapeError, match="the size of this slice of x is not known while compiling"):
+        ts.jit(f, target="llvm", dynamic=True)(np.ones(4, "f4"))
+
+
+@ts.kernel
+def load_whole(x, out):
+    out[0] = tile.sum(tile.load(x))
+
+
+def test_a_whole_memory_of_symbolic_size_is_no_block():
+    def f(x: ts.Tensor["N"]):
+        return ts.launch(load_whole, (1,), x, ts.like(shape=(1,), dtype="f32"))
+
+    with pytest.raises(ShapeError, match="a block of x has the size N, which is known only when the program runs"):
+        ts.jit(f, target="llvm", dynamic=True)(np.ones(4, "f4"))
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_a_function_may_have_the_name_of_its_kernel(target):
+    kernel = scale_rows
+
+    def scale_rows_of(x, y):
+        return ts.launch(kernel, (tile.cdiv(9, 8),), x, ts.like(y))
+
+    scale_rows_of.__name__ = kernel.__name__
+    x, y = make(9)
+    np.testing.assert_allclose(ts.jit(scale_rows_of, target=target)(x, y).numpy(), x.sum(1) * 2 + 9, rtol=1e-5)
