@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Any, Union, overload
 
 from tessera.core.errors import ShapeError
 
@@ -285,6 +285,10 @@ def estimate_size(size: Size) -> int:
     return int(size.evaluate({name: known.get(name, DEFAULT_ESTIMATE) for name in size.names()}))
 
 
+@overload
+def ceil_divide(size: int, by: int) -> int: ...
+@overload
+def ceil_divide(size: Size, by: Size) -> Size: ...
 def ceil_divide(size: Size, by: Size) -> Size:
     """The quotient, rounded up.
 

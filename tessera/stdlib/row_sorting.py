@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import DType, TensorType, bool_, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -19,7 +20,6 @@ from tessera.ops.tensor.elementwise import bitwise_and
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import iota, reshape
-from tessera.stdlib.routine import ceil_div
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -154,7 +154,7 @@ def sort_places(x: Tensor, descending: bool) -> Tensor:
     chunk = min(whole, MAX_CHUNK)
     together = min(MAX_CHUNK // chunk, 1 << (rows - 1).bit_length())
     memory = OutputMemory(TensorType((rows, whole), int64))
-    grid = (ceil_div(rows, together), whole // chunk)
+    grid = (ceil_divide(rows, together), whole // chunk)
     keys = launch(sort_chunks, grid, x, memory, descending=descending, chunk=chunk, rows=together)
     for phase in range(chunk.bit_length() - 1, whole.bit_length() - 1):
         keys = _merge_phase(keys, phase, chunk)
@@ -187,7 +187,7 @@ def select_places(x: Tensor, count: int, descending: bool) -> Tensor:
     keyed = False
     while not keyed or size > count:
         chunk = min(1 << (size - 1).bit_length(), SELECT_CHUNK)
-        chunks = ceil_div(size, chunk)
+        chunks = ceil_divide(size, chunk)
         memory = OutputMemory(TensorType((rows, chunks * count), int64))
         x = launch(
             select_first, (rows, chunks), x, memory, count=count, chunk=chunk, descending=descending, keyed=keyed
