@@ -116,6 +116,15 @@ def test_layers_stacked_equal_layers_in_turn():
         nn.stack_modules([nn.Linear(4, 2), nn.Linear(4, 3)])
 
 
+def test_rematerialised_layers_are_computed_again():
+    counts = []
+    for remat in (False, True):
+        stack = nn.Stack([nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)], rematerialise=remat)
+        body = ts.jit(ts.grad(lambda m, x: m(x).sum())).trace(stack, X).function.body
+        counts.append(sum(n.op.name == "ts.tanh" for n in body.walk()))
+    assert counts == [1, 2]
+
+
 def test_modules_under_policies_and_checkpoints():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     plain = ts.grad(loss)(model, ts.Tensor(X))
