@@ -65,7 +65,7 @@ def decode_alone(model: Any, prompts: Sequence[np.ndarray], most: int, chosen: S
     while True:
         for i in np.flatnonzero(state.open):
             yield int(i), int(found[i])
-            state.give(i, int(found[i]))
+            state.give(int(i), int(found[i]))
         if not state.open.any():
             return
         out = session.run_step(found.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
@@ -113,11 +113,11 @@ def _decode_with_draft(
         out = sessions[0].run_step(rows, width, every=True, greedy=chooser.greedy)
         checked = chooser.choose(out, before[:, None] + 1 + np.arange(rows.shape[1])[None])
         taken = np.zeros(len(prompts), np.int32)
-        for i in np.flatnonzero(state.open):
+        for i in map(int, np.flatnonzero(state.open)):
             for j in range(rows.shape[1]):
                 taken[i], token = j + 1, int(checked[i, j])
                 found[i] = token
-                yield int(i), token
+                yield i, token
                 if not state.give(i, token) or j + 1 == rows.shape[1] or token != rows[i, j + 1]:
                     break
         for each in sessions:

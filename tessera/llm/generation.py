@@ -99,7 +99,7 @@ class LanguageModel:
             )  # fmt: skip
         return Session(self, requests, longest)
 
-    def check_tokens(self, tokens: Sequence[int], name: str) -> np.ndarray:
+    def check_tokens(self, tokens: Any, name: str) -> np.ndarray:
         """Tokens as int32.
 
         Raises:
@@ -144,8 +144,9 @@ class LanguageModel:
                                 expected="a string, a list of tokens, or a list of these",
                                 received=type(prompts).__name__)  # fmt: skip
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
-        completions = [Completion() for _ in ([prompts] if single else prompts)]
-        for request, token in self.stream([prompts] if single else prompts, max_tokens, sampling, draft, proposals):
+        listed: list[Any] = [prompts] if single else list(prompts)
+        completions = [Completion() for _ in listed]
+        for request, token in self.stream(listed, max_tokens, sampling, draft, proposals):
             if token in self.config.end_tokens:
                 completions[request].reason = "stop"
             else:
@@ -273,7 +274,7 @@ class Session:
             for i, p in enumerate(prompts):
                 tokens[i, : count[i]] = p[start : start + LONGEST_CHUNK]
             out = self.run_step(tokens, count, greedy=greedy).numpy()
-            for i in np.flatnonzero((count > 0) & (start + count == ends)):
+            for i in map(int, np.flatnonzero((count > 0) & (start + count == ends))):
                 results[i] = out[i]
         return np.stack(results)
 

@@ -40,7 +40,7 @@ class GGUFFile:
         """
         found = self.tensors.get(name)
         if found is None:
-            raise FileError(f"{self.path.name} has no tensor {name}", location=user_location(), path=str(self.path))
+            raise FileError(f"{self.path.name} has no tensor {name}", location=user_location(), expected=name)
         kind = found.tensor_type.name
         if kind not in READERS:
             raise FileError(
@@ -135,8 +135,11 @@ def read_gguf(file: GGUFFile) -> tuple[DecoderConfig, dict[str, Any]]:
             f"{file.path.name} has tensors that this decoder does not use", location=user_location(),
             received=", ".join(unknown[:5] or ["rope_freqs.weight"]),
         )  # fmt: skip
-    return config, build_weights(config, {n: lambda t=t: _shaped(file.read(t)) for n, t in present.items()}, present)
+    return config, build_weights(
+        config, {n: functools.partial(_read_whole, file, t) for n, t in present.items()}, present
+    )
 
 
-def _shaped(tensor: Any) -> Any:
+def _read_whole(file: GGUFFile, name: str) -> Any:
+    tensor = file.read(name)
     return np.ascontiguousarray(tensor) if isinstance(tensor, np.ndarray) else tensor

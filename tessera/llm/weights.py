@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def draw_weights(config: DecoderConfig, seed: int = 0, scale: float = 0.05) -> d
         return made + np.float32(1) if name.endswith("norm.weight") else made
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
-    return build_weights(config, {n: lambda w=w: w for n, w in made.items()}, {n: n for n in made})
+    return build_weights(config, {n: partial(np.asarray, w) for n, w in made.items()}, {n: n for n in made})
 
 
 class _CheckedReader:
@@ -125,20 +126,20 @@ def _split_merged(config: DecoderConfig, read: _CheckedReader, prefix: str) -> d
     """q, k and v of a file in which they are one matrix."""
     sizes = [config.heads * config.head_size, *[config.kv_heads * config.head_size] * 2]
     ends = np.cumsum([0, *sizes])
-    found = {}
+    found: dict[str, Any] = {}
     for kind, shape in (("weight", (ends[-1], config.width)), ("bias", (ends[-1],))):
         if kind == "weight" or f"{prefix}qkv.bias" in read:
             whole = read(f"{prefix}qkv.{kind}", tuple(int(n) for n in shape))
-            parts = [_map_parts(lambda x, a=a, b=b: x[a:b], whole) for a, b in zip(ends, ends[1:], strict=False)]
+            parts = [_take_part(whole, a, b) for a, b in zip(ends, ends[1:], strict=False)]
             found |= {f"{n}.{kind}": p for n, p in zip("qkv", parts, strict=True)}
     return found
 
 
-def _map_parts(change: Callable[[Any], Any], x: Any) -> Any:
-    """A matrix with `change` applied to its array, or to each array of a quantised one."""
+def _take_part(x: Any, first: int, last: int) -> Any:
+    """Some rows of a matrix, which may be quantised."""
     if isinstance(x, QuantisedMatrix):
-        return QuantisedMatrix(*(None if p is None else change(p) for p in x))
-    return change(x)
+        return QuantisedMatrix(*(None if p is None else p[first:last] for p in x))
+    return x[first:last]
 
 
 def _merge(layer: dict[str, Any], names: tuple[str, ...], merged: str) -> None:

@@ -83,9 +83,9 @@ class Stateful:
                 else f"the state lacks {wrong[0]}", location=user_location(), expected=", ".join(sorted(known)),
                 received=", ".join(sorted(state)),
             )  # fmt: skip
-        new = []
+        new: list[Any] = []
         for path, leaf in leaves:
-            value = leaf if leaf is None else state[path]
+            value: Any = leaf if leaf is None else state[path]
             value = value if leaf is None or isinstance(value, Tensor) else Tensor(np.asarray(value))
             if leaf is not None and (value.shape != leaf.shape or value.dtype != leaf.dtype):
                 raise ArgumentError(f"state {path} has another type", location=user_location(),
@@ -120,7 +120,7 @@ def _take_apart(value: Stateful) -> Parts:
 
 
 def _build(cls: type, aux: Any, keys: tuple[str, ...], children: list[Any]) -> Any:
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     made.__dict__.update(aux.values)
     made.__dict__.update(zip(keys, children, strict=True))
     made.__dict__["_trace"] = CURRENT_BUILDER.get()

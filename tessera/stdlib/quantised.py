@@ -138,7 +138,7 @@ def packed_product(x, codes, scale, low, out, *, BM: int = 64, BN: int = 64, BB:
     for b in tile.range(0, x.shape[1], BB):
         c = tile.reshape(tile.load(codes[n : n + BN, b * 16 : (b + BB) * 16], edge="clip"), (BN, BB, 16))
         s = tile.cast(tile.load(scale[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
-        below = 0.0
+        below: Any = 0.0
         if low is not None:
             below = tile.cast(tile.load(low[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
         first = tile.reshape(tile.cast(c & 15, f32) * s + below, (BN, BB * 16))
