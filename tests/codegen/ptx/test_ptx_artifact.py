@@ -1,5 +1,6 @@
 """Artifacts of the target ptx: command line, reproducible bytes, errors."""
 
+import re
 import types
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from ptxcheck import ARCHITECTURES, emit_checked, numbers
 from tilekernels import Kernel
 
+import tessera as ts
 from conformance.case import all_cases
 from conformance.run import Engine, run_case
 from tessera.codegen.contract import list_backends
@@ -19,7 +21,13 @@ from tessera.core.errors import ArgumentError, DeviceUnavailable, ExecutionError
 from tessera.core.types import bool_, f32
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
+from tessera.runtime import driver
 from tessera.tools.cli.main import main
+
+
+@ts.kernel
+def double(x, out):
+    out[:] = x[:] * 2.0
 
 
 def module(size=40, dtype=f32):
@@ -149,3 +157,17 @@ def test_a_sample_of_the_suite(arch):
     chosen = [c for i, c in enumerate(all_cases()) if i % 13 == (arch == "sm_90a") and c.rejects is None]
     outcomes = [o for case in chosen for o in run_case(case, [engine])]
     assert len(outcomes) > 20 and not [(o.case, o.detail) for o in outcomes if o.status == "fail"]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_of_one_name_assemble(arch):
+    """Two versions of a kernel: the second one's name differs from those of the first one's parameters."""
+
+    def twice(x):
+        return ts.launch(double, (1,), x[:4], ts.like(x[:4])), ts.launch(double, (1,), x, ts.like(x))
+
+    graph = ts.jit(twice).trace(np.zeros(8, "f4")).function
+    artifact = emit_checked(driver.lower(graph, "ptx")["tile"], arch)
+    names = [name for name in artifact.manifest["plan"]["entries"] if name.startswith("double")]
+    assert names == ["double", "double_1"]
+    assert not re.search(r"\.param \.u64 double_1\b", artifact.text(TEXT_FILE))

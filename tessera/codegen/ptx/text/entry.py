@@ -42,10 +42,17 @@ class KernelEntry:
 def bind_parameters(ctx: EmissionContext, alignments: Sequence[int]) -> None:
     """Load the parameters; `alignments` are divisors of their addresses, by default those of a vector access."""
     for i, v in enumerate(ctx.function.params):
-        _bind_parameter(ctx, v, f"{ctx.function.name}_{i}", alignments[i] if alignments else VECTOR_BYTES)
+        _bind_parameter(ctx, v, name_parameter(ctx.function.name, i), alignments[i] if alignments else VECTOR_BYTES)
     for i, name in _number_size_parameters(ctx):
         with ctx.text.at_entry_head():
-            ctx.sizes.known[Dim.of(name)] = ctx.text.let("ld.param.u64", "b64", f"[{ctx.function.name}_{i}]")
+            ctx.sizes.known[Dim.of(name)] = ctx.text.let(
+                "ld.param.u64", "b64", f"[{name_parameter(ctx.function.name, i)}]"
+            )
+
+
+def name_parameter(function: str, number: int) -> str:
+    """The name of a parameter: never that of another entry (`f_1` beside `f`), at which ptxas would fail."""
+    return f"{function}_param_{number}"
 
 
 def _number_size_parameters(ctx: EmissionContext) -> Iterator[tuple[int, str]]:
@@ -101,8 +108,8 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
 def _format_header(ctx: EmissionContext, maps: int) -> Iterator[str]:
     name = ctx.function.name
     params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
-    params += [f"\t.param .{_parameter_type(v)} {name}_{i}" for i, v in enumerate(ctx.function.params)]
-    params += [f"\t.param .u64 {name}_{i}" for i, _ in _number_size_parameters(ctx)]
+    params += [f"\t.param .{_parameter_type(v)} {name_parameter(name, i)}" for i, v in enumerate(ctx.function.params)]
+    params += [f"\t.param .u64 {name_parameter(name, i)}" for i, _ in _number_size_parameters(ctx)]
     params += ctx.entry.hidden.declare(name)
     yield f".visible .entry {name}("
     yield ",\n".join(params)
