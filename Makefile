@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 DOCS_STAMP := .venv/.docs-ready
 
-.PHONY: demo test check lint docs picture bench gpu-test clean
+.PHONY: demo test check lint docs picture bench gpu-test soak fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
@@ -42,6 +42,14 @@ $(STAMP): setup.cfg Makefile
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	touch $(DOCS_STAMP)
+
+# Long checks, for the night: calls, kills and full disks; random programs and files on all targets.
+soak: $(STAMP)
+	$(BIN)/python scripts/soak.py --report build/soak.json
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tessera.tools.cli fuzz --target llvm --target ptx --seconds 3600 -o build/fuzz-cases
+	$(BIN)/python scripts/fuzz_parsers.py --seconds 3600 --report build/fuzz-parsers.json
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -29,10 +29,16 @@ from tessera.ops.dialects import control_flow as whole
 bound_control_flow_rules = Rules("bound control flow")
 
 
-def run(function: Function, arrays: Sequence[Any], between: Callable[[], None] | None = None) -> list[IntervalArray]:
+# observe(node, operands, results) sees each op of a run with its bounds.
+Observe = Callable[[Node, Sequence[Any], Sequence[IntervalArray]], None]
+
+
+def run(
+    function: Function, arrays: Sequence[Any], between: Callable[[], None] | None = None, observe: Observe | None = None
+) -> list[IntervalArray]:
     """Run a Graph function on exact inputs: the results with their bounds; composites are expanded.
 
-    `between` is called before each op; what it raises ends the run.
+    `between` is called before each op; what it raises ends the run. `observe` sees the bounds of each op.
 
     Raises:
         ShapeError: an array does not have the shape of its parameter.
@@ -43,7 +49,10 @@ def run(function: Function, arrays: Sequence[Any], between: Callable[[], None] |
     def meaning(node: Node, args: list[Any], run: Any) -> Sequence[IntervalArray]:
         if node.op in bound_control_flow_rules:
             return bound_control_flow_rules.of(node.op)(node, args, run)
-        return apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
+        found = apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
+        if observe is not None:
+            observe(node, args, found)
+        return found
 
     body = expand_composites(function, keep=lambda op: op in error).body
     with report_ops(call_between(meaning, between), body, f"bounding {function.name}") as shown:

@@ -9,6 +9,7 @@ from tessera.tools.debug.sessions import break_here, check, checked, interactive
 checks = checked  # its second public name
 
 if TYPE_CHECKING:
+    from tessera.tools.debug.error_bounds import error_bound
     from tessera.tools.debug.kernel_tracing import kernel, kernel_report, kernel_trace
     from tessera.tools.debug.memory_use import memory, memory_report
     from tessera.tools.debug.target_numerics import as_target
@@ -21,6 +22,7 @@ _MEMORY = "tessera.tools.debug.memory_use"
 _LATER = {
     "as_target": ("tessera.tools.debug.target_numerics", "as_target"),
     "deterministic": ("tessera.transforms.determinism", "check_op_determinism"),
+    "error_bound": ("tessera.tools.debug.error_bounds", "error_bound"),
     "kernel": (_TRACING, "kernel"),
     "kernel_report": (_TRACING, "kernel_report"),
     "kernel_trace": (_TRACING, "kernel_trace"),
@@ -48,6 +50,7 @@ __all__ = [
     "checked",
     "checks",
     "deterministic",
+    "error_bound",
     "interactive",
     "kernel",
     "kernel_report",
