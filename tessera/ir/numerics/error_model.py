@@ -161,26 +161,17 @@ class ErrorSite:
             return make_interval(value, radius * OUTWARD_FACTOR)
         if self.storage.saturates:
             value = np.clip(value, -self.storage.top, self.storage.top)
-        if self.storage.dtype in FINITE_ONLY:
+        if self.storage.dtype in FINITE_ONLY:  # stored a NaN is 0, kept as computed it is NaN
+            radius = np.where(np.isnan(value), np.inf, radius)
             value = np.where(np.isnan(value), 0.0, value)
         size = finite_magnitude(value) + radius
         wide = radius + self.storage.rounding(size)
         wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide)
         if not self.storage.saturates:
-            value, wide = self._overflow_storage(value, np.asarray(radius), wide)
+            lost = size > self.storage.top
+            lost |= np.isinf(value) & (not self.storage.infinite)
+            wide = np.where(lost, np.inf, wide)
         return make_interval(value, wide * OUTWARD_FACTOR)
-
-    def _overflow_storage(self, value: np.ndarray, radius: np.ndarray, wide: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Surely beyond the storage format: its infinity, or NaN where it has none. Perhaps: not known."""
-        top, infinite, policy = self.storage.top, self.storage.infinite, self.results[0].policy
-        lost = finite_magnitude(value) + radius > top
-        lost |= np.isinf(value) & (not infinite)
-        if not lost.any():
-            return value, wide
-        sure = lost & (np.abs(value) - radius > top * (1 + 2 * self.storage.unit))
-        sure &= policy is None or policy.rounding == "nearest"  # other directions may stop at the largest number
-        beyond = np.copysign(np.inf, value) if infinite else np.full(value.shape, np.nan)
-        return np.where(sure, beyond, value), np.where(sure, 0.0, np.where(lost, np.inf, wide))
 
     def _flushes(self) -> bool:
         """Whether results below the least normal number become 0."""
