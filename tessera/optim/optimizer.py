@@ -87,8 +87,8 @@ class Optimizer:
         gradients overflowed is left out.
 
         Raises:
-            ArgumentError: the learning rate is NaN or negative; the gradients or the state belong to other parameters (it
-                names the path).
+            ArgumentError: the learning rate is NaN or negative, or the gradients or the state belong to other parameters;
+                it names the path.
             ShapeError, DTypeError: a gradient has another shape or type than its parameter.
         """
         leaves, tree = flatten(params, empty=True)
