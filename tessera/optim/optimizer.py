@@ -87,7 +87,7 @@ class Optimizer:
         gradients overflowed is left out.
 
         Raises:
-            ArgumentError: the learning rate is NaN or negative, or the gradients or the state belong to other parameters;
+            ArgumentError: the learning rate is NaN or negative, or gradients or state belong to other parameters;
                 it names the path.
             ShapeError, DTypeError: a gradient has another shape or type than its parameter.
         """
