@@ -109,10 +109,10 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         return None
     axis = len(sizes) + node.attrs["axis"]
     steps = [form.ramps.get(a - len(kept), 0) for a in range(len(kept))]
-    reach = [s * (n - 1) for s, n in zip(steps, kept, strict=True)]
-    if 0 in kept or form.constant + sum(min(r, 0) for r in reach) < 0:
+    spans = [s * (n - 1) for s, n in zip(steps, kept, strict=True)]
+    if 0 in kept or form.constant + sum(min(r, 0) for r in spans) < 0:
         return None
-    if form.constant + sum(max(r, 0) for r in reach) >= sizes[axis]:
+    if form.constant + sum(max(r, 0) for r in spans) >= sizes[axis]:
         return None
     shaped = (*sizes[:axis], *kept, *sizes[axis + 1 :])
     place = {a: a if a < axis else a + len(kept) - 1 for a in range(len(sizes)) if a != axis}

@@ -115,8 +115,8 @@ def _infer_strided_view(x: TensorType, *, shape: tuple, start: tuple, strides: t
     if len(start) != x.rank or any(len(row) != len(shape) for row in strides) or len(strides) != x.rank:
         raise ShapeError(f"a strided view needs a start and {len(shape)} strides for each axis", received=str(x))
     for low, row, size in zip(start, strides, x.shape, strict=True):
-        reach = [s * (n - 1) for s, n in zip(row, shape, strict=True)]
-        least, most = low + sum(r for r in reach if r < 0), low + sum(r for r in reach if r > 0)
+        spans = [s * (n - 1) for s, n in zip(row, shape, strict=True)]
+        least, most = low + sum(r for r in spans if r < 0), low + sum(r for r in spans if r > 0)
         if least < 0 or most >= size:
             raise ShapeError("a strided view reaches outside of its operand", received=f"{least} to {most} of {size}")
     return x.with_shape(tuple(shape))
