@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import FileError, ShapeError, user_location
+from tessera.core.errors import FileError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.types import as_dtype
 from tessera.dist.collectives import barrier
@@ -124,7 +124,12 @@ def _replace(target: Path, partial: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         os.replace(target, old)
-    os.replace(partial, target)
+    try:
+        os.replace(partial, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -209,5 +214,8 @@ def _read_tensor(
         out[place] = array[inner]
         filled += out[place].size
     if filled != out.size:
-        raise ShapeError(f"the checkpoint {folder} has {filled} of {out.size} elements of {name}")
+        raise FileError(
+            f"the checkpoint {folder} has {filled} of {out.size} elements of {name}", location=user_location(),
+            suggestion="take an older checkpoint",
+        )  # fmt: skip
     return Tensor(out)

@@ -1,6 +1,8 @@
 """Sharded checkpoints: written by one mesh and read by another, whole or not at all; damaged files are refused."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,6 +79,19 @@ def test_a_checkpoint_is_replaced_whole(tmp_path, monkeypatch):
         with pytest.raises(FileError, match="disk full"):
             write(tmp_path / "c", whole=other)
     assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 7
+    move = os.replace
+
+    def fail_to_move(source, target):
+        if str(source).endswith(".partial"):
+            assert not Path(target).exists()  # the older one was moved aside, not deleted
+            fail()
+        move(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tessera.dist.checkpoints.os.replace", fail_to_move)
+        with pytest.raises(FileError, match="disk full"):
+            write(tmp_path / "c", whole=other)
+    assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 7
     write(tmp_path / "c", whole=other)
     assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 8
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
@@ -88,6 +103,11 @@ def test_damaged_checkpoints(tmp_path):
         load_checkpoint(tmp_path / "c", {"other": 0})
     with pytest.raises(FileError, match="there is no checkpoint"):
         load_checkpoint(tmp_path / "none", WHOLE)
+    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    manifest["tensors"]["w"]["parts"].pop()
+    (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FileError, match="has 36 of 48 elements of w"):
+        load_checkpoint(tmp_path / "c", WHOLE)
     shard = tmp_path / "c" / "rank-00001.safetensors"
     data = shard.read_bytes()
     shard.write_bytes(data[:-1])
