@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
 from tessera.ir.analysis.affine import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
@@ -35,7 +36,7 @@ def _find_slice(rewriter: Rewriter, part: Value, axis: int) -> Node | None:
     return node if inner is not None and tuple(node.out.type.shape) == rest else None  # type: ignore[union-attr]
 
 
-def _without(sizes: Sequence[int], axis: int) -> tuple[int, ...]:
+def _without(sizes: Sequence[Size], axis: int) -> tuple[Size, ...]:
     return (*sizes[:axis], *sizes[axis + 1 :])
 
 

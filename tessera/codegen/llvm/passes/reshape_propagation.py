@@ -29,7 +29,8 @@ def propagate_reshapes(module: Module) -> Module:
 
 def group_axes(fine: Shape, merged: Shape) -> list[range] | None:
     """For each axis of `merged` the axes of `fine` that it consists of; None where it is no merge of them."""
-    groups, start = [], 0
+    groups: list[range] = []
+    start = 0
     for n in merged:
         stop, product = start, 1
         while stop < len(fine) and (
