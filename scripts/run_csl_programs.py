@@ -145,6 +145,20 @@ def _judge(program: Program, status: int | None, text: str) -> tuple[str, str]:
     return ("faults" if "PE (" in text or "stall" in text else "refused"), reason
 
 
+def name_own_faults(rows: list[dict[str, Any]], table: dict[str, Any]) -> list[Outcome]:
+    """The outcomes of an earlier survey, with the faults of programs that the table names now."""
+    faults = {(row["repository"], row["folder"], row["size"]): row.get("fault", "") for row in table["programs"]}
+    outcomes = []
+    for row in rows:
+        outcome = Outcome(**row)
+        folder = outcome.program.partition(": ")[0] if ": " in outcome.program else "."
+        fault = faults.get((outcome.repository, folder, outcome.size), "")
+        if fault and outcome.outcome not in ("passes", "runs"):
+            outcome.outcome, outcome.reason = "own fault", fault
+        outcomes.append(outcome)
+    return outcomes
+
+
 def write_page(outcomes: list[Outcome], path: Path) -> None:
     """The page with the list."""
     judged = [o for o in outcomes if o.outcome not in ("runs", "own fault")]
@@ -152,12 +166,12 @@ def write_page(outcomes: list[Outcome], path: Path) -> None:
     lines = [
         "# Public CSL programs on the simulator",
         "",
-        "Every public CSL program that was found, run with its own host part and its own check. The command",
+        "Public CSL programs, run with its own host part and its own check. The command",
         "`python scripts/run_csl_programs.py CHECKOUTS --page docs/csl-programs.md` writes this page from checkouts.",
         "The project contains none of the programs.",
         "",
         f"{passed} of {len(judged)} programs whose own check can pass do. A program without a check is listed as",
-        "*runs*; *own fault* marks a program that cannot pass, with the reason.",
+        "*runs*; *own fault* marks a program that cannot pass, with the reason. Seconds are of a busy machine.",
         "",
     ]
     for repository in sorted({o.repository for o in outcomes}):
@@ -182,8 +196,12 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds for each program")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--read", type=Path, help="write the page from the JSON file of an earlier survey")
     options = parser.parse_args()
     table = json.loads(TABLE.read_text())
+    if options.read is not None:
+        write_page(name_own_faults(json.loads(options.read.read_text()), table), options.page)
+        return 0
     outcomes = []
     for program in list_programs(options.checkouts, table):
         if options.only not in f"{program.repository} {program.folder} {program.command}":

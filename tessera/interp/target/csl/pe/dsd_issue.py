@@ -43,7 +43,7 @@ def move_dsr(pe: PeState, dsr: Dsr, base: Pointer) -> None:
         CslFault: the register has no memory DSD.
     """
     dsd = pe.dsrs[dsr].dsd if dsr in pe.dsrs else None
-    if type(dsd) not in (Mem1d, Mem4d):
+    if not isinstance(dsd, (Mem1d, Mem4d)):
         raise CslFault(f"{dsr.file} {dsr.number} holds no memory DSD whose base address could change")
     pe.dsrs[dsr].dsd = dsd._replace(array=base.array, byte=base.index * base.array.dtype.itemsize)
 
