@@ -28,11 +28,17 @@ def outer_products(x: Any) -> Any:
     return ts.sum(ts.matmul(x, ts.permute(x, (1, 0))), axis=0)
 
 
+def sliced_to_nothing(x: Any) -> Any:
+    """A slice without elements beside a reversed axis."""
+    return x[0:0:2, ::-1, :]
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     for shape in ((0, 3), (3, 0), (0,)):
         name = "graph/found/sort-empty-" + "x".join(map(str, shape))
         yield Case(name, lambda s=shape: (Jit(sort_empty), (np.zeros(s, np.float32),)), exact=True)  # type: ignore[misc]
+    yield Case("graph/found/sliced-to-nothing", lambda: (Jit(sliced_to_nothing), (np.ones((1, 2, 1), np.float32),)))
     for columns in (1, 9, 17, 33):
         for dtype in ("bf16", "f16", "int8"):
             x = tensor(f"join{columns}", (3, columns), dtype)

@@ -117,7 +117,7 @@ def _infer_strided_view(x: TensorType, *, shape: tuple, start: tuple, strides: t
     for low, row, size in zip(start, strides, x.shape, strict=True):
         spans = [s * (n - 1) for s, n in zip(row, shape, strict=True)]
         least, most = low + sum(r for r in spans if r < 0), low + sum(r for r in spans if r > 0)
-        if least < 0 or most >= size:
+        if 0 not in shape and (least < 0 or most >= size):  # a view without elements reaches nothing
             raise ShapeError("a strided view reaches outside of its operand", received=f"{least} to {most} of {size}")
     return x.with_shape(tuple(shape))
 
