@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame",
-         "modules", "training", "state", "generation")  # fmt: skip
+PAGES = (
+    "tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame",
+    "modules", "training", "state", "generation",
+)  # fmt: skip
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 
 
