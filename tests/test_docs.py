@@ -30,12 +30,20 @@ def test_examples_of_ops(op):
 
 
 def test_the_readme_program(tmp_path, monkeypatch):
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "readme.py").write_text(program + "\nassert (y == 2 * x).all()\n")
     scope = {"__name__": "readme"}
     exec(compile(program + "\nassert (y == 2 * x).all()\n", str(tmp_path / "readme.py"), "exec"), scope)
     assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+def test_the_readme_trains(capsys):
+    _, program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    tessera.manual_seed(0)
+    scope = {"__name__": "readme"}
+    exec(compile(program, "readme.py", "exec"), scope)
+    assert len(scope["losses"]) == 20 and scope["losses"][-1] < 0.2 * scope["losses"][0]
 
 
 def test_every_public_name_is_documented():

@@ -140,10 +140,16 @@ def user_location() -> Location:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_command_file(frame.f_code.co_filename):
         file = frame.f_code.co_filename
-        if not is_package_file(file) and file != _CONTEXT_MANAGERS and _PYTORCH_FOLDER not in file:
+        foreign = file != _CONTEXT_MANAGERS and _PYTORCH_FOLDER not in file and not _is_made_method(frame)
+        if foreign and not is_package_file(file):
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN
+
+
+def _is_made_method(frame: FrameType) -> bool:
+    """Whether a frame is a method that `dataclass` made for a class of this package."""
+    return frame.f_code.co_filename == "<string>" and str(frame.f_globals.get("__name__")).startswith("tessera.")
 
 
 def library_caller_location() -> Location:

@@ -88,6 +88,7 @@ class Spmd:
         check_mesh(mesh, "spmd")
         functools.update_wrapper(self, function)
         self.function, self.mesh = function, mesh
+        self.name = getattr(function, "__name__", "the function")  # in errors
         self.in_specs, self.out_specs = in_specs, out_specs
         self.body: Callable[..., Any] = Jit(function, target=target) if jit or target else function
 
@@ -112,11 +113,6 @@ class Spmd:
                 error.location = user_location()  # no line of the user's is below this call in the rank
             raise
         return self._join(mesh, by_rank)
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return getattr(self.function, "__name__", "the function")
 
     def find_mesh(self, args: Sequence[Any], named: Mapping[str, Any]) -> Mesh:
         """The mesh of a call: an argument, that of the decorator, or that of the `with` block.
@@ -204,7 +200,9 @@ class Spmd:
 
             out = (None, specs[0] if isinstance(chosen, int) else tuple(specs))
             functools.update_wrapper(program, self.function)
-            return Spmd(program, mesh, self.in_specs, out)(*args, **named)
+            made = Spmd(program, mesh, self.in_specs, out)
+            made.name = self.name
+            return made(*args, **named)
 
         functools.update_wrapper(call, self.function)
         return call

@@ -44,15 +44,25 @@ def reduce_gradients(grads: Any, specs: Any = None, mesh: Mesh | None = None) ->
 class DataParallel:
     """A function of a batch that ranks run on equal parts of it: see `data_parallel`."""
 
-    def __init__(self, function: Callable[..., Any], mesh: Mesh, batch_argnums: Sequence[int] | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], mesh: Mesh, batch_argnums: Sequence[int] | None, jit: bool = False,
+        target: str | None = None,
+    ) -> None:  # fmt: skip
         check_function(function, "data_parallel")
         functools.update_wrapper(self, function)
         self.function, self.mesh, self.batch_argnums = function, mesh, batch_argnums
+        self.jit, self.target = jit, target
+        self._programs: dict[int, Spmd] = {}  # by the number of arguments: each is compiled once
 
     def _make(self, args: Sequence[Any]) -> Spmd:
+        if len(args) in self._programs:
+            return self._programs[len(args)]
         cut = range(len(args)) if self.batch_argnums is None else self.batch_argnums
         specs = [P(self.mesh.axis_names) if i in cut else None for i in range(len(args))]
-        return Spmd(self._run, self.mesh, specs)
+        made = Spmd(self._run, self.mesh, specs, jit=self.jit, target=self.target)
+        made.name = getattr(self.function, "__name__", made.name)  # errors name the user's function
+        self._programs[len(args)] = made
+        return made
 
     def _run(self, *args: Any, **named: Any) -> Any:
         result = self.function(*args, **named)
@@ -76,13 +86,13 @@ class DataParallel:
 
 def data_parallel(
     function: Callable[..., Any] | None = None, *, devices: Any = None, mesh: Mesh | None = None,
-    batch_argnums: Sequence[int] | int | None = None,
+    batch_argnums: Sequence[int] | int | None = None, jit: bool = False, target: str | None = None,
 ) -> Any:  # fmt: skip
     """A function of a batch that each device runs on an equal part, cut along the first axis.
 
     `devices` is a list of devices, or a number. `batch_argnums` are the arguments that are cut (default: all); every
     device gets the others whole. A result without axes is averaged over the devices, another is concatenated.
-    `ts.grad` of it gives the averaged gradient.
+    `ts.grad` of it gives the averaged gradient. `jit=True` or `target` compiles the part of each device.
 
     >>> import tessera as ts
     >>> @data_parallel(devices=4, batch_argnums=1)
@@ -96,7 +106,9 @@ def data_parallel(
         ShapeError: a batch has no equal parts.
     """
     if function is None:
-        return functools.partial(data_parallel, devices=devices, mesh=mesh, batch_argnums=batch_argnums)
+        return functools.partial(
+            data_parallel, devices=devices, mesh=mesh, batch_argnums=batch_argnums, jit=jit, target=target
+        )
     if mesh is None:
         if devices is None:
             raise ArgumentError(
@@ -104,7 +116,8 @@ def data_parallel(
                 expected="devices=4, a list of names, or mesh=", suggestion="@ts.data_parallel(devices=4)",
             )  # fmt: skip
         mesh = Mesh(devices, (DATA,))
-    return DataParallel(function, mesh, (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums)
+    cut = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    return DataParallel(function, mesh, cut, jit, target)
 
 
 # ZeRO: the optimizer's state, the gradients and the parameters in equal flat parts, one for each rank.

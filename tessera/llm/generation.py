@@ -20,7 +20,7 @@ from tessera.llm.decoder import Batch, PagedCache, compute_logits, run_layers, t
 from tessera.llm.pages import PagePool
 from tessera.llm.sampling import GREEDY, Sampling
 from tessera.llm.tokenizer import Tokenizer
-from tessera.llm.weights import to_tensors
+from tessera.llm.weights import check_parts, to_tensors
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.shape import reshape
 from tessera.stdlib.quantised import GPU_STEP, PRODUCT_STEP, use_product_step
@@ -54,6 +54,7 @@ class LanguageModel:
         if not as_dtype(cache_dtype).is_float:
             raise DTypeError("the cache of keys and values holds floats", location=user_location(),
                              received=str(cache_dtype))  # fmt: skip
+        check_parts(config, weights)
         if len(weights["layers"]) != config.layers:
             raise ArgumentError("the weights have another number of layers (parameter layers)",
                                 location=user_location(), expected=config.layers,
@@ -106,7 +107,10 @@ class LanguageModel:
             ArgumentError: there are none.
             OutOfBoundsError: one is not in the vocabulary.
         """
-        held = np.asarray(tokens)
+        try:
+            held = np.asarray(tokens)
+        except ValueError:  # lists of different lengths
+            held = np.zeros((0, 0))
         if held.ndim != 1 or not held.size or held.dtype.kind not in "iu":
             raise ArgumentError(f"{name} is no list of tokens", location=user_location(),
                                 expected="one token or more, as integers", received=repr(tokens)[:80])  # fmt: skip

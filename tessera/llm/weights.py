@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import FileError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, FileError, ShapeError, user_location
 from tessera.ir.tensor import Tensor
 from tessera.llm.config import DecoderConfig
 from tessera.stdlib.quantised import QuantisedMatrix
@@ -80,6 +80,28 @@ def draw_weights(config: DecoderConfig, seed: int = 0, scale: float = 0.05) -> d
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
     return build_weights(config, {n: partial(np.asarray, w) for n, w in made.items()}, {n: n for n in made})
+
+
+def check_parts(config: DecoderConfig, weights: Any) -> None:
+    """Raise the error of a pytree of weights that lacks a part which every decoder has.
+
+    Raises:
+        ArgumentError: a part is missing; it names the path.
+    """
+    wanted = ["embedding", "norm", "layers", *(["positions"] if config.rotary is None else [])]
+    held = weights if isinstance(weights, Mapping) else {}
+    layers = held.get("layers", ())
+    missing = [name for name in wanted if name not in held]
+    missing += [
+        f"layers.{i}.{name}" for i, layer in enumerate(layers) for name in ("attention_norm", "output", "norm", "down")
+        if name not in layer
+    ]  # fmt: skip
+    if missing:
+        raise ArgumentError(
+            f"the weights have no {', '.join(missing[:5])}", location=user_location(),
+            expected="a dict as ts.llm.draw_weights makes it",
+            received=f"a {type(weights).__name__}" + (f" with {', '.join(map(str, held))}" if held else ""),
+        )  # fmt: skip
 
 
 class _CheckedReader:

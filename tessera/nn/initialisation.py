@@ -6,10 +6,27 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import f32
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.random import rand, randn
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """A shape as a tuple; PyTorch's functions of these names take the tensor that they fill.
+
+    Raises:
+        ArgumentError: it is a tensor or an array.
+    """
+    if isinstance(shape, (Tensor, np.ndarray)):
+        raise ArgumentError(
+            "initialisation takes a shape", location=user_location(), expected="sizes, as (16, 8)",
+            received=f"a tensor of shape {list(shape.shape)}",
+            suggestion="tensors do not change: layer.weight = nn.Parameter(nn.init.xavier_uniform(layer.weight.shape))",
+        )  # fmt: skip
+    return tuple(shape)
 
 
 def uniform(shape: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: Any = f32) -> Tensor:
@@ -18,7 +35,7 @@ def uniform(shape: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: An
     >>> uniform((2, 3), -1.0, 1.0).shape
     (2, 3)
     """
-    return (rand(tuple(shape), dtype=f32) * (high - low) + low).to(dtype)
+    return (rand(check_shape(shape), dtype=f32) * (high - low) + low).to(dtype)
 
 
 def normal(shape: Sequence[int], mean: float = 0.0, std: float = 1.0, dtype: Any = f32) -> Tensor:
@@ -27,7 +44,7 @@ def normal(shape: Sequence[int], mean: float = 0.0, std: float = 1.0, dtype: Any
     >>> normal((2, 3), std=0.02).shape
     (2, 3)
     """
-    return (randn(tuple(shape), dtype=f32) * std + mean).to(dtype)
+    return (randn(check_shape(shape), dtype=f32) * std + mean).to(dtype)
 
 
 def truncated_normal(shape: Sequence[int], std: float = 1.0, limit: float = 2.0, dtype: Any = f32) -> Tensor:
@@ -51,7 +68,7 @@ def count_fans(shape: Sequence[int]) -> tuple[int, int]:
     Raises:
         ArgumentError: the weight has less than two axes.
     """
-    if len(shape) < 2:
+    if len(check_shape(shape)) < 2:
         raise ArgumentError(
             f"a weight of shape {list(shape)} has no fan", location=user_location(), expected="two axes or more"
         )

@@ -7,7 +7,7 @@ one launch in a compiled program (tessera/optim/fused_update.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_loca
 from tessera.core.pytree import flatten
 from tessera.core.types import DType, f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.nn.module import Module
 from tessera.ops.api.creation import full, zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import where
@@ -38,6 +39,16 @@ class Optimizer:
     The state is a dict of tensors, "step" and for each slot a dict by path. It is computed in f32 for parameters of 16
     bits and less; with `master_weights` it also holds them in f32. Parameters whose gradient is None stay as they are.
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Refuse the parameters as the first argument, as PyTorch's optimizers take them."""
+        if args and isinstance(args[0], (Module, Mapping, list, tuple, Iterator)):
+            raise ArgumentError(
+                "an optimizer is made without parameters", location=user_location(),
+                expected="lr, a number or a schedule", received=type(args[0]).__name__,
+                suggestion=f"optimizer = optim.{cls.__name__}(lr=...); state = optimizer.init(model)",
+            )  # fmt: skip
+        return super().__new__(cls)
 
     def __init__(self, lr: Rate, master_weights: bool = False, **options: float) -> None:
         self.lr = lr

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,3 +79,26 @@ def count_examples(batch: Any) -> int:
         if isinstance(value, Tensor) and value.ndim:
             return int(value.shape[0])
     return 1
+
+
+def check_batch(function: Callable[..., Any], model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise the error of a batch that does not fit the parameters of `function(model, *args, **named)`.
+
+    >>> check_batch(lambda model, x, y: x, None, (1, 2), {})
+
+    Raises:
+        ArgumentError: the batch has too few or too many arrays, or other names.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C has none
+        return
+    try:
+        signature.bind(model, *args, **named)
+    except TypeError as error:
+        held = f"{len(args)} arrays by position" if args else "arrays named " + ", ".join(named)
+        raise ArgumentError(
+            f"a batch does not fit the function {getattr(function, '__name__', '')}{signature}: {error}",
+            location=user_location(), expected="the model, then the arrays of a batch", received=held,
+            suggestion="a batch is a tuple (by position) or a dict (by name)",
+        ) from None  # fmt: skip

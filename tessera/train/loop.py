@@ -28,11 +28,12 @@ from tessera.ops.tensor.scalar_functions import isfinite
 from tessera.optim.gradients import clip_by_norm, global_norm
 from tessera.optim.optimizer import Optimizer, wide_type
 from tessera.runtime.tensor_files import load, save
-from tessera.train.data import count_examples, read_batch
+from tessera.train.data import check_batch, count_examples, read_batch
 from tessera.train.metrics import CsvLog, TensorBoardLog
 from tessera.transforms.autodiff.gradients import value_and_grad
 
 Loss = Callable[..., Any]
+RESERVED = ("step", "epoch", "loss", "lr", "norm", "scale", "examples/s")  # names of the history that the loop fills
 TITLES = {"loss": "loss", "lr": "learning rate", "norm": "norm of the gradients"}
 
 
@@ -82,6 +83,7 @@ class Loop:
         """A step as a pure function: the new model and state, the loss, and the metrics of the step."""
 
         def compute(model: Module) -> Any:
+            check_batch(self.loss, model, args, named)
             found = self.loss(model, *args, **named)
             value, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
             if not isinstance(value, Tensor) or not isinstance(metrics, Mapping):
@@ -89,6 +91,12 @@ class Loop:
                     "the loss function returns something else", location=user_location(),
                     expected="a scalar tensor, or a scalar tensor and a dict of metrics",
                     received=", ".join(type(x).__name__ for x in (found if isinstance(found, tuple) else (found,))),
+                )  # fmt: skip
+            taken = sorted(name for name in metrics if name in RESERVED)
+            if taken:
+                raise ArgumentError(
+                    f"the metric {taken[0]!r} has a name of the loop's own", location=user_location(),
+                    expected=f"other names than {', '.join(RESERVED)}", suggestion=f"rename it: 'my_{taken[0]}'",
                 )  # fmt: skip
             return cast(value, dtype=f32) * scale if self.scaler else value, (value, dict(metrics), model)
 
@@ -128,10 +136,11 @@ class Loop:
         what = f"{problem} in step {self.step + 1}"
         if is_rate:
             return NonFiniteError(what, expected="a finite number", suggestion="check the schedule of the optimizer")
-        for name, tree in (("parameter", self.model), ("batch", [list(args), named])):
+        given = {**{str(i): x for i, x in enumerate(args)}, **named}
+        for name, tree in (("parameter {}", self.model), ("array {} of the batch", given)):
             for path, leaf in flatten(tree)[0]:
                 if isinstance(leaf, Tensor) and leaf.dtype.is_float and not bool(reduce_all(isfinite(leaf))):
-                    return NonFiniteError(f"{what}: {name} {path} holds NaN or infinite elements before it")
+                    return NonFiniteError(f"{what}: {name.format(path)} holds NaN or infinite elements before it")
         try:
             with check_finite():
                 jit(self.update, target="interp")(self.model, self.state, 1.0, args, named)
@@ -152,8 +161,12 @@ class Loop:
         After `resume` it goes on where the checkpoint was written: earlier batches of the epoch are passed over.
 
         Raises:
-            ArgumentError: the data are no iterable, or yield nothing.
+            ArgumentError: the data are no iterable, or yield nothing; a batch does not fit the loss function; `epochs`
+                or `steps` is no count.
         """
+        for name, count in (("epochs", epochs), ("steps", 0 if steps is None else steps)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ArgumentError(f"{name} is {count!r}", location=user_location(), expected="an integer from 0 on")
         if not hasattr(data, "__iter__"):
             raise ArgumentError(
                 "the data cannot be iterated", location=user_location(), expected="an iterable of batches",
@@ -235,10 +248,16 @@ class Loop:
         Nothing changes unless all of it fits.
 
         Raises:
+            ArgumentError: neither the loop nor the call names a place.
             FileError: there is no checkpoint, or it is truncated.
             StateDictError: it is that of another model or optimizer; it names the entries.
         """
         listed = self._list_checkpoints()
+        if path is None and self.checkpoint is None:
+            raise ArgumentError(
+                "the loop has no folder for checkpoints", location=user_location(), expected="a folder or a file",
+                suggestion="ts.train.Loop(..., checkpoint=folder), or loop.resume(path)",
+            )  # fmt: skip
         if path is None and not listed:
             raise FileError(
                 f"there is no checkpoint in {self.checkpoint}", location=user_location(),
@@ -322,6 +341,7 @@ def evaluate(function: Callable[..., Any], model: Module, data: Iterable[Any], t
     try:
         for raw in data:
             batch = read_batch(raw)
+            check_batch(function, model, *batch)
             found = compiled(model, *batch)
             weight = count_examples(batch)
             named = found if isinstance(found, Mapping) else {"": found}

@@ -60,6 +60,24 @@ def test_expert_parallel_drops_what_is_beyond_capacity(capacity):
     assert capacity != 2 or (wanted == 0).all(1).any()
 
 
+def test_data_parallel_compiles_once_and_names_the_function():
+    w, x, y = draw(3, 1), draw(8, 3), draw(8, 1)
+    traced = []
+
+    def error(w, x, y):
+        traced.append(1)
+        return ts.mse_loss(x @ w, y)
+
+    whole, parts = ts.mse_loss(x @ w, y), ts.data_parallel(error, devices=4, batch_argnums=(1, 2), target="llvm")
+    np.testing.assert_allclose(parts(w, x, y), whole, rtol=1e-6)
+    count = len(traced)
+    np.testing.assert_allclose(parts(w * 2.0, x, y), ts.mse_loss(x @ w * 2.0, y), rtol=1e-6)
+    assert len(traced) == count
+    for call in (parts, ts.value_and_grad(parts)):
+        with pytest.raises(ShapeError, match="argument 1 of error of size 7"):
+            call(w, draw(7, 3), draw(7, 1))
+
+
 def test_data_parallel_averages():
     w, x, y = draw(3), draw(8, 3), draw(8)
 

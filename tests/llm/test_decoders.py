@@ -105,6 +105,8 @@ def test_bad_tokens(llama):
                           ([1.5], ArgumentError), ("text", ArgumentError)):  # fmt: skip
         with pytest.raises(error):
             llama.generate(tokens)
+    with pytest.raises(ArgumentError, match="no list of tokens"):
+        llama.logits([[1, 2], [3]])
     with pytest.raises(ArgumentError, match="one sampling for each"):
         llama.generate([[1], [2]], sampling=[Sampling()])
     with pytest.raises(ArgumentError, match="max_tokens"):
@@ -135,6 +137,13 @@ def test_misuse_of_models(llama):
     ):  # fmt: skip
         with pytest.raises(ArgumentError):
             call()
+    for held, text in (
+        ({n: w for n, w in llama.weights.items() if n != "norm"}, "have no norm"),
+        (3, "have no embedding, norm, layers"),
+        ({**llama.weights, "layers": [{}] * llama.config.layers}, r"have no layers\.0\.attention_norm"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=text):
+            LanguageModel(llama.config, held)
     with pytest.raises(DTypeError, match="holds floats"):
         LanguageModel(llama.config, llama.weights, cache_dtype="int8")
 
@@ -145,8 +154,9 @@ WRONG = (("temperature", -1), ("temperature", float("nan")), ("top_p", 0.0), ("t
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_sampling_out_of_range(field, value):
-    with pytest.raises(ArgumentError, match=field):
+    with pytest.raises(ArgumentError, match=field) as found:
         Sampling(**{field: value})
+    assert found.value.location.file == __file__
 
 
 def test_the_cache_is_not_written_past_its_end(llama):

@@ -214,3 +214,9 @@ def test_summary_and_repr_count(capsys):
     text = capsys.readouterr().out
     assert "5x2x2x2xf32" in text and "51" in text and "31" in text
     assert repr(model).endswith("# 51 parameters") and model[1].num_batches_tracked.item() == 0
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal", "truncated_normal", "xavier_uniform", "kaiming_normal"])
+def test_initialisation_of_a_tensor_is_refused(name):
+    with pytest.raises(ts.errors.ArgumentError, match="takes a shape"):
+        getattr(nn.init, name)(nn.Linear(4, 2).weight)

@@ -55,3 +55,12 @@ def test_steps_equal_those_of_torch(name, options, _, target):
     expected = run_torch(name, options, start, gradients)
     for n, p in params.items():
         np.testing.assert_allclose(p.numpy(), expected[n], rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: m.parameters(), lambda m: list(m.parameters())])
+def test_parameters_as_first_argument_are_refused(make):
+    model = ts.nn.Linear(2, 1)
+    for options in ({}, {"lr": 0.1}):
+        with pytest.raises(ts.errors.ArgumentError, match="without parameters") as found:
+            optim.AdamW(make(model), **options)
+        assert "optim.AdamW(lr=...); state = optimizer.init(model)" in str(found.value)
