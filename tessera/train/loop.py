@@ -63,6 +63,11 @@ class Loop:
                 raise ArgumentError(
                     f"the {name} is a {type(value).__name__}", location=user_location(), expected=f"a {kind.__name__}"
                 )
+        for name, number, least in (("keep", keep, 1), ("checkpoint_every", checkpoint_every, 0)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise ArgumentError(
+                    f"{name} is {number!r}", location=user_location(), expected=f"an integer from {least} on"
+                )
         self.model, self.optimizer, self.loss, self.target = model, optimizer, loss, target
         self.state = optimizer.init(model)
         self.step = self.epoch = self.batch = 0
@@ -235,7 +240,7 @@ class Loop:
         loop |= {"scale": self.scaler.factor, "good": self.scaler._good_steps} if self.scaler else {}
         held = {"loop": loop, "model": self.model, "optimizer": self.state}
         made = save(held, self.checkpoint / f"step-{self.step:08d}.safetensors")
-        for old in self._list_checkpoints()[: -self.keep or None]:
+        for old in self._list_checkpoints()[: -self.keep]:
             old.unlink()
         return made
 

@@ -182,3 +182,9 @@ def test_a_metric_does_not_hide_one_of_the_loop(name):
 def test_resume_without_a_folder_says_so(tmp_path):
     with pytest.raises(ts.errors.ArgumentError, match="no folder for checkpoints"):
         make_loop(tmp_path).resume()
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"keep": -1}, {"keep": 1.0}, {"checkpoint_every": -1}])
+def test_checkpoints_of_no_count_are_refused(options, tmp_path):
+    with pytest.raises(ts.errors.ArgumentError, match=f"{next(iter(options))} is"):
+        make_loop(tmp_path, checkpoint=tmp_path, **options)
