@@ -254,7 +254,7 @@ def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarr
     if array.shape != shape and "sizes" not in parameter:  # symbolic sizes are bound for all arguments together
         raise ShapeError(
             f"argument {name} has another shape than the artifact was built for", expected=shape, received=array.shape,
-            suggestion="build again with example arguments of this shape, or with dynamic= for every size",
+            suggestion="build again with examples of this shape, or a jit function with dynamic= for every size",
         )  # fmt: skip
     if array.dtype != dtype.numpy:
         raise DTypeError(
