@@ -223,7 +223,8 @@ def _(nest, node, args):
 @tile_rules(ops.store)
 def _(nest, node, args):
     array, value, indices = args[0], args[1], args[2:]
-    array[tuple(_check_indices(node, array, indices, None))] = value if array.ndim else np.reshape(value, ())
+    # One element, whatever the loops of one step around it, may be stored at a constant index.
+    array[tuple(_check_indices(node, array, indices, None))] = np.reshape(value, ()) if np.size(value) == 1 else value
     return ()
 
 

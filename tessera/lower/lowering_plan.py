@@ -40,6 +40,8 @@ class LoweringPlan:
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None
+    # Stacks of slices are strided views; else they are written, and products read them by tensor maps (PTX).
+    stack_views: bool = True
     vector_products: int = 0  # products of at most so many rows or columns are reductions
     serial_scans: bool = False  # scans walk their rows in one pass; else all elements double their reach together
     flash: bool = True

@@ -102,6 +102,11 @@ def rewrite_vector_products(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(form_vector_products(module.main, plan.vector_products), *module.functions[1:])
 
 
+def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
+    """Windows as strided views, where the plan says so for stacks."""
+    return module.replace(form_window_views(module.main, plan.stack_views), *module.functions[1:])
+
+
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_composites),
@@ -110,7 +115,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
-    ("window views", rewrite_main(form_window_views)),
+    ("window views", rewrite_windows),
     ("vector products", rewrite_vector_products),
     ("reduction splitting", lambda module, plan: rewrite_main(lambda f: split_reductions(f, plan))(module, plan)),
     ("launch fusion", rewrite_main(fuse_launches)),

@@ -17,13 +17,16 @@ from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 
 patterns = RewritePatterns("window views", same_types=True)
+stacks = RewritePatterns("stacks as views", same_types=True)
 MAX_CHAIN = 128  # a reduction over a stack of more tensors stays a reduction
 COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
 
 
-def form_window_views(function: Function) -> Function:
-    """Rewrite a function of tensor ops."""
-    return rewrite_function(rewrite_function(function, reductions, remove_dead=True), patterns, remove_dead=True)
+def form_window_views(function: Function, with_stacks: bool = True) -> Function:
+    """Rewrite a function of tensor ops; `with_stacks`, stacks of slices too, which products read in place."""
+    for rules in (reductions, stacks, patterns) if with_stacks else (reductions, patterns):
+        function = rewrite_function(function, rules, remove_dead=True)
+    return function
 
 
 def _find_slice(rewriter: Rewriter, part: Value, axis: int) -> Node | None:
@@ -69,7 +72,7 @@ def _subtract(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
-@patterns(shape.concatenate)
+@stacks(shape.concatenate)
 def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     """A stack of equally spaced slices of one tensor is a strided view."""
     axis = node.attrs["axis"] % len(node.out.type.shape)  # type: ignore[union-attr]

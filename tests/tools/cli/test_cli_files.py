@@ -100,7 +100,7 @@ def test_files_that_are_no_python(tmp_path, capsys):
 
 
 def test_reports_are_refused_before_the_suite_runs(tmp_path, capsys):
-    for place, says in (("r.txt", "a report is .json or .xml"), ("no/r.json", "there is no folder")):
+    for place, says in (("r.txt", "a report is .json, .xml or .html"), ("no/r.json", "there is no folder")):
         assert says in fails(capsys, "conformance", "-k", "nosuchcase", "--report", tmp_path / place).err
 
 

@@ -18,6 +18,8 @@ from tessera.tools.fuzz import campaign, oracle, workers
 from tessera.tools.fuzz.campaign import CampaignRequest, run_campaign
 from tessera.tools.fuzz.workers import run_workers
 
+# Other tests of this process may have loaded JAX, which warns of forks; the workers of a campaign do not use it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 SMALL = CampaignRequest(("interp",), programs=20, seconds=60.0)
 
 

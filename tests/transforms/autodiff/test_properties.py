@@ -53,6 +53,7 @@ OTHERS = {
     "kept": lambda x, y: ts.checkpoint_here(x) * y,
     "recompute": lambda x, y: ts.checkpoint(lambda a: ts.sin(a) * y)(x),
 }
+COLLECTIVES = [o.__name__ for o in REGISTRY.values() if "collective" in o.effects]
 NEEDS_ELEMENTS = "max min logsumexp softmax log_softmax mean std var normalize gather scatter_add scatter".split()
 NEEDS_ELEMENTS += ["scaled_dot_product_attention", "positional_attention"]
 # Ops whose derivative is tested elsewhere, or of which there is none to test.
@@ -68,6 +69,7 @@ ELSEWHERE = {
     "integer_power": "of integers",
     "check_index": "of integers",
     "launch": "tests/transforms/flow/test_launch_derivatives.py",
+    **dict.fromkeys((*COLLECTIVES, "local_part", "place_part"), "tests/dist/test_collectives.py"),
     **dict.fromkeys("argmax argmin argsort all any isnan isinf isfinite signbit".split(), "results are no floats"),
     **dict.fromkeys("less less_equal greater greater_equal equal not_equal".split(), "results are no floats"),
     **dict.fromkeys("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split(), "no floats"),
