@@ -7,8 +7,9 @@ import math
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Union, overload
@@ -29,6 +30,8 @@ KNOWN_SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default
 # What a trace took to hold of symbolic sizes, as (size, relation, size); None where nobody asks.
 SizeGuards = AbstractSet[tuple[Size, str, Size]]
 SIZE_GUARDS: ContextVar[set[tuple[Size, str, Size]] | None] = ContextVar("size guards", default=None)
+# Whether this package compares sizes for a program: it evaluates the source of a kernel.
+_FOR_PROGRAM: ContextVar[bool] = ContextVar("comparisons of a program", default=False)
 # Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
 SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
 DEFAULT_ESTIMATE = 128
@@ -201,8 +204,20 @@ class Dim:
         return frozenset(name for m, _ in self.terms for atom in m for name in _atom_names(atom))
 
 
+@contextmanager
+def compare_for_program() -> Iterator[None]:
+    """A context whose comparisons of sizes are a program's, and become guards: for evaluators of its source."""
+    token = _FOR_PROGRAM.set(True)
+    try:
+        yield
+    finally:
+        _FOR_PROGRAM.reset(token)
+
+
 def _is_users_frame(frame: Any) -> bool:
-    """Whether code outside of this package runs: the package treats sizes that are not proven equal alike."""
+    """Whether a program compares: the package itself treats sizes that are not proven equal alike."""
+    if _FOR_PROGRAM.get() and frame.f_globals is not globals():
+        return True
     return not str(frame.f_globals.get("__name__", "")).startswith("tessera.")
 
 

@@ -29,6 +29,12 @@ def shares(x, out):
 
 
 @ts.kernel
+def doubled(x, out):
+    i = tile.program_id(0) * 8
+    tile.store(out[i : i + 8, :4], tile.load(x[i : i + 8, :4], edge="clip") * 2.0, edge="clip")
+
+
+@ts.kernel
 def blur(x, out):
     i = tile.program_id(0) * B
     left, right = (tile.load(x[i + d : i + d + B], edge="clip") for d in (-1, 1))
@@ -165,6 +171,8 @@ FUNCTIONS = {
     "alone": (shared, (r(26, 5),)),
     "in the middle": (lambda x: shared(x * 2.0) @ ts.ones((5, 5)) + x, (r(32, 5),)),
     "sizes that are no pieces": (lambda x: shared(x * 2.0) + 1.0, (r(29, 5),)),
+    # Programs are split in two to keep all elements busy; the parts of a result lie along one axis.
+    "fewer programs than elements": (lambda x: ts.launch(doubled, (2,), x, ts.like(x)) + 1.0, (r(13, 4),)),
     "halos": (lambda x: blurred(x * 2.0) + 1.0, (r(32),)),
     "twice": (lambda x: blurred(blurred(x)), (r(37),)),
     "in a scan": (lambda x: ts.scan(lambda c, _: (blurred(c), c.sum()), x, None, length=3), (r(32),)),

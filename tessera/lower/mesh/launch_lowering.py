@@ -33,6 +33,7 @@ from tessera.lower.mesh.program_splitting import list_splits
 from tessera.ops.dialects import control_flow, mesh, tile
 from tessera.ops.dialects.mesh import UNSPLIT
 
+CROSSED = -2  # windows that move along one axis of their memory over the rows and over the columns of the mesh
 BOTH = 2  # the mesh axis of tiles that are numbered over rows and columns
 
 
@@ -45,9 +46,9 @@ class MappedTiling:
     along: tuple[int, ...]
 
     def find_cut(self, window: Window, axis: int) -> int:
-        """The mesh axis along which a window moves on an axis of its memory; UNSPLIT: none, -2: two."""
+        """The mesh axis along which a window moves on an axis of its memory; UNSPLIT: none, CROSSED: two."""
         found = {self.along[a] for a, s in enumerate(window.steps[axis]) if s}
-        return UNSPLIT if not found else found.pop() if len(found) == 1 else -2
+        return UNSPLIT if not found else found.pop() if len(found) == 1 else CROSSED
 
     def step(self, window: Window, axis: int) -> int:
         """How far neighbouring windows are apart on an axis."""
@@ -96,7 +97,7 @@ def _choose_among(
     found = []
     for mapped in _list_mapped_tilings(lowering, accesses):
         tiling = mapped.tiling
-        if accesses.find_obstacle(tiling) or not all(_starts_at_zero(tiling.windows[i]) for i in written):
+        if accesses.find_obstacle(tiling) or not all(_can_collect(mapped, tiling.windows[i]) for i in written):
             continue
         gathered = [i for i, x in enumerate(operands) if not _is_local(lowering, mapped, i, x)]
         held = accesses.count_bytes(tiling) + sum(_count_bytes(accesses.body.params[i]) for i in gathered)
@@ -109,8 +110,10 @@ def _count_bytes(param: Value) -> int:
     return math.prod(map(int, param.type.shape)) * max(param.type.dtype.numpy.itemsize, 2)  # type: ignore[union-attr]
 
 
-def _starts_at_zero(window: Window) -> bool:
-    return not any(window.first)
+def _can_collect(mapped: MappedTiling, window: Window) -> bool:
+    """Whether the windows of a written memory can be pieces or be gathered: over one mesh axis for each of its axes."""
+    cuts = [mapped.find_cut(window, axis) for axis in range(len(window.shape))]
+    return not any(window.first) and CROSSED not in cuts
 
 
 def _list_mapped_tilings(lowering: MeshLowering, accesses: LaunchAccesses) -> Iterator[MappedTiling]:

@@ -163,3 +163,59 @@ def test_a_function_may_have_the_name_of_its_kernel(target):
     scale_rows_of.__name__ = kernel.__name__
     x, y = make(9)
     np.testing.assert_allclose(ts.jit(scale_rows_of, target=target)(x, y).numpy(), x.sum(1) * 2 + 9, rtol=1e-5)
+
+
+FACTORS = {6: 2.0}
+
+
+@ts.kernel
+def choose(x: ts.Tensor["N"], out: ts.Tensor["N"], offset, *, BM: int = 16):
+    i = tile.program_id(0) * BM
+    factor = 2.0
+    if x.shape[0] == 16 or x.shape[0] in (7, 9):
+        factor = 5.0
+    elif x.shape[0] > 40:
+        factor = 3.0
+    tile.store(out[i : i + BM], tile.load(x[i : i + BM], edge="clip") * factor + offset, edge="clip")
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_a_kernel_compares_is_a_guard(target, dynamic):
+    """A size that another size is compared with gets a program of its own: none runs with the wrong branch."""
+
+    def f(x):
+        return ts.launch(choose, (tile.cdiv(x.shape[0], 16),), x, ts.like(x), x.shape[0])
+
+    compiled = ts.jit(f, target=target, dynamic=dynamic)
+    for n in (5, 33, 16, 7, 9, 8, 41, 50):
+        factor = 5.0 if n in (16, 7, 9) else 3.0 if n > 40 else 2.0
+        np.testing.assert_array_equal(compiled(np.ones(n, "f4")).numpy(), np.full(n, factor + n, "f4"))
+
+
+@ts.kernel
+def look_up(x: ts.Tensor["N"], out: ts.Tensor["N"]):
+    i = tile.program_id(0)
+    out[i] = x[i] * FACTORS.get(x.shape[0], 1.0)
+
+
+def test_a_size_that_a_kernel_looks_up_is_no_symbol():
+    compiled = ts.jit(lambda x: ts.launch(look_up, (x.shape[0],), x, ts.like(x)), target="llvm")
+    assert [float(compiled(np.ones(n, "f4")).numpy()[0]) for n in (4, 5, 6, 7)] == [1.0, 1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_attention_in_16_bits_has_a_gradient_at_every_length(target):
+    """Its backward kernel's loops are pipelined over symbolic lengths."""
+
+    def f(x: ts.Tensor["S", 8]):
+        def loss(q):
+            q = q.to("bf16")[None, None]
+            return ts.sum(ts.scaled_dot_product_attention(q, q, q, causal=True).to("f32"))
+
+        return ts.grad(loss)(x)
+
+    compiled = ts.jit(f, target=target, dynamic=True)
+    for n in (5, 33):
+        x = np.random.default_rng(n).standard_normal((n, 8)).astype("f4")
+        np.testing.assert_allclose(compiled(x).numpy(), f(ts.tensor(x)).numpy(), atol=0.05)

@@ -19,6 +19,7 @@ from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
+from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
@@ -297,7 +298,7 @@ class _StagedLoop:
         ref, *operands = load.args
         found = [env[v] for v in operands]
         axis = self._moving(operands[: ref.type.rank])  # type: ignore[union-attr]
-        outside = self._index(int(ref.type.shape[axis]))  # type: ignore[union-attr]
+        outside = self._index(ref.type.shape[axis])  # type: ignore[union-attr]
         found[axis] = self._scalar(elementwise.where, present, found[axis], outside)
         return [env[ref], *found]
 
@@ -313,7 +314,9 @@ class _StagedLoop:
         step = self.builder.producers[self.step].attrs["value"]
         return self._scalar(elementwise.add, index, self._index(rounds * int(step)))
 
-    def _index(self, n: int) -> Value:
+    def _index(self, n: Size) -> Value:
+        if isinstance(n, Dim):
+            return self.builder.add(basic.dim_value, [], {"size": n}).out
         return self.builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
 
     def _scalar(self, op: Op, *operands: Value) -> Value:

@@ -6,10 +6,12 @@ import ast
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
 from tessera.core.errors import ArgumentError, UnsupportedSyntaxError
+from tessera.core.symbolic_dim import compare_for_program
 from tessera.core.types import DType, bool_, f32, int64
 from tessera.frontend.kernel.memref import TAKES_MEMREFS, UPDATES_FIRST, MemRefAccess, find_inlinable, load_if_memref
 from tessera.frontend.kernel.python_ast.expressions import evaluate_expression, expression
@@ -225,7 +227,8 @@ def _call_while_compiling(function: Any, args: list[Any], named: dict[str, Any])
         or module not in _HOST_MATH_MODULES
         or not any(is_traced(a) for a in (*args, *named.values()))
     ):
-        return normalise_constant(function(*args, **named))
+        with nullcontext() if module == "tessera" else compare_for_program():
+            return normalise_constant(function(*args, **named))
     name = getattr(function, "__name__", repr(function))
     op = _find_counterpart(function, name)
     if op is not None:
