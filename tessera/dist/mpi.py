@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import CollectiveError, DeviceUnavailable
-from tessera.dist.exchange import combine, narrow, widen
+from tessera.dist.exchange import REDUCERS, combine, narrow, widen
 from tessera.dist.simulation import describe_call
 from tessera.interp.host import keep_heap_pages
 
@@ -192,15 +192,27 @@ def _combine_gathered(
     return Started(request, lambda: combine(kind, list(rows), members, attrs)[comm.Get_rank()], x)
 
 
+@cache
+def _find_reduction(kind: str, dtype: np.dtype) -> Any:
+    """The MPI operation of a reduction. MPI's own maximum of floats drops NaN; here it is that of NumPy."""
+    mpi = load_mpi()
+    if kind not in ("max", "min") or dtype.kind != "f":
+        return {"sum": mpi.SUM, "mean": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN, "prod": mpi.PROD}[kind]
+
+    def reduce(given: Any, total: Any, _: Any) -> None:
+        out = np.frombuffer(total, dtype)
+        REDUCERS[kind](np.frombuffer(given, dtype), out, out=out)
+
+    return mpi.Op.Create(reduce, commute=True)
+
+
 def _all_reduce(world: MpiWorld, comm: Any, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Any) -> Started:
     dtype, wide = x.dtype, widen(x)
     wide = wide.view(np.uint8) if wide.dtype == np.bool_ else wide
     if wide.dtype.kind not in "iuf" or wide.dtype.isbuiltin != 1:
         return _combine_gathered(world, comm, kind, x, members, attrs)  # an element type that MPI does not have
-    mpi = world.mpi
-    ops = {"sum": mpi.SUM, "mean": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN, "prod": mpi.PROD}
     wide, out = np.ascontiguousarray(wide), np.empty_like(wide)
-    request = comm.Iallreduce(wide, out, ops[attrs["kind"]])
+    request = comm.Iallreduce(wide, out, _find_reduction(attrs["kind"], wide.dtype))
 
     def finish() -> np.ndarray:
         with np.errstate(all="ignore"):

@@ -75,6 +75,15 @@ def check_refusals():
         raise AssertionError("other collectives were accepted")
 
 
+def check_nan():
+    rows = np.array([[np.nan, 1, -np.inf], [3, np.nan, 1], [1, 2, 5], [0, 0, 0]], "f4")
+    for dtype in ("f64", "f32", "f16", "bf16"):
+        for kind, reduce in (("max", np.maximum.reduce), ("min", np.minimum.reduce)):
+            x = ts.Tensor(rows).to(getattr(ts, dtype))
+            found = ts.spmd(lambda x, kind=kind: ts.all_reduce(x, kind), mesh=ts.Mesh(4), in_specs=P("ranks"))(x)
+            np.testing.assert_array_equal(found.numpy().astype("f4")[0], reduce(rows), err_msg=f"{kind} {dtype}")
+
+
 def check_reproducible():
     world = load_world("mpi", reproducible=True)
     x = (np.random.default_rng(world.rank).standard_normal(1000) * 1e3).astype("f4")
@@ -88,5 +97,6 @@ if __name__ == "__main__":
     check_gradients("mpi")
     check_messages()
     check_refusals()
+    check_nan()
     check_reproducible()
     sys.stdout.write("checked\n")
