@@ -242,13 +242,13 @@ def cut_tensor(x: Tensor, dims: Dims, mesh: Mesh) -> Tensor:
     return x
 
 
-def join_tensor(x: Tensor, dims: Dims, partial: Sequence[str], mesh: Mesh) -> Tensor:
-    """The whole tensor, from this rank's part: sums and gathers."""
+def join_tensor(x: Tensor, dims: Dims, partial: Sequence[str], mesh: Mesh, site: str) -> Tensor:
+    """The whole tensor, from this rank's part: sums and gathers; errors name the site."""
     if partial:
-        x = ops.all_reduce(x, kind="sum", groups=mesh.groups(partial), site=_site())
+        x = ops.all_reduce(x, kind="sum", groups=mesh.groups(partial), site=site)
     for at, axes in enumerate(dims):
         if axes:
-            x = ops.all_gather(x, axis=at, groups=mesh.groups(axes), site=_site())
+            x = ops.all_gather(x, axis=at, groups=mesh.groups(axes), site=site)
     return x
 
 

@@ -145,7 +145,8 @@ class Spmd:
         else:
             listed = [specs] * len(args)
         matched = [m for a, s, i in zip(args, listed, range(len(args)), strict=True) for m in self._match(a, s, i)]
-        matched += [(n, leaf, None) for n, leaf in flatten(named, empty=True)[0]]
+        for_named = specs if isinstance(specs, ShardSpec) else None
+        matched += [(n, leaf, for_named) for n, leaf in flatten(named, empty=True)[0]]
         return [
             None if spec is None or not _is_array(leaf) else check_spec(spec, np.shape(leaf), mesh, name)
             for name, leaf, spec in matched
@@ -166,7 +167,7 @@ class Spmd:
         if self.out_specs is None or self.out_specs == RANKS:
             return result
         joined = [
-            join_tensor(as_tensor(x), *_read_out_spec(spec, x, n, mesh), mesh)
+            join_tensor(as_tensor(x), *_read_out_spec(spec, x, n, mesh), mesh, n)
             for n, x, spec in match_specs(result, self.out_specs, f"the result of {self.name}")
         ]
         return flatten(result, empty=True)[1].build(iter(joined))
@@ -247,7 +248,14 @@ def check_replicas(by_rank: dict[int, Any], name: str, place: Location) -> None:
     first = min(by_rank)
     wanted = flatten(by_rank[first], empty=True)[0]
     for rank, value in by_rank.items():
-        for (path, a), (_, b) in zip(wanted, flatten(value, empty=True)[0], strict=True):
+        found = flatten(value, empty=True)[0]
+        if [path for path, _ in found] != [path for path, _ in wanted]:
+            raise CollectiveError(
+                f"the results of {name} are other containers on rank {first} and rank {rank}", location=place,
+                expected=f"rank {first}: {_show_paths(wanted)}", received=f"rank {rank}: {_show_paths(found)}",
+                suggestion="out_specs='ranks' gives all results",
+            )  # fmt: skip
+        for (path, a), (_, b) in zip(wanted, found, strict=True):
             if not _is_array(a) and not isinstance(a, (int, float)):
                 continue  # an object that cannot be compared
             x, y = np.asarray(as_tensor(a).numpy()), np.asarray(as_tensor(b).numpy())
@@ -260,6 +268,10 @@ def check_replicas(by_rank: dict[int, Any], name: str, place: Location) -> None:
                 suggestion="a part of a tensor needs out_specs, e.g. ts.dist.P('data'); a partial sum needs "
                 "ts.all_reduce, or ts.ShardSpec.sums('data') as out_specs; out_specs='ranks' gives all results",
             )  # fmt: skip
+
+
+def _show_paths(leaves: Sequence[tuple[str, Any]]) -> str:
+    return ", ".join(path or "one value" for path, _ in leaves) or "nothing"
 
 
 def _show_difference(x: np.ndarray, other: np.ndarray) -> str:
@@ -277,7 +289,8 @@ def spmd(
     """A function that all ranks of a mesh run, each on its part of the arguments.
 
     `mesh` may also be an argument of the call, or that of a `with mesh:` block. `in_specs` is a sharding for all
-    arguments or one for each (None: every rank gets it whole), `out_specs` one for the results; without it all ranks
+    arguments, or one for each that is given by position (None: every rank gets it whole, as those by keyword),
+    `out_specs` one for the results; without it all ranks
     return the same result, which is checked. `out_specs="ranks"` gives the list of all results. With `jit` or `target`
     each rank compiles the function. `ts.grad` of such a function is one itself.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.rearrange import pad
 from tessera.ops.tensor.shape import reshape
+from tessera.transforms.recording import normalise_argnums
 
 DATA = "data"
 
@@ -57,7 +59,8 @@ class DataParallel:
     def _make(self, args: Sequence[Any]) -> Spmd:
         if len(args) in self._programs:
             return self._programs[len(args)]
-        cut = range(len(args)) if self.batch_argnums is None else self.batch_argnums
+        count = len(args)
+        cut = range(count) if self.batch_argnums is None else normalise_argnums(self.batch_argnums, count)
         specs = [P(self.mesh.axis_names) if i in cut else None for i in range(len(args))]
         made = Spmd(self._run, self.mesh, specs, jit=self.jit, target=self.target)
         made.name = getattr(self.function, "__name__", made.name)  # errors name the user's function
@@ -72,13 +75,23 @@ class DataParallel:
     def _join(self, x: Tensor) -> Tensor:
         return all_gather(x, self.mesh) if x.ndim else all_reduce(x, "mean", self.mesh)
 
+    def _bind(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments by position, which `batch_argnums` counts; keyword-only ones stay."""
+        if not named:
+            return args, named
+        bound = inspect.signature(self.function).bind(*args, **named)
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
     def __call__(self, *args: Any, **named: Any) -> Any:
+        args, named = self._bind(args, named)
         return self._make(args)(*args, **named)
 
     def __value_and_grad__(self, argnums: Any, has_aux: bool) -> Callable[..., Any]:
         """The value and gradient of the mean over the ranks: each rank differentiates its part."""
 
         def call(*args: Any, **named: Any) -> Any:
+            args, named = self._bind(args, named)
             return self._make(args).__value_and_grad__(argnums, has_aux)(*args, **named)
 
         return call
@@ -90,8 +103,8 @@ def data_parallel(
 ) -> Any:  # fmt: skip
     """A function of a batch that each device runs on an equal part, cut along the first axis.
 
-    `devices` is a list of devices, or a number. `batch_argnums` are the arguments that are cut (default: all); every
-    device gets the others whole. A result without axes is averaged over the devices, another is concatenated.
+    `devices` is a list of devices, or a number. `batch_argnums` are the arguments that are cut, by position
+    (default: all); every device gets the others, and keyword-only ones, whole. A result without axes is averaged over the devices, another is concatenated.
     `ts.grad` of it gives the averaged gradient. `jit=True` or `target` compiles the part of each device.
 
     >>> import tessera as ts
@@ -102,7 +115,7 @@ def data_parallel(
     Tensor([4., 4.], f32)
 
     Raises:
-        ArgumentError: no devices are given.
+        ArgumentError: no devices are given, or `batch_argnums` names no argument.
         ShapeError: a batch has no equal parts.
     """
     if function is None:

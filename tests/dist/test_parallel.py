@@ -78,6 +78,20 @@ def test_data_parallel_compiles_once_and_names_the_function():
             call(w, draw(7, 3), draw(7, 1))
 
 
+def test_data_parallel_cuts_batches_however_they_are_passed():
+    def model(w, scale=2.0, x=None):
+        return (x @ w) * scale
+
+    w, x = draw(3), draw(8, 3)
+    want = x.numpy() @ w.numpy() * 2
+    np.testing.assert_allclose(ts.data_parallel(model, devices=4, batch_argnums=2)(w, x=x), want, atol=1e-6)
+    np.testing.assert_allclose(ts.data_parallel(model, devices=4, batch_argnums=-1)(w, 2.0, x), want, atol=1e-6)
+    loss = ts.data_parallel(lambda w, x: (x @ w).sum(), devices=4, batch_argnums=1)
+    np.testing.assert_allclose(ts.grad(loss)(w, x=x), x.numpy().sum(0) / 4, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ArgumentError, match="argument 3"):
+        ts.data_parallel(model, devices=4, batch_argnums=3)(w, 2.0, x)
+
+
 def test_data_parallel_averages():
     w, x, y = draw(3), draw(8, 3), draw(8)
 

@@ -112,6 +112,29 @@ def test_messages_in_order():
     assert found == [[10 * ((r - 1) % 4) + i for i in (1, 0, 2)] for r in range(4)]
 
 
+def test_one_spec_cuts_arguments_by_keyword():
+    total = ts.spmd(lambda x: ts.all_reduce(x), mesh=mesh, in_specs=ts.dist.P("x"))
+    np.testing.assert_array_equal(total(x=ts.arange(4.0)), [6.0])
+
+
+def test_results_in_other_containers():
+    with pytest.raises(CollectiveError, match="other containers on rank 0 and rank 1"):
+        ts.spmd(lambda: (ts.ones(()),) * (1 + ts.get_rank()), mesh=mesh)()
+    with pytest.raises(CollectiveError, match="other containers") as found:
+        ts.spmd(lambda: {"b" if ts.get_rank() == 3 else "a": ts.ones(())}, mesh=mesh)()
+    assert "rank 3: b" in str(found.value)
+
+
+def test_parts_of_other_sizes_name_the_result():
+    with pytest.raises(CollectiveError, match="the result of rows") as found:
+
+        def rows():
+            return ts.ones((1 + ts.get_rank(),))
+
+        ts.spmd(rows, mesh=mesh, out_specs=ts.dist.P("x"))()
+    assert "threading.py" not in str(found.value)
+
+
 def test_replicas_that_drift():
     with pytest.raises(CollectiveError, match="differs between rank 0 and rank 2") as found:
         ts.spmd(lambda: ts.full((3,), 1.0 + (ts.get_rank() >= 2)), mesh=mesh)()
