@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tessera.core.device_array import Donated
 from tessera.core.errors import ArgumentError, AsyncCopyError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import normalize_axis
@@ -29,14 +31,15 @@ def _site() -> str:
 
 
 def _split_axis(axis: Any, mesh: Where, what: str) -> tuple[int, MeshAxis]:
-    """The axis of the tensor and the part of the mesh: `axis` is a number, or names a mesh axis."""
-    if isinstance(axis, (str, MeshAxis)):
+    """The axis of the tensor and the part of the mesh: `axis` is a number, or names mesh axes."""
+    if isinstance(axis, (str, tuple, list, MeshAxis)):
         return 0, current_axes(mesh, axis, what)
-    if not isinstance(axis, int) or isinstance(axis, bool):
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
         raise ArgumentError(
-            f"{axis!r} is no axis", location=user_location(), expected="a number (of the tensor) or a mesh axis's name"
-        )
-    return axis, current_axes(mesh, None, what)
+            f"{axis!r} is no axis", location=user_location(),
+            expected="a number (of the tensor), or the name of a mesh axis, or several",
+        )  # fmt: skip
+    return int(axis), current_axes(mesh, None, what)
 
 
 def all_reduce(x: Any, op: str = "sum", mesh: Where = None, axis: Any = None) -> Tensor:
@@ -80,7 +83,8 @@ def _reduce_list(tensors: Sequence[Tensor], op: str, axis: int) -> Tensor:
 def all_gather(x: Any, mesh: Where = None, axis: Any = 0) -> Tensor:
     """The tensors of the ranks, concatenated along `axis` in the order of the ranks, for each of them.
 
-    `axis` is the axis of the tensor, or the name of the mesh axis to gather along (the tensor's first axis then).
+    `axis` is the axis of the tensor, or the name of the mesh axis, or several, to gather along (the tensor's first axis
+    then; `ts.all_gather(x, mesh.axis("tp"), axis=1)` gives both).
 
     Raises:
         ShapeError: a scalar has no axis.
@@ -136,12 +140,12 @@ def gather(x: Any, mesh: Where = None, axis: Any = 0, dst: int = 0) -> Tensor:
     return ops.gather_to(x, axis=at, root=_check_root(dst, where), groups=where.groups, site=_site())  # type: ignore[no-any-return]
 
 
-def _check_root(root: int, where: MeshAxis) -> int:
-    if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < where.size:
+def _check_root(root: Any, where: MeshAxis) -> int:
+    if not isinstance(root, (int, np.integer)) or isinstance(root, bool) or not 0 <= root < where.size:
         raise ArgumentError(
             f"the group has no member {root}", location=user_location(), expected=f"0 to {where.size - 1}"
         )
-    return root
+    return int(root)
 
 
 def all_to_all(x: Any, mesh: Where = None, split_axis: int = 0, concat_axis: int = 0, axis: Any = None) -> Tensor:
@@ -167,26 +171,28 @@ def collective_permute(x: Any, pairs: Sequence[tuple[int, int]], mesh: Where = N
     """
     where = current_axes(mesh, axis, "collective_permute")
     for pair in pairs:
-        for member in pair:
-            _check_root(member, where)
-    listed = tuple((g[a], g[b]) for g in where.groups for a, b in pairs)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ArgumentError(
+                f"{pair!r} is no pair", location=user_location(), expected="(source, destination)", received=repr(pairs)
+            )
+    members = [(_check_root(here, where), _check_root(there, where)) for here, there in pairs]
+    listed = tuple((g[a], g[b]) for g in where.groups for a, b in members)
     return ops.collective_permute(x, pairs=listed, groups=where.groups, site=_site())  # type: ignore[no-any-return]
 
 
-def mesh_shift(x: Any, axis: Any = 0, shift: int = 1, wrap: bool = True, mesh: Mesh | None = None) -> Tensor:
+def mesh_shift(x: Any, axis: Any = 0, shift: int = 1, wrap: bool = True, mesh: Where = None) -> Tensor:
     """The tensor of the rank `shift` steps before this one along a mesh axis (a name or a number).
 
-    Without `wrap` the first ranks get zeros.
+    A number counts the axes of the mesh, or of the part of one that is given. Without `wrap` the first ranks get zeros.
 
     Raises:
         ArgumentError: the mesh has no such axis, or the caller is not a rank.
     """
     whole = mesh or current_axes(None, None, "mesh_shift").mesh
-    if isinstance(axis, int) and not -len(whole.axis_names) <= axis < len(whole.axis_names):
-        raise ArgumentError(
-            f"the mesh has no axis {axis}", location=user_location(), expected=f"0 to {len(whole.axis_names) - 1}"
-        )
-    where = whole.axis(whole.axis_names[axis] if isinstance(axis, int) else axis)
+    names, whole = (whole.names, whole.mesh) if isinstance(whole, MeshAxis) else (whole.axis_names, whole)
+    if isinstance(axis, int) and not -len(names) <= axis < len(names):
+        raise ArgumentError(f"the mesh has no axis {axis}", location=user_location(), expected=f"0 to {len(names) - 1}")
+    where = whole.axis(names[axis] if isinstance(axis, int) else axis)
     count = where.size
     pairs = [(i, (i + shift) % count) for i in range(count) if wrap or 0 <= i + shift < count]
     return collective_permute(x, pairs, where)

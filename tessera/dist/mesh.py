@@ -113,7 +113,9 @@ class Mesh:
         """
         if axes is None or axes is self:
             return self.axis_names
-        names = (axes,) if isinstance(axes, str) else axes.names if isinstance(axes, MeshAxis) else tuple(axes)
+        if isinstance(axes, MeshAxis):
+            axes = axes.names
+        names = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
         unknown = [n for n in names if n not in self.axis_names]
         if unknown or len(set(names)) != len(names) or not names:
             raise ArgumentError(

@@ -85,7 +85,8 @@ class ShardSpec:
             if not isinstance(at, int) or not -rank <= at < rank or at % rank in seen:
                 raise ShapeError(
                     f"a tensor of {rank} axes is not cut along {part!r}", location=user_location(),
-                    expected=f"axes from {-rank} to {rank - 1}, each once ('row' is the first, 'col' the last)", received=repr(self),
+                    expected=f"axes from {-rank} to {rank - 1}, each once ('row' is the first, 'col' the last)",
+                    received=repr(self),
                 )  # fmt: skip
             seen.add(at % rank)
             found[at % rank] = _as_names(axes)

@@ -75,7 +75,7 @@ class DataParallel:
     def _join(self, x: Tensor) -> Tensor:
         return all_gather(x, self.mesh) if x.ndim else all_reduce(x, "mean", self.mesh)
 
-    def _bind(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    def _bind(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by position, which `batch_argnums` counts; keyword-only ones stay."""
         if not named:
             return args, named
@@ -103,9 +103,10 @@ def data_parallel(
 ) -> Any:  # fmt: skip
     """A function of a batch that each device runs on an equal part, cut along the first axis.
 
-    `devices` is a list of devices, or a number. `batch_argnums` are the arguments that are cut, by position
-    (default: all); every device gets the others, and keyword-only ones, whole. A result without axes is averaged over the devices, another is concatenated.
-    `ts.grad` of it gives the averaged gradient. `jit=True` or `target` compiles the part of each device.
+    `devices` is a list of devices, or a number. `batch_argnums` are the arguments that are cut, by position (default:
+    all); every device gets the others, and keyword-only ones, whole. A result without axes is averaged over the
+    devices, another is concatenated. `ts.grad` of it gives the averaged gradient. `jit=True` or `target` compiles the
+    part of each device.
 
     >>> import tessera as ts
     >>> @data_parallel(devices=4, batch_argnums=1)

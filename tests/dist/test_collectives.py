@@ -129,6 +129,9 @@ def test_effect_is_declared():
 
 BAD = {
     "an unknown reduction": (lambda x: ts.all_reduce(x, "median"), ArgumentError, "no reduction 'median'"),
+    "a number of the tensor's axis": (lambda x: ts.all_reduce(x, axis=0), ArgumentError, "no axis 0"),
+    "no pairs": (lambda x: ts.dist.collective_permute(x, [0, 1]), ArgumentError, "0 is no pair"),
+    "three ends": (lambda x: ts.dist.collective_permute(x, [(0, 1, 2)]), ArgumentError, "is no pair"),
     "an unknown axis": (lambda x: ts.all_reduce(x, axis="rows"), ArgumentError, "no axis 'rows'"),
     "the mean of integers": (lambda x: ts.all_reduce(x.to(ts.int32), "mean"), DTypeError, "mean over ranks"),
     "the sum of bools": (lambda x: ts.all_reduce(x > 0.0), DTypeError, "sum over ranks"),
@@ -148,6 +151,22 @@ def test_bad_calls(name):
     with pytest.raises(error, match=text) as found:
         run_ranks(call, X)
     assert found.value.location is not None and found.value.location.file == __file__
+
+
+def test_forms_of_axes_and_members():
+    grid = ts.Mesh((2, 3), ("rows", "columns"))
+
+    def program():
+        mine = ts.full((1, 1), float(ts.get_rank()))
+        shifted = ts.dist.mesh_shift(mine, mesh=grid.axis("columns"))
+        gathered = ts.all_gather(mine, axis=("columns", "rows"))
+        wide = ts.all_gather(mine, grid.axis("rows"), axis=np.int64(1))
+        return shifted.item(), gathered.numpy().ravel().tolist(), wide.tolist(), ts.broadcast(mine, np.int64(4)).item()
+
+    ranks = np.arange(6.0).reshape(2, 3)
+    found = ts.spmd(program, mesh=grid, out_specs="ranks")()
+    assert [f[0] for f in found] == np.roll(ranks, 1, axis=1).ravel().tolist()
+    assert found[2][1:] == (ranks.T.ravel().tolist(), [ranks[:, 2].tolist()], 4.0)
 
 
 def test_outside_of_ranks():
