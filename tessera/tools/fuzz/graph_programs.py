@@ -6,6 +6,7 @@ and type of its value; a statement that the op refuses is left out and counted.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,31 +89,41 @@ def is_number(sample: Any) -> bool:
     return sample.dtype.kind != "bool"
 
 
-Rule = Callable[[Choices, ValuePool], str | None]
-RULES: list[Rule] = []
+def is_bool(sample: Any) -> bool:
+    """Whether a value has bools."""
+    return not is_number(sample)
 
 
-def rule(weight: int = 1) -> Callable[[Rule], Rule]:
-    """Register a kind of statement, drawn in proportion to its weight."""
+def has_axes(sample: Any) -> bool:
+    """Whether a value is not a scalar."""
+    return bool(sample.ndim > 0)
+
+
+Rule = Callable[[Choices, ValuePool, str], str | None]
+RULES: list[Callable[[Choices, ValuePool], str | None]] = []
+
+
+def rule(fits: Callable[[Any], bool], weight: int = 1) -> Callable[[Rule], Rule]:
+    """Register a kind of statement on a value that fits, drawn in proportion to its weight."""
 
     def add(function: Rule) -> Rule:
-        RULES.extend([function] * weight)
+        def apply(c: Choices, pool: ValuePool) -> str | None:
+            name = pool.find(fits)
+            return None if name is None else function(c, pool, name)
+
+        RULES.extend([apply] * weight)
         return function
 
     return add
 
 
-def _unary(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_number)
-    if name is None:
-        return None
+@rule(is_number, 4)
+def _unary(c: Choices, pool: ValuePool, name: str) -> str:
     return f"ts.{c.pick(FLOAT_UNARY if is_float(pool.samples[name]) else INTEGER_UNARY)}({name})"
 
 
-def _binary(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_number)
-    if name is None:
-        return None
+@rule(is_number, 5)
+def _binary(c: Choices, pool: ValuePool, name: str) -> str:
     table = FLOAT_BINARY if is_float(pool.samples[name]) else INTEGER_BINARY
     first, second = name, pool.find_like(name)
     if c.chance(3):
@@ -120,66 +131,48 @@ def _binary(c: Choices, pool: ValuePool) -> str | None:
     return f"ts.{c.pick(table)}({first}, {second})"
 
 
-rule(4)(_unary)
-rule(5)(_binary)
+@rule(is_number)
+def _compare(c: Choices, pool: ValuePool, name: str) -> str:
+    return f"ts.{c.pick(COMPARISONS)}({name}, {pool.find_like(name)})"
 
 
-@rule()
-def _compare(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_number)
-    return name and f"ts.{c.pick(COMPARISONS)}({name}, {pool.find_like(name)})"
+@rule(is_integer)
+def _divide_integers(c: Choices, pool: ValuePool, name: str) -> str:
+    divisor = c.pick(("2", "3", "7", "-2", "-5") if pool.samples[name].dtype.name[0] != "u" else ("2", "3"))
+    return f"{c.pick(('ts.floor_divide', 'ts.remainder', 'ts.fmod'))}({name}, {divisor})"
 
 
-@rule()
-def _divide_integers(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_integer)
-    divisor = c.pick(("2", "3", "7", "-2", "-5") if name and pool.samples[name].dtype.name[0] != "u" else ("2", "3"))
-    return name and f"{c.pick(('ts.floor_divide', 'ts.remainder', 'ts.fmod'))}({name}, {divisor})"
+@rule(is_integer)
+def _shift(c: Choices, pool: ValuePool, name: str) -> str:
+    return f"ts.{c.pick(('shift_left', 'shift_right'))}({name}, {c.draw(7)})"
 
 
-@rule()
-def _shift(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_integer)
-    return name and f"ts.{c.pick(('shift_left', 'shift_right'))}({name}, {c.draw(7)})"
-
-
-@rule(2)
-def _where(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_number)
-    if name is None:
-        return None
+@rule(is_number, 2)
+def _where(c: Choices, pool: ValuePool, name: str) -> str:
     shape = pool.samples[name].shape
     condition = pool.find(lambda s: s.dtype.kind == "bool" and s.shape == shape) or f"{name} > 0"
     return f"ts.where({condition}, {name}, {pool.find_like(name)})"
 
 
-@rule()
-def _logic(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.dtype.kind == "bool")
-    if name is None:
-        return None
+@rule(is_bool)
+def _logic(c: Choices, pool: ValuePool, name: str) -> str:
     if c.chance(2):
         return f"ts.logical_not({name})"
     return f"ts.{c.pick(('bitwise_and', 'bitwise_or', 'bitwise_xor'))}({name}, {pool.find_like(name)})"
 
 
-@rule(2)
-def _cast(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find()
-    return name and f"ts.cast({name}, dtype=ts.{c.pick((*FLOATS, *INTEGERS, 'bool'))})"
+@rule(lambda _: True, 2)
+def _cast(c: Choices, pool: ValuePool, name: str) -> str:
+    return f"ts.cast({name}, dtype=ts.{c.pick((*FLOATS, *INTEGERS, 'bool'))})"
 
 
-@rule()
-def _policy(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(is_float)
-    return name and f"ts.cast({name}, dtype={c.pick(POLICIES)})"
+@rule(is_float)
+def _policy(c: Choices, pool: ValuePool, name: str) -> str:
+    return f"ts.cast({name}, dtype={c.pick(POLICIES)})"
 
 
-@rule(3)
-def _reduce(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0)
-    if name is None:
-        return None
+@rule(has_axes, 3)
+def _reduce(c: Choices, pool: ValuePool, name: str) -> str:
     sample = pool.samples[name]
     op = c.pick(REDUCTIONS if is_float(sample) else ("sum", "max", "min", "argmax", "any"))
     axes: list[Any] = [-1, *range(sample.ndim)]
@@ -188,20 +181,14 @@ def _reduce(c: Choices, pool: ValuePool) -> str | None:
     return f"ts.{op}({name}, axis={c.pick(axes)}, keepdims={c.pick((True, False))})"
 
 
-@rule()
-def _scan_axis(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0 and is_number(s))
-    if name is None:
-        return None
+@rule(lambda s: s.ndim > 0 and is_number(s))
+def _scan_axis(c: Choices, pool: ValuePool, name: str) -> str:
     axis = c.draw(pool.samples[name].ndim)
     return f"ts.{c.pick(('cumsum', 'cumprod', 'sort', 'argsort', 'flip', 'diff'))}({name}, axis={axis})"
 
 
-@rule()
-def _normalise(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0 and is_float(s))
-    if name is None:
-        return None
+@rule(lambda s: s.ndim > 0 and is_float(s))
+def _normalise(c: Choices, pool: ValuePool, name: str) -> str:
     axis = c.draw(pool.samples[name].ndim)
     return c.pick((
         f"ts.softmax({name}, axis={axis})", f"ts.log_softmax({name}, axis={axis})", f"ts.layer_norm({name})",
@@ -209,11 +196,8 @@ def _normalise(c: Choices, pool: ValuePool) -> str | None:
     ))  # fmt: skip
 
 
-@rule(2)
-def _slice(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0)
-    if name is None:
-        return None
+@rule(has_axes, 2)
+def _slice(c: Choices, pool: ValuePool, name: str) -> str:
     shape = pool.samples[name].shape
     parts = []
     for size in shape:
@@ -225,11 +209,8 @@ def _slice(c: Choices, pool: ValuePool) -> str | None:
     return f"{name}[{', '.join(parts)}]"
 
 
-@rule(2)
-def _move(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0)
-    if name is None:
-        return None
+@rule(has_axes, 2)
+def _move(c: Choices, pool: ValuePool, name: str) -> str:
     sample = pool.samples[name]
     axis, size = c.draw(sample.ndim), int(np.prod(sample.shape))
     axes = list(range(sample.ndim))
@@ -245,11 +226,8 @@ def _move(c: Choices, pool: ValuePool) -> str | None:
     ))  # fmt: skip
 
 
-@rule(2)
-def _join(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: 0 < s.ndim)
-    if name is None:
-        return None
+@rule(has_axes, 2)
+def _join(c: Choices, pool: ValuePool, name: str) -> str:
     sample = pool.samples[name]
     axis = c.draw(sample.ndim)
     rest = sample.shape[:axis] + sample.shape[axis + 1 :]
@@ -266,11 +244,8 @@ def _join(c: Choices, pool: ValuePool) -> str | None:
     ))  # fmt: skip
 
 
-@rule(2)
-def _product(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim >= 2 and is_number(s) and s.shape[-1] <= 160 and s.shape[-2] <= 160)
-    if name is None:
-        return None
+@rule(lambda s: s.ndim >= 2 and is_number(s) and s.shape[-1] <= 160 and s.shape[-2] <= 160, 2)
+def _product(c: Choices, pool: ValuePool, name: str) -> str:
     sample = pool.samples[name]
     k = sample.shape[-1]
 
@@ -283,11 +258,8 @@ def _product(c: Choices, pool: ValuePool) -> str | None:
     return f"ts.matmul({name}, {other})" if other and c.chance(2) else f"ts.matmul({name}, {own})"
 
 
-@rule()
-def _index(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0)
-    if name is None:
-        return None
+@rule(has_axes)
+def _index(c: Choices, pool: ValuePool, name: str) -> str | None:
     sample = pool.samples[name]
     axis = c.draw(sample.ndim)
     size = sample.shape[axis]
@@ -311,11 +283,8 @@ def _index(c: Choices, pool: ValuePool) -> str | None:
 BODIES = ("s + y", "s * 0.5 + y", "ts.maximum(s, y)", "ts.where(y > s, s, y - s)", "ts.tanh(s) * y", "s - y * 2")
 
 
-@rule(2)
-def _flow(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: s.ndim > 0 and is_number(s) and 0 < s.shape[0] <= 17)
-    if name is None:
-        return None
+@rule(lambda s: s.ndim > 0 and is_number(s) and 0 < s.shape[0] <= 17, 2)
+def _flow(c: Choices, pool: ValuePool, name: str) -> str:
     body, other = c.pick(BODIES), c.pick(BODIES)
     if not is_float(pool.samples[name]):
         body, other = (b.replace("s * 0.5", "s * 3").replace("ts.tanh(s)", "s") for b in (body, other))
@@ -333,11 +302,8 @@ def _flow(c: Choices, pool: ValuePool) -> str | None:
     ))  # fmt: skip
 
 
-@rule()
-def _derivative(c: Choices, pool: ValuePool) -> str | None:
-    name = pool.find(lambda s: is_float(s) and s.dtype.bits >= 32 and s.type.policy is None)
-    if name is None:
-        return None
+@rule(lambda s: is_float(s) and s.dtype.bits >= 32 and s.type.policy is None)
+def _derivative(c: Choices, pool: ValuePool, name: str) -> str:
     op = c.pick(
         ("tanh", "sin", "square", "exp", "softplus", "gelu", "sigmoid", "relu", "abs", "sinh", "cumsum", "softmax")
     )
@@ -392,13 +358,8 @@ def _make_statements(choices: Choices, pool: ValuePool, refused: Counter[str] | 
 
 
 def _mentions(text: str, name: str) -> bool:
-    place = text.find(name)
-    while place >= 0:
-        end = place + len(name)
-        if not text[end : end + 1].isalnum() and not (place and (text[place - 1].isalnum() or text[place - 1] == ".")):
-            return True
-        place = text.find(name, end)
-    return False
+    """Whether a name is in an expression, and is no attribute."""
+    return re.search(rf"(?<![\w.]){name}(?!\w)", text) is not None
 
 
 def _is_lost(sample: Any) -> bool:
