@@ -12,7 +12,8 @@ from tessera.tools.fuzz.graph_programs import make_program
 PROGRAMS = [make_program(Choices((), Random(seed))) for seed in range(600)]
 # One op of each rule, in the order of the rules.
 OPS = (
-    "exp add less remainder shift_left where logical_not cast accum sum cumsum softmax reshape pad matmul take scan grad"
+    "exp add less remainder shift_left where logical_not cast accum sum cumsum softmax reshape pad matmul take scan "
+    "grad"
 ).split()
 
 
