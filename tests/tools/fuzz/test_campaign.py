@@ -49,11 +49,22 @@ def test_a_lost_nan_is_found_shrunk_and_written(wrong_engine, tmp_path, monkeypa
     monkeypatch.setattr(campaign, "SHRINK_SECONDS", 2.0)
     summary = run_campaign(replace(SMALL, kinds=("graph",), programs=40, folder=tmp_path))
     ((key, (failure, program)),) = [x for x in summary.failures.items() if x[0].startswith("wrong")]
-    assert key == "wrong: wrong values" and "NaN" in failure.detail or "error" in failure.detail
+    assert key == "wrong: wrong values" and "nan" in failure.detail.lower()
     assert program.source.count("\n") <= 5
     (path,) = tmp_path.glob("*.py")
     (case,) = read_cases(str(path))
     assert {o.status for o in run_case(case, [Engine("tile", "tile", "interp")])} == {"pass"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), ts.TesseraError("x")])
+def test_a_reference_that_fails_is_counted(error, monkeypatch):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(oracle, "prepare", fails)
+    monkeypatch.setattr(campaign, "SHRINK_SECONDS", 0.0)
+    summary = run_campaign(replace(SMALL, programs=3))
+    assert summary.outcomes == {"fail": 3} and list(summary.failures) == [f"reference: {type(error).__name__}: x"]
 
 
 def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, monkeypatch):
