@@ -114,11 +114,7 @@ def apply_mutation(node: Any, kind: str) -> None:
     elif kind == "condition":
         node.test = ast.UnaryOp(ast.Not(), node.test)
     elif kind == "call":
-        (node.func if isinstance(node.func, ast.Name) else node).__dict__.update(
-            {"id": CALLS[_name(node.func)]} if isinstance(node.func, ast.Name) else {}
-        )
-        if isinstance(node.func, ast.Attribute):
-            node.func.attr = CALLS[node.func.attr]
+        setattr(node.func, "id" if isinstance(node.func, ast.Name) else "attr", CALLS[_name(node.func)])
     else:
         node.value = ast.Constant(None)
 
@@ -168,6 +164,12 @@ def judge(component: str, file: str, source: str, seconds: float) -> str:
     return ""
 
 
+def describe_score(counts: Counter[str]) -> str:
+    """How many mutants were found; one that ran into the time limit is neither found nor missed."""
+    judged = counts.total() - counts["time"]
+    return f"{judged - counts['']} of {judged} found, {dict(counts)}"
+
+
 def _read_stage(output: str) -> str:
     last = output.strip().splitlines()[-1:] or [""]
     return {"killed by fuzzing": "fuzzing", "killed by the suite": "suite"}.get(last[0], "error")
@@ -196,7 +198,7 @@ def main() -> int:
             Path(given.report).write_text(json.dumps(results, indent=1))
     for component in dict.fromkeys(r["component"] for r in results):
         counts = Counter(r["killed"] for r in results if r["component"] == component)
-        print(f"{component}: {counts.total() - counts['']} of {counts.total()} found, {dict(counts)}")
+        print(f"{component}: {describe_score(counts)}")
     return 0
 
 

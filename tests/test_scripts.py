@@ -1,7 +1,9 @@
 """The scripts of the project: the picture of the architecture, the word check, the glossary, the quick tests."""
 
+import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_words  # noqa: E402
 import draw_architecture  # noqa: E402
+import mutate  # noqa: E402
 
 MODULES = draw_architecture.list_modules()
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
@@ -60,3 +63,25 @@ def test_the_walk_names_functions_that_exist():
 def test_the_site_has_every_page():
     named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert not {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")} - named
+
+
+MUTATIONS = {
+    "a < b": "a <= b", "a in b": "a not in b", "a + b": "a - b", "a and b": "a or b", "f(3)": "f(4)",
+    "min(a, b)": "max(a, b)", "np.minimum(a, b)": "np.maximum(a, b)", "x.any()": "x.all()",
+    "if a: pass": "if not a:\n    pass", "f()": "None",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("before", MUTATIONS)
+def test_a_mutation_changes_one_operator(before):
+    found = []
+    for number in range(len(list(mutate.list_mutations(ast.parse(before))))):
+        tree = ast.parse(before)
+        mutate.apply_mutation(*list(mutate.list_mutations(tree))[number])
+        found.append(ast.unparse(tree))
+    assert MUTATIONS[before] in found and before not in found
+
+
+def test_a_mutant_that_takes_too_long_is_neither_found_nor_missed():
+    counts = Counter({"fuzzing": 2, "tests": 1, "time": 4, "": 1})
+    assert mutate.describe_score(counts).startswith("3 of 4 found")
