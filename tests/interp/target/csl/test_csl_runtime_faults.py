@@ -1,10 +1,11 @@
 """Run-time faults of CSL programs with their location and message; wrong arguments of the compiler."""
 
 import pytest
-from csl_harness import build, cases, outcome
+from csl_harness import build, cases, outcome, run
 
 from tessera.core.errors import ArgumentError, FileError
 from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.pe.processing_element import Pe
 from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
@@ -18,6 +19,19 @@ def test_fault(name, title):
 def test_a_program_of_several_files(name, title):
     error, _, message = outcome(name, title)
     assert isinstance(error, CslError | CslFault) and message in str(error)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), AssertionError("x")])
+def test_an_error_of_a_library_is_an_internal_error_at_the_line_of_its_call(error, tmp_path, monkeypatch):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(Pe, "native", lambda pe, function: fails)
+    text = """const random = @import_module("<random>"); var x: f32;
+      export fn main() void { x = random.random_f32(0.0, 1.0); }"""
+    with pytest.raises(CslFault, match=f"PE .*internal error of the simulator: {type(error).__name__}") as caught:
+        run(tmp_path, text)
+    assert caught.value.location.line == 2 and caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from tessera.interp.target.csl.text.diagnostics import CslFault
 TASK_SWITCH_CYCLES = 7  # cycles to start a task: fitted to published counts of programs of many tasks
 MAX_OVERTAKEN = 1  # times that the first ready task may overtake another one
 NO_TASK_ID = 31  # the id in a control wavelet that names no task
+# What generated code raises for a wrong program; any other exception is an error of the simulator.
+_PROGRAM_FAULTS = (IndexError, ArithmeticError, TypeError, AttributeError, ValueError, RecursionError)
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
@@ -345,6 +347,8 @@ def place_error(pe: PeState, error: TesseraError, line: int | None, thread: PeTh
 
 
 def _describe_error(error: Exception) -> str:
+    if not isinstance(error, _PROGRAM_FAULTS):
+        return f"internal error of the simulator: {type(error).__name__}: {error}"
     if isinstance(error, ZeroDivisionError):
         return "division by zero"
     if isinstance(error, TypeError):
