@@ -277,7 +277,16 @@ def test_a_port_map_places_a_tensor_and_reads_it_back():
 WRONG_MAPS = ("", "[PE[i, 0]] }", "[PE[i.x, 0] -> index[i]] }", "[PE[k, 0] -> index[i]] }", "[PE[i] -> index[i]] }")
 
 
-@pytest.mark.parametrize("text", [f"{{ A[i=0:1] -> {text}" for text in WRONG_MAPS])
+WRONG_MAPS += tuple(f"[PE[{pe}] -> index[{index}]] }}" for pe, index in (
+    ("i, 0", "i - 1"), ("i, 0", "i // 0"), ("i, 0", "1 % (i - i)"), ("i ** 9, 0", "0"), ("abs(i), 0", "0"),
+    ("i, 0", "0.5"),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [
+    *(f"{{ A[i=0:1] -> {text}" for text in WRONG_MAPS),
+    "{ A[i=1:0] -> [PE[i, 0] -> index[0]] }", "{ A[i=0:1][j] -> [PE[i, 0] -> index[0]] }",
+])  # fmt: skip
 def test_a_wrong_port_map_is_an_error(text):
     with pytest.raises(ArgumentError):
         port_maps.parse_port_map(text)

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +19,11 @@ from tessera.core.errors import ArgumentError, ShapeError
 _MAP = re.compile(
     r"^\s*\{\s*\w+\s*((?:\[[^\]]*\]\s*)+)->\s*\[\s*PE\s*\[(.*?)\]\s*->\s*index\s*\[(.*)\]\s*\]\s*\}\s*$", re.S
 )
-_RANGE = re.compile(r"\[\s*(\w+)\s*=\s*(-?\d+)\s*:\s*(-?\d+)\s*\]")
-_EXPRESSION = re.compile(r"^[\w\s+\-*%/()]+$")
+_RANGE = re.compile(r"\[\s*(\w+)\s*=\s*(-?\d+)\s*:\s*(-?\d+)\s*\]\s*")
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 Region = tuple[int, int, int, int, int, np.ndarray]  # px, py, width, height, elements of a PE, data
 
 
@@ -43,7 +49,7 @@ def parse_port_map(text: str) -> PortMap:
     """
     match = _MAP.match(text)
     ranges = _RANGE.findall(match.group(1)) if match else []
-    if match is None or not ranges:
+    if match is None or _RANGE.sub("", match.group(1)) or any(int(low) > int(high) for _, low, high in ranges):
         raise ArgumentError(
             "a port map cannot be parsed", expected="{ A[i=0:5] -> [PE[i, 0] -> index[0]] }", received=text
         )
@@ -54,6 +60,8 @@ def parse_port_map(text: str) -> PortMap:
     index = np.zeros(shape, np.int64)
     for part in _split(match.group(3), 0, text):
         value = _evaluate(part, grids, shape)
+        if value.min() < 0:
+            raise ArgumentError("a port map has a negative index", received=text)
         index = index * (int(value.max()) + 1) + value
     origin, size = (int(x.min()), int(y.min())), (int(np.ptp(x)) + 1, int(np.ptp(y)) + 1)
     count = int(index.max()) + 1
@@ -64,18 +72,31 @@ def parse_port_map(text: str) -> PortMap:
 def _split(text: str, count: int, whole: str) -> list[str]:
     """The expressions between commas."""
     parts = text.split(",")
-    if (count and len(parts) != count) or not all(_EXPRESSION.match(part) for part in parts):
-        raise ArgumentError("a port map has an expression that cannot be parsed", received=whole)
+    if count and len(parts) != count:
+        raise ArgumentError("a port map does not name a PE by its column and row", received=whole)
     return parts
 
 
 def _evaluate(text: str, grids: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """An expression of the loop variables, for every element of the tensor."""
+
+    def evaluate(node: ast.expr) -> Any:
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](evaluate(node.left), evaluate(node.right))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -evaluate(node.operand)
+        if isinstance(node, ast.Name) and node.id in grids:
+            return grids[node.id]
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return np.int64(node.value)
+        raise ValueError(f"{ast.unparse(node)} is no loop variable, number, sum, product or quotient")
+
     try:
-        value = eval(text.strip(), {"__builtins__": {}}, grids)
-    except (NameError, SyntaxError, TypeError) as error:
+        with np.errstate(all="raise"):
+            value = evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError) as error:
         raise ArgumentError(f"an expression of a port map cannot be evaluated: {error}", received=text) from None
-    return np.broadcast_to(np.asarray(value, np.int64), shape)
+    return np.broadcast_to(value, shape)
 
 
 def convert_input_tensor(portmap: str, tensor: np.ndarray) -> Region:
