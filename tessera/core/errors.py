@@ -480,8 +480,12 @@ class NonFiniteError(NumericalError):
     """A NaN or an infinity computed from finite operands."""
 
 
+class LostUpdateWarning(UserWarning):
+    """A traced function replaces buffers of a module, as batch norm does, and does not return them."""
+
+
 # Tracebacks and documents give each error the name that users import: `tessera.errors.ShapeError`.
-for _class in [c for c in globals().values() if isinstance(c, type) and issubclass(c, TesseraError)]:
+for _class in [c for c in globals().values() if isinstance(c, type) and issubclass(c, (TesseraError, UserWarning))]:
     _class.__module__ = "tessera.errors"
 show_uncaught_errors()
 keep_main_text()

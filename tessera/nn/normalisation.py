@@ -20,7 +20,8 @@ class BatchNorm2d(Module):
 
     In training mode it uses the statistics of the batch and updates its buffers `running_mean`, `running_var` and
     `num_batches_tracked`; in evaluation mode it uses these. In a traced function the module is an argument, and has
-    its new statistics where the function returns it. `momentum=None` averages all batches evenly.
+    its new statistics where the function returns it; where not, a `LostUpdateWarning` tells. `momentum=None` averages
+    all batches evenly.
 
     >>> layer = BatchNorm2d(2)
     >>> layer(zeros((4, 2, 3, 3))).shape, layer.num_batches_tracked

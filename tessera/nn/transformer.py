@@ -210,7 +210,7 @@ class Stack(Module):
     """Layers of one kind as one loop (`ts.scan`): compiled once, whatever their number.
 
     `rematerialise=True` recomputes each layer in the backward pass instead of storing its values (`ts.checkpoint`).
-    Layers with statistics (batch norm in training mode) cannot be stacked.
+    New statistics of its layers (batch norm in training mode) are lost, of which a `LostUpdateWarning` tells.
 
     >>> from tessera.ops.api.creation import zeros
     >>> Stack([Linear(4, 4) for _ in range(3)])(zeros((2, 4))).shape

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.shapes import normalize_axis
@@ -130,7 +131,8 @@ def vmap(
 
         def one(examples: list[Tensor]) -> Any:
             found = iter(examples)
-            return function(
+            return call_and_warn(
+                function,
                 *tree.build(
                     iter([next(found) if _is_mapped(x, d) else x for (_, x), d in zip(leaves, dims, strict=True)])
                 ),

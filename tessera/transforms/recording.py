@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
 from tessera.core.pytree import TreeDef, flatten, map_leaves
 from tessera.core.types import TensorType, int64
@@ -278,7 +279,7 @@ def record_arguments(
     outcome: list[Any] = []
 
     def run(given: list[Tensor]) -> Any:
-        outcome.append(insert(chosen.build(given)))
+        outcome.append(call_and_warn(lambda *new: insert(new), *chosen.build(given)))
         return outcome[0]
 
     return record_block(run, chosen.types), outcome[0]

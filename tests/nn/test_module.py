@@ -1,5 +1,6 @@
 """Modules as pytrees: under every transform, tied, frozen, nested, saved and loaded."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ def loss(model, x):
     return (model(x) ** 2).mean()
 
 
+@pytest.mark.filterwarnings("ignore::tessera.errors.LostUpdateWarning")  # only gradients are wanted
 def test_tied_parameters_are_one_leaf_and_stay_tied():
     model = Tied()
     paths = [n for n, _ in ts.tree.leaves_with_path(model)]
@@ -44,6 +46,7 @@ def test_tied_parameters_are_one_leaf_and_stay_tied():
     np.testing.assert_allclose(one.embed.weight.numpy(), total, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore::tessera.errors.LostUpdateWarning")
 def test_frozen_parameters_and_buffers_have_no_gradient():
     model = Tied().freeze("layers.0")
     grads = ts.grad(loss)(model, ts.Tensor(X))
@@ -74,6 +77,39 @@ def test_statistics_are_explicit_state_of_a_traced_function():
         ts.grad(lambda x: model(x).sum())(batch)
     model.eval()
     assert ts.grad(lambda x: model(x).sum())(batch).shape == X.shape
+
+
+LOSING = {
+    "value_and_grad": lambda model, x: ts.value_and_grad(lambda model: loss(model, x))(model),
+    "argnums": lambda model, x: ts.grad(lambda x, model: loss(model, x), argnums=1)(x, model),
+    "vjp": lambda model, x: ts.vjp(lambda model: loss(model, x), model),
+    "jit": lambda model, x: ts.jit(lambda model, x: model(x), target="cpu")(model, x),
+    "vmap": lambda model, x: ts.vmap(lambda model, x: model(x), in_dims=(None, 0))(model, ts.stack([x, x])),
+    "checkpoint": lambda model, x: ts.grad(lambda x: ts.checkpoint(loss)(model, x))(x),
+    "scan": lambda model, x: nn.Stack([model, model])(x),
+}
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_statistics_that_are_not_returned_are_told(name):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4))), ts.Tensor(X)
+    lost = r"running_mean, running_var and num_batches_tracked of (model\.)?1\.0\. Return the module"
+    with pytest.warns(ts.errors.LostUpdateWarning, match=lost) as told:
+        LOSING[name](model, x)
+    assert {w.filename for w in told} == {__file__} and model[1][0].num_batches_tracked.item() == 0
+    LOSING[name](model.eval(), x)  # nothing is replaced, and nothing told: a warning is an error here
+
+
+def test_a_loop_of_steps_tells_once_and_a_returned_module_nothing():
+    model, x = Tied(), ts.Tensor(X)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            ts.value_and_grad(loss)(model, x)
+    assert [w.category for w in told] == [ts.errors.LostUpdateWarning]
+    (_, after), _ = ts.value_and_grad(lambda model: (loss(model, x), model), has_aux=True)(model)
+    (_, state), _ = ts.value_and_grad(lambda model: (loss(model, x), model.state_dict()), has_aux=True)(model)
+    assert after.layers[1].num_batches_tracked.item() == state["layers.1.num_batches_tracked"].item() == 1
 
 
 def test_a_compiled_module_sees_new_weights():

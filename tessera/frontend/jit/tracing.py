@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.buffer_updates import call_and_warn
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -460,7 +461,8 @@ class Jit:
         with trace_random_state(random), builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
             arguments = call.tree.build(iter([values[n] for n in leaf_paths(call.tree)]))
             with collect_breakpoints() as pauses, mark_lines(builder) if lines else nullcontext():
-                outcome = self._call(arguments)
+                traced = {n: x for n, x in arguments.items() if n not in self.static}
+                outcome = call_and_warn(lambda _: self._call(arguments), traced)
             leaves, results = flatten(outcome, empty=True)
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)

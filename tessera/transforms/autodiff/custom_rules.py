@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.pytree import TreeDef, flatten
 from tessera.frontend.jit.tracing import leaf_type
@@ -234,7 +235,7 @@ class _Checkpoint:
                 return function(*args, **keywords)
             return call_primitives.record_call(
                 call_primitives.checkpoint,
-                lambda xs: function(*taken.build(xs), **keywords),
+                lambda xs: call_and_warn(function, *taken.build(xs), **keywords),
                 taken.tensors,
                 policy=policy,
             )

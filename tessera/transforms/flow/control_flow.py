@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import TreeDef, flatten, map_leaves
 from tessera.frontend.jit.tracing import to_result_tensor
@@ -273,8 +274,8 @@ def scan(
 
     def step(given: list[Tensor]) -> list[Any]:
         count = len(state.tensors)
-        x = inputs.build(given[count : count + len(inputs.tensors)])
-        pair = function(state.build(given[:count]), x)
+        held, x = state.build(given[:count]), inputs.build(given[count : count + len(inputs.tensors)])
+        pair = call_and_warn(function, held, x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ArgumentError(
                 "the function of a scan must return the next state and a result", location=user_location(),
