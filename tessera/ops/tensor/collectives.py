@@ -8,6 +8,7 @@ other. The host executes a collective between the kernels of a program, at every
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 LINEAR_REDUCTIONS = ("sum", "mean")
 COMMUNICATION = ("host", "collective")
 LOCAL = ("host",)  # the result depends on the rank alone: nothing is sent
+# Declarations of ops that move elements as they are stored, with and without communication.
+exchange_op = functools.partial(op, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+local_op = functools.partial(op, coerce=coerce_plain, numerics=STORAGE, effects=LOCAL)
 
 
 def check_reduction(kind: str, x: TensorType, kinds: tuple[str, ...] = REDUCTIONS) -> None:
@@ -80,7 +84,7 @@ def _infer_all_reduce(x: TensorType, *, kind: str, groups: tuple, site: str) -> 
     return x
 
 
-@op(infer=_infer_all_reduce, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=_infer_all_reduce)
 def all_reduce(x: Any, *, kind: str, groups: tuple, site: str = "") -> Any:
     """The elementwise `kind` ("sum", "mean", "max", "min", "prod") over the ranks of a group, for each of them.
 
@@ -94,13 +98,7 @@ def _infer_reduce_scatter(x: TensorType, *, axis: int, kind: str, groups: tuple,
     return _divide_axis(x, axis, groups)
 
 
-@op(
-    infer=_infer_reduce_scatter,
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=COMMUNICATION,
-)
+@exchange_op(infer=_infer_reduce_scatter, canonical=_canonicalise_axis)
 def reduce_scatter(x: Any, *, axis: int, kind: str, groups: tuple, site: str = "") -> Any:
     """This rank's part along `axis` of the sum or mean over the ranks of its group."""
     return exchange("reduce_scatter", x, {"axis": axis, "kind": kind, "groups": groups}, site)
@@ -110,13 +108,13 @@ def _infer_rooted(x: TensorType, *, root: int, groups: tuple, site: str) -> Tens
     return x
 
 
-@op(infer=_infer_rooted, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=_infer_rooted)
 def reduce_to(x: Any, *, root: int, groups: tuple, site: str = "") -> Any:
     """The sum over the ranks of a group at its member number `root`; zeros at the others."""
     return exchange("reduce_to", x, {"root": root, "groups": groups}, site)
 
 
-@op(infer=_infer_rooted, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=_infer_rooted)
 def broadcast_from(x: Any, *, root: int, groups: tuple, site: str = "") -> Any:
     """The tensor of member number `root` of a group, for each member."""
     return exchange("broadcast_from", x, {"root": root, "groups": groups}, site)
@@ -125,37 +123,19 @@ def broadcast_from(x: Any, *, root: int, groups: tuple, site: str = "") -> Any:
 # Parts of an axis.
 
 
-@op(
-    infer=lambda x, *, axis, groups, site: _scale_axis(x, axis, groups),
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=COMMUNICATION,
-)
+@exchange_op(infer=lambda x, *, axis, groups, site: _scale_axis(x, axis, groups), canonical=_canonicalise_axis)
 def all_gather(x: Any, *, axis: int, groups: tuple, site: str = "") -> Any:
     """The tensors of a group's ranks, concatenated along `axis` in the order of the group, for each of them."""
     return exchange("all_gather", x, {"axis": axis, "groups": groups}, site)
 
 
-@op(
-    infer=lambda x, *, axis, root, groups, site: _divide_axis(x, axis, groups),
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=COMMUNICATION,
-)
+@exchange_op(infer=lambda x, *, axis, root, groups, site: _divide_axis(x, axis, groups), canonical=_canonicalise_axis)
 def scatter_from(x: Any, *, axis: int, root: int, groups: tuple, site: str = "") -> Any:
     """This rank's part along `axis` of the tensor of member number `root`."""
     return exchange("scatter_from", x, {"axis": axis, "root": root, "groups": groups}, site)
 
 
-@op(
-    infer=lambda x, *, axis, root, groups, site: _scale_axis(x, axis, groups),
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=COMMUNICATION,
-)
+@exchange_op(infer=lambda x, *, axis, root, groups, site: _scale_axis(x, axis, groups), canonical=_canonicalise_axis)
 def gather_to(x: Any, *, axis: int, root: int, groups: tuple, site: str = "") -> Any:
     """The tensors of a group's ranks, concatenated along `axis`, at member number `root`; zeros at the others."""
     return exchange("gather_to", x, {"axis": axis, "root": root, "groups": groups}, site)
@@ -170,13 +150,7 @@ def _canonicalise_all_to_all(x: TensorType, *, split: int, join: int, **attrs: A
     return {"split": first, "join": normalize_axis(join, x.rank), **attrs}
 
 
-@op(
-    infer=_infer_all_to_all,
-    coerce=coerce_plain,
-    canonical=_canonicalise_all_to_all,
-    numerics=STORAGE,
-    effects=COMMUNICATION,
-)
+@exchange_op(infer=_infer_all_to_all, canonical=_canonicalise_all_to_all)
 def all_to_all(x: Any, *, split: int, join: int, groups: tuple, site: str = "") -> Any:
     """Part number j of each rank along the axis `split` goes to member j, which concatenates its parts along `join`."""
     return exchange("all_to_all", x, {"split": split, "join": join, "groups": groups}, site)
@@ -193,7 +167,7 @@ def _infer_permute(x: TensorType, *, pairs: tuple, groups: tuple, site: str) -> 
     return x
 
 
-@op(infer=_infer_permute, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=_infer_permute)
 def collective_permute(x: Any, *, pairs: tuple, groups: tuple, site: str = "") -> Any:
     """The tensor of the rank that `pairs` of (source, destination) send here; zeros where none does."""
     return exchange("collective_permute", x, {"pairs": pairs, "groups": groups}, site)
@@ -202,25 +176,13 @@ def collective_permute(x: Any, *, pairs: tuple, groups: tuple, site: str = "") -
 # Parts without communication.
 
 
-@op(
-    infer=lambda x, *, axis, groups: _divide_axis(x, axis, groups),
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=LOCAL,
-)
+@local_op(infer=lambda x, *, axis, groups: _divide_axis(x, axis, groups), canonical=_canonicalise_axis)
 def local_part(x: Any, *, axis: int, groups: tuple) -> Any:
     """This rank's part of a tensor along `axis`; nothing is sent."""
     return np.split(x, _group_size(groups), axis)[find_rank_in_groups(groups)]
 
 
-@op(
-    infer=lambda x, *, axis, groups: _scale_axis(x, axis, groups),
-    coerce=coerce_plain,
-    canonical=_canonicalise_axis,
-    numerics=STORAGE,
-    effects=LOCAL,
-)
+@local_op(infer=lambda x, *, axis, groups: _scale_axis(x, axis, groups), canonical=_canonicalise_axis)
 def place_part(x: Any, *, axis: int, groups: tuple) -> Any:
     """Zeros with `x` in this rank's place along `axis`: the transpose of `local_part`; nothing is sent."""
     parts = [np.zeros_like(x)] * _group_size(groups)
@@ -231,13 +193,13 @@ def place_part(x: Any, *, axis: int, groups: tuple) -> Any:
 # Messages between two ranks.
 
 
-@op(infer=lambda x, *, to, tag, site: x, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=lambda x, *, to, tag, site: x)
 def send(x: Any, *, to: int, tag: int = 0, site: str = "") -> Any:
     """`x` itself, after it was sent to the rank `to`."""
     return exchange("send", x, {"to": to, "tag": tag}, site)
 
 
-@op(infer=lambda x, *, source, tag, site: x, coerce=coerce_plain, numerics=STORAGE, effects=COMMUNICATION)
+@exchange_op(infer=lambda x, *, source, tag, site: x)
 def receive(x: Any, *, source: int, tag: int = 0, site: str = "") -> Any:
     """The tensor of the type of `x` that the rank `source` sent with this tag."""
     return exchange("receive", x, {"source": source, "tag": tag}, site)
