@@ -57,6 +57,7 @@ class Explanation:
         return found
 
     def _render(self, console: Any) -> None:
+        from rich.markup import escape
         from rich.table import Table
 
         sent = f"{_show_bytes(self.bytes)} sent by each rank, {self.seconds * 1e6:.1f} us"
@@ -65,7 +66,7 @@ class Explanation:
         for column in ("line", "value", "type, bytes of a rank", "layout", "collectives before it"):
             table.add_column(column, overflow="fold")
         for row in self.rows():
-            table.add_row(*row)
+            table.add_row(*map(escape, row))  # a layout is no markup
         console.print(table)
 
     def __str__(self) -> str:
