@@ -29,6 +29,7 @@ from tessera.ir.rewrite import eliminate_dead_code
 from tessera.ir.rules import Op, sharding
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor import collectives as ops
+from tessera.transforms.autodiff.gradients import value_and_grad
 from tessera.transforms.recording import rebind_node, set_location
 
 
@@ -54,6 +55,11 @@ class Partitioned:
         traced, _, run = self._compile(call)
         results = run(*[as_tensor(x) for x in call.leaves], *[Tensor(a) for a in traced.captures])
         return traced.results.build(iter(results))
+
+    def __value_and_grad__(self, argnums: Any, has_aux: bool) -> Partitioned:
+        """The value and gradient of the whole function, which run on the mesh as it does."""
+        run = value_and_grad(self.function, argnums, has_aux)
+        return Partitioned(run, self.mesh, self.in_specs, None, self.links, self.target)
 
     def plan(self, *args: Any, **named: Any) -> ShardingPlan:
         """The layouts of all values, and the collectives between them, for these arguments or their types.

@@ -118,12 +118,29 @@ def test_large_operands_stay_where_links_are_slow():
     assert step.moves[1] == [] and [t.op for t in step.moves[0]] == ["all_gather"]
 
 
+def test_gradient_of_a_partitioned_function():
+    """Against NumPy: the gradients of sum(tanh(x w)^2), which keep the layouts of their arguments."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((4, 5)), rng.standard_normal((5, 9))
+    mesh = ts.Mesh((2, 3), ("dp", "tp"))
+    f = partition(lambda x, w: (ts.tanh(x @ w) ** 2.0).sum(), mesh=mesh, in_specs=(P("dp"), P(None, "tp")))
+    value, (gx, gw) = ts.value_and_grad(f, argnums=(0, 1))(ts.Tensor(x), ts.Tensor(w))
+    y = np.tanh(x @ w)
+    back = 2 * y * (1 - y * y)
+    np.testing.assert_allclose(value, (y * y).sum(), rtol=1e-12)
+    np.testing.assert_allclose(gx, back @ w.T, rtol=1e-10)
+    np.testing.assert_allclose(gw, x.T @ back, rtol=1e-10)
+    plan = ts.value_and_grad(f, argnums=1).plan(ts.Tensor(x), ts.Tensor(w))
+    assert plan.outputs[1].dims == ((), ("tp",))
+
+
 def test_explain(tmp_path):
     mesh = ts.Mesh((2, 2), ("dp", "tp"))
     f = partition(lambda x, w: ts.relu(x @ w), mesh=mesh, in_specs=(P("dp", "tp"), P("tp")))
     shown = explain(f, ts.Tensor[1024, 512], ts.Tensor[512, 256])
     text = str(shown)
     assert "test_partition.py" in text and "all_reduce over tp" in text and "sum over tp" in text
+    assert all(layout in text for layout in ("[dp, tp]", "[tp, -]", "[dp, -] sum over tp"))  # every row has its own
     assert shown.bytes == 512 * 256 * 4 and shown.seconds > 0
     shown.save_svg(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
