@@ -104,13 +104,27 @@ class MeshTensor:
     def __truediv__(self, other: Any) -> MeshTensor:
         return apply(elementwise.div, self, other)
 
+    def __rtruediv__(self, other: Any) -> MeshTensor:
+        return apply(elementwise.div, other, self)
+
+    def __pow__(self, other: Any) -> MeshTensor:
+        return apply(elementwise.pow, self, other)
+
     def __neg__(self) -> MeshTensor:
         return apply(elementwise.neg, self)
 
 
-@lru_cache(maxsize=256)
-def _find_partitioned(function: Callable[..., Any], mesh: Mesh, specs: tuple[ShardSpec | None, ...]) -> Partitioned:
-    return Partitioned(lambda *operands: function(*operands), mesh, specs)
+@lru_cache(maxsize=256, typed=True)
+def _find_partitioned(
+    function: Callable[..., Any], mesh: Mesh, specs: tuple[ShardSpec | None, ...], *numbers: float | None
+) -> Partitioned:
+    """A function on a mesh; `numbers` has the operands that are Python numbers, which take the type of the others."""
+
+    def run(*tensors: Any) -> Any:
+        given = iter(tensors)
+        return function(*[next(given) if n is None else n for n in numbers])
+
+    return Partitioned(run, mesh, specs)
 
 
 def apply(function: Callable[..., Any], *operands: Any) -> Any:
@@ -125,9 +139,11 @@ def apply(function: Callable[..., Any], *operands: Any) -> Any:
             "the operands are on other meshes" if meshes else "no operand is a mesh tensor", location=user_location(),
             expected="mesh tensors of one mesh", received=", ".join(map(repr, meshes)) or "none",
         )  # fmt: skip
-    specs = tuple(x.spec if isinstance(x, MeshTensor) else None for x in operands)
-    run = _find_partitioned(function, meshes[0], specs)
-    plain = [x.value if isinstance(x, MeshTensor) else as_tensor(x) for x in operands]
+    numbers = [x if isinstance(x, (int, float)) else None for x in operands]
+    rest = [x for x in operands if not isinstance(x, (int, float))]
+    specs = tuple(x.spec if isinstance(x, MeshTensor) else None for x in rest)
+    run = _find_partitioned(function, meshes[0], specs, *numbers)
+    plain = [x.value if isinstance(x, MeshTensor) else as_tensor(x) for x in rest]
     result, layouts = run(*plain), run.plan(*plain).outputs
     if isinstance(result, tuple):
         return tuple(MeshTensor(r, meshes[0], make_spec(at.dims)) for r, at in zip(result, layouts, strict=True))

@@ -42,6 +42,19 @@ def test_operators_run_in_parts():
         rows.local(2)
 
 
+def test_operators_with_numbers_keep_the_type():
+    mesh = ts.Mesh((2, 3), ("dp", "tp"))
+    rows = np.arange(1, 25, dtype="f4").reshape(4, 6)
+    for dtype in (ts.bf16, ts.f32, ts.f64):
+        x = ts.MeshTensor(ts.Tensor(rows).to(dtype), mesh, ts.dist.P("dp", "tp"))
+        for found, want in ((x + 1.0, rows + 1), (2 * x, 2 * rows), (x**2.0, rows**2), (1.0 - x, 1 - rows)):
+            assert found.dtype == dtype and found.spec.dims(2) == (("dp",), ("tp",))
+            np.testing.assert_allclose(found.numpy().astype("f4"), want, rtol=2**-8)
+        np.testing.assert_allclose((1.0 / x).numpy().astype("f4"), 1 / rows, rtol=2**-8)
+    whole = ts.MeshTensor(ts.arange(6), mesh, ts.dist.P("tp"))
+    assert (whole + 1).dtype == ts.int64 and (whole + 1.0).dtype == ts.f32
+
+
 def test_parallel_linear_of_the_guide():
     weight = ts.sharded_parameter(shape=(8, 6), devices=["gpu:0", "gpu:1"], axis=1)
     x = draw(4, 8)
