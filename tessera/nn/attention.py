@@ -51,6 +51,8 @@ class MultiheadAttention(Module):
 
     in_proj_weight: Any
     in_proj_bias: Any
+    bias_k: Any
+    bias_v: Any
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
@@ -71,9 +73,8 @@ class MultiheadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias, dtype=dtype)
         if bias:
             self.out_proj.bias = zeros((embed_dim,), dtype=dtype)
-        kept = init.xavier_normal((1, embed_dim), dtype=dtype).reshape(1, 1, embed_dim) if add_bias_kv else None
-        self.bias_k = None if kept is None else Parameter(kept)
-        self.bias_v = None if kept is None else Parameter(init.xavier_normal((1, embed_dim)).reshape(1, 1, embed_dim))
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, init.xavier_normal((1, 1, embed_dim), dtype=dtype) if add_bias_kv else None)
 
     def forward(
         self, query: Any, key: Any = None, value: Any = None, key_padding_mask: Any = None, need_weights: bool = False,

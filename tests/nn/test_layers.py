@@ -132,3 +132,13 @@ def test_loss_equals_that_of_torch(name, options):
     )
     np.testing.assert_allclose(value[1].numpy(), expected.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(g.numpy(), given.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_attention_have_the_type_and_the_spread_of_torch():
+    ts.manual_seed(0)
+    ours = nn.MultiheadAttention(1024, 2, add_bias_kv=True, dtype="f16", kdim=1, vdim=1)
+    theirs = torch.nn.MultiheadAttention(1024, 2, add_bias_kv=True, dtype=torch.float16, kdim=1, vdim=1)
+    for name in ("bias_k", "bias_v"):
+        found, expected = ours.state_dict()[name].numpy(), getattr(theirs, name).detach().numpy()
+        assert found.dtype == expected.dtype == np.float16 and found.shape == expected.shape
+        np.testing.assert_allclose(found.astype(float).std(), expected.astype(float).std(), rtol=0.15)
