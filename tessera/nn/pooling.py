@@ -26,6 +26,12 @@ class _Pool(Module):
         found = type(self).function(x, *self.args)
         return squeeze(found, 0) if single else found
 
+    def spread_window(self, kernel_size: Any, stride: Any, padding: Any) -> tuple[tuple[int, ...], ...]:
+        """The window, its steps (those of the window where None) and the padding, one number for each axis."""
+        kernel = spread_sizes("kernel_size", kernel_size, self.rank, 1)
+        steps = spread_sizes("stride", kernel if stride is None else stride, self.rank, 1)
+        return kernel, steps, check_padding(padding, kernel)
+
     def extra_repr(self) -> str:
         """The sizes."""
         return ", ".join(map(str, self.args))
@@ -46,11 +52,8 @@ class MaxPool2d(_Pool):
     def __init__(
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> None:
-        kernel = spread_sizes("kernel_size", kernel_size, self.rank, 1)
-        self.args = (
-            kernel, spread_sizes("stride", kernel if stride is None else stride, self.rank, 1),
-            check_padding(padding, kernel), spread_sizes("dilation", dilation, self.rank, 1), bool(ceil_mode),
-        )  # fmt: skip
+        window = self.spread_window(kernel_size, stride, padding)
+        self.args = (*window, spread_sizes("dilation", dilation, self.rank, 1), bool(ceil_mode))
 
 
 def check_padding(padding: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:
@@ -97,9 +100,8 @@ class AvgPool2d(_Pool):
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:  # fmt: skip
-        kernel = spread_sizes("kernel_size", kernel_size, self.rank, 1)
-        steps = spread_sizes("stride", kernel if stride is None else stride, self.rank, 1)
-        self.args = (kernel, steps, check_padding(padding, kernel), bool(ceil_mode), bool(count_include_pad))
+        window = self.spread_window(kernel_size, stride, padding)
+        self.args = (*window, bool(ceil_mode), bool(count_include_pad))
 
 
 class AvgPool1d(AvgPool2d):
