@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, user_location
 from tessera.ir.tensor import Tensor
+from tessera.llm.requests import find_stop
 from tessera.llm.sampling import Sampling
 
 Tokens = Iterator[tuple[int, int]]
@@ -42,24 +43,32 @@ class _Chooser:
 
 
 class _Requests:
-    """Which requests go on, and how many tokens each has given."""
+    """Which requests go on, and the tokens that each has given."""
 
-    def __init__(self, model: Any, count: int, max_tokens: int) -> None:
+    def __init__(self, model: Any, count: int, max_tokens: int, stops: Sequence[str]) -> None:
         self.ends, self.most = set(model.config.end_tokens), max_tokens
-        self.given, self.open = np.zeros(count, np.int64), np.ones(count, bool)
+        self.tokenizer, self.stops = model.tokenizer, stops
+        self.given: list[list[int]] = [[] for _ in range(count)]
+        self.open = np.ones(count, bool)
 
     def give(self, request: int, token: int) -> bool:
         """Note a token; whether the request goes on."""
-        self.given[request] += 1
-        self.open[request] = token not in self.ends and self.given[request] < self.most
-        return bool(self.open[request])
+        given = self.given[request]
+        given.append(token)
+        ended = token in self.ends or len(given) >= self.most
+        if self.stops and not ended:
+            ended = find_stop(self.tokenizer.decode(given), self.stops) >= 0
+        self.open[request] = not ended
+        return not ended
 
 
-def decode_alone(model: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling]) -> Tokens:
+def decode_alone(
+    model: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], stops: Sequence[str] = ()
+) -> Tokens:
     """The tokens of each request as they come, one a step."""
     if not prompts:
         return
-    chooser, state = _Chooser(model, chosen), _Requests(model, len(prompts), most)
+    chooser, state = _Chooser(model, chosen), _Requests(model, len(prompts), most, stops)
     session = model.new_session(len(prompts), max(len(p) for p in prompts) + most)
     found = chooser.choose(session.prefill(prompts, chooser.greedy), session.past)
     while True:
@@ -73,8 +82,9 @@ def decode_alone(model: Any, prompts: Sequence[np.ndarray], most: int, chosen: S
 
 
 def decode_with_draft(
-    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int
-) -> Tokens:
+    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int,
+    stops: Sequence[str] = (),
+) -> Tokens:  # fmt: skip
     """The tokens of `decode_alone`, of which a draft model proposes some and one step of the model checks all.
 
     Both draw with the same numbers, so a proposal holds exactly where the model would draw it itself.
@@ -86,15 +96,17 @@ def decode_with_draft(
         )  # fmt: skip
     if not isinstance(proposals, int) or proposals < 1:
         raise ArgumentError(f"{proposals!r} proposals", location=user_location(), expected="1 or more")
-    return _decode_with_draft(model, draft, prompts, most, chosen, proposals)
+    return _decode_with_draft(model, draft, prompts, most, chosen, proposals, stops)
 
 
 def _decode_with_draft(
-    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int
-) -> Tokens:
+    model: Any, draft: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], proposals: int,
+    stops: Sequence[str],
+) -> Tokens:  # fmt: skip
     if not prompts:
         return
-    chooser, drafter, state = _Chooser(model, chosen), _Chooser(draft, chosen), _Requests(model, len(prompts), most)
+    chooser, drafter = _Chooser(model, chosen), _Chooser(draft, chosen)
+    state = _Requests(model, len(prompts), most, stops)
     longest = max(len(p) for p in prompts) + most
     room = longest + proposals + 1  # a step writes all proposals, also those after the end
     limit = min(model.config.context, draft.config.context)

@@ -18,6 +18,7 @@ from tessera.llm import sampling as samplers
 from tessera.llm.config import DecoderConfig
 from tessera.llm.decoder import Batch, PagedCache, compute_logits, run_layers, take_last
 from tessera.llm.pages import PagePool
+from tessera.llm.requests import find_stop, list_prompts, list_samplings, list_stops, refuse_arguments
 from tessera.llm.sampling import GREEDY, Sampling
 from tessera.llm.tokenizer import Tokenizer
 from tessera.llm.weights import check_parts, to_tensors
@@ -111,6 +112,8 @@ class LanguageModel:
             held = np.asarray(tokens)
         except ValueError:  # lists of different lengths
             held = np.zeros((0, 0))
+        if held.ndim == 1 and not held.size:
+            raise ArgumentError(f"{name} is empty", location=user_location(), expected="one token or more")
         if held.ndim != 1 or not held.size or held.dtype.kind not in "iu":
             raise ArgumentError(f"{name} is no list of tokens", location=user_location(),
                                 expected="one token or more, as integers", received=repr(tokens)[:80])  # fmt: skip
@@ -131,26 +134,23 @@ class LanguageModel:
 
     def generate(
         self, prompts: Any, max_tokens: int = 128, sampling: Sampling | Sequence[Sampling] = GREEDY,
-        draft: LanguageModel | None = None, proposals: int = 4,
+        draft: LanguageModel | None = None, proposals: int = 4, stop: str | Sequence[str] = (), **others: Any,
     ) -> Any:  # fmt: skip
         """Continue each prompt, a text or a list of tokens: a `Completion`, or a list of them for a list of prompts.
 
-        A request ends with an end token or after `max_tokens`. `draft` is a smaller model of the same vocabulary that
-        proposes tokens, `proposals` at a time, which this one checks in one step: the result is the same, sooner
-        (Leviathan et al. 2023).
+        A request ends with an end token, when its text contains a `stop` string, or after `max_tokens`. The text is cut
+        before the stop string; `tokens` has those of the stop string too. `draft` is a smaller model of the same
+        vocabulary that proposes tokens, `proposals` at a time, which this one checks in one step: the result is the
+        same, sooner (Leviathan et al. 2023).
 
         Raises:
-            ArgumentError: a prompt is empty, or longer than the context.
+            ArgumentError: a prompt is empty, or longer than the context; an argument is unknown.
             OutOfBoundsError: a token is not in the vocabulary.
         """
-        if not isinstance(prompts, (str, list, tuple, np.ndarray)):
-            raise ArgumentError("the prompts are neither text nor tokens", location=user_location(),
-                                expected="a string, a list of tokens, or a list of these",
-                                received=type(prompts).__name__)  # fmt: skip
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
-        listed: list[Any] = [prompts] if single else list(prompts)
+        refuse_arguments("generate", others)
+        listed, single = list_prompts(prompts)
         completions = [Completion() for _ in listed]
-        for request, token in self.stream(listed, max_tokens, sampling, draft, proposals):
+        for request, token in self.stream(listed, max_tokens, sampling, draft, proposals, stop):
             if token in self.config.end_tokens:
                 completions[request].reason = "stop"
             else:
@@ -158,37 +158,42 @@ class LanguageModel:
         if self.tokenizer is not None:
             for each in completions:
                 each.text = self.tokenizer.decode(each.tokens)
+                end = find_stop(each.text, list_stops(stop))
+                if end >= 0:
+                    each.text, each.reason = each.text[:end], "stop"
         return completions[0] if single else completions
 
     def stream(
-        self, prompts: Sequence[Any], max_tokens: int = 128, sampling: Sampling | Sequence[Sampling] = GREEDY,
-        draft: LanguageModel | None = None, proposals: int = 4,
+        self, prompts: Any, max_tokens: int = 128, sampling: Sampling | Sequence[Sampling] = GREEDY,
+        draft: LanguageModel | None = None, proposals: int = 4, stop: str | Sequence[str] = (), **others: Any,
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """The pairs (request, token) of `generate` as they come, end tokens included."""
         from tessera.llm.decoding import decode_alone, decode_with_draft
 
-        held = [self._encode(p, f"prompt {i}") for i, p in enumerate(prompts)]
-        if not isinstance(max_tokens, int) or max_tokens < 1:
+        refuse_arguments("stream", others)
+        held = [self._encode(p, f"prompt {i}") for i, p in enumerate(list_prompts(prompts)[0])]
+        if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 1:
             raise ArgumentError(f"max_tokens is {max_tokens!r}", location=user_location(), expected="1 or more")
-        chosen = [sampling] * len(held) if isinstance(sampling, Sampling) else list(sampling)
-        if len(chosen) != len(held):
-            raise ArgumentError("there is not one sampling for each prompt", location=user_location(),
-                                expected=len(held), received=len(chosen))  # fmt: skip
+        chosen, stops = list_samplings(sampling, len(held)), list_stops(stop)
+        if stops:
+            self._require_tokenizer()
         if draft is not None and not isinstance(draft, LanguageModel):
             raise ArgumentError("the draft is no language model", location=user_location(),
                                 received=type(draft).__name__)  # fmt: skip
         if draft is None:
-            return decode_alone(self, held, max_tokens, chosen)
-        return decode_with_draft(self, draft, held, max_tokens, chosen, proposals)
+            return decode_alone(self, held, int(max_tokens), chosen, stops)
+        return decode_with_draft(self, draft, held, int(max_tokens), chosen, proposals, stops)
 
     def chat(
-        self, messages: Any, max_tokens: int = 256, sampling: Sampling = GREEDY, draft: LanguageModel | None = None
-    ) -> Iterator[str]:
+        self, messages: Any, max_tokens: int = 256, sampling: Sampling = GREEDY, draft: LanguageModel | None = None,
+        **others: Any,
+    ) -> Iterator[str]:  # fmt: skip
         """The pieces of the answer to a message, or to a conversation of dicts with "role" and "content".
 
         Raises:
             ArgumentError: the model has no tokenizer or no chat template.
         """
+        refuse_arguments("chat", others)
         prompt = self._require_tokenizer().format_chat(messages)
         return self._decode_pieces(self.stream([prompt], max_tokens, sampling, draft))
 

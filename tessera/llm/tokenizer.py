@@ -50,12 +50,15 @@ class Tokenizer:
             ArgumentError: the model has no template, or a message lacks its role or content.
             DeviceUnavailable: the package `jinja2` is not installed.
         """
+        if not isinstance(messages, (str, list, tuple)):
+            raise ArgumentError("a conversation is neither text nor a list of messages", location=user_location(),
+                                received=type(messages).__name__)  # fmt: skip
         listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         if self.chat_template is None:
             raise ArgumentError("the model has no chat template", location=user_location(),
                                 suggestion="generate from plain text")  # fmt: skip
         for message in listed:
-            if not {"role", "content"} <= set(message):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ArgumentError("a message lacks its role or content", location=user_location(),
                                     expected='{"role": "user", "content": "..."}', received=repr(message))  # fmt: skip
         try:
