@@ -17,14 +17,14 @@ from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.lower.schedule_to_tile.reductions import find_neutral_element
-from tessera.ops.tensor import elementwise, reduce
+from tessera.ops.tensor import reduce
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import pad, reshape
 
 KINDS = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
-COMBINE = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
 MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a second launch
 MIN_PART_ELEMENTS = 1 << 14  # of a part
 PART_MULTIPLE = 64  # a part that leaves a rest begins at a multiple of so many elements, for vector loads
@@ -46,7 +46,7 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
         return function
     patterns, uses = RewritePatterns("reduction splitting"), UseDef(function)
 
-    @patterns(*COMBINE)
+    @patterns(*COMBINERS)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
         split = choose_split(node, plan)
         return (_reduce_in_parts(node, Tensor(args[0]), split, node.args[0] in uses).data,) if split else None
@@ -108,7 +108,7 @@ def _reduce_in_parts(node: Node, x: Tensor, split: AxisSplit, computed: bool) ->
     inner = tuple(a if a >= split.axis else a - 1 for a in axes)
     total = op(op(folded, axis=inner, keepdims=True), axis=(split.axis - 1,), keepdims=False)
     if end < x.shape[at]:
-        total = COMBINE[op](total, op(narrow(x, at, end, int(x.shape[at])), axis=axes, keepdims=True))
+        total = COMBINERS[op](total, op(narrow(x, at, end, int(x.shape[at])), axis=axes, keepdims=True))
     total = reshape(total, shape=node.out.type.shape)  # type: ignore[union-attr]
     dtype = node.out.type.dtype  # type: ignore[union-attr]
     return total if total.dtype == dtype else cast(total, dtype=dtype)

@@ -1,30 +1,27 @@
-"""Window views: stacked slices of one tensor as a strided view of it, and reductions over stacks as chains of ops.
+"""Window views: stacked slices of one tensor, and gathers at affine indices, as strided views.
 
-An element of a stack of n tensors is a chain of n selections; one of a strided view is one load. Convolutions, pools
-and stencils stack a slice for each element of their windows.
+An element of a stack of n tensors is a chain of n selections; one of a strided view is one load. Convolutions and
+stencils stack a slice for each element of their windows. Reductions of stacks, as in pools, are none any more here:
+canonicalisation combines their slices.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import TensorType
 from tessera.ir.analysis.affine import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
-from tessera.ops.tensor import basic, elementwise, reduce, shape
+from tessera.ops.tensor import shape
 
 patterns = RewritePatterns("window views", same_types=True)
 stacks = RewritePatterns("stacks as views", same_types=True)
-MAX_CHAIN = 128  # a reduction over a stack of more tensors stays a reduction
-COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
 
 
 def form_window_views(function: Function, with_stacks: bool = True) -> Function:
     """Rewrite a function of tensor ops; `with_stacks`, stacks of slices too, which products read in place."""
-    for rules in (reductions, stacks, patterns) if with_stacks else (reductions, patterns):
+    for rules in (stacks, patterns) if with_stacks else (patterns,):
         function = rewrite_function(function, rules, remove_dead=True)
     return function
 
@@ -125,36 +122,3 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     start = tuple(form.constant if a == axis else 0 for a in range(len(sizes)))
     rows = tuple(tuple(row) for row in strides)
     return rewriter.add(shape.strided_view, x, shape=shaped, start=start, strides=rows)
-
-
-reductions = RewritePatterns("reductions of stacks", same_types=True)
-
-
-@reductions(*COMBINERS)
-def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-    """A reduction over the axis of a stack combines its parts."""
-    stack = rewriter.find_producer(args[0], shape.concatenate)
-    if stack is None or len(node.attrs["axis"]) != 1 or len(stack.args) > MAX_CHAIN:
-        return None
-    rank = len(args[0].type.shape)  # type: ignore[union-attr]
-    axis = node.attrs["axis"][0] % rank
-    if stack.attrs["axis"] % rank != axis or any(v.type.shape[axis] != 1 for v in stack.args):  # type: ignore[union-attr]
-        return None
-    to = tuple(node.out.type.shape)  # type: ignore[union-attr]
-    parts = [rewriter.add(shape.reshape, v, shape=to) for v in stack.args]
-    if node.op is reduce.sum:
-        parts = [_widen(rewriter, v, node) for v in parts]
-    total = parts[0]
-    for part in parts[1:]:
-        total = rewriter.add(COMBINERS[node.op], total, part)
-    type = node.out.type
-    assert isinstance(type, TensorType) and math.prod(to) >= 0
-    return total if total.type.dtype == type.dtype else rewriter.add(basic.cast, total, dtype=type.dtype)  # type: ignore[union-attr]
-
-
-def _widen(rewriter: Rewriter, value: Value, node: Node) -> Value:
-    """A term of a sum in the type that accumulates."""
-    type = value.type
-    assert isinstance(type, TensorType) and isinstance(node.out.type, TensorType)
-    wide = type.accumulate if type.dtype.is_float else node.out.type.dtype
-    return value if wide == type.dtype else rewriter.add(basic.cast, value, dtype=wide)
