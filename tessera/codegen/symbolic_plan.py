@@ -79,7 +79,7 @@ class SizeBinder:
 
         Raises:
             ArgumentError: there are more or fewer arrays than parameters.
-                ShapeError: as `bind_program_sizes`.
+            ShapeError: as `bind_program_sizes`.
         """
         if len(shapes) != len(self.patterns):
             raise ArgumentError("wrong number of arguments", expected=len(self.patterns), received=len(shapes))

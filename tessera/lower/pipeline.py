@@ -107,6 +107,11 @@ def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(form_window_views(module.main, plan.stack_views), *module.functions[1:])
 
 
+def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
+    """Long reductions in parts, where the plan says so."""
+    return module.replace(split_reductions(module.main, plan), *module.functions[1:])
+
+
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_composites),
@@ -117,7 +122,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("sink casts", rewrite_main(sink_widening)),
     ("window views", rewrite_windows),
     ("vector products", rewrite_vector_products),
-    ("reduction splitting", lambda module, plan: rewrite_main(lambda f: split_reductions(f, plan))(module, plan)),
+    ("reduction splitting", split_long_reductions),
     ("launch fusion", rewrite_main(fuse_launches)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),
