@@ -1,5 +1,7 @@
 """One program at every level above Target, compared with the Graph interpreter."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from tessera.frontend.jit.tracing import jit
@@ -14,7 +16,12 @@ from tessera.lower.pipeline import lower
 SMALL = LoweringPlan(
     m=5, n=7, k=6, whole_k=8, multiple=1, rows=16, row_limit=3, pointwise=5, lanes=3, programs=1, flash=False
 )
-PLANS = {"default": LoweringPlan(), "small": SMALL, "parallel": LoweringPlan(programs=1000, flash=False)}
+PLANS = {
+    "default": LoweringPlan(),
+    "small": SMALL,
+    "parallel": LoweringPlan(programs=1000, flash=False),
+    "reshaped": replace(SMALL, result_lanes=5, collapse=True, peel=True, stack_views=False, vector_products=1),
+}
 
 
 def modules(function, plan):

@@ -7,6 +7,7 @@ import pytest
 
 from tessera.lower.indexing_maps import analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes.tile_legalisation import cut_tiles
 from tessera.lower.schedule_to_tile.lowering import split_into_stages
 from tessera.ops.tensor import nn
 from tests.lower.levels import modules, traced
@@ -52,3 +53,10 @@ def test_transpose_is_tiled_both_ways():
 def test_columns_are_summed_side_by_side():
     schedule = kernel(lambda x: x.sum(axis=0), (4096, 256)).attrs["schedule"]
     assert schedule["tile"] == (64, 128) and schedule["loop"] == (1,)
+
+
+def test_cut_tiles_keep_the_rest_of_a_schedule():
+    plan = LoweringPlan(row_limit=64, peel=True)
+    node = kernel(lambda x: x.sum(axis=1), (1, 1000), plan=plan)
+    assert node.attrs["schedule"] == {"tile": (1, 50), "loop": (1,), "peel": True}
+    assert cut_tiles(node, plan) == {"tile": (1, 25), "loop": (1,), "peel": True}

@@ -83,5 +83,5 @@ def cut_tiles(kernel: Node, plan: LoweringPlan) -> Attrs | None:
         if longest is not None:
             search.tile[longest] = search.cut(longest, -(-search.tile[longest] // 2))
             search.loop = [longest] if longest in reduced else search.loop
-            return Attrs({"tile": tuple(search.tile), "loop": tuple(search.loop)})
+            return Attrs({**chosen, "tile": tuple(search.tile), "loop": tuple(search.loop)})
     return None
