@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.core.types import as_dtype
 from tessera.ir.rules import REGISTRY, Op, lower
 from tessera.lower.indexing_maps import IndexDigit
@@ -126,6 +127,9 @@ CASES = {
     "softmax twice": (lambda x: nn.softmax(nn.softmax(x) * 3), normals(3, 9)),
     "softmax both ways": (lambda x: nn.softmax(x, axis=0) + nn.softmax(x, axis=1), normals(6, 6)),
     "softmax of f16": (lambda x: nn.softmax(x.to("f16")), normals(3, 9)),
+    "softmax of a policy": (lambda x: nn.softmax(x.to(ts.f32 @ ts.toward_zero)), normals(3, 9)),
+    "maximum of a policy": (lambda x: x.to(ts.f32 @ ts.toward_zero).max(axis=1), normals(3, 9)),
+    "argmax of a policy": (lambda x: reduce.argmax(x.to(ts.f32 @ ts.toward_zero), axis=1), normals(3, 9)),
     "log_softmax": (nn.log_softmax, normals(3, 9)),
     "layer_norm": (nn.layer_norm, normals(2, 3, 8), 8, normals(8), normals(8)),
     "layer_norm of two axes": (lambda x: nn.layer_norm(x, (3, 8)), normals(2, 3, 8)),

@@ -117,7 +117,8 @@ def _make_value_reduction(emit: TileEmitter, node: Node) -> LoopReduction:
     axes = _find_result_axes(emit, node)
 
     def initialise(emit: TileEmitter) -> list[Value]:
-        return [emit.full(emit.shape(axes), find_neutral_element(kind, wide), wide)]
+        start = emit.full(emit.shape(axes), find_neutral_element(kind, wide), wide)
+        return [emit.round_to_type(start, type) if wide == type.dtype else start]  # with the policy that tiles have
 
     def combine(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
         x, kept, axis = _prepare_operand(emit, node)
@@ -136,7 +137,8 @@ def _make_arg_reduction(emit: TileEmitter, node: Node) -> LoopReduction:
 
     def initialise(emit: TileEmitter) -> list[Value]:
         shape = emit.shape(axes)
-        return [emit.full(shape, find_neutral_element(kind, dtype), dtype), emit.full(shape, 0, int64)]
+        start = emit.full(shape, find_neutral_element(kind, dtype), dtype)
+        return [emit.round_to_type(start, get_tensor_type(node.args[0])), emit.full(shape, 0, int64)]
 
     def combine(emit: TileEmitter, carried: Sequence[Value]) -> list[Value]:
         x, kept, axis = _prepare_operand(emit, node)
