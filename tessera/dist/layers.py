@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import f32, int64
+from tessera.core.types import f32, f64, int64
 from tessera.dist.collectives import all_reduce, all_to_all, collective_permute
 from tessera.dist.ranks import current_axes, get_rank
 from tessera.ir.tensor import Tensor, as_tensor
@@ -61,7 +61,7 @@ def ring_attention(
 
     Shapes: `q`, `k` and `v` [..., S / ranks, D], in the order of the ranks; the result as `q`. Each rank adds the block
     of keys that it has to an online softmax, and passes it to its neighbour, as often as there are ranks. Computed in
-    f32.
+    f32, or in f64 for operands of f64.
 
     Raises:
         ShapeError: `q`, `k` and `v` differ in shape where they must not.
@@ -76,9 +76,9 @@ def ring_attention(
     where_ = current_axes(None, axis, "ring_attention")
     me, ranks = get_rank(where_), where_.size
     scale = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else scale
-    wide = cast(q, dtype=f32) * scale
-    rows = (*q.shape[:-1], 1)
-    top, total, out = full(rows, -math.inf), zeros(rows), zeros(q.shape)
+    dtype = f64 if q.dtype == f64 else f32
+    wide, rows = cast(q, dtype=dtype) * scale, (*q.shape[:-1], 1)
+    top, total, out = full(rows, -math.inf, dtype=dtype), zeros(rows, dtype=dtype), zeros(q.shape, dtype=dtype)
     ring = [(i, (i + 1) % ranks) for i in range(ranks)]
     for step in range(ranks):
         owner = (me - step) % ranks
@@ -91,7 +91,7 @@ def ring_attention(
 def _add_block(q: Tensor, k: Tensor, v: Tensor, state: Any, places: tuple[int, int] | None) -> Any:
     """One step of the online softmax; `places` are the positions of q and k in the sequence, for a causal mask."""
     top, total, out = state
-    scores = matmul(q, matrix_transpose(cast(k, dtype=f32)))
+    scores = matmul(q, matrix_transpose(cast(k, dtype=q.dtype)))
     if places is not None:
         rows = iota(shape=(q.shape[-2], 1), axis=0) + places[0] * int(q.shape[-2])
         columns = iota(shape=(1, k.shape[-2]), axis=1) + places[1] * int(k.shape[-2])
@@ -101,7 +101,7 @@ def _add_block(q: Tensor, k: Tensor, v: Tensor, state: Any, places: tuple[int, i
     base = where(equal(new, -math.inf), 0.0, new)
     weights, decay = exp(scores - base), exp(top - base)
     total = total * decay + sum(weights, axis=-1, keepdims=True)
-    return new, total, out * decay + matmul(weights, cast(v, dtype=f32))
+    return new, total, out * decay + matmul(weights, cast(v, dtype=q.dtype))
 
 
 # Expert parallelism: tokens travel to the rank of their expert and back.

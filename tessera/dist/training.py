@@ -22,6 +22,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.rearrange import pad
 from tessera.ops.tensor.shape import reshape
+from tessera.optim.optimizer import Optimizer
 from tessera.transforms.recording import normalise_argnums
 
 DATA = "data"
@@ -158,12 +159,17 @@ class ZeroOptimizer:
     scatters the gradients. The steps are those of the optimizer on whole parameters, which computes element by element.
 
     Raises:
-        ArgumentError: there is no such stage.
+        ArgumentError: there is no such stage, or the optimizer needs whole parameters (Adafactor).
     """
 
     def __init__(self, optimizer: Any, stage: int = 1, axis: Any = None) -> None:
         if stage not in (1, 2, 3):
             raise ArgumentError(f"ZeRO has no stage {stage}", location=user_location(), expected="1, 2 or 3")
+        if isinstance(optimizer, Optimizer) and type(optimizer).update_all is not Optimizer.update_all:
+            raise ArgumentError(
+                f"ZeRO cuts parameters into flat parts, and {type(optimizer).__name__} needs whole ones",
+                location=user_location(), expected="an optimizer that computes element by element, e.g. ts.optim.AdamW",
+            )  # fmt: skip
         self.optimizer, self.stage, self.axis = optimizer, stage, axis
         self._tree: TreeDef | None = None
         self._flat: dict[str, _Flat] = {}

@@ -36,6 +36,20 @@ def test_ring_attention_is_attention(ranks, causal):
         np.testing.assert_allclose(g, x.grad.numpy(), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["f64", "bf16"])
+def test_ring_attention_in_other_types(dtype):
+    q, k, v = (draw(2, 12, 5, dtype="f8").to(getattr(ts, dtype)) for _ in range(3))
+    ring = ts.spmd(
+        ts.dist.ring_attention, mesh=ts.Mesh(3, "s"), in_specs=P(None, "s"), out_specs=P(None, "s"), target="llvm"
+    )
+    found = ring(q, k, v)
+    q, k, v = (x.numpy().astype("f8") for x in (q, k, v))
+    weights = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(5))
+    wanted = weights / weights.sum(-1, keepdims=True) @ v
+    assert found.dtype == getattr(ts, dtype)
+    np.testing.assert_allclose(found.numpy().astype("f8"), wanted, atol=1e-13 if dtype == "f64" else 2**-7)
+
+
 @pytest.mark.parametrize("capacity", [2, 5, 20])
 def test_expert_parallel_drops_what_is_beyond_capacity(capacity):
     x, gate, w = draw(20, 6), draw(6, 8), draw(8, 6, 6)
@@ -151,6 +165,8 @@ def test_zero_as_a_decorator():
     np.testing.assert_array_equal(found["w"], np.full((2, 3), 0.75))
     with pytest.raises(ArgumentError, match="no stage 4"):
         ts.zero(stage=4)
+    with pytest.raises(ArgumentError, match="Adafactor needs whole ones"):
+        ts.dist.ZeroOptimizer(ts.optim.Adafactor())
     with pytest.raises(ArgumentError, match="decorates"):
         ts.zero.all_gather({})
 
