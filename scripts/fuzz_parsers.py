@@ -180,7 +180,7 @@ def run(name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: fl
             kind = "typed error"
         except TimeOver:
             kind = "too long"
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
         finally:

@@ -96,7 +96,7 @@ def run_program(program: Program, checkouts: Path, limit: float) -> Outcome:
         status, text = _execute(program, copy / program.folder, limit)
         seconds = time.perf_counter() - began
     outcome, reason = _judge(program, status, text)
-    if outcome not in ("passes", "runs") and program.fault:
+    if program.fault and outcome not in ("passes", "runs", "internal"):
         outcome, reason = "own fault", program.fault
     return Outcome(program.repository, name, program.size, outcome, reason.replace(str(copy), ""), round(seconds, 1))
 
@@ -153,7 +153,7 @@ def name_own_faults(rows: list[dict[str, Any]], table: dict[str, Any]) -> list[O
         outcome = Outcome(**row)
         folder = outcome.program.partition(": ")[0] if ": " in outcome.program else "."
         fault = faults.get((outcome.repository, folder, outcome.size), "")
-        if fault and outcome.outcome not in ("passes", "runs"):
+        if fault and outcome.outcome not in ("passes", "runs", "internal"):
             outcome.outcome, outcome.reason = "own fault", fault
         outcomes.append(outcome)
     return outcomes
@@ -166,7 +166,7 @@ def write_page(outcomes: list[Outcome], path: Path) -> None:
     lines = [
         "# Public CSL programs on the simulator",
         "",
-        "Public CSL programs, run with its own host part and its own check. The command",
+        "Public CSL programs, each run with its own host part and its own check. The command",
         "`python scripts/run_csl_programs.py CHECKOUTS --page docs/csl-programs.md` writes this page from checkouts.",
         "The project contains none of the programs.",
         "",

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_words  # noqa: E402
 import draw_architecture  # noqa: E402
+import fuzz_parsers  # noqa: E402
 import mutate  # noqa: E402
+import run_csl_programs  # noqa: E402
 
 MODULES = draw_architecture.list_modules()
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
@@ -85,3 +87,31 @@ def test_a_mutation_changes_one_operator(before):
 def test_a_mutant_that_takes_too_long_is_neither_found_nor_missed():
     counts = Counter({"fuzzing": 2, "tests": 1, "time": 4, "": 1})
     assert mutate.describe_score(counts).startswith("3 of 4 found")
+
+
+@pytest.mark.parametrize(("printed", "outcome"), [
+    ("echo OK", "passes"), ("echo 'PE (0, 0): stall'; exit 1", "own fault"),
+    ("echo 'x.csl:1:1: CslFault: internal error of the simulator: KeyError'; exit 1", "internal"),
+])  # fmt: skip
+def test_the_fault_of_a_program_hides_no_internal_error(printed, outcome, tmp_path):
+    (tmp_path / "owner+name").mkdir()
+    program = run_csl_programs.Program("owner/name", ".", printed, fault="its array is too short")
+    found = run_csl_programs.run_program(program, tmp_path, 60.0)
+    assert found.outcome == outcome
+    (again,) = run_csl_programs.name_own_faults([vars(found)], {"programs": [{**vars(program), "size": ""}]})
+    assert again.outcome == outcome
+
+
+def test_the_fuzzing_of_readers_reports_all_but_typed_errors_and_can_be_interrupted():
+    def read(data):
+        if data:
+            raise KeyError(data)
+
+    found = fuzz_parsers.run("x", [b"abc"], read, 0.05, 0)
+    assert list(found["failures"]) == [k for k in found["counts"] if k.startswith("KeyError at test_scripts.py")]
+    with pytest.raises(KeyboardInterrupt):
+        fuzz_parsers.run("x", [b"abc"], _interrupt, 5.0, 0)
+
+
+def _interrupt(_):
+    raise KeyboardInterrupt
