@@ -22,11 +22,11 @@ def tensor(name: str, shape: tuple[int, ...], dtype: Any = "f32", low: float = -
     return generator.uniform(low, high, shape).astype(element.numpy)
 
 
-# The kinds of values of `biting`, the simplest first.
+# The kinds of values of `edge_values`, the simplest first.
 KINDS = ("ramp", "uniform", "ties", "positive", "special", "extreme", "zeros")
 
 
-def biting(kind: str, seed: int, shape: tuple[int, ...], dtype: Any = "f32") -> np.ndarray:
+def edge_values(kind: str, seed: int, shape: tuple[int, ...], dtype: Any = "f32") -> np.ndarray:
     """Values that expose errors: ramps, ties, signed zeros, the limits of the type, subnormals, NaN and infinities.
 
     "special" has NaN and infinities at the first, the last and a few other places of a uniform array; an element type

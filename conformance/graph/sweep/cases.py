@@ -1,4 +1,4 @@
-"""The sweep: ops from the columns of their definitions, with all element types, on shapes and values that bite.
+"""The sweep: ops from the columns of their definitions, with all element types, on shapes and values at the edges.
 
 Shapes: none, 0, 1, primes, one around a vector and a tile, several axes. Values (`conformance.inputs.KINDS`): NaN and
 infinities at the first, the last and other places, signed zeros, the limits of the type, subnormals, ties.
@@ -14,7 +14,7 @@ from typing import Any
 
 import tessera as ts
 from conformance.case import Case
-from conformance.inputs import biting
+from conformance.inputs import edge_values
 from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.rules import REGISTRY, Op, lower
@@ -58,7 +58,7 @@ def _case(area: str, name: str, program: Callable[..., Any], inputs: list[tuple[
 
     def entry() -> tuple[Any, Any]:
         return Jit(program), tuple(
-            biting(kind, seed + i, shape, dtype) for i, (kind, shape, dtype) in enumerate(inputs)
+            edge_values(kind, seed + i, shape, dtype) for i, (kind, shape, dtype) in enumerate(inputs)
         )
 
     return Case(full, entry, unknown=True)

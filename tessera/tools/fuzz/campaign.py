@@ -185,7 +185,7 @@ import numpy as np
 
 import tessera as ts
 from conformance.case import Case
-from conformance.inputs import biting
+from conformance.inputs import edge_values
 from tessera import tile
 from tessera.core.types import as_dtype
 

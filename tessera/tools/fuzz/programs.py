@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conformance.case import Case
-from conformance.inputs import biting
+from conformance.inputs import edge_values
 from tessera.frontend.jit.tracing import Jit
 
 # What the source of programs calls `ts`: the whole package, which no module of it may import.
@@ -23,7 +23,7 @@ FOLDER = "<fuzz"  # the file names of programs in error messages
 
 @dataclass(frozen=True)
 class Input:
-    """One argument: a kind of values with a seed (`conformance.inputs.biting`), or zeros for what a kernel writes."""
+    """An argument: a kind of values with a seed (`conformance.inputs.edge_values`), or zeros, which a kernel writes."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,14 +33,14 @@ class Input:
 
     def make(self) -> np.ndarray:
         """The array, the same each time."""
-        return biting(self.kind, self.seed, self.shape, self.dtype)
+        return edge_values(self.kind, self.seed, self.shape, self.dtype)
 
     @property
     def text(self) -> str:
         """The array as Python source."""
         if self.kind == "zeros" and self.seed == 0:
             return f"np.zeros({self.shape}, as_dtype({self.dtype!r}).numpy)"
-        return f"biting({self.kind!r}, {self.seed}, {self.shape}, {self.dtype!r})"
+        return f"edge_values({self.kind!r}, {self.seed}, {self.shape}, {self.dtype!r})"
 
 
 @dataclass(frozen=True)
