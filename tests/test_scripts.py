@@ -15,6 +15,7 @@ import draw_architecture  # noqa: E402
 import fuzz_parsers  # noqa: E402
 import mutate  # noqa: E402
 import run_csl_programs  # noqa: E402
+import soak  # noqa: E402
 
 MODULES = draw_architecture.list_modules()
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
@@ -115,3 +116,10 @@ def test_the_fuzzing_of_readers_reports_all_but_typed_errors_and_can_be_interrup
 
 def _interrupt(_):
     raise KeyboardInterrupt
+
+
+def test_a_full_disk_gives_a_typed_error_and_leaves_the_artifact_whole(tmp_path):
+    found = soak.soak_full_disk(1)
+    assert found == {"builds": 1, "bad": [], "ok": True}
+    assert not soak.is_refused(1, "Traceback (most recent call last):\nOSError: File too large")
+    assert not soak.is_refused(-25, "") and not soak.run_artifact(tmp_path / "none")
