@@ -191,6 +191,7 @@ if TYPE_CHECKING:
     )
     from tessera.ops.tensor.special_functions import bessel_i0e, bessel_i1e, cbrt, digamma, erfinv, lgamma
     from tessera.runtime.artifacts import build
+    from tessera.runtime.bundles import bundle
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuner import TuningCache
     from tessera.runtime.storage.copy_pipeline import async_load, async_store

@@ -4,6 +4,7 @@
 EXPORTS = {
     "tessera.state": "Cache KVCache PageTable RingBuffer Stateful stateful with_state",
     "tessera.runtime.artifacts": "build",
+    "tessera.runtime.bundles": "bundle",
     "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (
         "alpha_dropout bilinear dropout1d dropout2d dropout3d embedding_bag feature_alpha_dropout group_norm "

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tessera.core.errors import ArtifactError
-from tessera.core.io import lock_folder
+from tessera.core.io import is_trusted, lock_folder
 from tessera.ir.core import Module, structural_hash
 
 # Reading and writing.
@@ -27,6 +27,7 @@ from tessera.ir.core import Module, structural_hash
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+FieldCheck = Callable[[Any], bool]
 SEAL_KEY = "sha256"  # the hash of the rest of the manifest; `files` has one for each file
 
 
@@ -37,6 +38,7 @@ class Artifact:
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes | str] = field(default_factory=dict)
     folder: Path | None = field(default=None, compare=False)  # where it was read
+    owned: bool = field(default=False, compare=False)  # read from a file that nobody but this user or root can write
 
     def text(self, name: str) -> str:
         """A file as text.
@@ -50,6 +52,12 @@ class Artifact:
             return encode_content(self.files[name]).decode()
         except UnicodeDecodeError as error:
             raise ArtifactError(f"the file {name} of the artifact is not UTF-8", received=str(error)) from None
+
+    def is_owned(self, name: str) -> bool:
+        """Whether it was read from where nobody but this user or root can have written the file of this name."""
+        if self.folder is None:
+            return self.owned
+        return is_trusted(self.folder) and is_trusted(self.folder / name)
 
     def save(self, path: str | Path) -> Path:
         """Write the folder atomically: built in a temporary folder, then exchanged with `path` in one step.
@@ -82,16 +90,16 @@ class Artifact:
     def _write_files(self, folder: Path) -> None:
         folder.chmod(0o755)
         for name, content in self.files.items():
-            file = folder / _check_file_name(name)
+            file = folder / check_file_name(name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode_content(content))
             file.chmod(0o644)
-        (folder / MANIFEST).write_text(_dump_json(self._describe_manifest()))
+        (folder / MANIFEST).write_text(self.dump_manifest())
 
-    def _describe_manifest(self) -> dict[str, Any]:
+    def dump_manifest(self) -> str:
+        """The manifest as it is written: with the hash of each file, and of the rest."""
         hashes = {name: hash_content(content) for name, content in self.files.items()}
-        manifest = {**self.manifest, "schema": SCHEMA_VERSION, "files": hashes}
-        return {**manifest, SEAL_KEY: _compute_seal(manifest)}
+        return seal_json({**self.manifest, "schema": SCHEMA_VERSION, "files": hashes})
 
 
 def _make_unwritable_error(target: Path, error: OSError) -> ArtifactError:
@@ -117,11 +125,21 @@ def hash_json(item: Any) -> str:
     return hash_content(_dump_json(item))
 
 
+def seal_json(manifest: Mapping[str, Any]) -> str:
+    """A manifest as text, with the hash of its other fields."""
+    return _dump_json({**manifest, SEAL_KEY: _compute_seal(manifest)})
+
+
 def _compute_seal(manifest: Mapping[str, Any]) -> str:
     return hash_content(_dump_json({k: v for k, v in manifest.items() if k != SEAL_KEY}))
 
 
-def _check_file_name(name: str) -> str:
+def check_file_name(name: str) -> str:
+    """A name of a file in an artifact: a relative path that leads nowhere else.
+
+    Raises:
+        ArtifactError: it is none.
+    """
     path = PurePosixPath(name)
     if not name.isprintable() or path.is_absolute() or ".." in path.parts or str(path) in (MANIFEST, "."):
         raise ArtifactError(f"{name!r} is not a valid file name in an artifact", expected="a relative path without ..")
@@ -244,24 +262,33 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         problem = f"{folder} has no {MANIFEST}" if folder.is_dir() else f"there is no folder {folder}"
         raise ArtifactError(problem, expected="a folder written by `tessera build`", suggestion="check the path")
+    return parse_manifest(_read_member(folder, MANIFEST), str(file), MANIFEST_FIELDS)
+
+
+def parse_manifest(content: bytes, where: str, fields: Mapping[str, FieldCheck], newest: int = SCHEMA_VERSION) -> Any:
+    """The manifest in a file, checked: its schema, the hash of its fields, and those that are given.
+
+    Raises:
+        ArtifactError: it is corrupt, changed, or of a newer schema than `newest`.
+    """
     try:
-        manifest = json.loads(_read_member(folder, MANIFEST))
+        manifest = json.loads(content)
         schema = int(manifest["schema"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ArtifactError(f"{file} is corrupt: {error!r}", suggestion="build the artifact again") from None
-    if schema > SCHEMA_VERSION:
+        raise ArtifactError(f"{where} is corrupt: {error!r}", suggestion="build the artifact again") from None
+    if schema > newest:
         raise ArtifactError(
-            f"{folder} has schema {schema}, newer than this version of Tessera reads ({SCHEMA_VERSION})",
-            expected=f"schema {SCHEMA_VERSION} or older",
+            f"{where} has schema {schema}, newer than this version of Tessera reads ({newest})",
+            expected=f"schema {newest} or older",
             received=f"schema {schema}",
             suggestion="upgrade tessera, or build the artifact again with this version",
         )
     if manifest.get(SEAL_KEY) != _compute_seal(manifest):
         raise ArtifactError(
-            f"{file} has changed since it was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
+            f"{where} has changed since it was built", expected=f"sha256 {manifest.get(SEAL_KEY, 'of the rest')}",
             received=f"sha256 {_compute_seal(manifest)}", suggestion="build the artifact again",
         )  # fmt: skip
-    check_fields(manifest, MANIFEST_FIELDS, "the manifest")
+    check_fields(manifest, fields, "the manifest")
     return manifest
 
 
@@ -279,7 +306,7 @@ def _read_member(folder: Path, name: str) -> bytes:
 
 
 def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
-    file = folder / _check_file_name(name)
+    file = folder / check_file_name(name)
     content = _read_member(folder, name)
     if hash_content(content) != digest:
         raise ArtifactError(
@@ -292,7 +319,6 @@ def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
 
 # Checking JSON data: a seal shows accidents alone, since whoever edits a manifest can seal it again.
 
-FieldCheck = Callable[[Any], bool]
 MAX_COUNT = 1 << 62
 
 
@@ -360,7 +386,7 @@ def build_manifest(
         "hashes": {"module": structural_hash(module), "text": hash_content(text)},
         "schedule": schedule,
         "options": dict(options),
-        "tools": {package: _find_version(package) for package in ("tessera", "numpy", *tools)},
+        "tools": {package: find_version(package) for package in ("tessera", "numpy", *tools)},
     }
 
 
@@ -370,7 +396,8 @@ def split_parameters(plan: Mapping[str, Any]) -> tuple[ParameterList, ParameterL
     return [p for p in params if p["role"] != "output"], [p for p in params if p["role"] == "output"]
 
 
-def _find_version(package: str) -> str:
+def find_version(package: str) -> str:
+    """The installed version of a package, or "unknown"."""
     from importlib import metadata  # loads the parsers of mail and archives
 
     try:

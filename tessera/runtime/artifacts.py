@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tessera.runtime.program import PreparedProgram
 
 WEIGHTS_FILE = "weights.safetensors"
+MAX_PROGRAMS = 1 << 28  # of one launch of a loaded program, by default
 
 
 def build(
@@ -86,6 +87,16 @@ def build_program(
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write a prepared program as an artifact folder; `options` are the generator's."""
+    return emit_program(program, target, weights, options).save(out)
+
+
+def emit_program(
+    program: PreparedProgram,
+    target: str,
+    weights: Sequence[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Artifact:
+    """A prepared program as an artifact in memory, with its machine code and its weights."""
     from tessera.ir.printer import print_module  # a loader prints nothing
 
     stored = _find_stored_parameters(program, weights)
@@ -109,7 +120,7 @@ def build_program(
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
     }
-    return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files).save(out)
+    return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
 
 
 def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> list[int]:
@@ -210,7 +221,7 @@ class LoadedArtifact:
         be used. Those stored in the artifact are left out.
         """
         try:
-            tensors = [Tensor(a) for a in self.run([to_array(a) for a in self._order_arguments(args, named)])]
+            tensors = [Tensor(a) for a in self.run([to_array(a) for a in self.order_arguments(args, named)])]
         except TesseraError as error:
             raise error.at(user_location()) from None
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
@@ -221,7 +232,7 @@ class LoadedArtifact:
         )
         return f"<{self.interface['entry']} for {self.artifact.manifest['target']}: {taken}>"
 
-    def _order_arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def order_arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of a call's arguments in the order of the parameters."""
         names = [p["name"] for p in self.parameters]
         found = dict(flatten(named)[0])
@@ -264,7 +275,7 @@ def _check_argument(parameter: Mapping[str, Any], array: np.ndarray) -> np.ndarr
     return array
 
 
-def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1 << 28) -> LoadedArtifact:
+def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = MAX_PROGRAMS) -> LoadedArtifact:
     """Load an artifact folder that `build` wrote.
 
     Load only artifacts that you trust as you trust a program: the code of a target runs with your rights. A program
@@ -281,18 +292,28 @@ def load(folder: str | Path, max_bytes: int | None = None, max_programs: int = 1
                 "load takes the folder of an artifact", expected="a path", received=type(folder).__name__,
                 suggestion="in a kernel, tile.load(place) reads memory",
             )  # fmt: skip
-        artifact = read_artifact(folder)
-        own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
-        check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {folder}")
-        _check_interface(artifact.manifest)
-        sizes = _check_plan(artifact.manifest, max_bytes or _count_memory(), max_programs)
-        target = artifact.manifest["target"]
-        generator = get_capable_backend(target, "runtime")
-        with _manifest_errors(target):
-            runtime = load_runtime(generator, artifact)
-        return LoadedArtifact(artifact, runtime, _load_weights(artifact, folder), sizes)
+        return load_artifact(read_artifact(folder), str(folder), max_bytes, max_programs)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+def load_artifact(
+    artifact: Artifact, where: str, max_bytes: int | None = None, max_programs: int = MAX_PROGRAMS
+) -> LoadedArtifact:
+    """Check an artifact that was read from `where`, and load its program.
+
+    Raises:
+        ArtifactError, ResourceError: as `load`.
+    """
+    own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
+    check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {where}")
+    _check_interface(artifact.manifest)
+    sizes = _check_plan(artifact.manifest, max_bytes or count_memory(), max_programs)
+    target = artifact.manifest["target"]
+    generator = get_capable_backend(target, "runtime")
+    with _manifest_errors(target):
+        runtime = load_runtime(generator, artifact)
+    return LoadedArtifact(artifact, runtime, _load_weights(artifact, where), sizes)
 
 
 def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) -> SizeLimits | None:
@@ -327,7 +348,7 @@ def _check_interface(manifest: Mapping[str, Any]) -> None:
     parameters, written = manifest["interface"]["parameters"], manifest["interface"]["written"]
     wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
     wrong += [i for i in written if i >= len(parameters)]
-    memory = _count_memory()
+    memory = count_memory()
     for parameter in parameters:
         get_parameter_shape(parameter)
     wrong += [p["shape"] for p in parameters if math.prod(p["shape"]) > memory]  # an element takes a byte or more
@@ -363,7 +384,7 @@ def _manifest_errors(target: str) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-def _count_memory() -> int:
+def count_memory() -> int:
     """The bytes of this machine's memory; 1 TiB where the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -18,6 +18,8 @@ from tessera.core.pytree import flatten
 from tessera.core.types import DType, as_dtype, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2
 from tessera.ir.tensor import Tensor
 from tessera.runtime.artifacts import load as load_artifact
+from tessera.runtime.bundle_files import is_bundle_path
+from tessera.runtime.bundles import BUNDLE_METHOD, Bundle, load_bundle
 
 # The element types of safetensors; those that it lacks are stored as bytes, and named in the metadata.
 FORMAT_TYPES: dict[str, DType] = {
@@ -39,8 +41,8 @@ def _import_safetensors() -> Any:
         ) from None
 
 
-def save(tree: Any, path: str | Path) -> Path:
-    """Save a pytree of tensors, arrays, numbers and strings as a safetensors file, atomically.
+def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None) -> Path:
+    """Save a pytree of tensors, arrays, numbers and strings as a safetensors file, or a bundle, atomically.
 
     All element types are kept, bf16 and fp8 too. Dicts, lists and tuples come back as they are; of a module, a named
     tuple or a registered dataclass the file has the tensors by path (`load(path, like=...)` puts them back).
@@ -50,10 +52,21 @@ def save(tree: Any, path: str | Path) -> Path:
     >>> load(name)
     {'step': 3, 'w': Tensor([1.], f32)}
 
+    What `ts.bundle` compiled, or `ts.optimize`, is written as a bundle, with `metadata`: see `runtime.bundles`.
+
     Raises:
-        ArgumentError: a leaf is no tensor, array, number or string, or two leaves have one path.
+        ArgumentError: a leaf is no tensor, array, number or string, or two leaves have one path; `metadata` is given
+            for what is no bundle.
         FileError: there can be no file at the path.
     """
+    if hasattr(type(tree), BUNDLE_METHOD):
+        bundle: Bundle = getattr(tree, BUNDLE_METHOD)()
+        return bundle.save(path, metadata)
+    if metadata is not None:
+        raise ArgumentError(
+            "metadata is for bundles", location=user_location(), received=f"{type(tree).__name__} and metadata",
+            expected="what ts.bundle or ts.optimize made", suggestion="store it in the tree",
+        )  # fmt: skip
     target = Path(path)
     arrays: dict[str, np.ndarray] = {}
     constants: dict[str, Any] = {}
@@ -143,6 +156,8 @@ def _decode(name: str, entry: Mapping[str, Any], note: str) -> Tensor:
 def load(path: str | Path, *args: Any, like: Any = None, **named: Any) -> Any:
     """Load what `ts.save` wrote into a file, or the artifact that `ts.build` wrote into a folder.
 
+    A bundle is ready to run: see `tessera.runtime.bundles.load_bundle` for its other arguments, such as `target`.
+
     A file gives the pytree that was saved; any other safetensors file gives its tensors by name. With `like`, a pytree
     of the same structure (a module, a dataclass), the tensors come back in its containers, checked one by one. A folder
     is an artifact: see `tessera.runtime.artifacts.load` for its other arguments.
@@ -153,6 +168,8 @@ def load(path: str | Path, *args: Any, like: Any = None, **named: Any) -> Any:
         ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
     """
     is_path = isinstance(path, (str, os.PathLike))
+    if is_path and is_bundle_path(path):
+        return load_bundle(path, *args, **named)
     if not is_path or not (Path(path).is_file() or Path(path).suffix == ".safetensors"):
         return load_artifact(path, *args, **named)
     tensors, about = _read(path)

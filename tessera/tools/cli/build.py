@@ -1,20 +1,25 @@
-"""`tessera build`: compile an entry point into an artifact folder."""
+"""`tessera build`: compile an entry point into an artifact folder, or into a bundle for several targets and sizes."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from tessera.codegen.contract import get_backend
 from tessera.core.device import find_generator_name
+from tessera.core.errors import ArgumentError, FileError
 from tessera.core.progress import operation
 from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_control_flow
 from tessera.runtime.artifacts import build_program
+from tessera.runtime.bundle_files import SUFFIX
+from tessera.runtime.bundles import bundle
 from tessera.tools.cli.entry_points import (
     describe_configuration,
     find_entry_point,
@@ -26,8 +31,16 @@ from tessera.tools.cli.entry_points import (
 
 def main(options: argparse.Namespace) -> int:
     """Build the entry point that the command line names."""
-    console = Console()
-    target = find_generator_name(options.target) + (f":{options.grid}" if options.grid else "")
+    targets = [
+        find_generator_name(t) + (f":{options.grid}" if options.grid else "") for t in options.target or ["llvm"]
+    ]
+    if options.output.endswith(SUFFIX):
+        return _build_bundle(options, targets)
+    for name, given in (("a second --target", targets[1:]), ("--batch-size", options.batch_size),
+                        ("--metadata", options.metadata), ("--measure", options.measure)):  # fmt: skip
+        if given:
+            raise ArgumentError(f"{name} is for a bundle", expected=f"-o NAME{SUFFIX}", received=f"-o {options.output}")
+    console, target = Console(), targets[0]
     entry = find_entry_point(options.entry, options.size)
     dynamic, start = parse_dynamic(options.dynamic), time.perf_counter()
     with operation(f"building {entry.name} for {target}"):
@@ -59,3 +72,43 @@ def main(options: argparse.Namespace) -> int:
         line = f"  taken by the host, what is inside runs on {target}: {node.op.name} at {node.loc}"
         console.print(line, highlight=False, soft_wrap=True)
     return 0
+
+
+def _build_bundle(options: argparse.Namespace, targets: list[str]) -> int:
+    """Build the entry point for all targets and batch sizes into one file."""
+    entry = find_entry_point(options.entry, options.size)
+    arguments, example = make_inputs(entry, options.seed), entry.example
+    args, named = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    metadata, start = _read_metadata(options.metadata), time.perf_counter()
+    with operation(f"building {entry.name} for {', '.join(targets)}"):
+        made = bundle(
+            entry.function, *args, targets=targets, batch_sizes=options.batch_size, arch=options.arch,
+            weights=example.weights if example else (), grid=example.grid if example else None,
+            group=example.group if example else None, tune=options.tune, dynamic=parse_dynamic(options.dynamic),
+            **named,
+        )  # fmt: skip
+        if options.measure:
+            made = made.measure()
+        path = made.save(options.output, metadata)
+    console, seconds = Console(), time.perf_counter() - start
+    console.print(f"built [bold]{made.entry}[/] in {seconds:.2f} s: {escape(str(path))}", soft_wrap=True)
+    console.print(f"  {path.stat().st_size:,} bytes, variants {', '.join(made.variants)}", soft_wrap=True)
+    console.print(f"  run it with: {escape(f'tessera run {shlex.quote(str(path))}')}", soft_wrap=True)
+    return 0
+
+
+def _read_metadata(path: str | None) -> dict[str, Any] | None:
+    """The JSON object in a file.
+
+    Raises:
+        FileError: there is none.
+    """
+    if path is None:
+        return None
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is no JSON file", received=str(error)) from None
+    if not isinstance(found, dict):
+        raise FileError(f"{path} holds no JSON object", received=type(found).__name__)
+    return found

@@ -11,7 +11,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
+from rich.markup import escape
 from rich.rule import Rule
+from rich.table import Table
 from rich.theme import Theme
 
 from tessera.codegen.contract import get_backend, list_target_passes
@@ -20,6 +22,7 @@ from tessera.core.errors import read_source_line
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.runtime import driver
+from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
 from tessera.runtime.program import PreparedProgram, make_level_error
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
 
@@ -43,7 +46,9 @@ THEME = Theme({"ir.op": "bold cyan", "ir.value": "green", "ir.type": "magenta", 
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the levels, or the module after every pass."""
+    """Print the levels, or the module after every pass; of a bundle what it holds."""
+    if is_bundle_path(options.entry):
+        return _inspect_bundle(options)
     target = find_generator_name(options.target)
     entry = find_entry_point(options.entry, options.size)
     program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
@@ -63,6 +68,24 @@ def main(options: argparse.Namespace) -> int:
         print("\n".join(text for _, level, text, _ in chosen if options.level or level != "target"))
     else:
         _show(chosen)
+    return 0
+
+
+def _inspect_bundle(options: argparse.Namespace) -> int:
+    """List the variants and the metadata of a bundle, checked; nothing in it is executed."""
+    index = read_bundle_file(options.entry, lambda index: ()).index
+    if options.json:
+        print(json.dumps(index, indent=1, sort_keys=True))
+        return 0
+    console, table = Console(soft_wrap=True), Table("variant", "target", "bytes", "measured", box=None)
+    for name, variant in sorted(index["variants"].items()):
+        size = sum(index["members"][m]["bytes"] for m in set(variant["files"].values()))
+        measured = variant["performance"].get("median_ms")
+        table.add_row(name, variant["target"], f"{size:,}", "" if measured is None else f"{measured} ms")
+    console.print(f"[bold]{escape(index['entry'])}[/], written by tessera {escape(str(index.get('written_by')))}")
+    console.print(table)
+    console.print(f"requires {index['requirements']['memory']:,} bytes of memory")
+    console.print(f"metadata: {json.dumps(index['metadata'], sort_keys=True)}", markup=False)
     return 0
 
 

@@ -83,7 +83,7 @@ def _tuning(command: argparse.ArgumentParser) -> None:
 
 
 def _run(command: argparse.ArgumentParser) -> None:
-    _entry(command, ", or an artifact folder")
+    _entry(command, ", or an artifact folder, or a bundle")
     _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="the level whose interpreter runs it")
     command.add_argument("--target", help="the generator whose code runs it: llvm, ptx, csl, csl:4x4 (a grid), …")
@@ -115,10 +115,24 @@ def _run(command: argparse.ArgumentParser) -> None:
 def _build(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
-    command.add_argument("--target", default="llvm", help="the generator (default llvm)")
+    command.add_argument("--target", action="append", help="the generator (default llvm); several for a bundle")
     command.add_argument("--arch", help=ARCH_HELP)
     command.add_argument("--grid", metavar="RxC", help="rows x columns of PEs, for a mesh target (csl)")
-    command.add_argument("-o", "--output", required=True, metavar="FOLDER", help="the artifact folder to write")
+    command.add_argument(
+        "-o", "--output", required=True, metavar="PATH", help="the artifact folder, or X.bundle, to write"
+    )
+    command.add_argument(
+        "--batch-size",
+        action="append",
+        type=_count,
+        default=[],
+        metavar="N",
+        help="of a bundle: a first axis of inputs",
+    )
+    command.add_argument("--metadata", metavar="X.json", help="of a bundle: a JSON object to store")
+    command.add_argument(
+        "--measure", action="store_true", help="of a bundle: measure and store the time of each variant"
+    )
     command.add_argument(
         "--dynamic", action="append", nargs="?", const="", default=[], metavar="NAME:AXIS=SIZE",
         help="a size that may differ in each call, as x:0=B; without a value, the sizes that annotations name",
@@ -146,7 +160,7 @@ def _debug(command: argparse.ArgumentParser) -> None:
 
 
 def _inspect(command: argparse.ArgumentParser) -> None:
-    _entry(command)
+    _entry(command, ", or a bundle, whose contents are listed")
     _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="only this level")
     command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")

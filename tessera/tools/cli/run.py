@@ -26,6 +26,8 @@ from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound
 from tessera.ir.analysis.index_inputs import find_index_inputs
 from tessera.ir.parser import parse_module
 from tessera.runtime.artifacts import LoadedArtifact, load
+from tessera.runtime.bundle_files import is_bundle_path
+from tessera.runtime.bundles import load_bundle
 from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
     EntryPoint,
@@ -52,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
             check_writable(file)
     if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
         return _run_artifact(_loaded(options), options)
+    if is_bundle_path(options.entry):
+        return _run_bundle(options)
     if is_program(options.entry):
         return _run_program(options)
     way = _interpretation_of(options)
@@ -144,13 +148,17 @@ def _duration(seconds: float) -> str:
 
 def _loaded(options: argparse.Namespace) -> LoadedArtifact:
     """Load the named artifact; refuse options that artifacts do not have."""
+    _refuse_options(options)
+    return load(options.entry)
+
+
+def _refuse_options(options: argparse.Namespace) -> None:
     for name in (*INTERPRETED, "level", "target", "arch", "full_check"):
         if getattr(options, name):
             raise ArgumentError(
                 f"an artifact runs its own code for its own target, without --{name.replace('_', '-')}",
                 expected="a file.py, or none of these options",
             )
-    return load(options.entry)
 
 
 def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
@@ -459,6 +467,16 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     Console().print(table)
     _save(run.results, options.output)
     return 0
+
+
+def _run_bundle(options: argparse.Namespace) -> int:
+    """Run a variant of a bundle: the one for the inputs, else the first, or one for --target."""
+    target, options.target = options.target, None
+    _refuse_options(options)
+    loaded = load_bundle(options.entry, target)
+    arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, loaded.parameters, strict=False)]
+    whole = len(arrays) == len(loaded.parameters) == len(options.input) and arrays
+    return _run_artifact(loaded.load_variant(loaded.find_variant(arrays) if whole else loaded.first), options)
 
 
 def _call_artifact(artifact: LoadedArtifact, arrays: Sequence[np.ndarray], repeat: int | None) -> TimedRun:

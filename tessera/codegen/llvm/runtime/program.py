@@ -34,7 +34,6 @@ from tessera.codegen.llvm.text.protocol import FIRST_KEY, NO_FAILURE, REPORT_CON
 from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
-from tessera.core.io import is_trusted
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
@@ -140,10 +139,7 @@ def _find_object(artifact: Artifact, text: str) -> bytes | None:
     user or root can have written it.
     """
     content = artifact.files.get(OBJECT_FILE)
-    folder = artifact.folder
-    if not isinstance(content, bytes) or folder is None:
-        return None
-    if not (is_trusted(folder) and is_trusted(folder / OBJECT_FILE)):
+    if not isinstance(content, bytes) or not artifact.is_owned(OBJECT_FILE):
         return None
     return open_object(compute_cache_key(text), content)
 
