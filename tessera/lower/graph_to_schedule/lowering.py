@@ -97,6 +97,16 @@ class TileSizeSearch:
         """The dims along which some access has unit stride."""
         return {d for access in self.accesses if access for d in find_unit_stride_dims(access[-1])}
 
+    def find_main_contiguous_dims(self) -> set[int]:
+        """The dims along which some access of the most elements has unit stride: the others cost little either way."""
+        sizes = [self._count_elements(access) for access in self.accesses]
+        main = [access for access, size in zip(self.accesses, sizes, strict=True) if size == max(sizes)]
+        return {d for access in main if access for d in find_unit_stride_dims(access[-1])}
+
+    def _count_elements(self, access: Sequence[IndexExpr]) -> int:
+        """The elements that an access touches, if no two indices meet."""
+        return math.prod(self.extents[d] for d in {d for e in access for a, _ in e.terms for d in a.dims})
+
     def find_overlapping_dims(self) -> set[int]:
         """The dims that share an axis of memory with a later dim and overlap it, as those of windows do.
 
@@ -171,7 +181,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     rows = {n.attrs["dim"] for n in tiling.block.nodes if n.op is schedule.reduce}
     row = max(rows, key=lambda d: (not tiling.is_static(d), tiling.extents[d]))
     rest = math.prod(int(tiling.dims[d][1]) for d in rows - {row})
-    fastest = tiling.find_contiguous_dims()
+    fastest = tiling.find_main_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
     left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)

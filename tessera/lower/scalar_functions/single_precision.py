@@ -19,6 +19,7 @@ from tessera.ops.tensor.elementwise import where
 # 1.5 * 2^23: added to a float below 2^22 it leaves the nearest integer in the low bits of the mantissa.
 ROUND_TO_INTEGER, ROUND_TO_INTEGER_BITS = 12582912.0, 0x4B400000
 ROUND_TO_SIXTEENTH = 786432.0  # added and subtracted again, it rounds to a multiple of 1/16
+NEAR_ZERO = 1e-8  # exp(x) - 1 and log(1 + x) of smaller numbers round to x
 INF, NAN = float("inf"), float("nan")
 
 
@@ -64,6 +65,24 @@ def exp2_f32(x: Tensor) -> Tensor:
     return _scale_by_power_of_two(q * rest + 1.0, bits)
 
 
+@SHARED(f.expm1, f32)
+def expm1_f32(x: Tensor) -> Tensor:
+    """exp(x) - 1 = 2 (s p + (s - 1/2)), where p = exp(x - n * log(2)) - 1 and s = 2^(n - 1): 2^128 is no float."""
+    y = where(x > 89.0, 89.0, x)
+    y = where(y < -20.0, -20.0, y)
+    shifted = fma(y, 1.44269504, ROUND_TO_INTEGER)
+    n = shifted - ROUND_TO_INTEGER
+    rest = fma(n, -0.693145751953125, y)
+    rest = fma(n, -1.42860682030941723212e-6, rest)
+    q = evaluate_polynomial(
+        rest, 0.000198458816, 0.00139406684, 0.00833338965, 0.0416663587, 0.166666657, 0.5
+    )  # fmt: skip
+    p = fma(q, rest * rest, rest)
+    scale = bitcast((bitcast(shifted, dtype=int32) - (ROUND_TO_INTEGER_BITS - 126)) << 23, dtype=f32)
+    found = fma(scale, p, scale - 0.5) * 2.0
+    return where(e.abs(x) < NEAR_ZERO, x, found)
+
+
 def _reduce_log(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, f, f^2 and the rest, where x = 2^e * (1 + f), 1 + f is from sqrt(1/2) to sqrt(2), and
     log(1 + f) = f - f^2 / 2 + rest."""
@@ -73,14 +92,24 @@ def _reduce_log(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bits = bitcast(scaled, dtype=int32)
     exponent = (bits - 0x3F3504F3) >> 23
     m = bitcast(bits - (exponent << 23), dtype=f32)
-    exponent = cast(exponent, dtype=f32) + correction
-    fraction = m - 1.0
+    return cast(exponent, dtype=f32) + correction, *_expand_log(m - 1.0)
+
+
+def _expand_log(fraction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f, f^2 and the rest of log(1 + f) = f - f^2 / 2 + rest."""
     q = evaluate_polynomial(
         fraction, 0.0674663857, -0.116756514, 0.118881628, -0.124055892, 0.142195523, -0.166679963, 0.200021192,
         -0.250000089, 0.333333135,
     )  # fmt: skip
     square = fraction * fraction
-    return exponent, fraction, square, square * fraction * q
+    return fraction, square, square * fraction * q
+
+
+def _combine_log(exponent: Tensor, fraction: Tensor, square: Tensor, rest: Tensor) -> Tensor:
+    """e * log(2) + log(1 + f), log(2) in two parts."""
+    w = fma(exponent, -2.12194440e-4, rest)
+    w = fma(square, -0.5, w)
+    return fma(exponent, 0.693359375, fraction + w)
 
 
 def select_log_special_cases(x: Tensor, v: Tensor) -> Tensor:
@@ -94,10 +123,21 @@ def select_log_special_cases(x: Tensor, v: Tensor) -> Tensor:
 @SHARED(e.log, f32)
 def log_f32(x: Tensor) -> Tensor:
     """log(x) = e * log(2) + log(1 + f), log(2) in two parts."""
-    exponent, fraction, square, rest = _reduce_log(x)
-    w = fma(exponent, -2.12194440e-4, rest)
-    w = fma(square, -0.5, w)
-    return select_log_special_cases(x, fma(exponent, 0.693359375, fraction + w))
+    return select_log_special_cases(x, _combine_log(*_reduce_log(x)))
+
+
+@SHARED(f.log1p, f32)
+def log1p_f32(x: Tensor) -> Tensor:
+    """log(1 + x) = e * log(2) + log(1 + f), where f = (1 + x) / 2^e - 1 is rounded once (after N. Juffa)."""
+    u = x + 1.0
+    bits = bitcast(u, dtype=int32)
+    exponent = (bits - 0x3F3504F3) >> 23
+    power = exponent << 23
+    scale = bitcast(0x3F800000 - power, dtype=f32)
+    far = bitcast(bits - power, dtype=f32) - 1.0  # x is so large that 1 + x is x, and 2^-e may be no normal number
+    fraction = where(x > 1e9, far, fma(x, scale, scale - 1.0))
+    found = select_log_special_cases(u, _combine_log(cast(exponent, dtype=f32), *_expand_log(fraction)))
+    return where(e.abs(x) < NEAR_ZERO, x, found)
 
 
 @SHARED(e.log2, f32)
@@ -232,8 +272,7 @@ def select_power_special_cases(x: Tensor, y: Tensor, size: Tensor, v: Tensor) ->
 
 
 SHARED(e.pow, f32)(through_f64(power_for_f32))
-for _op in (f.expm1, f.log1p, f.atan):
-    SHARED(_op, f32)(through_f64(_op))
+SHARED(f.atan, f32)(through_f64(f.atan))
 
 
 def _split_remainder(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

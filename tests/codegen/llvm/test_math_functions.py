@@ -13,13 +13,15 @@ from tessera.frontend.jit.tracing import Jit
 from tessera.ir.numerics.reference_kernels import compute_erf
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor import scalar_functions as f
 from tessera.runtime.program import prepare
 
 BLOCK = 4096
 LIMIT = {e.exp: 3, e.exp2: 3, e.log: 3, e.log2: 3, e.sin: 4, e.cos: 4, e.tanh: 5, e.erf: 16, e.rsqrt: 2, e.sqrt: 0.5}
+LIMIT |= {f.expm1: 3, f.log1p: 2}
 WIDE = {
     e.exp: np.exp, e.exp2: np.exp2, e.log: np.log, e.log2: np.log2, e.sin: np.sin, e.cos: np.cos, e.tanh: np.tanh,
-    e.erf: compute_erf, e.rsqrt: lambda x: 1 / np.sqrt(x), e.sqrt: np.sqrt,
+    e.erf: compute_erf, e.rsqrt: lambda x: 1 / np.sqrt(x), e.sqrt: np.sqrt, f.expm1: np.expm1, f.log1p: np.log1p,
 }  # fmt: skip
 
 
@@ -30,6 +32,7 @@ def samples():
     near = [rng.uniform(-r, r, 8 * BLOCK).astype(np.float32) for r in (1e-3, 1, 2, 10, 100, 1e4)]
     one = np.nextafter(np.float32(1), np.float32([0, 2])).repeat(4)
     ends = [0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17549435e-38, 3.4028235e38, 88.72284, 88.722839, -103.97]
+    ends += [88.73, 89, -20, -17.5, 1e-8, -1e-8, 1e9, 1.1e9, -0.99999994]
     ends += [-87.336, 128, 127.99999, -149, -126, -150, 0.625, 9.01, 3.92, 0.5, 1, -1, 2, 2.0**28]
     values = np.concatenate([bits, *near, np.float32(ends), one])
     return np.resize(values, -(-len(values) // BLOCK) * BLOCK)

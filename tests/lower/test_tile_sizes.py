@@ -1,0 +1,36 @@
+"""Tile sizes: the axis along which programs and vectors run."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.ops.dialects import schedule
+from tessera.runtime.driver import lower
+
+
+def choose(function, *shapes):
+    """The dims of the kernel of a function, each with its tile."""
+    traced = ts.jit(function).trace(*(np.zeros(s, np.float32) for s in shapes))
+    (kernel,) = [n for n in lower(traced.function, "llvm")["schedule"].main.body.nodes if n.op is schedule.kernel]
+    return [
+        (n, kind, t) for (_, n, kind), t in zip(kernel.attrs["dims"], kernel.attrs["schedule"]["tile"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, w: x @ w, [(4112,), (4112, 999)]),
+        (lambda x, m: ts.sum(x * ts.expand_dims(m, 1), axis=0), [(4112, 999), (4112,)]),
+    ],
+    ids=["vector times matrix", "weighted rows"],
+)
+def test_lanes_run_along_the_contiguous_axis_of_the_largest_operand(function, shapes):
+    (lanes,) = [t for _, kind, t in choose(function, *shapes) if kind == "parallel"]
+    assert lanes >= 64  # the vector is contiguous along the summed axis, the matrix along the other
+
+
+def test_rows_are_summed_along_themselves():
+    rows, columns = choose(lambda x: ts.sum(x, axis=1), (999, 4112))
+    assert columns == (4112, "reduce", 4112)
+    assert rows[2] <= 2
