@@ -18,7 +18,7 @@ AREAS = (
     "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics", "graph.sizes",
     "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups",
     "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
-    "tile.language", "tile.spec", "tile.tutorials", "tile.found",
+    "tile.language", "tile.spec", "tile.tutorials", "tile.sizes", "tile.found",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def reference(x, y, out):
     return x + y
 
 
-@ts.example(inputs, reference, grid=lambda x, **_: -(-len(x) // BLOCK))
+@ts.example(inputs, reference, grid=lambda x, **_: -(-x.shape[0] // BLOCK))
 @ts.kernel
 def vector_add(x: ts.Tensor["N"], y: ts.Tensor["N"], out: ts.Tensor["N"]):
     """out = x + y."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -68,11 +69,11 @@ def _evaluate(data: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
 class SizeBinder:
     """Finds the sizes of a call from the shapes of its arrays, and checks the constraints of the program."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Mapping[str, Any], lines: Mapping[str, str] = MappingProxyType({})) -> None:
         inputs = [p for p in plan["params"] if p["role"] != "output"]
         self.names = [str(p["name"]) for p in inputs]
         self.patterns = [tuple(parse_size(n) for n in p["shape"]) for p in inputs]
-        self.constraints = [SizeConstraint(text) for text in plan.get("constraints", ())]
+        self.constraints = [SizeConstraint(text, lines.get(text, "")) for text in plan.get("constraints", ())]
 
     def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The sizes of a call.

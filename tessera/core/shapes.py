@@ -12,9 +12,10 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.errors import UNKNOWN, ArgumentError, Location, ShapeError, user_location
 from tessera.core.symbolic_dim import (
     ABSTRACT_TRACE,
     ANY_DIMS,
@@ -224,6 +225,22 @@ _COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_SIGNS = {
+    compare: sign for sign, compare in zip(("==", "!=", "<", "<=", ">", ">="), _COMPARISONS.values(), strict=True)
+}
+# The constraints that a function states while it is traced; None where nobody asks.
+STATED_CONSTRAINTS: ContextVar[list[SizeConstraint] | None] = ContextVar("stated constraints", default=None)
+
+
+@contextmanager
+def note_stated_constraints() -> Iterator[list[SizeConstraint]]:
+    """Note the constraints that a function states (`require` as a statement) while it is traced."""
+    stated: list[SizeConstraint] = []
+    token = STATED_CONSTRAINTS.set(stated)
+    try:
+        yield stated
+    finally:
+        STATED_CONSTRAINTS.reset(token)
 
 
 def dims(names: str) -> tuple[Dim, ...]:
@@ -239,8 +256,8 @@ def dims(names: str) -> tuple[Dim, ...]:
 class SizeConstraint:
     """A constraint on sizes: a decorator of the function whose annotations name them."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, place: Location | str = "") -> None:
+        self.text, self.place = text, str(place)
         self.clauses = _parse_relations(text)
         self.names = frozenset(n for left, _, right in self.clauses for n in _size_names(left) | _size_names(right))
 
@@ -259,7 +276,23 @@ class SizeConstraint:
         """Raise a ShapeError where the sizes violate it."""
         if self.holds(sizes) is False:
             known = ", ".join(f"{n} = {sizes[n]}" for n in sorted(self.names))
-            raise ShapeError(f"{self.text} does not hold", expected=self.text, received=known)
+            stated = f"{self.text}, as {self.place} has it" if self.place else self.text
+            raise ShapeError(f"{self.text} does not hold", expected=stated, received=known)
+
+    def substitute(self, sizes: Mapping[str, Size]) -> SizeConstraint | None:
+        """The constraint with the names in `sizes` replaced; None where no name is left.
+
+        >>> SizeConstraint("B * D <= 64").substitute({"B": Dim.of("N"), "D": 8}).text
+        '8*N <= 64'
+        """
+        if all(sizes.get(n, Dim.of(n)) == Dim.of(n) for n in self.names):
+            return self if self.names else None
+        parts = []
+        for left, compare, right in self.clauses:
+            a, b = evaluate_shape((left, right), sizes)  # type: ignore[arg-type]
+            if symbol_names((a, b)):
+                parts.append(f"{a} {_SIGNS[compare]} {b}")
+        return SizeConstraint(" and ".join(parts), self.place) if parts else None
 
 
 def require(text: str) -> SizeConstraint:
@@ -273,9 +306,12 @@ def require(text: str) -> SizeConstraint:
     >>> require("D % 8 == 0").holds({"D": 768})
     True
     """
-    requirement = SizeConstraint(text)
+    place = user_location()
+    requirement = SizeConstraint(text, "" if place == UNKNOWN else place)
     sizes = KNOWN_SIZES.get()
     if sizes is not None:
+        if (stated := STATED_CONSTRAINTS.get()) is not None:
+            stated.append(requirement)
         try:
             requirement.check(sizes)
         except ShapeError as error:

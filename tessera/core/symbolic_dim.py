@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Union, overload
 
-from tessera.core.errors import ShapeError
+from tessera.core.errors import Location, ShapeError, user_location
 
 # A monomial is a sorted tuple of atoms; an atom is a name, or ("//" | "%", Dim, Dim).
 Monomial = tuple
@@ -28,10 +28,12 @@ class UnknownSizeError(ShapeError):
 # The sizes of the names in the function being traced; None outside a trace.
 KNOWN_SIZES: ContextVar[Mapping[str, Size] | None] = ContextVar("sizes", default=None)
 # What a trace took to hold of symbolic sizes, as (size, relation, size); None where nobody asks.
-SizeGuards = AbstractSet[tuple[Size, str, Size]]
-SIZE_GUARDS: ContextVar[set[tuple[Size, str, Size]] | None] = ContextVar("size guards", default=None)
-# Whether this package compares sizes for a program: it evaluates the source of a kernel.
-_FOR_PROGRAM: ContextVar[bool] = ContextVar("comparisons of a program", default=False)
+SizeGuard = tuple[Size, str, Size]
+SizeGuards = AbstractSet[SizeGuard]
+# Each with the line that asked first.
+SIZE_GUARDS: ContextVar[dict[SizeGuard, Location] | None] = ContextVar("size guards", default=None)
+# The line of a program for which this package compares sizes, where it evaluates the source of a kernel; else None.
+_FOR_PROGRAM: ContextVar[Location | None] = ContextVar("comparisons of a program", default=None)
 # Typical sizes of the names, by which tiles of symbolic sizes are chosen; results do not depend on them.
 SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", default=MappingProxyType({}))
 DEFAULT_ESTIMATE = 128
@@ -93,10 +95,17 @@ class Dim:
         """Whether both are the same polynomial; a program that is traced notes what its own lines found different."""
         if isinstance(other, Dim) and self.terms == other.terms:
             return True
-        guards = SIZE_GUARDS.get()
-        if guards is not None and isinstance(other, (int, Dim)) and _is_users_frame(sys._getframe(1)):
-            guards.add((self, "!=", other))
-        return False
+        size = _as_whole_size(other)
+        if size is None or SIZE_GUARDS.get() is None or not _is_users_frame(sys._getframe(1)):
+            return False
+        return _decide_equal(self, size)
+
+    def __bool__(self) -> bool:
+        """Whether the size is not 0, which is decided as a comparison is; a size that this package asks for is not."""
+        if SIZE_GUARDS.get() is None or not _is_users_frame(sys._getframe(1)):
+            return True
+        least, most = find_size_bounds(self)
+        return least > 0 or most < 0 or not _decide_equal(self, 0)
 
     @_of_sizes
     def __add__(self, other: Size) -> Size:
@@ -205,9 +214,9 @@ class Dim:
 
 
 @contextmanager
-def compare_for_program() -> Iterator[None]:
-    """A context whose comparisons of sizes are a program's, and become guards: for evaluators of its source."""
-    token = _FOR_PROGRAM.set(True)
+def compare_for_program(place: Location | None) -> Iterator[None]:
+    """A context whose comparisons of sizes are a program's, and become guards: for evaluators of its source line."""
+    token = _FOR_PROGRAM.set(place or user_location())
     try:
         yield
     finally:
@@ -216,16 +225,32 @@ def compare_for_program() -> Iterator[None]:
 
 def _is_users_frame(frame: Any) -> bool:
     """Whether a program compares: the package itself treats sizes that are not proven equal alike."""
-    if _FOR_PROGRAM.get() and frame.f_globals is not globals():
+    if _FOR_PROGRAM.get() is not None and frame.f_globals is not globals():
         return True
     return not str(frame.f_globals.get("__name__", "")).startswith("tessera.")
 
 
+def note_guard(guard: SizeGuard) -> None:
+    """Note what a program that is traced takes to hold of its sizes, with the line that asks."""
+    guards = SIZE_GUARDS.get()
+    if guards is not None:
+        guards.setdefault(guard, _FOR_PROGRAM.get() or user_location())
+
+
+def is_point(guard: SizeGuard) -> bool:
+    """Whether a guard excludes single sizes (`B != 16`): another trace would exclude them too.
+
+    >>> is_point((Dim.of("B"), "!=", 16)), is_point((Dim.of("B") % 2, "!=", 0))
+    (True, False)
+    """
+    left, sign, right = guard
+    return sign == "!=" and not has_inexact_division((left, right))
+
+
 def assume_unequal(size: Size, other: Size) -> None:
     """Note that a program which is traced takes these sizes to be different."""
-    guards = SIZE_GUARDS.get()
-    if guards is not None and (isinstance(size, Dim) or isinstance(other, Dim)):
-        guards.add((size, "!=", other))
+    if isinstance(size, Dim) or isinstance(other, Dim):
+        note_guard((size, "!=", other))
 
 
 def assume_at_most(size: Size, limit: Size) -> bool:
@@ -235,7 +260,7 @@ def assume_at_most(size: Size, limit: Size) -> bool:
         return not proves_less(limit, size)
     if estimate_size(size) > estimate_size(limit):
         return False
-    guards.add((size, "<=", limit))
+    note_guard((size, "<=", limit))
     return True
 
 
@@ -358,16 +383,44 @@ def _decide_order(size: Size, sign: str, limit: Size) -> bool:
             suggestion="call with arrays, whose sizes are known, or give this size when the program is built",
         )
     holds = _COMPARE[sign](estimate_size(size), estimate_size(limit))
-    guards.add((size, sign, limit) if holds else (limit, "<=" if sign == "<" else "<", size))
+    note_guard((size, sign, limit) if holds else (limit, "<=" if sign == "<" else "<", size))
     return holds
 
 
-_COMPARE = {"<": operator.lt, "<=": operator.le, "!=": operator.ne}
+def _as_whole_size(other: object) -> Size | None:
+    """The size that is compared with another: a whole number of any kind, or a dim; None for anything else."""
+    if isinstance(other, (int, Dim)):
+        return other
+    if isinstance(other, numbers.Integral) or (isinstance(other, numbers.Real) and float(other).is_integer()):
+        return int(other)
+    return None
+
+
+def _decide_equal(size: Size, other: Size) -> bool:
+    """Decide `size == other` for the lines of a user's program: the answer becomes a guard.
+
+    Where a remainder or a quotient is compared, the example's sizes decide. Else the sizes are taken to differ: what
+    holds at single sizes is no reason to give up all others.
+    """
+    least, most = find_size_bounds(size - other)
+    if least > 0 or most < 0:
+        return False
+    equal = has_inexact_division((size, other)) and estimate_size(size) == estimate_size(other)
+    note_guard((size, "==" if equal else "!=", other))
+    return equal
+
+
+_COMPARE = {"<": operator.lt, "<=": operator.le, "!=": operator.ne, "==": operator.eq}
 
 
 def holds_for(guards: SizeGuards, sizes: Mapping[str, int]) -> bool:
     """Whether all guards hold for these sizes."""
-    return all(_COMPARE[sign](*evaluate_shape((a, b), sizes)) for a, sign, b in guards)
+    return not find_broken_guards(guards, sizes)
+
+
+def find_broken_guards(guards: SizeGuards, sizes: Mapping[str, int]) -> list[SizeGuard]:
+    """The guards that do not hold for these sizes."""
+    return [g for g in guards if not _COMPARE[g[1]](*evaluate_shape((g[0], g[2]), sizes))]
 
 
 def _find_least_value(size: Size) -> float:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, check_fields, has_fields, is_count, is_list, is_text, read_artifact
+from tessera.codegen.artifact import (
+    Artifact,
+    check_fields,
+    has_fields,
+    is_count,
+    is_list,
+    is_table,
+    is_text,
+    read_artifact,
+)
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, load_runtime
 from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
 from tessera.codegen.symbolic_plan import SizeBinder, bind_plan, describe_size, parse_size
@@ -63,9 +72,10 @@ def build(
     targets with several architectures, such as ptx ("sm_80", "sm_90a"). An autotuned kernel is tuned for the target, or
     taken from the cache; with tune=False in its first configuration.
 
-    `dynamic` makes sizes of a jit function arguments of the program: True for those that its annotations name
-    (`Tensor["B", 768]`), or `{"x": {0: "B"}}`, with a name or an expression for each axis. The artifact then takes any
-    sizes from 1 on that fulfil the constraints (`ts.require`) of the function; tiles are chosen for the example's.
+    `dynamic` makes sizes arguments of the program: True for those that annotations name (`Tensor["B", 768]`), or
+    `{"x": {0: "B"}}`, with a name or an expression for each axis. The artifact then takes any sizes from 1 on that
+    fulfil the constraints (`ts.require`) of the function or kernel; tiles of a function are chosen for the example's
+    sizes, and the grid of a kernel is a function of its arguments, or of its constants and sizes.
 
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
@@ -119,6 +129,7 @@ def emit_program(
         ],
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
+        **({"lines": dict(program.lines)} if program.lines else {}),
     }
     return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
 
@@ -160,9 +171,15 @@ def _import_safetensors() -> Any:
 class SizeLimits:
     """Checks the sizes of calls of a program with symbolic sizes: its constraints, and what it then asks for."""
 
-    def __init__(self, plan: Mapping[str, Any], max_bytes: int, max_programs: int) -> None:
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        max_bytes: int,
+        max_programs: int,
+        lines: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._plan, self._limits = plan, (max_bytes, max_programs)
-        self._binder = SizeBinder(plan)
+        self._binder = SizeBinder(plan, lines)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
 
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -321,7 +338,7 @@ def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) 
     plan = manifest.get("plan", {})
     if "sizes" in plan:
         with _manifest_errors(manifest["target"]):
-            limits = SizeLimits(plan, max_bytes, max_programs)
+            limits = SizeLimits(plan, max_bytes, max_programs, manifest["interface"].get("lines", {}))
             limits.check([tuple(p["shape"]) for p in manifest["interface"]["parameters"]])
         return limits
     if "launches" in plan:
@@ -330,6 +347,7 @@ def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) 
 
 
 _GENERATOR_FIELDS = {"options": has_fields(), "plan": has_fields()}  # a generator need not write them
+_OWN_FIELDS = {"lines": is_table(is_text)}  # of the interface
 _PROGRAM_FIELDS = {
     "target": is_text,
     "interface": has_fields(
@@ -346,6 +364,8 @@ _PROGRAM_FIELDS = {
 
 def _check_interface(manifest: Mapping[str, Any]) -> None:
     parameters, written = manifest["interface"]["parameters"], manifest["interface"]["written"]
+    own = {k: check for k, check in _OWN_FIELDS.items() if k in manifest["interface"]}
+    check_fields(manifest["interface"], own, "the interface in the manifest")
     wrong = [p["dtype"] for p in parameters if p["dtype"] not in DTYPE_NAMES]
     wrong += [i for i in written if i >= len(parameters)]
     memory = count_memory()

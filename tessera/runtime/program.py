@@ -16,18 +16,24 @@ import numpy as np
 
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.symbolic_dim import symbol_names
+from tessera.core.types import RefType, TensorType, Type
 from tessera.frontend.jit.dynamic_shapes import estimate_sizes
 from tessera.frontend.jit.tracing import Jit, to_array
 from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.frontend.kernel.kernel_function import KernelLaunch
+from tessera.frontend.kernel.signature import KernelArguments
+from tessera.frontend.kernel.symbolic_sizes import specialise_for_sizes
 from tessera.interp import bound
 from tessera.interp.bound import BoundSample
 from tessera.interp.graph import bind_sizes
 from tessera.interp.tile import interpreter as tile_interpreter
-from tessera.ir.core import Module, find_size_names
+from tessera.ir.core import Module, Value, find_size_names
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
-from tessera.lower.passes.type_conversion import specialise_shapes
+from tessera.ir.tensor import Tensor
+from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.lower.passes.type_conversion import bind_to_arrays, specialise_shapes
 from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
 from tessera.runtime.launch import tuner
@@ -63,11 +69,17 @@ def format_tuning(found: Tuned) -> str:
     return f"{chosen} (fastest of {ran}{refused}, {when}: {found.latency_ms:.3g} ms)"
 
 
-def bind_grid_inputs(grid: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Bind a grid function of the inputs as a function of the kernel's constants, which it may also take by name."""
+def bind_grid_inputs(grid: Any, args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str] = ()) -> Any:
+    """Bind a grid function of the inputs as a function of the kernel's constants, which it may also take by name.
+
+    Inputs by position are given by the `names` of the kernel's parameters where the function takes fewer by position.
+    """
     if not callable(grid):
         return grid
     parameters = inspect.signature(grid).parameters
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    if not takes_any and len(_positional_names(grid, len(args))) < len(args) <= len(names):
+        args, named = (), {**dict(zip(names, args, strict=False)), **named}
     taken = {*_positional_names(grid, len(args)), *named}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
@@ -90,7 +102,7 @@ class PreparedProgram:
     `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
     places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
     was found; None for any other entry. `random` are its draws from the default generator, whose state is in the last
-    two arrays; to run the program leaves the generator as it is.
+    two arrays; to run the program leaves the generator as it is. `lines` are those of constraints on symbolic sizes.
     """
 
     name: str
@@ -100,6 +112,7 @@ class PreparedProgram:
     written: tuple[int, ...] = ()
     tuned: Tuned | None = None
     random: RandomUse | None = None
+    lines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def top(self) -> str:
@@ -132,6 +145,9 @@ class PreparedProgram:
                 return self.levels
             sizes = bind_sizes(graph.main, self.arrays)
             return driver.lower(specialise_shapes(graph.main, sizes), target)
+        if graph is None and target != INTERP and not driver.takes_symbolic_sizes(target, asked=True):
+            bound = bind_to_arrays(self.levels["tile"], self.arrays)
+            return {"tile": bound.replace(*map(canonicalise, bound.functions))}
         wanted = None if self.top != "graph" or target == INTERP else driver.find_plan(target).mesh
         held = self.levels["tile"].functions[1:2]
         if wanted is None or (held and held[0].attrs.get("mesh") == wanted):
@@ -214,22 +230,24 @@ def prepare(
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
     (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where
-    one will emit. `dynamic` names the symbolic sizes of a jit function, as in `build`.
+    one will emit. `dynamic` names symbolic sizes, as in `build`.
     """
     args, named = _split_arguments(arguments)
+    has_own_grid = isinstance(entry, KernelLaunch) and entry.grid is not None  # a function of constants, not of inputs
     if isinstance(entry, KernelLaunch):
         entry, grid, group = _split_launch(entry, grid, group)
-    if dynamic and not isinstance(entry, Jit):
-        raise ArgumentError(
-            "a kernel alone has no symbolic sizes", location=user_location(), expected="a function under @ts.jit",
-            suggestion="launch the kernel in a jit function, and build that",
-        )  # fmt: skip
     if isinstance(entry, Kernel):
-        grid = bind_grid_inputs(grid, args, named)
-        found = tune_launch(KernelLaunch(entry, grid, group), args, named, target, options) if tune else None
-        return _prepare_kernel(
-            entry if found is None else entry.configured(found.config), args, named, grid, group, found
-        )
+        places = list(entry.parameters.signature.parameters)
+
+        def make_grid(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+            return grid if has_own_grid else bind_grid_inputs(grid, args, named, places)
+
+        launch = KernelLaunch(entry, make_grid(args, named), group)
+        found = tune_launch(launch, args, named, target, options) if tune else None
+        chosen = replace(launch, kernel=entry if found is None else entry.configured(found.config))
+        if dynamic:
+            return _prepare_symbolic_kernel(chosen, CallArguments(tuple(args), named), make_grid, found, dynamic)
+        return _prepare_kernel(chosen, args, named, found)
     if not isinstance(entry, Jit):
         raise ArgumentError(
             f"{getattr(entry, '__name__', type(entry).__name__)} is not a program", location=user_location(),
@@ -242,22 +260,44 @@ def prepare(
     names = tuple(p.hint for p in traced.function.params)
     with estimate_sizes(traced.function, arrays):
         levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
-    return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
+    return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random, lines=traced.lines)
 
 
 def _prepare_kernel(
-    entry: Kernel, args: Sequence[Any], named: dict[str, Any], grid: Any, group: int | None, how: Tuned | None
+    launch: KernelLaunch, args: Sequence[Any], named: dict[str, Any], how: Tuned | None
 ) -> PreparedProgram:
+    entry = launch.kernel
     found = entry.bind(args, named)
-    module = entry.specialize(found.types, found.constants, *entry.plan(found, grid, group))
-    return PreparedProgram(
-        entry.kernel_function.__name__,
-        {"tile": module},
-        tuple(found.types),
-        tuple(found.arrays),
-        find_written_params(module),
-        how,
-    )
+    module = entry.specialize(found.types, found.constants, *entry.plan(found, launch.grid, launch.group))
+    return _make_kernel_program(entry, found, module, how)
+
+
+def _prepare_symbolic_kernel(
+    launch: KernelLaunch, arguments: CallArguments, make_grid: Callable[..., Any], how: Tuned | None, dynamic: Any
+) -> PreparedProgram:
+    """A kernel of symbolic sizes, whose grid follows from arguments of these sizes."""
+    entry = launch.kernel
+    found = entry.bind(arguments.args, arguments.named)
+    places = list(entry.parameters.signature.parameters)
+
+    def grid_of(types: Mapping[str, Type]) -> Any:
+        args = [_stand_in(types.get(n), x) for n, x in zip(places, arguments.args, strict=False)]
+        return make_grid(args, {n: _stand_in(types.get(n), x) for n, x in arguments.named.items()})
+
+    made = specialise_for_sizes(entry, found, grid_of, launch.group, dynamic)
+    return replace(_make_kernel_program(entry, found, made.module, how), lines=made.lines)
+
+
+def _stand_in(type: Any, argument: Any) -> Any:
+    """For a memory of symbolic sizes a tensor that has them; any other argument as it is."""
+    if not isinstance(type, RefType) or not symbol_names(type.shape):
+        return argument
+    return Tensor(Value(TensorType(type.shape, type.dtype, type.policy)))
+
+
+def _make_kernel_program(entry: Kernel, found: KernelArguments, module: Module, how: Tuned | None) -> PreparedProgram:
+    name, written = entry.kernel_function.__name__, find_written_params(module)
+    return PreparedProgram(name, {"tile": module}, tuple(found.types), tuple(found.arrays), written, how)
 
 
 def _split_launch(launch: KernelLaunch, grid: Any, group: int | None) -> tuple[Kernel, Any, int | None]:

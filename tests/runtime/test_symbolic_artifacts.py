@@ -130,3 +130,21 @@ def test_a_stated_divisor_leaves_no_partial_tiles(tmp_path, target):
         np.testing.assert_allclose(program(x).numpy(), scores.function(ts.Tensor(x)).numpy(), rtol=1e-5, atol=1e-6)
     with pytest.raises(ShapeError, match="S % 64 == 0 does not hold"):
         program(draw(2, 65))
+
+
+def test_constraints_follow_the_names_of_the_program(tmp_path):
+    """Constraints use the names of annotations: here B is the program's N, and D a number."""
+
+    @ts.jit
+    @ts.require("B * D <= 64")
+    def f(x: ts.Tensor["B", "D"]):
+        ts.require("B % 2 == 0")
+        return x + 1.0
+
+    ts.build(f, draw(4, 8), out=tmp_path / "a", dynamic={"x": {0: "N"}})
+    program = ts.load(tmp_path / "a")
+    np.testing.assert_array_equal(program(draw(8, 8)).numpy(), draw(8, 8) + 1)
+    for rows, text in ((10, r"8\*N <= 64"), (3, r"\(\(N\) % \(2\)\) == 0")):
+        with pytest.raises(ShapeError, match=f"{text} does not hold") as error:
+            program(draw(rows, 8))
+        assert f"as {__file__}:" in error.value.expected

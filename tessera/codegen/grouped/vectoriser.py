@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.legality import static_shape
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
 from tessera.ir.builder import Builder, evaluate_block
 from tessera.ir.core import Attrs, Function, Module, Node, Value
@@ -40,10 +41,10 @@ class GroupValue:
     varying: bool = False
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape for one tile."""
+    def shape(self) -> tuple[Any, ...]:
+        """The shape for one tile; a memory may have symbolic sizes."""
         full_shape = self.value.type.shape
-        return tuple(int(n) for n in (full_shape[1:] if self.varying else full_shape))
+        return tuple(full_shape[1:] if self.varying else full_shape)
 
 
 class GroupVectoriser:
@@ -97,7 +98,9 @@ class GroupVectoriser:
         return self.reshape(expanded, (self.total, *rest))
 
     def full(self, value: Any, dtype: DType, *sizes: int) -> Value:
-        """A constant block."""
+        """A constant block; the constant may be a symbolic size."""
+        if isinstance(value, Dim):
+            return self.broadcast(self.add(basic.dim_value, size=value), sizes)
         return self.add(basic.full, shape=sizes, value=value, dtype=dtype)
 
     def to_varying(self, part: GroupValue) -> Value:

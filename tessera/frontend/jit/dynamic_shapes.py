@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.errors import UNKNOWN, ArgumentError, Location, ShapeError, user_location
 from tessera.core.shapes import (
     ShapePattern,
     SizeConstraint,
@@ -31,9 +31,12 @@ from tessera.core.symbolic_dim import (
     SIZE_GUARDS,
     Dim,
     Size,
+    SizeGuard,
     SizeGuards,
     evaluate_shape,
+    find_broken_guards,
     holds_for,
+    is_point,
     symbol_names,
 )
 from tessera.core.types import TensorType
@@ -56,6 +59,44 @@ configure_log()
 
 
 @dataclass(frozen=True)
+class SizeRules:
+    """What a program requires of its symbolic sizes: constraints, each with the line that states it."""
+
+    constraints: tuple[SizeConstraint, ...] = ()
+
+    @staticmethod
+    def of(constraints: Iterable[SizeConstraint], sizes: Mapping[str, Size]) -> SizeRules:
+        """The constraints of a function, whose annotations' names stand for these sizes; equal ones count once.
+
+        Raises:
+            ShapeError: a number breaks one.
+        """
+        kept: dict[str, SizeConstraint] = {}
+        for constraint in constraints:
+            constraint.check(sizes)
+            if (found := constraint.substitute(sizes)) is not None:
+                kept.setdefault(found.text, found)
+        return SizeRules(tuple(kept.values()))
+
+    def add_guards(self, noted: Mapping[SizeGuard, Location]) -> SizeRules:
+        """These rules, and what a trace took to hold of the sizes."""
+        texts = {f"{a} {sign} {b}": place for (a, sign, b), place in noted.items()}
+        guards = (SizeConstraint(text, "" if texts[text] == UNKNOWN else texts[text]) for text in sorted(texts))
+        held = set(self.texts)
+        return SizeRules((*self.constraints, *(g for g in guards if g.text not in held)))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The constraints as text."""
+        return tuple(c.text for c in self.constraints)
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The line that states each constraint, by its text."""
+        return {c.text: c.place for c in self.constraints if c.place}
+
+
+@dataclass(frozen=True)
 class SymbolicProgram:
     """A compiled program of symbolic sizes: what is known of them, and the trace and its executable."""
 
@@ -63,11 +104,23 @@ class SymbolicProgram:
     guards: SizeGuards
     traced: Any
     run: Callable[..., Any]
+    rules: SizeRules
 
     def fits(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes may run it."""
         sizes = self.bind(shapes)
-        return sizes is not None and 0 not in sizes.values() and holds_for(self.guards, sizes)
+        return sizes is not None and 0 not in sizes.values() and holds_for(self.guards, sizes) and self._keeps(sizes)
+
+    def _keeps(self, sizes: Mapping[str, int]) -> bool:
+        """Whether these sizes fulfil what the function states (`ts.require`); a trace for others raises the error."""
+        return all(c.holds(sizes) is not False for c in self.rules.constraints)
+
+    def excludes(self, shapes: Shapes) -> bool:
+        """Whether these sizes match, and are single ones that a program of symbolic sizes leaves out."""
+        sizes = self.bind(shapes)
+        return sizes is not None and (
+            not self._keeps(sizes) or any(map(is_point, find_broken_guards(self.guards, sizes)))
+        )
 
     def bind(self, shapes: Shapes) -> dict[str, int] | None:
         """The sizes of the names for these shapes; None where a shape does not match."""
@@ -91,9 +144,9 @@ class CallHistory:
         """Whether a second size of an axis is seen, in calls that could share a program."""
         if self.gave_up or len(self.programs) >= MAX_SYMBOLIC_PROGRAMS or any(0 in s for s in shapes):
             return False
-        if any(p.bind(shapes) is not None for p in self.programs):
+        if any(p.excludes(shapes) for p in self.programs):
             return False  # a guard fails, which it would in another program too
-        return any(other != shapes for other in self.shapes)
+        return bool(self.programs) or any(other != shapes for other in self.shapes)
 
 
 def make_patterns(
@@ -200,11 +253,14 @@ def _name_listed_axes(
 
 
 @contextmanager
-def trace_symbols(patterns: Sequence[ShapePattern], shapes: Shapes) -> Iterator[set[tuple[Size, str, Size]]]:
-    """Note what is taken to hold of the sizes (guards); tiles are chosen for the sizes of this call."""
+def trace_symbols(
+    patterns: Sequence[ShapePattern], shapes: Shapes, example: Mapping[str, int] | None = None
+) -> Iterator[dict[SizeGuard, Location]]:
+    """Note what is taken to hold of the sizes (guards); tiles are chosen for the sizes of this call, or an example."""
     sizes: dict[str, Any] = {}
     bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
-    noted: set[tuple[Size, str, Size]] = set()
+    sizes |= example or {}
+    noted: dict[SizeGuard, Location] = {}
     tokens = SIZE_GUARDS.set(noted), SIZE_ESTIMATES.set(sizes)
     try:
         yield noted

@@ -8,10 +8,10 @@ import inspect
 import sys
 import time
 import typing
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,14 @@ from tessera.core.errors import (
 )
 from tessera.core.hooks import compile_graph, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
-from tessera.core.shapes import bind_shapes, find_size_constraints, use_known_sizes, use_size_constraints
-from tessera.core.symbolic_dim import Size, symbol_names
+from tessera.core.shapes import (
+    bind_shapes,
+    find_size_constraints,
+    note_stated_constraints,
+    use_known_sizes,
+    use_size_constraints,
+)
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
 from tessera.frontend.jit.donation import Donation
@@ -39,6 +45,7 @@ from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
     CallHistory,
     Shapes,
+    SizeRules,
     SymbolicProgram,
     has_symbols,
     make_patterns,
@@ -99,6 +106,8 @@ class TracedFunction:
     breakpoints: tuple[Location, ...] = ()
     # Its draws from the default generator, if it makes any.
     random: RandomUse | None = None
+    # The line of each of its constraints on symbolic sizes.
+    lines: Mapping[str, str] = field(default_factory=dict)
 
     def hidden_arguments(self) -> tuple[np.ndarray, ...]:
         """The arrays after the arguments of one call; the numbers that this call draws count as drawn."""
@@ -349,14 +358,16 @@ class Jit:
         types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
         try:
             with trace_symbols(patterns, shapes) as noted, use_size_constraints(find_size_constraints(self)):
-                traced, run = self._compile(replace(call, types=types), executable)
+                with note_stated_constraints() as stated:
+                    traced, run = self._compile(replace(call, types=types), executable)
+                rules = SizeRules.of(stated, self._bind_sizes(call.names, types))
         except Exception as error:  # also the user's own code, which may not take symbolic sizes
             if self.dynamic:
                 raise
             COMPILE_LOG.info("%s needs the sizes of its arguments: %s", self.name, error)
             history.gave_up = True
             return None
-        found = SymbolicProgram(patterns, frozenset(noted), traced, run)
+        found = SymbolicProgram(patterns, frozenset(noted), traced, run, rules)
         if traced.owners or traced.breakpoints:
             history.gave_up = True
             return None
@@ -367,22 +378,24 @@ class Jit:
         """Trace the Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if wanted)."""
         return self._trace(self.bind(args, named))
 
-    def trace_dynamic(self, args: tuple, named: dict[str, Any], dynamic: Any) -> TracedFunction:
+    def trace_dynamic(
+        self, args: tuple, named: dict[str, Any], dynamic: Any, example: Mapping[str, int] | None = None
+    ) -> TracedFunction:
         """Trace the Graph function with symbolic sizes; `dynamic` names them (`name_axes`).
 
         The function's attribute "constraints" lists what is required of the sizes: its own constraints, and the guards
-        of its Python code.
+        of its Python code, whose comparisons are decided by the sizes of the arguments or by those of `example`.
         """
         call = self.bind(args, named)
         shapes = tuple(t.shape for t in call.types)
         patterns = name_axes(call.names, shapes, [self._type_of(n) for n in call.names], dynamic)
         types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
-        with trace_symbols(patterns, shapes) as noted:
+        sizes = self._bind_sizes(call.names, types)
+        with trace_symbols(patterns, shapes, example) as noted, note_stated_constraints() as stated:
             traced = self._trace(replace(call, types=types))
-        names = {n for p in patterns for n in symbol_names(p)}
-        texts = [c.text for c in find_size_constraints(self) if c.names <= names]
-        texts += sorted(f"{a} {sign} {b}" for a, sign, b in noted)
-        return replace(traced, function=replace(traced.function, attrs=Attrs({"constraints": tuple(texts)})))
+        rules = SizeRules.of((*find_size_constraints(self), *stated), sizes).add_guards(noted)
+        function = replace(traced.function, attrs=Attrs({"constraints": rules.texts}))
+        return replace(traced, function=function, lines=rules.lines)
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
         """Bind a call's arguments: check them against the annotations and flatten them."""

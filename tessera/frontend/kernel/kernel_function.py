@@ -15,9 +15,10 @@ import numpy as np
 
 from tessera.core.device import default_device
 from tessera.core.device_array import DeviceArray
-from tessera.core.errors import ArgumentError, OutOfBoundsError, hides_internal_frames, user_location
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, hides_internal_frames, user_location
 from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
 from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
+from tessera.core.shapes import SizeConstraint, find_size_constraints
 from tessera.core.symbolic_dim import Dim, Size, symbol_names
 from tessera.core.types import Type
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
@@ -112,6 +113,7 @@ class Kernel:
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.kernel_function = function
         self.options = options
+        self.__requires__ = find_size_constraints(function)
         self.parameters = read_parameters(function)
         self.hooks = LaunchHooks()
         self.rules = KernelRules()
@@ -131,7 +133,19 @@ class Kernel:
         free = list(self.parameters.signature.parameters)[len(args) :]
         configs = self.options.autotune_configs
         missing = {**(configs[0] if configs else {}), **self._scheduled()}
-        return self.parameters.bind(tuple(args), named, {k: v for k, v in missing.items() if k in free})
+        found = self.parameters.bind(tuple(args), named, {k: v for k, v in missing.items() if k in free})
+        if constraints := find_size_constraints(self):
+            self._check_sizes(constraints, found.types)
+        return found
+
+    def _check_sizes(self, constraints: Sequence[SizeConstraint], types: Mapping[str, Type]) -> None:
+        """Check the sizes of a call against the kernel's constraints (`ts.require`)."""
+        sizes = self.parameters.sizes(types)
+        try:
+            for constraint in constraints:
+                constraint.check(sizes)
+        except ShapeError as error:
+            raise error.at(user_location()) from None
 
     def _scheduled(self) -> dict[str, Any]:
         schedule = self.options.schedule
@@ -169,6 +183,7 @@ class Kernel:
         """This kernel with other options, and the same hooks."""
         made = Kernel(self.kernel_function, options)
         made.hooks, made.rules = self.hooks, self.rules
+        made.__requires__ = find_size_constraints(self)
         return made
 
     def vjp(self, rule: DerivativeFunction) -> DerivativeFunction:

@@ -85,8 +85,8 @@ def make_hashable_key(items: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _apply_basic_index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
-    try:
-        recipe = plan_slices(x.shape, key)
+    try:  # what is planned for symbolic sizes holds for one trace, whose guards state it
+        recipe = (plan_slices.__wrapped__ if _names_sizes(x.shape, key) else plan_slices)(x.shape, key)
     except TypeError:  # an unhashable bound, such as a tensor with a known value
         recipe = plan_slices.__wrapped__(x.shape, key)
     if recipe.cut is not None:
@@ -95,6 +95,12 @@ def _apply_basic_index(x: Tensor, key: tuple[Any, ...]) -> Tensor:
     if recipe.backward:
         x = flip(x, recipe.backward)
     return x if x.shape == recipe.shape else reshape(x, shape=recipe.shape)
+
+
+def _names_sizes(shape: tuple[Size, ...], key: tuple[Any, ...]) -> bool:
+    """Whether a size or a bound is symbolic."""
+    bounds = (b for item in key if isinstance(item, tuple) for b in item)
+    return any(isinstance(n, Dim) for n in (*shape, *key, *bounds))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -159,3 +159,50 @@ def test_a_constraint_holds_for_every_call():
         f(rows(size))
     with pytest.raises(ShapeError, match="B % 2 == 0 does not hold"):
         f(rows(7))
+
+
+@pytest.mark.parametrize(
+    ("choose", "expected"),
+    [
+        (lambda n: bool(n % 2), lambda n: bool(n % 2)),
+        (lambda n: not n % 4, lambda n: not n % 4),
+        (lambda n: n % 3 == 0 or n % 5 == 2, lambda n: n % 3 == 0 or n % 5 == 2),
+        (lambda n: bool(n - 5), lambda n: n != 5),
+        (lambda n: n == 4.0, lambda n: n == 4),
+        (lambda n: n == np.int64(6) or n == 6.5, lambda n: n == 6),
+        (lambda n: n // 4 == 1, lambda n: n // 4 == 1),
+    ],
+)
+def test_every_question_about_a_size_is_a_guard(choose, expected):
+    """Remainders as conditions, and numbers of other kinds: no call runs with another size's branch."""
+    f = ts.jit(lambda x: x * 3.0 if choose(x.shape[0]) else x, target="llvm")
+    for size in (3, 5, 4, 6, 7, 8, 9, 12, 15):
+        assert float(f(np.ones(size, np.float32)).numpy()[0]) == (3.0 if expected(size) else 1.0), size
+
+
+def test_a_remainder_has_a_program_for_each_answer(caplog):
+    caplog.set_level(logging.INFO, "tessera.compile")
+    f = ts.jit(lambda x: x * 3.0 if x.shape[0] % 2 else x, target="llvm")
+    for size in range(3, 20):
+        f(np.ones(size, np.float32))
+    assert sum("compiled" in r.getMessage() for r in caplog.records) == 3  # the first size, the even and the odd ones
+
+
+def test_a_subscript_is_guarded_in_each_trace():
+    """Two functions with the same subscript of the same symbol: each has its own guard."""
+    functions = [ts.jit(lambda x, k=k: x[:4] * k, target="llvm") for k in (2.0, 3.0)]
+    for f, k in zip(functions, (2.0, 3.0), strict=True):
+        for size in (6, 7, 3, 2):
+            np.testing.assert_array_equal(f(rows(size, 2)).numpy(), rows(size, 2)[:4] * np.float32(k))
+
+
+def test_what_a_function_states_holds_for_every_call():
+    @ts.jit(target="llvm")
+    def f(x: ts.Tensor["B", 4]):
+        ts.require("B % 2 == 0")
+        return x * 2.0
+
+    for size in (2, 4, 6):
+        f(rows(size, 4))
+    with pytest.raises(ShapeError, match="B % 2 == 0 does not hold"):
+        f(rows(7, 4))

@@ -227,7 +227,7 @@ def _call_while_compiling(function: Any, args: list[Any], named: dict[str, Any])
         or module not in _HOST_MATH_MODULES
         or not any(is_traced(a) for a in (*args, *named.values()))
     ):
-        with nullcontext() if module == "tessera" else compare_for_program():
+        with nullcontext() if module == "tessera" else compare_for_program(current_trace().builder.location):
             return normalise_constant(function(*args, **named))
     name = getattr(function, "__name__", repr(function))
     op = _find_counterpart(function, name)

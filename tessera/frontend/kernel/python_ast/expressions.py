@@ -16,7 +16,7 @@ from tessera.core.errors import (
     UnsupportedSyntaxError,
     user_location,
 )
-from tessera.core.symbolic_dim import compare_for_program
+from tessera.core.symbolic_dim import Dim, compare_for_program
 from tessera.core.types import GLOBAL, bool_
 from tessera.frontend.kernel.conversions import convert_to_type, join_types
 from tessera.frontend.kernel.memref import MemRef, MemRefAccess, MemRefView, load_if_memref, subscript_view, view_whole
@@ -266,7 +266,7 @@ def evaluate_operand(frame: KernelFrame, node: ast.expr) -> Any:
 def evaluate_condition(frame: KernelFrame, node: ast.expr) -> Any:
     """The truth of an expression: a Python bool, or a traced bool scalar."""
     found = evaluate_operand(frame, node)
-    return apply_at_location(frame, node, lambda f, n: as_condition(found))
+    return apply_at_location(frame, node, lambda f, n: as_condition(_decide_size(f, found)))
 
 
 def apply_at_location(frame: KernelFrame, node: Any, rule: ExpressionRule) -> Any:
@@ -349,7 +349,7 @@ def get_item(base: Any, index: Any) -> Any:
     held = load_if_memref(base)
     if selects_elements(held, index):
         return index_block(held, index)
-    with compare_for_program():
+    with compare_for_program(current_trace().builder.location):
         return held[index]
 
 
@@ -444,7 +444,8 @@ def refuse_pointer_arithmetic(frame: KernelFrame, node: Any, base: ast.expr, off
 
 @expression(ast.UnaryOp)
 def _(frame: KernelFrame, node: ast.UnaryOp) -> Any:
-    return UNARY[type(node.op)](evaluate_operand(frame, node.operand))
+    operand = evaluate_operand(frame, node.operand)
+    return UNARY[type(node.op)](_decide_size(frame, operand) if isinstance(node.op, ast.Not) else operand)
 
 
 @expression(ast.Compare)
@@ -467,7 +468,15 @@ def _(frame: KernelFrame, node: ast.Compare) -> Any:
 def _compare_as_written(frame: KernelFrame) -> AbstractContextManager[None]:
     """What a kernel compares becomes a guard; kernels of this package treat sizes not proven equal alike."""
     home = getattr(frame.outer, "globals", {}).get("__name__", "")
-    return nullcontext() if str(home).startswith("tessera.") else compare_for_program()
+    return nullcontext() if str(home).startswith("tessera.") else compare_for_program(frame.trace.builder.location)
+
+
+def _decide_size(frame: KernelFrame, found: Any) -> Any:
+    """Whether a size is not 0, as the kernel takes it for a condition; anything else as it is."""
+    if not isinstance(found, Dim):
+        return found
+    with _compare_as_written(frame):
+        return bool(found)
 
 
 def _refuse_sequence_operand(what: str, *operands: tuple[Any, ast.expr]) -> None:
@@ -500,6 +509,8 @@ def _(frame: KernelFrame, node: ast.BoolOp) -> Any:
     join = logical_and if isinstance(node.op, ast.And) else logical_or
     result = evaluate_operand(frame, node.values[0])
     for each in node.values[1:]:
+        if isinstance(result, Dim) and _decide_size(frame, result) != isinstance(node.op, ast.And):
+            return result
         result = join(frame.trace, result, lambda each=each: evaluate_operand(frame, each))  # type: ignore[misc]
     return result
 

@@ -121,6 +121,8 @@ WARP_SIZE = 32
 GROUP_IDS = frozenset({"local_id", "group_size", "thread_id", "warp_id", "warp", "cooperative_group"})
 THREAD_IDS = frozenset({"thread_id", "lane_id", "warp_id", "warp"})
 GRID_IDS = frozenset({"program_id", "linear_id", "group_id", "block_id", "row_index", "lane_id"})
+# A kernel that asks for one of these may serve any grid.
+GRID_COUNT_IDS = frozenset({"num_programs", "grid_size"})
 
 
 def program_id(axis: int = 0) -> Tensor:
