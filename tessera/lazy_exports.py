@@ -25,6 +25,7 @@ EXPORTS = {
     "tessera.ops.tensor.resampling": (
         "affine_grid channel_shuffle grid_sample interpolate pixel_shuffle pixel_unshuffle"
     ),
+    "tessera.compiler.universal": "CodeGenerator",
     "tessera.tools.check": "check",
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
@@ -54,6 +55,8 @@ EXPORTS = {
 NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", "train", "tree")
 MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "cache": "tessera.state.cache",
+    "compiler": "tessera.compiler",
+    "fusion": "tessera.compiler.fusion",
     "debug": "tessera.tools.debug",
     "dist": "tessera.dist",
     "llm": "tessera.llm",

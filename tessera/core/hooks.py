@@ -64,5 +64,8 @@ make_roofline_model = Hook("tessera.tools.performance.cost_models:RooflineModel"
 # ops, a collective -> dist: the exchange between ranks, and the number of this rank in its group.
 exchange = Hook("tessera.dist.ranks:exchange")
 find_rank_in_groups = Hook("tessera.dist.ranks:find_rank_in_groups")
+# frontend, `ts.kernel` -> compiler: the kernel of a group of ops, for rules of fusion.
+generate_kernel = Hook("tessera.compiler.fusion:generate")
+sequence_ops = Hook("tessera.compiler.fusion:sequence")
 # train -> tools: the first op that makes a NaN or an infinity is an error, in a block.
 check_finite = Hook("tessera.tools.debug.sessions:nan_check")

@@ -20,7 +20,7 @@ from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor.basic import recompute
+from tessera.ops.tensor.basic import fusion_barrier, recompute
 
 # Affine index expressions.
 
@@ -376,7 +376,7 @@ def get_shape(value: Value) -> tuple[Size, ...]:
     return tuple(get_tensor_type(value).shape)
 
 
-@indexing_rules(*POINTWISE, recompute)
+@indexing_rules(*POINTWISE, recompute, fusion_barrier)
 def _(node, point, reduced):
     return [point] * len(node.args)
 

@@ -16,6 +16,7 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
+from tessera.lower.extensions import FUSION, GRAPH, SCHEDULE, find_extensions
 from tessera.lower.graph_to_schedule.host_ops import runs_on_host
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import (
@@ -28,6 +29,7 @@ from tessera.lower.lowering_plan import (
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
+from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.reduction_splitting import split_reductions
@@ -138,14 +140,29 @@ MESH_PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
 )
 
 
-def list_steps(plan: LoweringPlan) -> list[tuple[str, Callable[[Module], Module]]]:
-    """The passes of a lowering plan with their names, in order."""
-    passes = PIPELINE if plan.mesh is None else MESH_PIPELINE
+def list_steps(plan: LoweringPlan, function: Function | None = None) -> list[tuple[str, Callable[[Module], Module]]]:
+    """The passes of a lowering plan with their names, in order; with the extensions of a traced function, if given."""
+    passes = list(PIPELINE if plan.mesh is None else MESH_PIPELINE)
+    if function is not None:
+        passes = _insert_extensions(passes, function)
     return [(name, lambda module, run=run: run(module, plan)) for name, run in passes]  # type: ignore[misc]
+
+
+def _insert_extensions(passes: list[tuple[str, LoweringPass]], function: Function) -> list[tuple[str, LoweringPass]]:
+    """Passes with those of the users: of the Graph level first, of the Schedule level after `schedule`."""
+    first: list[tuple[str, LoweringPass]] = [(e.name, e.run) for e in find_extensions(function, GRAPH)]
+    later: list[tuple[str, LoweringPass]] = [(e.name, e.run) for e in find_extensions(function, SCHEDULE)]
+    fusion = function.attrs.get(FUSION)
+    if fusion is not None:
+        first.append(("fusion groups", rewrite_main(separate_groups)))
+        if fusion["mode"] == "horizontal":
+            later.insert(0, ("horizontal fusion", rewrite_module(fuse_horizontally)))
+    after = next((i + 1 for i, (name, _) in enumerate(passes) if name == "schedule"), None)
+    return [*first, *passes] if after is None else [*first, *passes[:after], *later, *passes[after:]]
 
 
 def lower(module: Module, plan: LoweringPlan | None = None) -> Iterator[tuple[str, Module]]:
     """Yield the module after each pass, with the name of the pass."""
-    for name, run in list_steps(plan or LoweringPlan()):
+    for name, run in list_steps(plan or LoweringPlan(), module.main):
         module = run(module)
         yield name, module

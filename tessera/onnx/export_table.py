@@ -57,7 +57,7 @@ SAME = {
     "sign": "Sign", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater", "where": "Where",
     "greater_equal": "GreaterOrEqual", "equal": "Equal", "sigmoid": "Sigmoid", "reciprocal": "Reciprocal",
     "isnan": "IsNaN", "isinf": "IsInf", "relu": "Relu", "softsign": "Softsign", "recompute": "Identity",
-    "kept": "Identity", "stop_gradient": "Identity",
+    "fusion_barrier": "Identity", "kept": "Identity", "stop_gradient": "Identity",
 }  # fmt: skip
 
 

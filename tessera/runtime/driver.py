@@ -27,6 +27,7 @@ from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Function, Module
 from tessera.ir.device_interchange import READERS, import_device_array
+from tessera.lower.extensions import GRAPH, PASSES, find_extensions
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.pipeline import list_steps
 
@@ -52,7 +53,7 @@ def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str
     """Yield the module after each pass with the pass's name; the first is the traced module."""
     module = Module("graph", (function,))
     yield "trace", module
-    for name, step in track(list_steps(plan), "lowering"):
+    for name, step in track(list_steps(plan, function), "lowering"):
         module = step(module)
         yield name, module
 
@@ -109,7 +110,8 @@ def compile_graph(
     """
     target = find_generator_name(device)
     if target == INTERP:
-        return lambda arrays: graph_interpreter.run(function, _copy_to_host(arrays))
+        extended = apply_graph_extensions(function)
+        return lambda arrays: graph_interpreter.run(extended, _copy_to_host(arrays))
     module = lower(function, target)["tile"]
     if donated and get_backend(target).capabilities.donation:
         module = reuse_donated(module, donated)
@@ -118,6 +120,16 @@ def compile_graph(
         return functools.partial(runtime.call, constants=constants) if constants else runtime.call
     run = runtime.run
     return lambda arrays: run(_copy_to_host(arrays))
+
+
+def apply_graph_extensions(function: Function) -> Function:
+    """A Graph function after the Graph passes of its users."""
+    if not function.attrs.get(PASSES):
+        return function
+    module = Module("graph", (function,))
+    for extension in find_extensions(function, GRAPH):
+        module = extension.run(module, LoweringPlan())
+    return module.main
 
 
 def _copy_to_host(arrays: Sequence[Any]) -> Sequence[Any]:

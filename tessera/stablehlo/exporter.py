@@ -102,7 +102,7 @@ def _(w: HloWriter, node: Node, x: Operand) -> Operand:
     return w.convert(x, tensor_type(node.out).dtype)
 
 
-@export_rules(basic.recompute)
+@export_rules(basic.recompute, basic.fusion_barrier)
 def _(w: HloWriter, node: Node, x: Operand) -> list[Operand]:
     return w.emit("stablehlo.optimization_barrier", [x], [x.type])
 

@@ -138,7 +138,7 @@ def lowering_steps(
     """
     yield LoweringStep("trace" if top == "graph" else "kernel", top, lambda module: module, _run_module)
     if top == "graph":
-        for name, rewrite in list_steps(driver.find_plan(target)):
+        for name, rewrite in list_steps(driver.find_plan(target), current().main):
             yield LoweringStep(name, "", rewrite, _run_module)
     if target != INTERP:
         yield from _pass_steps(target, options, current())

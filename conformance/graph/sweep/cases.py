@@ -89,6 +89,7 @@ EXCLUDED = (
     "ts.round_by_chance",
     "ts.integer_power",
     "ts.recompute",
+    "ts.fusion_barrier",
     "ts.kept",
     "ts.stop_gradient",
 )

@@ -64,6 +64,7 @@ from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_N
 from tessera.ir.core import Attrs, Function, Node, Value
 from tessera.ir.device_interchange import is_on_device
 from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
+from tessera.lower.extensions import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
@@ -199,6 +200,9 @@ class Jit:
         self.annotations = read_annotations(function)
         self.location = locate_definition(function)
         self._check_annotations()
+        # The compiler passes and the fusion that this function asks for, besides those of the context of a call.
+        self.passes: tuple[str, ...] = ()
+        self.fusion: dict[str, Any] | None = None
         self._cache: dict[Hashable, Any] = {}
         self._histories: dict[Hashable, CallHistory] = {}
         # Fast path: calls by the types of their arguments, without the signature.
@@ -302,11 +306,12 @@ class Jit:
         return traced.results.build(iter(results))
 
     def _ambient_key(self) -> tuple[Hashable, ...]:
-        """Make the key of a trace's context: the target, the numeric context, the captured values, the rank."""
+        """Make the key of a trace's context: target, numeric context, captured values, rank, compiler passes."""
         numerics = CURRENT_NUMERICS.get()
         closed = make_closure_key(self.function) if getattr(self.function, "__closure__", None) else ()
         rank = CURRENT_RANK_NUMBER.get()
-        return self.target or default_device(), numerics.key() if numerics is not None else None, closed, rank
+        numbers = numerics.key() if numerics is not None else None
+        return self.target or default_device(), numbers, closed, rank, make_extension_key()
 
     def _compiled(self, call: BoundCall, executable: Callable[..., Any]) -> Any:
         key = (call.key(), *self._ambient_key())
@@ -394,7 +399,7 @@ class Jit:
         with trace_symbols(patterns, shapes, example) as noted, note_stated_constraints() as stated:
             traced = self._trace(replace(call, types=types))
         rules = SizeRules.of((*find_size_constraints(self), *stated), sizes).add_guards(noted)
-        function = replace(traced.function, attrs=Attrs({"constraints": rules.texts}))
+        function = replace(traced.function, attrs=Attrs({**traced.function.attrs, "constraints": rules.texts}))
         return replace(traced, function=function, lines=rules.lines)
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
@@ -485,7 +490,8 @@ class Jit:
         body = builder.block(params, outputs)
         if random.drawn:
             body = replace(body, params=(*body.params, seed, first))
-        function = Function(name, body, loc=self.location)
+        attributes = Attrs(make_program_attributes(self.passes, self.fusion))
+        function = Function(name, body, attributes, self.location)
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
         return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise())

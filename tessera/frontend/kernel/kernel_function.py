@@ -16,7 +16,15 @@ import numpy as np
 from tessera.core.device import default_device
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, hides_internal_frames, user_location
-from tessera.core.hooks import apply_configuration, order_launch, record_launch, run_module, tune_launch
+from tessera.core.hooks import (
+    apply_configuration,
+    generate_kernel,
+    order_launch,
+    record_launch,
+    run_module,
+    sequence_ops,
+    tune_launch,
+)
 from tessera.core.schedule import ACTIVE_SCHEDULE, Schedule
 from tessera.core.shapes import SizeConstraint, find_size_constraints
 from tessera.core.symbolic_dim import Dim, Size, symbol_names
@@ -606,4 +614,5 @@ def auto(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 # `kernel` is a function; these are its attributes.
 kernel.__dict__.update(with_schedule=with_schedule, schedule=with_schedule, autotune=autotune, auto=auto)
+kernel.__dict__.update(generate=generate_kernel, sequence=sequence_ops)
 autotune.__dict__.update(search_space=search_space, evolutionary=evolutionary)

@@ -29,7 +29,7 @@ from tessera.lower.indexing_maps import (
 )
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, contractions, shape
-from tessera.ops.tensor.basic import recompute
+from tessera.ops.tensor.basic import fusion_barrier, recompute
 
 # Clusters.
 
@@ -97,7 +97,7 @@ class FusionCluster:
 
 EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
-VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute)
+VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute, fusion_barrier)
 CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 # The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
@@ -123,7 +123,8 @@ class KernelFusion:
 
     def run(self) -> list[FusionCluster]:
         """The clusters in execution order; a launched node is a cluster with nothing inlined."""
-        self.forced_roots |= set(self.function.results)
+        barriers = [n.args[0] for n in self.function.body.nodes if n.op is fusion_barrier]
+        self.forced_roots |= {*self.function.results, *barriers}
         keeping = [n for n in self.function.body.nodes if n.op in (contractions.dot, *self.launched)]
         self.memory = {self.base(v) for n in keeping for v in n.args}
         for node in reversed(self.function.body.nodes):

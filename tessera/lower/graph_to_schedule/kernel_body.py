@@ -32,7 +32,7 @@ from tessera.ops.dialects import schedule
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.basic import cast as convert
-from tessera.ops.tensor.basic import full, recompute
+from tessera.ops.tensor.basic import full, fusion_barrier, recompute
 
 # Kernel bodies: the element of the root at an index, computed back through the inlined nodes.
 
@@ -239,7 +239,7 @@ def _(body, node, point):
     return body.cast(body.index(point.indices[node.attrs["axis"]]), node.attrs["dtype"])
 
 
-@point_rules(shape.permute, shape.slice_, shape.strided_view, basic.broadcast_to, recompute)
+@point_rules(shape.permute, shape.slice_, shape.strided_view, basic.broadcast_to, recompute, fusion_barrier)
 def _(body, node, point):
     return body.operands(node, point)[0]
 

@@ -59,7 +59,15 @@ def estimate_all_gather_cycles(words: int, places: int) -> float:
 
 
 # Ops whose result aliases the first operand: a view of it, or its buffer where it is dead afterwards.
-VIEW_OPS = (shape.permute, shape.reshape, basic.broadcast_to, mesh.section, mesh.arrived, basic.recompute)
+VIEW_OPS = (
+    shape.permute,
+    shape.reshape,
+    basic.broadcast_to,
+    mesh.section,
+    mesh.arrived,
+    basic.recompute,
+    basic.fusion_barrier,
+)
 IN_PLACE_OPS = (mesh.all_reduce, mesh.multiply_add, mesh.put)
 FREE_OPS = (basic.full,)
 # A received piece has a second buffer for the next one, which suffices for a loop that forwards while it receives.

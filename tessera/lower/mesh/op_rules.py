@@ -315,7 +315,7 @@ def _(lowering, node, x, indices):
     return lowering.hold(node, (*split[:axis], *chosen, *split[axis + 1 :]), value)
 
 
-@mesh_op_rules(basic.recompute)
+@mesh_op_rules(basic.recompute, basic.fusion_barrier)
 def _(lowering, node, x):
-    # Checkpoints have no effect on a mesh: every value is computed once.
+    # On a mesh every value is computed once, and held.
     return ShardedTensor(x.type, x.split, x.at, x.clean)

@@ -279,6 +279,16 @@ jvp(recompute)(linear_jvp(recompute))
 
 
 @op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
+def fusion_barrier(x):
+    """`x`, computed by a kernel of its own and held in memory: no kernel contains both its producer and its users."""
+    return x
+
+
+error(fusion_barrier)(error_rules.bound_structural)
+jvp(fusion_barrier)(linear_jvp(fusion_barrier))
+
+
+@op(infer=lambda x: x, coerce=coerce_plain, numerics=STORAGE)
 def kept(x):
     """`x`, which an enclosing checkpoint keeps for the backward pass."""
     return x
@@ -292,12 +302,12 @@ def _(x):
 jvp(kept)(linear_jvp(kept))
 
 
-@transpose(recompute, kept)
+@transpose(recompute, kept, fusion_barrier)
 def _(g, x):
     return (g,)
 
 
-@batch(recompute, kept)
+@batch(recompute, kept, fusion_barrier)
 def _(lanes):
     return bind_op(lanes.op, lanes.tensors, {})
 
@@ -372,6 +382,6 @@ def _(types, results, *, shape, value, dtype):
     return AxisFactors((), (tuple(range(results[0].rank)),))
 
 
-@sharding(recompute, kept)
+@sharding(recompute, kept, fusion_barrier)
 def _(types, results):
     return AxisFactors((tuple(range(types[0].rank)),), (tuple(range(types[0].rank)),))

@@ -19,6 +19,7 @@ from tessera.core.errors import TesseraError
 from tessera.core.io import write_array
 from tessera.ir.core import Module
 from tessera.ir.printer import print_module
+from tessera.lower.extensions import check_values
 from tessera.runtime.program import PreparedProgram
 from tessera.tools.bisect import FailingSlice, StepVerdict, judge_steps, reduce_program
 from tessera.tools.cli.entry_points import (
@@ -31,6 +32,7 @@ from tessera.tools.cli.entry_points import (
 from tessera.tools.cli.inspect import THEME, IrHighlighter, annotate_with_source
 
 
+@check_values(False)  # a wrong pass of the user is shown, or blamed, not refused
 def main(options: argparse.Namespace) -> int:
     """Judge each step; status 1 where one is to blame."""
     target = find_generator_name(options.target)

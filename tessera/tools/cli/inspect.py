@@ -21,6 +21,7 @@ from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import read_source_line
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
+from tessera.lower.extensions import check_values
 from tessera.runtime import driver
 from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
 from tessera.runtime.program import PreparedProgram, make_level_error
@@ -45,6 +46,7 @@ class IrHighlighter(RegexHighlighter):
 THEME = Theme({"ir.op": "bold cyan", "ir.value": "green", "ir.type": "magenta", "ir.comment": "dim"})
 
 
+@check_values(False)  # a wrong pass of the user is shown, or blamed, not refused
 def main(options: argparse.Namespace) -> int:
     """Print the levels, or the module after every pass; of a bundle what it holds."""
     if is_bundle_path(options.entry):
