@@ -43,6 +43,7 @@ LAYERS = {
     "train": "training loops, data, checkpoints",
     "llm": "language models: weights, generation",
     "pyflame": "lazy tensors; CSL from lazy graphs",
+    "deploy": "optimised models, standalone programs",
     "tools": "commands, debugger, bisection, checker",
 }
 FOUNDATION = ("core", "ir", "ops")  # every package imports from these

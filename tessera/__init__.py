@@ -109,6 +109,7 @@ pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 newaxis = None
 
 if TYPE_CHECKING:
+    import tessera.deploy as deploy
     import tessera.functional as functional
     import tessera.linalg as linalg
     import tessera.ml as ml
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     import tessera.torch as torch
     import tessera.train as train
     import tessera.tree as tree
+    from tessera.deploy import optimize
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch
@@ -207,7 +209,6 @@ if TYPE_CHECKING:
         fori_loop,
         gradient_accumulation,
         implicit_diff,
-        optimize,
         per_example_grad,
         scan,
         while_loop,

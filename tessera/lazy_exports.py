@@ -4,6 +4,7 @@
 EXPORTS = {
     "tessera.state": "Cache KVCache PageTable RingBuffer Stateful stateful with_state",
     "tessera.runtime.artifacts": "build",
+    "tessera.deploy": "optimize",
     "tessera.runtime.bundles": "bundle",
     "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (
@@ -29,7 +30,7 @@ EXPORTS = {
     "tessera.tools.check": "check",
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
-        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map optimize "
+        "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
         "per_example_grad scan while_loop"
     ),
     "tessera.transforms.functional": (
@@ -58,6 +59,7 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "compiler": "tessera.compiler",
     "fusion": "tessera.compiler.fusion",
     "debug": "tessera.tools.debug",
+    "deploy": "tessera.deploy",
     "dist": "tessera.dist",
     "llm": "tessera.llm",
     "onnx": "tessera.onnx",

@@ -428,6 +428,10 @@ class ResourceError(TesseraError):
     """A program that exceeds memory or another resource."""
 
 
+class ConstraintError(TesseraError):
+    """A limit on size, memory, time or accuracy that an optimised model does not meet; it says what was reached."""
+
+
 class ProgramError(TesseraError):
     """An exception raised by the user's Python code while a command runs it."""
 

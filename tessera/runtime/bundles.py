@@ -83,7 +83,7 @@ class Bundle:
         index = {
             "entry": self.entry,
             "metadata": described,
-            "requirements": {"memory": max(map(_count_needed_bytes, self.variants.values()), default=0)},
+            "requirements": {"memory": max(map(count_needed_bytes, self.variants.values()), default=0)},
             "variants": {
                 name: {"target": a.manifest["target"], "performance": dict(self.performance.get(name, {}))}
                 for name, a in self.variants.items()
@@ -140,7 +140,7 @@ def _check_metadata(data: Any, place: str = "metadata") -> Any:
     )  # fmt: skip
 
 
-def _count_needed_bytes(artifact: Artifact) -> int:
+def count_needed_bytes(artifact: Artifact) -> int:
     """The bytes of a program's arguments, results and workspace; symbolic sizes are those of its example."""
     plan, parameters = artifact.manifest.get("plan", {}), artifact.manifest["interface"]["parameters"]
     given = sum(_count_bytes(p) for p in parameters)
@@ -222,7 +222,7 @@ def _list_calls(
     if signature is None:
         raise ArgumentError("batch_sizes are for a function under @ts.jit", location=user_location())
     call = signature.bind(*args, **named).arguments
-    return [(f"b{n}", ((), _resize(call, n, weights))) for n in dict.fromkeys(map(check_batch_size, batches))]
+    return [(f"b{n}", ((), resize_call(call, n, weights))) for n in dict.fromkeys(map(check_batch_size, batches))]
 
 
 def check_batch_size(size: Any) -> int:
@@ -236,7 +236,7 @@ def check_batch_size(size: Any) -> int:
     return int(size)
 
 
-def _resize(call: Mapping[str, Any], size: int, weights: Sequence[str]) -> dict[str, Any]:
+def resize_call(call: Mapping[str, Any], size: int, weights: Sequence[str]) -> dict[str, Any]:
     """The arguments of a call with another batch size: rows of the example, repeated."""
     leaves, tree = flatten(dict(call))
 

@@ -1,0 +1,29 @@
+"""Deployment: models optimised ahead of time, with quantised or pruned weights, and programs without Python."""
+
+from tessera.deploy.optimisation import OptimisationReport, OptimisedModel, optimize
+from tessera.deploy.passes import (
+    ConstantFolding,
+    FusionSummary,
+    MagnitudePruning,
+    MemorySummary,
+    StaticInt8,
+    StructuredPruning,
+    WeightFp8,
+    WeightInt4,
+    WeightInt8,
+)
+
+__all__ = [
+    "ConstantFolding",
+    "FusionSummary",
+    "MagnitudePruning",
+    "MemorySummary",
+    "OptimisationReport",
+    "OptimisedModel",
+    "StaticInt8",
+    "StructuredPruning",
+    "WeightFp8",
+    "WeightInt4",
+    "WeightInt8",
+    "optimize",
+]
