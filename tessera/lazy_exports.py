@@ -50,6 +50,7 @@ EXPORTS = {
         "overlap_communication recv reduce reduce_scatter reduce_scatter_async send shard spmd data_parallel zero "
         "MeshParameter MeshTensor distributed_matmul parallel parallel_apply parallel_map sharded_parameter"
     ),
+    "tessera.serving.requests": "uuid",
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
 }
 # Modules, by the names that users have for them.
@@ -65,6 +66,10 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "onnx": "tessera.onnx",
     "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",
+    "monitor": "tessera.monitoring.monitor",
+    "monitoring": "tessera.monitoring",
+    "serving": "tessera.serving",
+    "stats": "tessera.monitoring.statistics",
     "tile": "tessera.frontend.kernel.tile_api.tile",
     "torch": "tessera.torch",
     "cuda": "tessera.cuda",

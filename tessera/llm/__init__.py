@@ -13,6 +13,7 @@ HOMES = {
     "Completion": "generation",
     "DecoderConfig": "config",
     "GGUFFile": "gguf_reader",
+    "GenerationScheduler": "scheduling",
     "LanguageModel": "generation",
     "Sampling": "sampling",
     "Tokenizer": "tokenizer",

@@ -15,7 +15,7 @@ from tessera.llm.sampling import Sampling
 Tokens = Iterator[tuple[int, int]]
 
 
-class _Chooser:
+class TokenChooser:
     """Chooses the tokens of a batch of requests from logits, each by its own sampling."""
 
     def __init__(self, model: Any, chosen: Sequence[Sampling]) -> None:
@@ -68,7 +68,7 @@ def decode_alone(
     """The tokens of each request as they come, one a step."""
     if not prompts:
         return
-    chooser, state = _Chooser(model, chosen), _Requests(model, len(prompts), most, stops)
+    chooser, state = TokenChooser(model, chosen), _Requests(model, len(prompts), most, stops)
     session = model.new_session(len(prompts), max(len(p) for p in prompts) + most)
     found = chooser.choose(session.prefill(prompts, chooser.greedy), session.past)
     while True:
@@ -105,7 +105,7 @@ def _decode_with_draft(
 ) -> Tokens:  # fmt: skip
     if not prompts:
         return
-    chooser, drafter = _Chooser(model, chosen), _Chooser(draft, chosen)
+    chooser, drafter = TokenChooser(model, chosen), TokenChooser(draft, chosen)
     state = _Requests(model, len(prompts), most, stops)
     longest = max(len(p) for p in prompts) + most
     room = longest + proposals + 1  # a step writes all proposals, also those after the end
@@ -136,7 +136,7 @@ def _decode_with_draft(
             each.past = before + taken
 
 
-def _propose(session: Any, drafter: _Chooser, first: np.ndarray, open_: np.ndarray, count: int) -> np.ndarray:
+def _propose(session: Any, drafter: TokenChooser, first: np.ndarray, open_: np.ndarray, count: int) -> np.ndarray:
     """The next `count` tokens of each open request by the draft model; it also takes its own last one."""
     guesses, last = [], first
     for _ in range(count):

@@ -232,16 +232,12 @@ class Session:
     """A cache in use: keys and values of a batch of requests, and how many positions of each are filled."""
 
     def __init__(self, model: LanguageModel, requests: int, longest: int) -> None:
-        self.model, size, config = model, model.page_size, model.config
+        self.model, size = model, model.page_size
         per_request = 1 << max(-(-longest // size) - 1, 0).bit_length()  # few sizes, so that few programs are compiled
         self.pool = PagePool(requests * per_request, size, requests, longest)
         self.past = np.zeros(requests, np.int32)
         self._width = per_request
-        shape = (requests * per_request, config.kv_heads, size, config.head_size)
-        device = model.target if model._resident else None
-        self.keys, self.values = (
-            [_make_pages(shape, model.cache_dtype, device) for _ in range(config.layers)] for _ in range(2)
-        )
+        self.keys, self.values = make_cache(model, requests * per_request)
 
     def run_step(self, tokens: np.ndarray, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
         """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens.
@@ -286,6 +282,15 @@ class Session:
             for i in map(int, np.flatnonzero((count > 0) & (start + count == ends))):
                 results[i] = out[i]
         return np.stack(results)
+
+
+def make_cache(model: LanguageModel, pages: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Empty pages of the keys and of the values: for each layer [pages, heads, page size, head size]."""
+    config = model.config
+    shape = (pages, config.kv_heads, model.page_size, config.head_size)
+    device = model.target if model._resident else None
+    keys, values = ([_make_pages(shape, model.cache_dtype, device) for _ in range(config.layers)] for _ in range(2))
+    return keys, values
 
 
 def _count_weights(weights: Any) -> int:

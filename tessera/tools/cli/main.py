@@ -25,6 +25,7 @@ COMMANDS = {
     "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
     "launch": "start a program as the ranks of an MPI program",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
+    "serve": "serve artifacts and language models over HTTP: inference protocol v2, OpenAI-compatible completions",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
 SDK_VERSIONS = ("0.6", "0.7", "0.8", "0.9", "1.0", "1.1", "1.2", "1.3", "1.4", "2.10")  # of the CSL simulator
@@ -269,7 +270,29 @@ def _launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
 
 
+def _serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "path", nargs="+", metavar="[NAME=]PATH", help="an artifact, a bundle, a GGUF file, or a folder of safetensors"
+    )
+    command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, default=8000, help="the port; 0 is any free one (default 8000)")
+    command.add_argument("--api-key-file", metavar="FILE", help="API keys, one a line (or one in TESSERA_API_KEY)")
+    command.add_argument("--max-queue", type=_count, default=256, metavar="N", help="requests in work at most")
+    command.add_argument("--max-body", type=_count, default=64, metavar="MIB", help="the longest body (default 64 MiB)")
+    command.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds for open requests")
+    command.add_argument("--max-batch", type=_count, default=1, metavar="N", help="rows that run together (default 1)")
+    command.add_argument("--batch-timeout", type=float, default=2.0, metavar="MS", help="wait for a batch (default 2)")
+    command.add_argument("--padding", choices=("left", "right"), help="pad sequences of different lengths to batch")
+    command.add_argument("--cache", type=int, default=0, metavar="N", help="responses that are kept (default 0)")
+    command.add_argument("--replicas", type=_count, default=1, metavar="N", help="copies of each artifact (default 1)")
+    command.add_argument("--processes", action="store_true", help="each replica is a process of its own")
+    command.add_argument("--slots", type=_count, default=8, metavar="N", help="texts generated together (default 8)")
+    command.add_argument("--longest", type=_count, metavar="N", help="tokens of a text with its prompt (default 2048)")
+    command.add_argument("--pages", type=_count, metavar="N", help="pages of the cache of keys and values")
+
+
 ARGUMENTS = {
+    "serve": _serve,
     "launch": _launch,
     "csl": _csl,
     "ptx": _ptx,

@@ -1,0 +1,53 @@
+"""Options of a server: limits, keys, batching and replicas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tessera.core.errors import ArgumentError, user_location
+
+COUNTS = ("max_body_bytes", "max_json_bytes", "max_queue", "max_batch_size", "replicas", "slots")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server, with the defaults of `tessera serve`.
+
+    `max_queue` requests are served at once or wait; `max_batch_size` 1 is without dynamic batching; `cache_size` 0
+    is without a response cache; `replicas` of a model are processes where `processes` is set, else threads. `slots`
+    is the batch of a language model, `longest` the positions of a request and `pages` those of its cache.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 64 << 20
+    max_json_bytes: int = 4 << 20
+    max_queue: int = 256
+    body_timeout: float = 30.0
+    drain_timeout: float = 30.0
+    retry_after: float = 1.0
+    max_batch_size: int = 1
+    batch_timeout_ms: float = 2.0
+    padding: str | None = None
+    cache_size: int = 0
+    replicas: int = 1
+    processes: bool = False
+    slots: int = 8
+    longest: int | None = None
+    pages: int | None = None
+    share_prefixes: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value: Any = getattr(self, field.name)
+            if field.name in COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
+                                    expected="a positive integer")  # fmt: skip
+            if field.name in ("body_timeout", "drain_timeout", "retry_after") and not 0 <= value < math.inf:
+                raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
+                                    expected="seconds")  # fmt: skip
+        keys = (self.api_keys,) if isinstance(self.api_keys, str) else tuple(self.api_keys)
+        if not all(isinstance(k, str) and k for k in keys):
+            raise ArgumentError("an API key is empty, or no text", location=user_location())
+        object.__setattr__(self, "api_keys", keys)

@@ -1,0 +1,282 @@
+"""Served models: an artifact or a function with the names, types and shapes of its tensors, batching and replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
+from tessera.core.types import as_dtype
+from tessera.ir.tensor import Tensor
+from tessera.runtime.artifacts import get_parameter_shape
+from tessera.runtime.tensor_files import load
+from tessera.serving.batching import DynamicBatcher
+from tessera.serving.options import ServerOptions
+from tessera.serving.replicas import LoadBalancer, ProcessReplica, ThreadReplica
+from tessera.serving.requests import InferenceRequest, hash_arrays
+from tessera.serving.response_cache import CacheManager
+
+PROBE_ROWS = 2
+
+
+@dataclass(frozen=True)
+class TensorDescription:
+    """The name, element type and shape of an input or output; a size of -1 is any, from 1 on."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        as_dtype(self.dtype)
+        if not all(isinstance(n, (int, np.integer)) and (n >= 0 or n == -1) for n in self.shape):
+            raise ArgumentError(f"the shape of {self.name} is {self.shape!r}", location=user_location(),
+                                expected="sizes, -1 for any")  # fmt: skip
+
+    def check(self, array: np.ndarray) -> None:
+        """Check an array.
+
+        Raises:
+            ShapeError, DTypeError: it is another.
+        """
+        fits = len(array.shape) == len(self.shape) and all(
+            n >= 1 if want == -1 else n == want for n, want in zip(array.shape, self.shape, strict=True)
+        )
+        if not fits:
+            raise ShapeError(f"input {self.name} has another shape", expected=list(self.shape),
+                             received=list(array.shape))  # fmt: skip
+        if array.dtype != as_dtype(self.dtype).numpy:
+            raise DTypeError(f"input {self.name} has another element type", expected=self.dtype,
+                             received=str(array.dtype))  # fmt: skip
+
+
+class ArtifactFunction:
+    """An artifact as a function from named arrays to named arrays; the arrays that it writes are results too."""
+
+    def __init__(self, artifact: Any) -> None:
+        self.artifact, interface = artifact, artifact.interface
+        signature = artifact.artifact.manifest.get("signature", {})
+        written = [interface["parameters"][i]["name"] for i in interface["written"]]
+        outputs = [(o["name"], o["dtype"], get_parameter_shape(_with_sizes(o))) for o in signature.get("outputs", ())]
+        by_name = {p["name"]: p for p in interface["parameters"]}
+        outputs = [o for o in outputs if o[0] not in written]
+        outputs += [(n, by_name[n]["dtype"], get_parameter_shape(by_name[n])) for n in written]
+        self.inputs = [_make_spec(p["name"], p["dtype"], get_parameter_shape(p)) for p in artifact.parameters]
+        self.outputs = [_make_spec(*o) for o in outputs]
+        self.leading = {str(get_parameter_shape(p)[0]) if p["shape"] else "" for p in artifact.parameters}
+        self.repeats = "random" not in interface and not written
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        arrays = [np.array(inputs[s.name]) if self.artifact.interface["written"] else inputs[s.name]
+                  for s in self.inputs]  # fmt: skip
+        found = self.artifact.run(arrays)
+        return {s.name: np.asarray(a) for s, a in zip(self.outputs, found, strict=True)}
+
+
+def _with_sizes(output: Mapping[str, Any]) -> dict[str, Any]:
+    return {**output, "sizes": output["shape"]}
+
+
+def _make_spec(name: str, dtype: str, shape: Sequence[Any]) -> TensorDescription:
+    return TensorDescription(name, dtype, tuple(int(n) if isinstance(n, (int, np.integer)) else -1 for n in shape))
+
+
+def load_function(path: str | Path) -> ArtifactFunction:
+    """The function of an artifact folder or a bundle.
+
+    Raises:
+        ArgumentError: the path holds something that is no program.
+    """
+    found = load(path)
+    if not hasattr(found, "parameters") or not hasattr(found, "run"):
+        raise ArgumentError(f"{Path(path).name} holds no program", location=user_location(),
+                            received=type(found).__name__, suggestion="ts.build writes one")  # fmt: skip
+    return ArtifactFunction(found)
+
+
+class NamedFunction:
+    """A user's function of arrays in the order of the inputs, as one from named arrays to named arrays."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]
+    ):
+        self.function, self.inputs, self.outputs = function, list(inputs), list(outputs)
+        self.leading = {str(s.shape[0]) if s.shape else "" for s in inputs}
+        self.repeats = False  # it may have an effect
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = self.function(*(inputs[s.name] for s in self.inputs))
+        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        if len(results) != len(self.outputs):
+            raise ArgumentError("the function does not give the outputs that were stated",
+                                expected=len(self.outputs), received=len(results))  # fmt: skip
+        arrays = [r.numpy() if isinstance(r, Tensor) else np.asarray(r) for r in results]
+        return {s.name: a for s, a in zip(self.outputs, arrays, strict=True)}
+
+
+class ServedModel:
+    """A model behind a server: checks inputs, and runs them through the cache, the batcher and a replica.
+
+    `source` is the path of an artifact or bundle, a loaded artifact, or a function with `inputs` and `outputs`.
+    With `options.max_batch_size` above 1, rows of several requests run together: that is checked on two rows when the
+    model is made, since a model whose rows depend on each other gives other results.
+
+    Raises:
+        ArgumentError: the model is of another kind, or its rows depend on each other.
+    """
+
+    def __init__(
+        self, name: str, source: Any, options: ServerOptions | None = None, inputs: Sequence[TensorDescription] = (),
+        outputs: Sequence[TensorDescription] = (), version: str = "1",
+    ) -> None:  # fmt: skip
+        self.name, self.version, self.options = name, version, options or ServerOptions()
+        self.function = _make_function(source, inputs, outputs)
+        self.inputs, self.outputs = self.function.inputs, self.function.outputs
+        self.platform = "tessera"
+        self.cache = CacheManager(self.options.cache_size)
+        self.rows = self._find_rows()
+        self.balancer = LoadBalancer(self._make_replicas(source))
+        self.batcher = DynamicBatcher(
+            min(self.options.max_batch_size, self.rows or self.options.max_batch_size), self.options.batch_timeout_ms,
+            self.options.padding,
+        )  # fmt: skip
+        if self.batched:
+            self._check_rows()
+
+    @property
+    def batched(self) -> bool:
+        """Whether requests share batches."""
+        return self.options.max_batch_size > 1
+
+    @property
+    def accepted(self) -> list[TensorDescription]:
+        """The inputs of a request: with batching, the first size is any."""
+        if not self.batched:
+            return self.inputs
+        return [TensorDescription(s.name, s.dtype, (-1, *s.shape[1:])) for s in self.inputs]
+
+    def _make_replicas(self, source: Any) -> list[ThreadReplica]:
+        names = [f"{self.name} {i}" for i in range(self.options.replicas)]
+        is_path = isinstance(source, (str, Path))
+        if self.options.processes:
+            if not is_path:
+                raise ArgumentError("replicas in processes load their model from a path", location=user_location())
+            return [ProcessReplica(source, n) for n in names]
+        # A program has memory of its own for what lies between its kernels: each thread loads one.
+        functions = [self.function, *(_make_function(source, self.inputs, self.outputs) for _ in names[1:])]
+        return [ThreadReplica(self._adapt(f), n) for f, n in zip(functions, names, strict=True)]
+
+    @staticmethod
+    def _adapt(function: Any) -> Callable[[Any], Any]:
+        only = function.inputs[0].name if len(function.inputs) == 1 else ""
+        return lambda inputs: function(inputs if isinstance(inputs, Mapping) else {only: inputs})
+
+    def _find_rows(self) -> int:
+        """The rows of the program where they are fixed, else 0.
+
+        Raises:
+            ArgumentError: the inputs have no common first axis.
+        """
+        if not self.batched:
+            return 0
+        if len(self.function.leading) != 1 or "" in self.function.leading:
+            raise ArgumentError(f"the inputs of {self.name} have no common first axis to batch",
+                                location=user_location(), received=", ".join(sorted(self.function.leading)),
+                                suggestion="serve it without batching: max_batch_size=1")  # fmt: skip
+        first = self.inputs[0].shape[0]
+        return 0 if first == -1 else first
+
+    def _check_rows(self) -> None:
+        """Check that the result of a row does not depend on the other rows, on inputs of zeros and ones."""
+        shapes = [tuple(PROBE_ROWS if n == -1 else n for n in s.shape[1:]) for s in self.inputs]
+        rows = [{s.name: np.full((1, *shape), value, as_dtype(s.dtype).numpy)
+                 for s, shape in zip(self.inputs, shapes, strict=True)} for value in (0, 1)]  # fmt: skip
+        both = self._run_rows({n: np.concatenate([rows[0][n], rows[1][n]]) for n in rows[0]}, 2)
+        for i, row in enumerate(rows):
+            alone = self._run_rows(row, 1)
+            for name, found in alone.items():
+                whole = both[name]
+                if whole.ndim == 0 or whole.shape[0] != 2 or not _agree(whole[i : i + 1], found):
+                    raise ArgumentError(
+                        f"the rows of {self.name} depend on each other (output {name}), and cannot be batched",
+                        location=user_location(), suggestion="serve it without batching: max_batch_size=1",
+                    )  # fmt: skip
+
+    def _run_rows(self, inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """The rows of a program with fixed rows: missing ones repeat the last, and their results are cut off."""
+        if not self.rows or rows == self.rows:
+            return self.function(inputs)
+        padded = {n: np.concatenate([a, np.repeat(a[-1:], self.rows - rows, axis=0)]) for n, a in inputs.items()}
+        return {n: a[:rows] if a.ndim else a for n, a in self.function(padded).items()}
+
+    async def infer(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The named outputs for named inputs.
+
+        Raises:
+            ArgumentError: an input is missing or unknown.
+            ShapeError, DTypeError: an input does not fit.
+        """
+        self.check_inputs(inputs)
+        key = hash_arrays(inputs) if self.function.repeats and self.options.cache_size else ""
+        if key and (found := self.cache.get(key)) is not None:
+            return found
+        result = await (self._infer_batched(inputs) if self.batched else self.balancer.run(inputs))
+        if key:
+            self.cache.put(key, result)
+        return result
+
+    def check_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Check names, shapes and types."""
+        names = [s.name for s in self.inputs]
+        if wrong := [n for n in inputs if n not in names] or [n for n in names if n not in inputs]:
+            kind = "lacks" if wrong[0] in names else "has an unknown"
+            raise ArgumentError(f"the request {kind} input {wrong[0]}", expected=", ".join(names))
+        for spec in self.accepted:
+            spec.check(inputs[spec.name])
+
+    async def _infer_batched(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        request = InferenceRequest(dict(inputs))
+        if self.rows and request.rows > self.rows:
+            raise ShapeError("the request has more rows than the program", expected=f"up to {self.rows}",
+                             received=request.rows)  # fmt: skip
+        slot = await self.batcher.add(request)
+        return await slot.run(lambda held: self._run_batch(held, slot.batch.rows))
+
+    async def _run_batch(self, inputs: dict[str, np.ndarray], rows: int) -> Any:
+        if not self.rows or rows == self.rows:
+            return await self.balancer.run(inputs)
+        padded = {n: np.concatenate([a, np.repeat(a[-1:], self.rows - rows, axis=0)]) for n, a in inputs.items()}
+        return {n: a[:rows] for n, a in (await self.balancer.run(padded)).items()}
+
+    async def warm_up(self) -> None:
+        """Nothing to do: artifacts are compiled."""
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """End the replicas."""
+        self.balancer.close()
+
+
+def _agree(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.dtype.kind in "biu":
+        return bool(np.array_equal(a, b))
+    return bool(np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-3, atol=1e-5, equal_nan=True))
+
+
+def _make_function(source: Any, inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]) -> Any:
+    if isinstance(source, (str, Path)):
+        return load_function(source)
+    if hasattr(source, "interface") and hasattr(source, "run"):
+        return ArtifactFunction(source)
+    if callable(source) and inputs and outputs:
+        return NamedFunction(source, inputs, outputs)
+    raise ArgumentError(
+        "this is no model that can be served", location=user_location(), received=type(source).__name__,
+        expected="the path of an artifact, a loaded artifact, or a function with inputs= and outputs=",
+        suggestion="ts.build writes an artifact of a jit function",
+    )  # fmt: skip
