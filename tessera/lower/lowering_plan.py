@@ -43,6 +43,7 @@ class LoweringPlan:
     # Stacks of slices are strided views; else they are written, and products read them by tensor maps (PTX).
     stack_views: bool = True
     vector_products: int = 0  # products of at most so many rows or columns are reductions
+    split_products: bool = False  # large f32 products have operands split into bf16, for tensor cores
     serial_scans: bool = False  # scans walk their rows in one pass; else all elements double their reach together
     flash: bool = True
     flash_m: int = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tessera.ir import composites
-from tessera.ir.core import Function, Module, Node, Value
+from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rewrite import (
     RewritePatterns,
     Rewriter,
@@ -37,6 +37,7 @@ from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.tile_legalisation import to_legal_tile
 from tessera.lower.passes.vector_products import form_vector_products
 from tessera.lower.passes.window_views import form_window_views
+from tessera.ops.dialects import control_flow
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -67,7 +68,7 @@ def expand_composites(module: Module, plan: LoweringPlan) -> Module:
 def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
     """Replace nodes by the library lowerings that they have under a plan."""
     uses = UseDef(function)
-    found = {n: way for n in function.body.walk() if (way := find_library_lowering(n, uses, plan)) is not None}
+    found = {n: way for n in _walk_tensor_ops(function.body) if (way := find_library_lowering(n, uses, plan))}
     patterns = RewritePatterns("library lowering")
     ops = {n.op: None for n in found}
 
@@ -80,6 +81,14 @@ def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
         return tuple(t.data for t in (out if isinstance(out, tuple) else (out,)))
 
     return rewrite_function(function, patterns, remove_dead=True) if found else function
+
+
+def _walk_tensor_ops(block: Block) -> Iterator[Node]:
+    """The nodes of a block and of its regions, but not those of kernels."""
+    for node in block.nodes:
+        yield node
+        for region in node.regions if node.op is not control_flow.launch else ():
+            yield from _walk_tensor_ops(region)
 
 
 def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:

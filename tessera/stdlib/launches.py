@@ -17,13 +17,14 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
-from tessera.ops.tensor import nn, reduce, shape, sorting
+from tessera.ops.tensor import contractions, nn, reduce, shape, sorting
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
 from tessera.stdlib.running_sums import running_sums
+from tessera.stdlib.split_products import match_split_product
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
@@ -220,6 +221,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         source.args,
         lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.select_places(rows, count, descending)),
     )
+
+
+@library_lowerings(contractions.dot)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """A large f32 product with operands split into bf16, where a target has tensor cores."""
+    types = [get_tensor_type(v) for v in (*node.args, node.out)]
+    if not plan.split_products or any(t.dtype != f32 or t.policy is not None for t in types):
+        return None
+    found = match_split_product(uses, *node.args)
+    return found and LibraryLowering((found.left.source, found.right.source), found.compute)
 
 
 MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused
