@@ -14,11 +14,11 @@ from tessera.core.errors import ArgumentError, TesseraError
 
 # Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
-    "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.linalg", "graph.composites",
-    "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics", "graph.sizes",
-    "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory", "tile.groups",
-    "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug", "tile.stdlib",
-    "tile.language", "tile.spec", "tile.tutorials", "tile.sizes", "tile.found",
+    "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.scatter", "graph.linalg",
+    "graph.composites", "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics",
+    "graph.sizes", "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory",
+    "tile.groups", "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug",
+    "tile.stdlib", "tile.language", "tile.spec", "tile.tutorials", "tile.sizes", "tile.found",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Mutation testing: plant one small bug at a time, and see whether fuzzing, the suite or the tests find it.
 
-    python scripts/mutate.py --count 40 [--component bounds] [--seed 0] [--report mutation.json]
+    python scripts/mutate.py --count 20 [--component bounds] [--planted] [--seed 0] [--report mutation.json]
 
 Operators on the syntax tree: a comparison becomes its neighbour, `and` becomes `or`, arithmetic becomes its opposite,
 `min` becomes `max`, an integer constant changes by one, a condition is negated, a statement that only calls is deleted.
@@ -14,62 +14,23 @@ import ast
 import json
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# A component: its files, and the tests that import it.
-COMPONENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "simplify": (
-        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py"),
-        ("tests/lower/passes", "tests/ir/test_rewrite.py"),
-    ),
-    "lowering": (
-        ("tessera/lower/graph_to_schedule/*.py", "tessera/lower/schedule_to_tile/*.py"),
-        ("tests/lower/test_lower_levels.py", "tests/lower/test_lower_fusion.py"),
-    ),
-    "memory plan": (("tessera/lower/passes/memory_planning.py",), ("tests/lower/passes",)),
-    "llvm": (
-        ("tessera/codegen/llvm/table/*.py", "tessera/codegen/llvm/text/*.py", "tessera/codegen/llvm/passes/*.py"),
-        ("tests/codegen/llvm",),
-    ),
-    "ptx": (("tessera/codegen/ptx/passes/*.py", "tessera/codegen/ptx/table/*/*.py"), ("tests/codegen/ptx",)),
-    "bounds": (
-        ("tessera/ir/numerics/*.py", "tessera/interp/bound.py"),
-        ("tests/ir/numerics", "tests/interp/test_bound.py"),
-    ),
-    "autodiff": (("tessera/transforms/autodiff/*.py",), ("tests/transforms/autodiff",)),
-    "batching": (("tessera/transforms/batching.py",), ("tests/transforms/test_batching.py",)),
-    "interpreters": (("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("tests/interp",)),
-    "sanitizers": (("tessera/interp/sanitizer/*.py",), ("tests/tools/debug",)),
-}
-# Programs of the fuzzing stage, and every which case of the sweep.
-FUZZ_PROGRAMS, SWEEP_STEP = 60, 90
-TARGETS = {"llvm": "llvm", "ptx": "ptx"}
-CHECKS = """
-import sys
-from conformance.graph.sweep.cases import cases
-from conformance.case import all_cases
-from conformance.run import run_case, list_engines
-from tessera.tools.fuzz.campaign import CampaignRequest, run_campaign
-from tessera.tools.fuzz import campaign
-from tessera.tools.fuzz.oracle import list_fuzz_engines
-campaign.SHRINK_SECONDS = 0.0
-target, programs, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-if run_campaign(CampaignRequest((target,), programs=programs, seconds=600.0, seed=1)).failures:
-    print("killed by fuzzing"); sys.exit(1)
-engines = list_fuzz_engines((target,))
-for case in [*list(cases())[::step], *list(all_cases())[::step // 6]]:
-    if any(o.status == "fail" for o in run_case(case, engines)):
-        print("killed by the suite"); sys.exit(1)
-"""
+sys.path.insert(0, str(ROOT / "scripts"))
+from mutation_checks import COMPONENTS  # noqa: E402
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
                ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}  # fmt: skip
@@ -119,86 +80,158 @@ def apply_mutation(node: Any, kind: str) -> None:
         node.value = ast.Constant(None)
 
 
-def draw_mutant(component: str, draw: random.Random) -> tuple[str, int, str, str]:
-    """A mutant: its file, line and operator, and the changed source."""
-    files = sorted(p for pattern in COMPONENTS[component][0] for p in ROOT.glob(pattern) if p.name != "__init__.py")
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: its component, file, line and kind, and the changed source of the file."""
+
+    component: str
+    file: str
+    line: int
+    kind: str
+    source: str
+
+
+def draw_mutant(component: str, draw: random.Random) -> Mutant:
+    """A random mutant of a component."""
+    files = sorted(p for g in COMPONENTS[component].files for p in ROOT.glob(g) if p.name != "__init__.py")
     sizes = [p.stat().st_size for p in files]
     while True:
         path = draw.choices(files, sizes)[0]
         tree = ast.parse(path.read_text())
-        found = list(list_mutations(tree))
-        if found:
+        if found := list(list_mutations(tree)):
             node, kind = draw.choice(found)
             line = node.lineno  # type: ignore[attr-defined]
             apply_mutation(node, kind)
-            return str(path.relative_to(ROOT)), line, kind, ast.unparse(ast.fix_missing_locations(tree))
+            source = ast.unparse(ast.fix_missing_locations(tree))
+            return Mutant(component, str(path.relative_to(ROOT)), line, kind, source)
 
 
-def judge(component: str, file: str, source: str, seconds: float) -> str:
-    """What finds a mutant: "fuzzing", "suite", "tests", "error" or "time"; "" if nothing does."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
+def list_planted() -> list[Mutant]:
+    """The bugs of scripts/planted_bugs.json: each replaces a text that its file has once."""
+    found = []
+    for row in json.loads((ROOT / "scripts" / "planted_bugs.json").read_text()):
+        text = (ROOT / row["file"]).read_text()
+        if text.count(row["old"]) != 1:
+            raise ValueError(f"{row['bug']}: {row['file']} has {row['old']!r} {text.count(row['old'])} times")
+        line = text[: text.index(row["old"])].count("\n") + 1
+        source = text.replace(row["old"], row["new"])
+        found.append(Mutant(row["component"], row["file"], line, row["bug"], source))
+    return found
+
+
+class Workplace:
+    """A copy of the package in which mutants are judged one after the other; compiled code is kept between them."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.seconds = folder, seconds
         for name in ("tessera", "conformance", "tests", "examples"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("docs", "benchmarks", "scripts", "setup.cfg", "README.md"):
-            (copy / name).symlink_to(ROOT / name)
-        (copy / file).write_text(source)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": folder,
-            "TESSERA_CACHE_DIR": f"{folder}/cache",
-            "OMP_NUM_THREADS": "1",
-        }
-        target = TARGETS.get(component, "interp")
-        checks = [sys.executable, "-c", CHECKS, target, str(FUZZ_PROGRAMS), str(SWEEP_STEP)]
-        tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-x", *COMPONENTS[component][1]]
-        for command, stage in ((checks, ""), (tests, "tests")):
-            try:
-                done = subprocess.run(
-                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
-                )
-            except subprocess.TimeoutExpired:
-                return "time"
-            if done.returncode:
-                return stage or _read_stage(done.stdout)
-    return ""
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("docs", "benchmarks", "scripts", "setup.cfg", "README.md", "mkdocs.yml"):
+            (folder / name).symlink_to(ROOT / name)
+
+    def judge(self, mutant: Mutant) -> str:
+        """What finds a mutant: the suite, fuzzing, a test or the time limit; "" if nothing does."""
+        path = self.folder / mutant.file
+        original = path.read_text()
+        self._write(path, mutant.source)
+        try:
+            return self.run_checks(mutant.component, mutant.file)
+        finally:
+            self._write(path, original)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            compiled.unlink()
+
+    def run_checks(self, component: str, file: str = "") -> str:
+        """The first failure of the suite, fuzzing and the tests of a component."""
+        checks = str(ROOT / "scripts" / "mutation_checks.py")
+        done = self._run([checks, component, str(self.seconds)])
+        if done is None or done.returncode:
+            return "suite: no end" if done is None else _read_verdict(done.stdout)
+        done = self._run([checks, "--tests", str(self.seconds), *order_tests(component, file)])
+        if done is None or done.returncode:
+            return "tests: no end" if done is None else f"tests: {_find_failed(done.stdout)}"
+        return ""
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str] | None:
+        """Run a command; None if it uses several times its processor time, as a loop without an end does."""
+        limit = int(self.seconds * 4) + 60
+        settings = {"PYTHONPATH": str(self.folder), "TESSERA_CACHE_DIR": str(self.folder / "cache")}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
+        )  # fmt: skip
+        return None if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) else done
 
 
-def describe_score(counts: Counter[str]) -> str:
-    """How many mutants were found; one that ran into the time limit is neither found nor missed."""
-    judged = counts.total() - counts["time"]
-    return f"{judged - counts['']} of {judged} found, {dict(counts)}"
+def order_tests(component: str, file: str) -> list[str]:
+    """The test files of a component: those whose names share words with the mutated file, then the quick ones."""
+    seconds = {
+        path: float(cost)
+        for cost, path in (line.split() for line in (ROOT / "tests" / "durations.txt").read_text().splitlines())
+    }
+    found = [p for t in COMPONENTS[component].tests for p in _list_tests(ROOT / t)]
+    words = set(Path(file).stem.split("_")) - {"ptx", "csl", "llvm", "tile", "ops"}
+    names = [str(p.relative_to(ROOT)) for p in found]
+    return sorted(names, key=lambda n: (not words & set(Path(n).stem.split("_")), seconds.get(n, 0.0), n))
 
 
-def _read_stage(output: str) -> str:
+def _list_tests(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+
+
+def _read_verdict(output: str) -> str:
     last = output.strip().splitlines()[-1:] or [""]
-    return {"killed by fuzzing": "fuzzing", "killed by the suite": "suite"}.get(last[0], "error")
+    return last[0] if last[0].startswith(("suite", "fuzzing")) else "suite: an error"
+
+
+def _find_failed(output: str) -> str:
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+    return found[1] if found else "an error"
+
+
+def describe_score(verdicts: list[str]) -> str:
+    """How many mutants were found, and by what."""
+    counts = Counter(v.partition(":")[0] or "survived" for v in verdicts)
+    return f"{len(verdicts) - counts['survived']} of {len(verdicts)} found, {dict(counts)}"
 
 
 def main() -> int:
-    """Judge mutants, print each, and the score of each component."""
+    """Judge mutants, print each, and the score of each component; status 1 if a check fails without a mutant."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--count", type=int, default=40, help="mutants for each component")
+    options.add_argument("--count", type=int, default=20, help="mutants for each component")
     options.add_argument("--component", action="append", default=[], choices=list(COMPONENTS))
+    options.add_argument("--planted", action="store_true", help="the bugs of scripts/planted_bugs.json instead")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--timeout", type=float, default=600.0, help="seconds for each stage")
+    options.add_argument("--first", type=int, default=0, help="the number of the first mutant")
+    options.add_argument("--seconds", type=float, default=30.0, help="processor seconds of each stage")
+    options.add_argument("--unchecked", action="store_true", help="do not run the checks without a mutant first")
     options.add_argument("--report", default="mutation.json")
     given = options.parse_args()
+    chosen = given.component or list(COMPONENTS)
+    numbers = range(given.first, given.first + given.count)
+    mutants: Iterable[Mutant] = (
+        (m for m in list_planted() if m.component in chosen)
+        if given.planted
+        else (draw_mutant(c, random.Random(f"{c}/{given.seed}/{n}")) for n in numbers for c in chosen)
+    )
     results: list[dict[str, Any]] = []
-    for number in range(given.count):
-        for component in given.component or COMPONENTS:
-            draw, start = random.Random(f"{component}/{given.seed}/{number}"), time.perf_counter()
-            file, line, kind, source = draw_mutant(component, draw)
-            found = judge(component, file, source, given.timeout)
-            results.append({"component": component, "file": file, "line": line, "operator": kind, "killed": found})
-            print(
-                f"{component}: {file}:{line} {kind}: {found or 'SURVIVED'} ({time.perf_counter() - start:.0f} s)",
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        place = Workplace(Path(folder), given.seconds)
+        for component in () if given.unchecked else chosen:
+            if failed := place.run_checks(component):
+                print(f"without a mutant, {component} fails: {failed}")
+                return 1
+        for mutant in mutants:
+            start, found = time.perf_counter(), place.judge(mutant)
+            results.append({**asdict(mutant), "source": "", "killed": found})
+            where = f"{mutant.component}: {mutant.file}:{mutant.line} {mutant.kind}"
+            print(f"{where}: {found or 'SURVIVED'} ({time.perf_counter() - start:.0f} s)", flush=True)
             Path(given.report).write_text(json.dumps(results, indent=1))
     for component in dict.fromkeys(r["component"] for r in results):
-        counts = Counter(r["killed"] for r in results if r["component"] == component)
-        print(f"{component}: {describe_score(counts)}")
+        print(f"{component}: {describe_score([r['killed'] for r in results if r['component'] == component])}")
     return 0
 
 

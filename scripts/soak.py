@@ -117,7 +117,9 @@ def soak_full_disk(count: int) -> dict[str, Any]:
     bad = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "artifact"
-        assert _start_build(folder, 1.0).wait() == 0
+        with _start_build(folder, 1.0) as first:
+            first.communicate()
+        assert first.returncode == 0
         for number in range(count):
             limit = 1 << (number % 16)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformance.case import AREAS, Case, all_cases
+from conformance.case import AREAS, Case, all_cases, read_area
 from conformance.inputs import tensor
 from conformance.run import Engine, find_guarded_engine, judge, list_engines, run_case, select_cases
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
@@ -30,6 +30,14 @@ def test_area_on_a_mesh_of_elements(area):
     outcomes = [o for c in cases for o in run_case(c, mesh)]
     assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
     assert area in ("graph.errors", "graph.host", "graph.flow") or any(o.status == "pass" for o in outcomes)
+
+
+@pytest.mark.parametrize("area", ["tile.found"])
+def test_kernels_on_elements(area):
+    cases, engine = list(read_area(area)), list_engines(["csl"], ["target"])
+    outcomes = [o for c in cases for o in run_case(c, engine)]
+    assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
+    assert any(o.status == "pass" for o in outcomes)
 
 
 @pytest.mark.parametrize("area", ["graph.found", "tile.found", "tile.memory"])

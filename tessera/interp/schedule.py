@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.interp.tile.memory import take_elements
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.reference_kernels import compute_extreme, reduce_extreme
 from tessera.ir.rules import Op, Rules
 from tessera.lower.indexing_maps import KernelDims, analyse_body
 from tessera.lower.passes.type_conversion import bind_to_arrays
@@ -68,8 +70,12 @@ def _reduce_tile(nest: Any, node: Node, args: list[np.ndarray]) -> Any:
     return _REDUCTIONS[kind](convert(x, wide) if kind == "sum" else x, axis=dim, keepdims=True)
 
 
+def _make_extreme(ufunc: np.ufunc) -> Any:
+    return lambda x, axis, keepdims: reduce_extreme(ufunc, x, (axis,), keepdims)
+
+
 _ARG_REDUCTIONS: dict[str, Any] = {"argmax": np.argmax, "argmin": np.argmin}
-_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min}
+_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": _make_extreme(np.maximum), "min": _make_extreme(np.minimum)}
 
 
 def contract_tile(a: np.ndarray, b: np.ndarray, dim: int) -> np.ndarray:
@@ -95,8 +101,8 @@ def _make_arg_combiner(kind: str) -> Any:
 
 _COMBINERS: dict[str, Any] = {
     "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
+    "max": partial(compute_extreme, np.maximum),
+    "min": partial(compute_extreme, np.minimum),
     "argmax": _make_arg_combiner("argmax"),
     "argmin": _make_arg_combiner("argmin"),
 }

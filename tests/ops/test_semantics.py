@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.run import find_guarded_engine
+from conformance.run import find_guarded_engine, list_engines
 from tessera.core.errors import DTypeError
 from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
@@ -96,7 +96,8 @@ def test_values(letter, names):
         else (lambda x, y: tuple(op(x, y) for op in ops))
     )
     program = prepare(Jit(one), pages.make_arrays(ops[0], values, dtype))
-    for results in (program.run("graph"), program.run("tile"), find_guarded_engine("llvm").run(program)):
+    texts = [engine.run(program) for engine in list_engines(["ptx", "csl"], ["target"])]
+    for results in (program.run("graph"), program.run("tile"), find_guarded_engine("llvm").run(program), *texts):
         for name, result in zip(names, results, strict=True):
             for place, (got, want) in enumerate(zip(result, read_table(name, letter), strict=True)):
                 assert agrees(got, want, name), (name, pages.list_operands(OPS[name], values)[place], got, want)

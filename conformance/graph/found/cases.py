@@ -33,8 +33,21 @@ def sliced_to_nothing(x: Any) -> Any:
     return x[0:0:2, ::-1, :]
 
 
+def constant_dividend(x: Any) -> Any:
+    """A division of a constant by floats of 8 bits, whose storage is an integer."""
+    return ts.remainder(0.5, x), ts.floor_divide(x, 0.5)
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
+    for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
+        x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
+        yield Case(f"graph/found/constant-dividend-{dtype}", lambda x=x: (Jit(constant_dividend), (x,)))  # type: ignore[misc]
+    for dtype in ("int64", "int32", "int16", "int8"):
+        least = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, -3], dtype)
+        yield Case(
+            f"graph/found/abs-of-the-least-{dtype}", lambda x=least: (Jit(lambda y: ts.abs(y)), (x,)), exact=True
+        )  # type: ignore[misc]
     for shape in ((0, 3), (3, 0), (0,)):
         name = "graph/found/sort-empty-" + "x".join(map(str, shape))
         yield Case(name, lambda s=shape: (Jit(sort_empty), (np.zeros(s, np.float32),)), exact=True)  # type: ignore[misc]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape, normalize_axis
-from tessera.core.types import TensorType, int64
+from tessera.core.types import TensorType
 from tessera.ir.rules import ACCUMULATE, batch, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import broadcast_to, cast, coerce_plain, instantiate_zero, is_undefined_primal, splat
@@ -113,11 +113,33 @@ def _set_elements(out: Any, indices: Any, new: Any) -> None:
     out[indices] = new
 
 
+def _multiply_elements(out: Any, indices: Any, new: Any) -> None:
+    factors = np.ones_like(out)
+    np.multiply.at(factors, indices, new)
+    out *= factors  # the updates come first, as in the lowering: another order may leave its error bound
+
+
+def _combine_extremes(ufunc: np.ufunc) -> Callable[..., None]:
+    """`ufunc.at` for np.maximum or np.minimum, with -0 less than +0; NumPy keeps either of two zeros."""
+
+    def combine(out: Any, indices: Any, new: Any) -> None:
+        if out.dtype.kind in "iub":
+            ufunc.at(out, indices, new)
+            return
+        wins = [(v == 0) & (np.signbit(v) == (ufunc is np.minimum)) for v in (out, new)]
+        ufunc.at(out, indices, new)
+        np.logical_or.at(wins[0], indices, wins[1])
+        winner, loser = (-0.0, 0.0) if ufunc is np.minimum else (0.0, -0.0)
+        out[...] = np.where(out == 0, np.where(wins[0], winner, loser).astype(out.dtype), out)
+
+    return combine
+
+
 SCATTER_MODES: dict[str, Callable[..., Any]] = {
     "set": _set_elements,
-    "multiply": np.multiply.at,
-    "min": np.minimum.at,
-    "max": np.maximum.at,
+    "multiply": _multiply_elements,
+    "min": _combine_extremes(np.minimum),
+    "max": _combine_extremes(np.maximum),
 }
 
 
@@ -146,20 +168,26 @@ def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, mode: str = "s
 def _(x, indices, updates, *, axis, mode):
     if 0 in (*indices.shape, *updates.shape):
         return x
-    parts, named = _align_updates(x, indices, updates, axis)
     if mode == "set":
-        # The number of the last update for each slice.
-        number = where(named, broadcast_to(iota(shape=named.shape[-1:]), shape=named.shape), -1)
-        last = max(number, axis=-1)
-        hit = where(equal(number, expand_dims(last, -1)), parts, splat(0, parts.type))
-        chosen = hit if x.dtype.kind != "bool" else cast(hit, dtype=int64)
-        found = cast(sum(chosen, axis=-1), dtype=x.dtype)
-        return where(_restore_axis(greater_equal(last, 0), axis), _restore_axis(found, axis), x)
+        return _replace_slices(x, indices, updates, axis)
+    parts, named = _align_updates(x, indices, updates, axis)
     if mode == "multiply":
         return x * _restore_axis(cast(prod(where(named, parts, splat(1, parts.type)), axis=-1), dtype=x.dtype), axis)
     here = expand_dims(_move_axis_last(x, axis), -1)
     least = SCATTER_JOINS[mode]
     return least(where(named, parts, broadcast_to(here, shape=named.shape)), x, axis)
+
+
+def _replace_slices(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Each slice of `x`, or the last update for it: a copy of its bits, since a sum would lose the sign of -0."""
+    at, size, places = axis + x.ndim, x.shape[axis], count_elements(indices.shape)
+    checked = reshape(check_index(indices, size=size, along=at), shape=(1, places))
+    named = equal(checked, iota(shape=(size, 1), axis=0))
+    last = max(where(named, broadcast_to(iota(shape=(1, places), axis=1), shape=named.shape), -1), axis=-1)
+    listed = reshape(updates, shape=(*x.shape[:at], places, *x.shape[at + 1 :]))
+    found = gather(listed, maximum(last, 0), axis=axis)
+    is_named = reshape(greater_equal(last, 0), shape=(size, *(1,) * (x.ndim - at - 1)))
+    return where(broadcast_to(is_named, shape=x.shape), found, x)
 
 
 def _move_axis_last(x: Tensor, axis: int) -> Tensor:

@@ -97,6 +97,8 @@ def execute(runner, plan, arrays, narrow, wide, order):
     for turn in range(rounds):
         for entry, array in zip(plan["inputs"], arrays):
             words = scatter(array, entry, grid, turn)
+            if not words.size:  # nothing to copy
+                continue
             kind = wide if entry["bytes"] >= 4 else narrow
             runner.memcpy_h2d(
                 runner.get_id(entry["symbol"]), words.reshape(-1), 0, 0, grid[1], grid[0], words.shape[2],
@@ -105,6 +107,8 @@ def execute(runner, plan, arrays, narrow, wide, order):
         runner.launch("compute", nonblock=False)
         for entry, result in zip(plan["outputs"], results):
             length = int(np.prod(entry["piece"], dtype=int)) * max(1, entry["bytes"] // 4)
+            if not length:
+                continue
             words = np.zeros(grid[0] * grid[1] * length, np.uint32)
             kind = wide if entry["bytes"] >= 4 else narrow
             runner.memcpy_d2h(

@@ -29,13 +29,14 @@ def allocate_loop_carried(
     a double buffer.
     """
     initial = node.args[len(node.args) - len(carried) :]
+    captured = {value for region in node.regions for value in region.free}
     for number, (value, old, start) in enumerate(zip(node.results, initial, carried, strict=True)):
         if number in coming:
             bind_value(ctx, value, start)
             continue
-        twice = initial.count(old) > 1  # each needs an array of its own
+        shared = initial.count(old) > 1 or old in captured  # each needs an array of its own
         kind = CSL_TYPES[value.type.dtype]
-        place = _copy_to_new_array(ctx, start, kind) if twice else reuse_or_copy(ctx, old, start, kind)
+        place = _copy_to_new_array(ctx, start, kind) if shared else reuse_or_copy(ctx, old, start, kind)
         bind_value(ctx, value, place)
 
 

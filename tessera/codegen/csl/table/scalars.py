@@ -193,7 +193,11 @@ def _(element, node, x):
 
 @pointwise_rows(e.abs)
 def _(element, node, x):
-    return f"math.abs({x})"
+    dtype = node.types[0].dtype
+    if dtype.is_float:
+        return f"math.abs({x})"
+    # The least number stays as it is (rule 2), which `math.abs` does not say.
+    return f"(if ({x} < 0) -{x} else {x})" if dtype.kind == "int" else x
 
 
 @pointwise_rows(*(DECOMPOSITIONS.ops() - DIVISIONS))
@@ -244,7 +248,8 @@ def _(element, node, x, y):
     else:
         element.functions[helper] = INTEGER_DIVISION_HELPERS[name].replace("i32", kind)
     found = f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
-    return found if element.uses_index_type or CSL_TYPES[dtype] in (kind, "f16", "half") else f"@as(i16, {found})"
+    in_kind = dtype.is_float or element.uses_index_type or CSL_TYPES[dtype] == kind
+    return found if in_kind else f"@as(i16, {found})"
 
 
 # CSL rounds quotients toward zero, Tessera down; past a tensor's end a divisor may be 0.
