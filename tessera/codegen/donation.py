@@ -15,7 +15,7 @@ from tessera.codegen.host_plan import find_touched_parameters
 from tessera.core.types import RefType
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rules import REGISTRY
-from tessera.ops.dialects import host, tile
+from tessera.ops.dialects import control_flow, host, tile
 
 
 def reuse_donated(module: Module, donated: Collection[int]) -> Module:
@@ -59,6 +59,7 @@ class _EntryUses:
 
     def __init__(self, module: Module) -> None:
         self.module, self.main = module, module.main
+        self._kernels: dict[str, _KernelUses] = {}
         self.origin: dict[Value, int] = {p: i for i, p in enumerate(self.main.params)}
         for node in _walk(self.main.body):
             if node.op in (host.view, host.at) and node.args[0] in self.origin:
@@ -99,44 +100,89 @@ class _EntryUses:
         if pairs.get(target) != source or not self._is_elementwise(node, source, target):
             return False
         nodes = self.module.function(node.attrs["kernel"]).body.nodes
-        store = next(n for n in nodes if n.op is tile.store)
-        return any(n.op is tile.load and n.out is store.args[1] for n in nodes)
+        stored = [n.args[1] for n in nodes if n.op is tile.store]
+        return any(n.op is tile.load and n.out in stored for n in nodes)
 
     def _is_elementwise(self, node: Node, i: int, o: int) -> bool:
         """Whether a launch reads each element of `i` in the program that overwrites it with `o`, before it does."""
-        kernel = self.module.function(node.attrs["kernel"])
+        uses = self._find_kernel_uses(node.attrs["kernel"])
         places = [self.origin.get(a, -1) for a in node.args]
-        sources = {kernel.params[k] for k, place in enumerate(places) if place == i}
-        targets = {kernel.params[k] for k, place in enumerate(places) if place == o}
+        sources = [uses.params[k] for k, place in enumerate(places) if place == i]
+        targets = [uses.params[k] for k, place in enumerate(places) if place == o]
         if len(sources) != 1 or len(targets) != 1:
             return False
-        nodes = list(kernel.body.nodes)
-        stores = [k for k, n in enumerate(nodes) if targets & set(n.args)]
-        loads = [k for k, n in enumerate(nodes) if sources & set(n.args)]
-        inner = [n for n in nodes for region in n.regions for n in _walk(region)]
-        if len(stores) != 1 or any((sources | targets) & set(n.args) for n in inner):
+        loads, stores = uses.sites[sources[0]], uses.sites[targets[0]]
+        if len(stores) != 1 or len({block for block, _ in (*loads, *stores)}) != 1 or stores[0][0] == IN_A_LOOP:
             return False
-        store = nodes[stores[0]]
+        (number, at), nodes = stores[0], uses.blocks[stores[0][0]].nodes
+        store = nodes[at]
         # `tile.store` has the memory, the block and the indices; `tile.load` the memory and the indices.
-        plain = store.op is tile.store and all(nodes[k].op is tile.load and k < stores[0] for k in loads)
+        plain = store.op is tile.store and all(nodes[k].op is tile.load and k < at for _, k in loads)
         return (
             plain
-            and _covers_once(kernel, store, node.attrs["grid"])
-            and all(_reads_what(nodes[k], store) for k in loads)
-            and _is_pointwise([nodes[k].out for k in loads], store, nodes)
+            and uses.covers_once(store, node.attrs["grid"])
+            and all(_reads_what(nodes[k], store) for _, k in loads)
+            and _is_pointwise([nodes[k].out for _, k in loads], uses.blocks[number])
         )
 
+    def _find_kernel_uses(self, name: str) -> _KernelUses:
+        if name not in self._kernels:
+            self._kernels[name] = _KernelUses(self.module.function(name))
+        return self._kernels[name]
 
-def _is_pointwise(loaded: Sequence[Value], store: Node, nodes: Sequence[Node]) -> bool:
-    """Whether what was loaded reaches the store through pointwise ops alone: each element depends on its own."""
+
+IN_A_LOOP = -1  # the number of every block that may run more than once in a program
+
+
+class _KernelUses:
+    """Where a kernel uses the memory of its parameters: in its body, or in a branch, which runs once at most."""
+
+    def __init__(self, kernel: Function) -> None:
+        self.kernel, self.params = kernel, kernel.params
+        self.blocks: list[Block] = []
+        self.sites: dict[Value, list[tuple[int, int]]] = {p: [] for p in kernel.params}  # block, place in the block
+        self.producers: dict[Value, Node] = {}
+        self._visit(kernel.body, True)
+
+    def _visit(self, block: Block, once: bool) -> None:
+        number = len(self.blocks) if once else IN_A_LOOP
+        self.blocks += [block] if once else []
+        for k, node in enumerate(block.nodes):
+            self.producers.update(dict.fromkeys(node.results, node))
+            for a in node.args:
+                if a in self.sites:
+                    self.sites[a].append((number, k))
+            for region in node.regions:
+                self._visit(region, once and node.op is control_flow.if_)
+
+    def covers_once(self, store: Node, grid: Sequence[int]) -> bool:
+        """Whether a store has no mask, and no two programs of the grid store to the same element.
+
+        Each axis of the grid must move the block along an axis of the memory, by its size or more.
+        """
+        indices, shape = store.args[2:], store.args[1].type.shape
+        if len(indices) != len(shape) or int(self.kernel.attrs.get("group", 1)) != 1:
+            return False
+        moves: dict[int, bool] = {}
+        for index, size in zip(indices, shape, strict=True):
+            form = _find_form(index, self.producers)
+            if form is None or len(form) > 1:
+                return False
+            for axis, factor in form.items():
+                moves[axis] = moves.get(axis, False) or abs(factor) >= size
+        return all(n == 1 or moves.get(axis, False) for axis, n in enumerate(grid))
+
+
+def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
+    """Whether what was loaded reaches stores through pointwise ops alone: each element depends on its own."""
     tainted = set(loaded)
-    for node in nodes:
+    for node in block.nodes:
         if not tainted & {*node.args, *(a for region in node.regions for n in _walk(region) for a in n.args)}:
             continue
-        if node is not store and (not node.op.pointwise or node.regions):
+        if node.op is not tile.store and (not node.op.pointwise or node.regions):
             return False
         tainted.update(node.results)
-    return True
+    return not tainted & set(block.results)
 
 
 def _reads_what(load: Node, store: Node) -> bool:
@@ -147,25 +193,6 @@ def _reads_what(load: Node, store: Node) -> bool:
         and load.args[0].type == store.args[0].type
         and load.attrs.get("edge") == store.attrs.get("edge")
     )
-
-
-def _covers_once(kernel: Function, store: Node, grid: Sequence[int]) -> bool:
-    """Whether a store has no mask, and no two programs of the grid store to the same element.
-
-    Each axis of the grid must move the block along an axis of the memory, by its size or more.
-    """
-    indices, shape = store.args[2:], store.args[1].type.shape
-    if len(indices) != len(shape) or int(kernel.attrs.get("group", 1)) != 1:
-        return False
-    producers = {r: n for n in kernel.body.nodes for r in n.results}
-    moves: dict[int, bool] = {}
-    for index, size in zip(indices, shape, strict=True):
-        form = _find_form(index, producers)
-        if form is None or len(form) > 1:
-            return False
-        for axis, factor in form.items():
-            moves[axis] = moves.get(axis, False) or abs(factor) >= size
-    return all(n == 1 or moves.get(axis, False) for axis, n in enumerate(grid))
 
 
 def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] | None:
@@ -182,10 +209,11 @@ def _find_form(value: Value, producers: Mapping[Value, Node]) -> dict[int, int] 
         return None
     if node.op is REGISTRY["ts.mul"]:
         return _multiply(node, parts, producers)  # type: ignore[arg-type]
-    if node.op is not REGISTRY["ts.add"]:
+    if node.op not in (REGISTRY["ts.add"], REGISTRY["ts.sub"]):
         return None
     left, right = parts
-    return {k: left.get(k, 0) + right.get(k, 0) for k in {**left, **right}}  # type: ignore[union-attr, dict-item]
+    sign = 1 if node.op is REGISTRY["ts.add"] else -1
+    return {k: left.get(k, 0) + sign * right.get(k, 0) for k in {**left, **right}}  # type: ignore[union-attr, dict-item]
 
 
 def _multiply(node: Node, parts: list[dict[int, int]], producers: Mapping[Value, Node]) -> dict[int, int] | None:

@@ -100,14 +100,14 @@ class ArgumentBinder:
             else p.convert(next(remaining))
             for i, p in enumerate(self.params)
         ]
+        all_plain = True
+        for array in users:
+            if array is not None:
+                flags = array.flags
+                all_plain = all_plain and flags.c_contiguous and flags.aligned
         for result, argument in self.reused.items():
             users[result] = users[argument]
-        bound = users
-        for array in users:
-            flags = array.flags
-            if not (flags.c_contiguous and flags.aligned):
-                bound = [make_contiguous(a) for a in users]
-                break
+        bound = users if all_plain else [make_contiguous(a) for a in users]
         if self._aliasable:
             bound = copy_aliased_arguments(bound, self._aliasable, self.inputs)
         return users, bound
@@ -574,14 +574,25 @@ def _find_touched_memory(node: Node, effect: str) -> Value:
 
 def find_aliased_kernels(module: Module) -> set[str]:
     """The kernels with a launch in which a written argument shares memory with another argument."""
+    return {name for name, pairs in find_aliased_parameters(module).items() if pairs}
+
+
+def find_aliased_parameters(module: Module) -> dict[str, dict[tuple[int, int], bool]]:
+    """For each kernel the pairs of a written parameter and another one that share memory in a launch.
+
+    The value is whether both are always the same memory, element by element.
+    """
     plan = HostPlanBuilder(module.main)
-    aliased = set()
+    found: dict[str, dict[tuple[int, int], bool]] = {}
     for node in plan.launches:
-        written = find_touched_parameters(module.function(node.attrs["kernel"]), "write")
+        pairs = found.setdefault(node.attrs["kernel"], {})
         slices = [plan.slices[v] for v in node.args]
-        if any(i != j and slices[i].overlaps(other) for i in written for j, other in enumerate(slices)):
-            aliased.add(node.attrs["kernel"])
-    return aliased
+        for i in find_touched_parameters(module.function(node.attrs["kernel"]), "write"):
+            for j, other in enumerate(slices):
+                if i != j and slices[i].overlaps(other):
+                    same = slices[i] == other and node.args[i].type == node.args[j].type
+                    pairs[i, j] = pairs.get((i, j), True) and same
+    return found
 
 
 def build_host_plan(module: Module, scratch: Mapping[str, int]) -> dict[str, Any]:

@@ -222,6 +222,16 @@ class TensorType:
         if self.policy is not None and not self.policy.clauses():
             object.__setattr__(self, "policy", None)
 
+    def __hash__(self) -> int:
+        # Kept: each call of a compiled function looks for the types of its arguments.
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((self.shape, self.dtype, self.policy))
+        return int(found)
+
+    def __reduce__(self) -> Any:
+        return TensorType, (self.shape, self.dtype, self.policy)  # a hash of strings is that of one process
+
     @property
     def rank(self) -> int:
         """The number of axes."""

@@ -360,7 +360,9 @@ _new = object.__new__
 
 def _make_tensor(array: Any, type: Any) -> Tensor:
     out = _new(Tensor)  # `Tensor(...)` would look at what is known already
-    out.data = array if array.__class__ is DeviceArray else place_in_pool(np.asarray(array))
+    if array.__class__ is not DeviceArray:
+        array = place_in_pool(array if array.__class__ is np.ndarray else np.asarray(array))
+    out.data = array
     out.type = type
     out.grad, out.requires_grad = None, False
     return out

@@ -29,6 +29,7 @@ from tessera.transforms.flow.region_ops import bind_region_op
 Rule = Callable[[Sequence[Tensor], Mapping[str, Any]], list[Tensor]]
 Task = Sequence[Tensor]  # a parameter, its gradient and its slots, of one shape
 BLOCK = 2048  # elements of a program
+LEAST_BLOCK = 256
 
 
 def update_together(rule: Rule, tasks: Sequence[Task], shared: Mapping[str, Any]) -> list[list[Tensor]]:
@@ -78,14 +79,15 @@ class _MultiTensorKernel:
             [Value(RefType((int(task[0].size),), d), f"out{i}_{j}") for j, d in enumerate(types)]
             for i, task in enumerate(self.tasks)
         ]
-        starts = [0, *accumulate(-(-int(task[0].size) // BLOCK) for task in self.tasks)]
+        sizes = [int(task[0].size) for task in self.tasks]
+        starts = [0, *accumulate(-(-size // choose_block(size)) for size in sizes)]
         builder = Builder()
         builder.location = user_location()
         with builder.active():
             program = builder.add(tile.program_id, (), {"axis": 0}).out
             scalars = {
                 **self.shared,
-                **{n: self._load(builder, r, None) for n, r in zip(tensors, inputs, strict=False)},
+                **{n: self._load_number(builder, r) for n, r in zip(tensors, inputs, strict=False)},
             }
             self._branch(builder, program, scalars, list(zip(refs, outputs, starts, strict=False)))
         assert not builder.captures, "a rule has no arrays of its own"
@@ -137,19 +139,27 @@ class _MultiTensorKernel:
         self, builder: Builder, program: Value, scalars: Mapping[str, Any], refs: Any, outputs: Any, start: int
     ) -> None:
         """One block of one parameter: loaded, updated and stored."""
+        size = int(refs[0].type.shape[0])
+        width = choose_block(size)
+        edge = "clip" if size % width else "error"  # no program leaves the parameter: no masks
         block = builder.add(sub, [program, _constant(builder, start)]).out
-        place = builder.add(mul, [block, _constant(builder, BLOCK)]).out
-        loaded = [self._load(builder, ref, place) for ref in refs]
+        place = builder.add(mul, [block, _constant(builder, width)]).out
+        attrs = {"edge": edge, "vector": 1}
+        loaded = [Tensor(builder.add(tile.load, [ref, place], {"shape": (width,), **attrs}).out) for ref in refs]
         for ref, value in zip(outputs, self.rule(loaded, scalars), strict=True):
-            builder.add(tile.store, [ref, value.data, place], {"edge": "clip", "vector": 1})
+            builder.add(tile.store, [ref, value.data, place], attrs)
 
-    def _load(self, builder: Builder, ref: Value, place: Value | None) -> Tensor:
-        """A block of a memory, or its first element as a scalar."""
-        if place is None:
-            first = [ref, _constant(builder, 0)]
-            one = builder.add(tile.load, first, {"shape": (1,), "edge": "error", "vector": 1}).out
-            return reshape(Tensor(one), shape=())
-        return Tensor(builder.add(tile.load, [ref, place], {"shape": (BLOCK,), "edge": "clip", "vector": 1}).out)
+    def _load_number(self, builder: Builder, ref: Value) -> Tensor:
+        """The element of a memory of one, as a scalar."""
+        first = [ref, _constant(builder, 0)]
+        one = builder.add(tile.load, first, {"shape": (1,), "edge": "error", "vector": 1}).out
+        return reshape(Tensor(one), shape=())
+
+
+def choose_block(size: int) -> int:
+    """The elements of a program: a divisor of the parameter's size where there is a large one."""
+    divisor = size & -size  # the largest power of two
+    return size if size < BLOCK else min(divisor, BLOCK) if divisor >= LEAST_BLOCK else BLOCK
 
 
 def _as_ref(type: TensorType) -> RefType:

@@ -92,9 +92,9 @@ class Adam(Optimizer):
         return (Slot("m"), Slot("v"), *((Slot("largest"),) if self.amsgrad else ()))
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
-        """The bias corrections: of the first moment, and the root of that of the second."""
+        """The root of the bias correction of the second moment, and its quotient by that of the first."""
         first, second = (correct_bias(b, step) for b in self.betas)
-        return {"first": first, "second": sqrt(second)}
+        return {"root": sqrt(second), "ratio": sqrt(second) / first}
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
@@ -106,8 +106,9 @@ class Adam(Optimizer):
         m = slots[0] * beta1 + g * (1.0 - beta1)
         v = slots[1] * beta2 + g * g * (1.0 - beta2)
         largest = [maximum(slots[2], v)] if self.amsgrad else []
-        spread = sqrt((largest or [v])[0]) / shared["second"] + self.eps
-        return p - m / spread * (lr / shared["first"]), [m, v, *largest]
+        # lr (m / first) / (sqrt(v) / root + eps), with one division
+        spread = sqrt((largest or [v])[0]) + shared["root"] * self.eps
+        return p - m * (shared["ratio"] * lr) / spread, [m, v, *largest]
 
 
 class AdamW(Adam):

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray, Donated, count_holders
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.pytree import flatten
+from tessera.core.pytree import REGISTERED, flatten
 from tessera.ir.tensor import Tensor
 
 
@@ -55,20 +55,39 @@ class Donation:
                 arrays[i] = _copy(arrays[i])
 
     def _find_tensors(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Tensor]:
-        found = []
+        found: list[Tensor] = []
         for name in self.donated:
             place = self._places[name]
             value = args[place] if place < len(args) else named.get(name)
-            for path, leaf in flatten(value, name)[0]:
-                if isinstance(leaf, Tensor) and not leaf.requires_grad:
-                    found.append(leaf)
-                elif not isinstance(leaf, (bool, int, float, str, type(None))):
-                    raise ArgumentError(
-                        f"argument {path} of {self.name} cannot be donated", location=user_location(),
-                        expected="a ts.Tensor that does not require gradients", received=type(leaf).__name__,
-                        suggestion="pass ts.tensor(array), which has memory of its own",
-                    )  # fmt: skip
+            if not _collect_tensors(value, found):
+                raise self._make_error(name, value)
         return found
+
+    def _make_error(self, name: str, value: Any) -> ArgumentError:
+        path, leaf = next((p, x) for p, x in flatten(value, name)[0] if not _collect_tensors(x, []))
+        return ArgumentError(
+            f"argument {path} of {self.name} cannot be donated", location=user_location(),
+            expected="a ts.Tensor that does not require gradients", received=type(leaf).__name__,
+            suggestion="pass ts.tensor(array), which has memory of its own",
+        )  # fmt: skip
+
+
+def _collect_tensors(value: Any, found: list[Tensor]) -> bool:
+    """Collect the tensors of a donated argument; False if a leaf cannot be donated."""
+    cls = value.__class__
+    if cls is Tensor:
+        found.append(value)
+        return not value.requires_grad
+    if cls is dict:
+        return all([_collect_tensors(x, found) for x in value.values()])
+    if cls is list or cls is tuple:
+        return all([_collect_tensors(x, found) for x in value])
+    if cls in REGISTERED:
+        return all([_collect_tensors(x, found) for x in REGISTERED[cls].take_apart(value).children])
+    leaves = flatten(value)[0]
+    if len(leaves) != 1 or leaves[0][1] is not value:
+        return all([_collect_tensors(x, found) for _, x in leaves])
+    return isinstance(value, (bool, int, float, str, type(None)))
 
 
 def _is_sole(arrays: list[Any], place: int) -> bool:

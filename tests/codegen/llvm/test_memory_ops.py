@@ -159,3 +159,30 @@ def test_loops_that_end_at_the_edge_need_no_mask(size, masked):
     k.loop(0, size, 32, [], step)
     agree(k.module(), [x, out])
     assert ("masked" in BACKEND.emit(k.module(), {}).text("kernels.ll")) == masked
+
+
+def test_stores_that_follow_each_other_share_a_loop_nest():
+    """Values that several of them need are computed once, in registers: without scratch memory."""
+    x, y, a, b = (numbers(f32, 3, 70, seed=s) for s in range(4))
+    k = Kernel(x, y, a, b)
+    first = k.load(k.params[0])
+    m = k(e.sqrt, k(e.add, k(e.mul, first, k.load(k.params[1])), k.const(2.0, f32, (3, 70))))
+    k.store(k.params[2], m)
+    k.store(k.params[3], k(e.div, first, m))
+    module = k.module()
+    agree(module, [x, y, a, b])
+    assert "%buf" not in BACKEND.emit(module, {}).text("kernels.ll")
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_stores_that_overwrite_what_others_read(shift, order):
+    """Two memories change places; a store that is shifted overwrites what the other store has yet to read."""
+    x, y = numbers(f32, 80), numbers(f32, 80, seed=1)
+    k = Kernel(x, y)
+    loaded = [k.load(p, k.const(0), shape=(64,)) for p in k.params]
+    half = k.const(0.5, f32, (64,))
+    sums = [k(e.add, k(e.mul, loaded[1], half), loaded[0]), k(e.sub, loaded[0], half)]
+    for i in order:
+        k.store(k.params[i], sums[i], k.const(shift if i else 0))
+    agree(k.module(), [x, y])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tessera.codegen.legality import get_tensor_type, static_shape
+from tessera.codegen.llvm.text.types import get_element_bytes
 from tessera.core.types import RefType, TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Op
@@ -132,13 +134,18 @@ class BufferisationPlan:
     """The decisions for one tile function.
 
     `stored` are the fusible blocks to be stored in memory; `target` maps a block to the loop-carried parameter in whose
-    memory it is computed; `fused_dots` maps a sum to the dot that accumulates into it.
+    memory it is computed; `fused_dots` maps a sum to the dot that accumulates into it; `store_groups` maps each store
+    that shares its loop nest to all of them, so that a value that several store is computed once.
+
+    `aliases` are the pairs of parameters (a written one first) that share memory, with whether they are the same
+    memory; None: any two may share it.
     """
 
-    def __init__(self, function: Function, noalias: bool = True) -> None:
+    def __init__(self, function: Function, aliases: Mapping[tuple[int, int], bool] | None) -> None:
         self.uses = UseDefChains(function)
-        # Of parameters that may alias, a write to one is a write to all.
-        self._same = () if noalias else tuple(p for p in function.params if isinstance(p.type, RefType))
+        self._aliases = _list_aliases(function, aliases)
+        self.store_groups = dict(self._group_stores(function.body))
+        self._store_numbers = {s.node: s.number for s in self.uses.sites if s.node in self.store_groups}
         self.stored: set[Value] = set()
         self.target: dict[Value, Value] = {}
         self.fused_dots: dict[Value, Value] = {}
@@ -196,7 +203,7 @@ class BufferisationPlan:
         broadcast = any(s.node.op is basic.broadcast_to and _is_expanding(s.node) for s in self.uses.uses_of[v])
         in_loop = any(self.uses.find_last_use(site, s) != s.number for s in sinks)
         return (
-            (len(sinks) > 1 and cost >= REUSE_THRESHOLD)
+            (len({self.store_groups.get(s.node, (s.node,))[0] for s in sinks}) > 1 and cost >= REUSE_THRESHOLD)
             or (in_loop and cost >= LOOP_THRESHOLD)
             or (broadcast and cost >= BROADCAST_THRESHOLD)
         )
@@ -230,14 +237,34 @@ class BufferisationPlan:
     def _is_overwritten(self, v: Value, site: UseSite, sinks: SinkSites) -> bool:
         """Whether the memory that a load reads may be written before the last use of its result."""
         ref = site.node.args[0]
-        writes = [w for r in (self._same if ref in self._same else (ref,)) for w in self.uses.writes[r]]
+        writes = [(w, same) for r, same in ((ref, True), *self._aliases.get(ref, {}).items())
+                  for w in self.uses.writes[r]]  # fmt: skip
         for sink, straight in sinks.items():
-            last = self.uses.find_last_use(site, sink)
-            for write in writes:
-                in_place = write is sink and straight and _accesses_same_block(site.node, write.node)
+            # The loop nest of a group of stores reads and writes as long as the last of them.
+            group = self.store_groups.get(sink.node, (sink.node,))
+            last = max(self.uses.find_last_use(site, sink), self._store_numbers.get(group[-1], 0))
+            for write, same in writes:
+                in_place = same and write.node in group and straight and _accesses_same_block(site.node, write.node)
                 if site.number < write.number <= last and not in_place:
                     return True
         return False
+
+    def _group_stores(self, block: Block) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+        """For each store of several that follow each other, and store blocks of one shape to different memories: all.
+
+        Nodes without effects may lie between them.
+        """
+        listed = [n for n in block.nodes if n.op.effects or n.regions]
+        for key, run in groupby(listed, _make_loop_key):
+            group = tuple(run)
+            if key is not None and len(group) > 1 and self._are_disjoint([n.args[0] for n in group]):
+                yield from ((n, group) for n in group)
+        for node in listed:
+            for region in node.regions:
+                yield from self._group_stores(region)
+
+    def _are_disjoint(self, refs: Sequence[Value]) -> bool:
+        return len(set(refs)) == len(refs) and not any(self._aliases.get(r, {}).keys() & refs for r in refs)
 
     def _can_compute_in_place(self, v: Value, param: Value) -> bool:
         """Whether nothing reads the old value of a loop-carried block after its new value is first written."""
@@ -255,6 +282,27 @@ class BufferisationPlan:
     def _compute_fused_cost(self, node: Node) -> int:
         own = 1 if node.op is tile.load else OP_COST.get(node.op, node.op.cost)
         return min(1000, own + sum(self.cost(a) for a in node.args if is_block(a)))
+
+
+def _list_aliases(function: Function, aliases: Mapping[tuple[int, int], bool] | None) -> dict[Value, dict[Value, bool]]:
+    """For each ref the others that share memory with it, and whether they are the same memory."""
+    refs = [p for p in function.params if isinstance(p.type, RefType)]
+    if aliases is None:
+        return {r: {other: False for other in refs if other is not r} for r in refs}
+    found: dict[Value, dict[Value, bool]] = defaultdict(dict)
+    for (i, j), same in aliases.items():
+        for a, b in ((i, j), (j, i)):
+            held = found[function.params[a]]
+            held[function.params[b]] = held.get(function.params[b], True) and same
+    return found
+
+
+def _make_loop_key(node: Node) -> tuple[object, ...] | None:
+    """What two stores must have in common to share a loop nest: the shape, and the number of elements in a register."""
+    if node.op is not tile.store or not is_block(node.args[1]):
+        return None
+    type = get_tensor_type(node.args[1])
+    return tuple(type.shape), max(4, get_element_bytes(type.dtype))
 
 
 def _find_carried_pairs(node: Node) -> list[tuple[Value, Value]]:
@@ -278,7 +326,8 @@ def _is_elementwise_use(v: Value, node: Node) -> bool:
 
 
 def _accesses_same_block(load: Node, store: Node) -> bool:
-    if store.op is not tile.store or load.op is not tile.load or load.args[0] is not store.args[0]:
+    """Whether a load and a store of one memory have the same indices and shape."""
+    if store.op is not tile.store or load.op is not tile.load:
         return False
     rank = load.args[0].type.rank
     return load.args[1 : 1 + rank] == store.args[2 : 2 + rank] and load.out.type.shape == store.args[1].type.shape

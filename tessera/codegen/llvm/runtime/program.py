@@ -104,6 +104,7 @@ class NativePlanEngine(PlanEngine):
 TEXT_FILE = "kernels.ll"
 OBJECT_FILE = "kernels.o"  # machine code for the processor that the artifact was built on
 PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
+MANY_PARAMETERS = 24  # from here on one indexed assignment is faster than one for each
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
 
@@ -152,6 +153,7 @@ class BoundProgram:
     tasks: np.ndarray
     slots: np.ndarray
     param_slots: list[Any]
+    all_slots: tuple[np.ndarray, np.ndarray] | None  # of many parameters: the slots, and the parameter of each
     workspace: np.ndarray
     serial: bool
     cooperative: thread_pool.CooperativeLaunches
@@ -197,7 +199,8 @@ class LlvmProgram:
         param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
         serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
         cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
-        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, serial, cooperative)
+        all_slots = _join_slots(param_slots) if len(param_slots) >= MANY_PARAMETERS else None
+        bound = BoundProgram(arguments, tasks, slots, param_slots, all_slots, workspace, serial, cooperative)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
         return bound
@@ -253,8 +256,12 @@ class LlvmProgram:
     def _execute(self, program: BoundProgram, words: Iterable[int]) -> None:
         """Run with an address (or a scalar) for each parameter."""
         with self._lock:
-            for slots, word in zip(program.param_slots, words, strict=True):
-                program.slots[slots] = word
+            if program.all_slots is None:
+                for slots, word in zip(program.param_slots, words, strict=True):
+                    program.slots[slots] = word
+            else:
+                slots, owners = program.all_slots
+                program.slots[slots] = np.fromiter(words, np.int64, len(program.param_slots))[owners]
             self._stop.value = NO_FAILURE
             try:
                 if program.engine is None:
@@ -297,6 +304,12 @@ def _fill_slots(
         else:
             slots[slot] = array_address(workspace) + argument["offset"]
     return [s[0] if len(s) == 1 else np.array(s, np.intp) for s in found]
+
+
+def _join_slots(param_slots: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The slots of all parameters, and the number of the parameter of each."""
+    counts = [np.size(slots) for slots in param_slots]
+    return np.hstack(param_slots).astype(np.intp), np.repeat(np.arange(len(param_slots)), counts)
 
 
 def encode_scalar(array: np.ndarray) -> int:

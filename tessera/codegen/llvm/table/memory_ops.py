@@ -33,17 +33,30 @@ if TYPE_CHECKING:
 
 @statement_rule(tile.store)
 def _(kernel, node):
+    group = kernel.plan.store_groups.get(node, (node,))
+    if node is not group[-1]:
+        return  # stored with the last one of the group
+    value = node.args[1]
+
+    def emit_element_stores(body: LoopBody, index: LaneIndex) -> None:
+        # All elements are computed before one is stored.
+        lanes = [emit_element(body, each.args[1], index) for each in group]
+        for each, lane in zip(group, lanes, strict=True):
+            _store_element(body, each, index, lane)
+
+    emit_loop_nest(kernel, value.type.shape, choose_vector_width(kernel, value.type.dtype), emit_element_stores)
+
+
+def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:
     ref, value, *rest = node.args
-    m, rank, shape = kernel.memrefs[ref], ref.type.rank, value.type.shape
-
-    def emit_element_store(body: LoopBody, index: LaneIndex) -> None:
-        position = offset_index(body, rest[:rank], index)
-        mask = emit_optional_operand(body, rest[rank:], 0, index)
-        if node.attrs["edge"] == "clip":
-            mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, rest[:rank], shape, position))
-        memory.store_lane(body, m, position, emit_element(body, value, index), mask)
-
-    emit_loop_nest(kernel, shape, choose_vector_width(kernel, value.type.dtype), emit_element_store)
+    m, rank = body.kernel.memrefs[ref], ref.type.rank
+    position = offset_index(body, rest[:rank], index)
+    mask = emit_optional_operand(body, rest[rank:], 0, index)
+    if node.attrs["edge"] == "clip":
+        mask = memory.intersect_masks(
+            body, mask, emit_bounds_mask(body, m, rest[:rank], static_shape(value.type), position)
+        )
+    memory.store_lane(body, m, position, lane, mask)
 
 
 @statement_rule(tile.scatter)

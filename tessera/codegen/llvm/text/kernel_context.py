@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,12 +100,12 @@ class LlvmKernelContext:
         text: LlvmBuilder,
         library: FunctionLibrary,
         vector_bytes: int,
-        grid: Sequence[float] | None = None,
-        noalias: bool = True,
+        grid: Sequence[float] | None,
+        aliases: Mapping[tuple[int, int], bool] | None,
     ) -> None:
         self.function, self.text, self.library, self.vector_bytes = function, text, library, vector_bytes
         self.scratch = ScratchAllocator(text)
-        self.plan = BufferisationPlan(function, noalias)
+        self.plan = BufferisationPlan(function, aliases)
         self.producers: dict[Value, Node] = {}
         self.ranges = IntervalAnalysis(self.producers, grid)
         self.scalars: dict[Value, str] = {}

@@ -14,11 +14,11 @@ A ref is a pointer, a scalar is itself. Programs are numbered in row-major order
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
+from tessera.codegen.host_plan import build_host_plan, find_aliased_parameters
 from tessera.codegen.llvm.table import (
     control_flow,  # noqa: F401  (their rows fill `visit`)
     loop_fusion,  # noqa: F401  (they fill tables)
@@ -68,13 +68,13 @@ def emit_function(
     debug: DebugMetadata | None,
     options: LlvmOptions,
     grid: Sequence[float] | None,
-    noalias: bool,
+    aliases: Mapping[tuple[int, int], bool] | None,
 ) -> EmittedFunction:
-    """A tile function; `noalias`: no two refs that it accesses overlap."""
+    """A tile function; `aliases` are the pairs of refs that share memory (`BufferisationPlan`)."""
     scope = debug.subprogram(function.name, function.loc) if debug is not None else 0
     text = LlvmBuilder(debug, scope)
     text.set_location(function.loc)
-    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, noalias)
+    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, aliases)
     names = [f"%a{i}" for i in range(len(function.params))]
     for v, name in zip(function.params, names, strict=True):
         _bind_parameter(kernel, v, name)
@@ -83,7 +83,7 @@ def emit_function(
     scratch_bytes, offsets = kernel.scratch.assign_offsets()
     suffix = f" !dbg !{scope}" if debug is not None else ""
     sizes = [name_size_parameter(n) for n in find_size_names(function)]
-    params = [*_format_parameters(function, names, noalias), *(f"i64 {name}" for name in sizes)]
+    params = [*_format_parameters(function, names, noalias=aliases == {}), *(f"i64 {name}" for name in sizes)]
     arguments = _format_list(params, PROGRAM_ID_NAMES, GRID_SIZE_NAMES)
     head = f"define void @{function.name}({arguments}, ptr noalias %scratch) #0{suffix} {{"
     buffers = [f"  {name} = getelementptr i8, ptr %scratch, i64 {offset}" for name, offset in offsets]
@@ -217,14 +217,14 @@ def _emit_functions(
 ) -> tuple[list[str], dict[str, int]]:
     """The text of every tile function, and its bytes of scratch memory."""
     launches = [n for n in module.main.body.walk() if n.op is host.launch]
-    aliased = find_aliased_kernels(module)
+    aliased = find_aliased_parameters(module)
     lines: list[str] = []
     scratch: dict[str, int] = {}
     for function in module.functions[1:]:
         grids = [_pad_grid(n) for n in launches if n.attrs["kernel"] == function.name]
         # A grid barrier orders writes of other programs, which `noalias` would rule out.
-        noalias = function.name not in aliased and not uses_grid_barrier(function.body)
-        emitted = emit_function(function, library, debug, options, _find_largest_grid(grids), noalias)
+        aliases = None if uses_grid_barrier(function.body) else aliased.get(function.name, {})
+        emitted = emit_function(function, library, debug, options, _find_largest_grid(grids), aliases)
         lines += emitted.lines
         scratch[function.name] = emitted.scratch
     return lines, scratch
