@@ -64,6 +64,7 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "dist": "tessera.dist",
     "llm": "tessera.llm",
     "onnx": "tessera.onnx",
+    "profile": "tessera.tools.profile",
     "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",
     "monitor": "tessera.monitoring.monitor",

@@ -39,6 +39,9 @@ SCOPED: ContextVar[tuple[str, ...]] = ContextVar("scoped passes", default=())
 SCOPED_FUSION: ContextVar[Attrs | None] = ContextVar("fusion", default=None)
 # The rules of `ts.fusion.pattern` by name: rule(producer, consumer) says whether two ops may share a kernel.
 FUSION_RULES: dict[str, Callable[[Any, Any], bool]] = {}
+# What notes the compiled programs that run in this context (`ts.profile`), or None: its method
+# `note(function, device, run, arrays)` runs the program.
+RUN_OBSERVER: ContextVar[Any] = ContextVar("run observer", default=None)
 # Whether a pass compares the program before and after it on arrays of its own.
 VALUES_CHECKED: ContextVar[bool | None] = ContextVar("values checked", default=None)
 
@@ -56,10 +59,10 @@ def list_active_names() -> tuple[str, ...]:
 
 def make_extension_key() -> Hashable:
     """A cache key of the extensions of a program that is traced now; None where there are none."""
-    names, fusion = list_active_names(), SCOPED_FUSION.get()
-    if not names and fusion is None:
+    names, fusion, observed = list_active_names(), SCOPED_FUSION.get(), RUN_OBSERVER.get() is not None
+    if not names and fusion is None and not observed:
         return None
-    return tuple((n, id(EXTENSIONS.get(n))) for n in names), fusion
+    return tuple((n, id(EXTENSIONS.get(n))) for n in names), fusion, observed
 
 
 def make_program_attributes(passes: Sequence[str] = (), fusion: Mapping[str, Any] | None = None) -> dict[str, Any]:

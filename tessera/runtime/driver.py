@@ -27,7 +27,7 @@ from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Function, Module
 from tessera.ir.device_interchange import READERS, import_device_array
-from tessera.lower.extensions import GRAPH, PASSES, find_extensions
+from tessera.lower.extensions import GRAPH, PASSES, RUN_OBSERVER, find_extensions
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.pipeline import list_steps
 
@@ -108,6 +108,21 @@ def compile_graph(
     are the places of parameters whose copies on the device are kept. Results may take the memory of the parameters at
     the places `donated`.
     """
+    run = _compile_graph(function, device, constants, donated)
+    return run if RUN_OBSERVER.get() is None else _note_runs(function, device, run)
+
+
+def _note_runs(function: Function, device: str, run: RunFunction) -> RunFunction:
+    """A compiled program that tells the observer of the context of each run."""
+
+    def noting(arrays: Sequence[Any]) -> list[np.ndarray]:
+        observer = RUN_OBSERVER.get()
+        return run(arrays) if observer is None else observer.note(function, device, run, arrays)  # type: ignore[no-any-return]
+
+    return noting
+
+
+def _compile_graph(function: Function, device: str, constants: range, donated: Collection[int]) -> RunFunction:
     target = find_generator_name(device)
     if target == INTERP:
         extended = apply_graph_extensions(function)

@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "find all shape and dtype errors of a file's functions and kernels from their annotations",
     "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
+    "profile": "time or count each kernel of an entry point: share of the roofline, bottleneck, advice, flame graph",
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
     "fuzz": "run random programs at every level and on targets, and write a small case for each kind of failure",
@@ -173,6 +174,20 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plain", action="store_true", help="print the IR text alone")
 
 
+def _profile(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    _tuning(command)
+    command.add_argument("--target", default="llvm", help="llvm (times), ptx (counts without a GPU), csl:4x4 (cycles)")
+    command.add_argument("--level", choices=("summary", "detailed"), default="summary", help="detailed: count accesses")
+    command.add_argument("--gpu", default="H100", help="the GPU whose data sheet bounds ptx (default H100)")
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument("--json", action="store_true", help="print a JSON object")
+    command.add_argument(
+        "-o", "--output", action="append", default=[], metavar="FILE",
+        help="write *.folded, *.speedscope.json, *.trace.json (Chrome, Perfetto), *.json or *.txt",
+    )  # fmt: skip
+
+
 def _bisect(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
@@ -304,6 +319,7 @@ ARGUMENTS = {
     "debug": _debug,
     "inspect": _inspect,
     "bisect": _bisect,
+    "profile": _profile,
     "conformance": _conformance,
     "fuzz": _fuzz,
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),

@@ -6,6 +6,7 @@ Arrays become segments of global memory, numbers become bytes of the parameter s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,9 @@ from tessera.interp.target.ptx.text.syntax import (
     PtxVariable,
     get_variable_size,
 )
+
+# The observer of launches in this context that have none of their own.
+LAUNCH_OBSERVER: ContextVar[PtxObserver | None] = ContextVar("PTX launch observer", default=None)
 
 # Launch arguments.
 
@@ -321,7 +325,8 @@ class PtxModule:
             )
         known = buffers.read_initialised() if debug else None
         try:
-            for done in _run_in_waves(self._decoded_entries[entry].program, arena, launch, known, observer):
+            watching = observer or LAUNCH_OBSERVER.get()
+            for done in _run_in_waves(self._decoded_entries[entry].program, arena, launch, known, watching):
                 if self.progress is not None:
                     self.progress(entry, done, launch.ctas)
         finally:

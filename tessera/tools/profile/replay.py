@@ -1,0 +1,326 @@
+"""Kernel replay: each launch of a program runs alone, on the buffers that it has in the program, and is timed.
+
+A launch is emitted once and N times in one program; the difference of the two times, divided by N - 1, is the time of
+the launch without that of the call. In an emulator what the launch executes is counted instead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter
+from tessera.compiler.schedules import ScheduledKernel
+from tessera.core.errors import Location, TesseraError
+from tessera.core.types import RefType
+from tessera.cuda.counters import LaunchCounters
+from tessera.interp import graph as graph_interpreter
+from tessera.interp.observers import OBSERVERS
+from tessera.interp.target.ptx.module import LAUNCH_OBSERVER
+from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.levels import KERNEL_OP
+from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
+from tessera.ops.dialects import host
+from tessera.runtime import driver
+from tessera.tools.debug.profiler import KernelProfile, LaunchCounts
+
+SECONDS, CYCLES, INSTRUCTIONS = "seconds", "cycles", "instructions"
+REPEATS = 9  # the least of so many runs is taken
+SHORTEST = 2e-3  # seconds that the repeated launches should take
+
+
+@dataclass
+class KernelMeasurement:
+    """One launch: its cost in the unit of the profile, and what it does.
+
+    `flops` and `bytes` are counted from the kernel's iteration space and its arrays (each byte once), or, where there
+    is none, in the interpreter. `counters` are those of an emulator.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    location: Location
+    cost: float
+    unit: str
+    flops: int = 0
+    bytes: int = 0
+    programs: int = 1
+    pattern: str = ""
+    reads: tuple[Any, ...] = ()
+    writes: tuple[Any, ...] = ()
+    counters: LaunchCounters | None = None
+    counts: LaunchCounts | None = field(default=None, repr=False)
+    lines: Mapping[Location, float] = field(default_factory=dict)
+    matrix: bool = False  # a product of matrices
+    narrow: bool = False  # of 16-bit elements, for which GPUs have matrix units
+
+    @property
+    def moved(self) -> int | None:
+        """The bytes of global memory that were moved, where an emulator has counted them."""
+        if self.counters is None:
+            return None
+        return sum(n for kind, n in self.counters.bytes.items() if kind.startswith("global"))
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+# Launches alone.
+
+
+def make_module(module: Module, node: Node, times: int) -> Module:
+    """A Tile module that only runs one node of the entry function, some times, on its buffers."""
+    used = tuple(dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)]))
+    params = {v: Value(v.type, v.hint) for v in used}
+    nodes = tuple(_rename(node, params) for _ in range(times))
+    main = Function(module.main.name, Block(tuple(params.values()), nodes, ()), Attrs({"workspace": 0}), node.loc)
+    return module.replace(main, *_find_launched(module, node))
+
+
+def _rename(node: Node, params: Mapping[Value, Value]) -> Node:
+    def inside(block: Block) -> Block:
+        nodes = tuple(_rename(n, params) for n in block.nodes)
+        return Block(block.params, nodes, tuple(params.get(v, v) for v in block.results))
+
+    args = tuple(params.get(v, v) for v in node.args)
+    return replace(node, args=args, regions=tuple(inside(r) for r in node.regions))
+
+
+def _find_launched(module: Module, node: Node) -> list[Function]:
+    nodes = [node, *(n for r in node.regions for n in r.walk())]
+    names = dict.fromkeys(n.attrs["kernel"] for n in nodes if n.op is host.launch)
+    return [module.function(name) for name in names]
+
+
+@dataclass
+class ReplayBuffers:
+    """The memories of a program while its launches run one by one."""
+
+    arrays: dict[Value, np.ndarray]
+
+    @classmethod
+    def of(cls, main: Function, arrays: Sequence[Any]) -> ReplayBuffers:
+        """The arguments, and zeros for the outputs."""
+        missing = main.params[len(arrays) :]
+        made = [np.zeros(p.type.shape, p.type.dtype.numpy) for p in missing]  # type: ignore[union-attr]
+        given = [np.array(a) if isinstance(p.type, RefType) else a for p, a in zip(main.params, arrays, strict=False)]
+        return cls(dict(zip(main.params, [*given, *made], strict=True)))
+
+    def define(self, node: Node) -> bool:
+        """Whether a node only makes memory; it is then made."""
+        if node.op is host.alloc:
+            type = node.out.type
+            self.arrays[node.out] = np.zeros(type.shape, type.dtype.numpy)  # type: ignore[union-attr]
+        elif node.op is host.view:
+            self.arrays[node.out] = self.arrays[node.args[0]].reshape(node.attrs["shape"])
+        else:
+            return False
+        return True
+
+    def take(self, node: Node) -> list[Any]:
+        """The buffers that a node uses."""
+        used = dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)])
+        return [self.arrays[v] for v in used]
+
+
+def replay(levels: Mapping[str, Module], arrays: Sequence[Any], target: str, detailed: bool) -> list[KernelMeasurement]:
+    """Measure or count each launch of a program, in the order of the program."""
+    module = levels["tile"]
+    scheduled = _match_schedule(levels, module)
+    buffers, found = ReplayBuffers.of(module.main, arrays), []
+    for node in module.main.body.nodes:
+        if buffers.define(node):
+            continue
+        given = buffers.take(node)
+        one = _describe(module, node, scheduled.get(node))
+        _COSTS[_find_manner(target)](one, module, node, given, target)
+        if one.counts is None and (detailed or not one.bytes) and node.op is host.launch:
+            one.counts = count_launch(make_module(module, node, 1), given)
+            _take_counts(one, keep=node in scheduled)
+        tile_interpreter.run(make_module(module, node, 1), given)
+        found.append(one)
+    return found
+
+
+def _match_schedule(levels: Mapping[str, Module], module: Module) -> dict[Node, ScheduledKernel]:
+    """The kernel of the Schedule level of each launch: both modules have them in the same order."""
+    if "schedule" not in levels:
+        return {}
+    kernels = [n for n in levels["schedule"].main.body.nodes if n.op.name == KERNEL_OP or n.op is host.launch]
+    launches = [n for n in module.main.body.nodes if n.op is host.launch]
+    if len(kernels) != len(launches):
+        return {}
+    pairs = zip(launches, kernels, strict=True)
+    return {n: ScheduledKernel(k) for n, k in pairs if k.op.name == KERNEL_OP and not _has_symbols(k)}
+
+
+def _has_symbols(kernel: Node) -> bool:
+    return not all(isinstance(extent, int) for _, extent, _ in kernel.attrs["dims"])
+
+
+def _describe(module: Module, node: Node, kernel: ScheduledKernel | None) -> KernelMeasurement:
+    if node.op is not host.launch:
+        name = f"host {node.attrs.get('op', node.op.name)}".replace("ts.", "")
+        return KernelMeasurement(name, (node.op.name,), node.loc, 0.0, SECONDS)
+    function = module.function(node.attrs["kernel"])
+    ops = tuple(dict.fromkeys(n.op.name.removeprefix("ts.") for n in function.body.walk() if _computes(n)))
+    written = {n.args[0] for n in function.body.walk() if n.op.name in ("tile.store", "tile.scatter", "tile.atomic")}
+    pairs = list(zip(function.params, node.args, strict=True))
+    one = KernelMeasurement(function.name, ops, node.loc, 0.0, SECONDS, matrix="dot" in ops)
+    one.programs = math.prod(int(n) for n in node.attrs["grid"])
+    one.reads = tuple(id(v) for p, v in pairs if p not in written)
+    one.writes = tuple(id(v) for p, v in pairs if p in written)
+    one.narrow = any(n.op.name == "ts.dot" and n.args[0].type.dtype.bits <= 16 for n in function.body.walk())  # type: ignore[union-attr]
+    if kernel is not None:
+        one.flops, one.bytes, one.pattern = (
+            kernel.count_flops(), kernel.count_memory_bytes(), kernel.memory_access_pattern()
+        )  # fmt: skip
+    return one
+
+
+def _computes(node: Node) -> bool:
+    return node.op.name.startswith("ts.") and node.op not in (*VIEW_OPS, *CONSTANT_OPS) and not node.regions
+
+
+def _take_counts(one: KernelMeasurement, keep: bool) -> None:
+    counts = one.counts
+    if counts is not None and not keep:
+        one.flops = counts.flops
+        one.bytes = counts.read["global"] + counts.written["global"]
+
+
+def count_launch(module: Module, arrays: Sequence[Any]) -> LaunchCounts | None:
+    """What the Tile interpreter counts while a launch runs on copies of its buffers."""
+    profile = KernelProfile(places=False)
+    token = OBSERVERS.set((profile,))
+    try:
+        tile_interpreter.run(module, _copy(arrays))
+    finally:
+        OBSERVERS.reset(token)
+    return profile.launches[0] if profile.launches else None
+
+
+def _copy(arrays: Sequence[Any]) -> list[Any]:
+    return [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
+
+
+# Costs: seconds of a runtime, or counts of an emulator.
+
+
+def _find_manner(target: str) -> str:
+    generator = get_backend(target)
+    has_device = hasattr(generator, "runtime") and getattr(generator, "has_device", True)
+    return "runtime" if has_device else "emulator" if target.partition(":")[0] == "ptx" else "interpreter"
+
+
+def _time_runtime(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
+    once = _time_module(make_module(module, node, 1), arrays, target)
+    times = int(min(max(SHORTEST / max(once, 1e-7), 4), 256))
+    many = _time_module(make_module(module, node, 1 + times), arrays, target)
+    one.cost = max((many - once) / times, 0.0)
+
+
+def _time_module(module: Module, arrays: Sequence[Any], target: str) -> float:
+    run, best = driver.make_runtime(module, target).run, math.inf
+    given = _copy(arrays)
+    run(given)
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run(given)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _count_emulator(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
+    if node.op is not host.launch:
+        return
+    generator, counters = get_backend(target), LaunchCounters()
+    run = load_interpreter(generator, emit_artifact(generator, make_module(module, node, 1), {}))
+    token = LAUNCH_OBSERVER.set(counters)
+    try:
+        run(_copy(arrays))
+    finally:
+        LAUNCH_OBSERVER.reset(token)
+    one.unit, one.counters = INSTRUCTIONS, counters
+    one.cost = float(sum(counters.instructions.values()))
+    one.lines = {place: float(c.instructions) for place, c in counters.lines.items()}
+
+
+def _time_interpreter(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
+    generator = get_backend(target)
+    run = load_interpreter(generator, emit_artifact(generator, make_module(module, node, 1), {}))
+    given, start = _copy(arrays), time.perf_counter()
+    run(given)
+    one.cost = time.perf_counter() - start
+
+
+_COSTS: dict[str, Callable[..., None]] = {
+    "runtime": _time_runtime,
+    "emulator": _count_emulator,
+    "interpreter": _time_interpreter,
+}
+
+
+# Graph functions op by op: in the interpreter, and on a mesh, whose programs are one function.
+
+
+def time_graph(function: Function, arrays: Sequence[Any]) -> list[KernelMeasurement]:
+    """The seconds of each op in the Graph interpreter."""
+    return [replace(one, cost=seconds) for one, seconds in _walk_graph(function, arrays, _time_node)]
+
+
+def count_mesh_cycles(function: Function, arrays: Sequence[Any], target: str) -> list[KernelMeasurement]:
+    """The cycles of each op, compiled and simulated alone; ops that a mesh does not have alone are left out."""
+
+    def count(alone: Function, given: Sequence[Any]) -> float | None:
+        try:
+            runtime = driver.make_runtime(driver.lower(alone, target)["tile"], target)
+            runtime.run([np.array(a) for a in given])
+        except TesseraError:
+            return None
+        return float(runtime.cycles)  # type: ignore[attr-defined]
+
+    return [replace(one, cost=c, unit=CYCLES) for one, c in _walk_graph(function, arrays, count) if c is not None]
+
+
+def _time_node(function: Function, arrays: Sequence[Any]) -> float:
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        graph_interpreter.run(function, list(arrays))
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _walk_graph(
+    function: Function, arrays: Sequence[Any], measure: Callable[[Function, Sequence[Any]], Any]
+) -> Iterator[tuple[KernelMeasurement, Any]]:
+    env: dict[Value, Any] = dict(zip(function.params, arrays, strict=True))
+    for node in function.body.nodes:
+        used = tuple(dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)]))
+        alone = Function("op", Block(used, (node,), node.results), loc=node.loc)
+        given = [env[v] for v in used]
+        env.update(zip(node.results, graph_interpreter.run(alone, given), strict=True))
+        if node.op in (*VIEW_OPS, *CONSTANT_OPS):
+            continue
+        name = node.op.name.removeprefix("ts.")
+        one = KernelMeasurement(name, (name,), node.loc, 0.0, SECONDS, matrix=name == "dot")
+        one.reads, one.writes = tuple(map(id, used)), tuple(map(id, node.results))
+        one.bytes = sum(np.asarray(env[v]).nbytes for v in (*used, *node.results))
+        one.flops = _count_graph_flops(node, env)
+        yield one, measure(alone, given)
+
+
+def _count_graph_flops(node: Node, env: Mapping[Value, Any]) -> int:
+    sizes = [np.size(env[v]) for v in (*node.args, *node.results)]
+    if node.op.name == "ts.dot":
+        return 2 * np.size(env[node.out]) * int(np.shape(env[node.args[0]])[-1])
+    return max(sizes, default=0)
