@@ -29,6 +29,7 @@ class LoweringPlan:
     k: int = 512
     busy_n: int | None = None  # like n, for products whose results go through functions at once; None: n
     whole_k: int = 512
+    balance_k: int = 0  # the tiles of a contraction are multiples of this, and pad it least; 0: they are near k
     multiple: int = 16
     rows: int = 8192
     row_limit: int = 8192
@@ -42,6 +43,7 @@ class LoweringPlan:
     host_sort: int | None = None
     # Stacks of slices are strided views; else they are written, and products read them by tensor maps (PTX).
     stack_views: bool = True
+    flat_windows: bool = False  # products read the windows of convolutions along flat lines of the padded array
     vector_products: int = 0  # products of at most so many rows or columns are reductions
     split_products: bool = False  # large f32 products have operands split into bf16, for tensor cores
     serial_scans: bool = False  # scans walk their rows in one pass; else all elements double their reach together

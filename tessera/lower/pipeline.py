@@ -29,6 +29,7 @@ from tessera.lower.lowering_plan import (
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
+from tessera.lower.passes.flat_windows import flatten_windows
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
@@ -114,8 +115,9 @@ def rewrite_vector_products(module: Module, plan: LoweringPlan) -> Module:
 
 
 def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
-    """Windows as strided views, where the plan says so for stacks."""
-    return module.replace(form_window_views(module.main, plan.stack_views), *module.functions[1:])
+    """Windows as strided views, where the plan says so for stacks, and along flat lines."""
+    main = form_window_views(module.main, plan.stack_views)
+    return module.replace(flatten_windows(main) if plan.flat_windows else main, *module.functions[1:])
 
 
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # More query rows than the default: each packed key block is used by twice as many products.
 TILING_PLAN = LoweringPlan(
+    balance_k=4,
+    flat_windows=True,
     flash_m=64,
     host_sort=64,
     result_lanes=256,

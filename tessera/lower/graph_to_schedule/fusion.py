@@ -9,10 +9,10 @@ a kernel of its own, kept in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tessera.core.symbolic_dim import Size, estimate_size
+from tessera.core.symbolic_dim import Size, estimate_size, order_of_size
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef, has_effect
 from tessera.ir.rules import Op, Rules
@@ -21,6 +21,7 @@ from tessera.lower.indexing_maps import (
     POINTWISE,
     REDUCTIONS,
     AccessPoint,
+    IndexDigit,
     IndexExpr,
     find_operand_points,
     find_reduced_axes,
@@ -155,7 +156,7 @@ class KernelFusion:
     def place(self, node: Node, cluster: FusionCluster) -> None:
         """Inline a node in a cluster, and note what that requires of its operands."""
         cluster.inline_node(node)
-        if node.op is contractions.dot or (node.out in self.operands and node.op in (*VIEWS, basic.cast)):
+        if node.op is contractions.dot or (node.out in self.operands and self.is_view(node)):
             self.operands |= set(node.args)
         if node.op is shape.reshape and not all(p.is_clean for p in cluster.points(node.args[0])):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
@@ -174,7 +175,7 @@ class KernelFusion:
         """Whether a dot can read through this node: it computes nothing, and reads memory."""
         if node.op is basic.cast:
             return is_widening(node) or not self.is_computed(node.args[0])
-        return node.op in (*VIEWS, *CONSTANTS)
+        return node.op in (*VIEWS, *CONSTANTS, shape.strided_view)
 
     def base(self, value: Value) -> Value:
         """The value below a chain of views."""
@@ -371,18 +372,25 @@ def _(fusion, node, cluster, point):
 @_FUSION_RULES(contractions.dot)
 def _(fusion, node, wanting):
     point = _find_single_point(node, wanting)
-    if point is None or not all(_covers_axes(e) for e in point.indices):
-        return False
     cluster = wanting[0]
+    if point is None or not all(_covers_axes(e, cluster.extents) for e in point.indices):
+        return False
     if cluster.row is not None or cluster.product is not None or cluster.find_unused_dims(point):
         return False
     _ROOT_RULES.of(contractions.dot)(fusion, node, cluster, point)
     return True
 
 
-def _covers_axes(expr) -> bool:
-    """Whether an index covers an axis: whole dims without an offset."""
-    return expr.constant == 0 and all(a.divisor == 1 and not a.modulus for a, _ in expr.terms)
+def _covers_axes(expr: IndexExpr, extents: Sequence[Size]) -> bool:
+    """Whether an index covers the start of an axis: whole dims without an offset, and without gaps between them."""
+    if expr.constant or not all(isinstance(a, IndexDigit) and a.divisor == 1 and not a.modulus for a, _ in expr.terms):
+        return False
+    reach: Size = 1
+    for atom, stride in sorted(expr.terms, key=lambda term: order_of_size(term[1])):
+        if stride != reach:
+            return False
+        reach = stride * extents[atom.dim]  # type: ignore[union-attr]
+    return True
 
 
 @_ROOT_RULES(contractions.dot)

@@ -67,10 +67,18 @@ class TileSizeSearch:
         elif typical <= target:
             return typical
         radices = self._radices(dim)
-        fits = [t for t in range(target, (target - 1) // 2, -1) if all(t % r == 0 or r % t == 0 for r in radices)]
+        fits = [t for t in range(target, (target - 1) // 2, -1) if _fits_radices(t, radices)]
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
+
+    def balance(self, dim: int, most: int, multiple: int) -> int:
+        """The tile of a dim, a multiple of a number and at most `most`, whose tiles pad the dim least, or 0."""
+        if not multiple or not self.is_static(dim):
+            return 0
+        radices, extent = self._radices(dim), self.extents[dim]
+        fits = [t for t in range(most // 2, most + 1) if t % multiple == 0 and _fits_radices(t, radices)]
+        return min(fits, key=lambda t: (-(-extent // t) * t, -t), default=0)
 
     def is_static(self, dim: int) -> bool:
         """Whether the size of a dim is known."""
@@ -136,6 +144,10 @@ class TileSizeSearch:
             self.tile[dim] = self.cut(dim, -(-self.tile[dim] // 2))
 
 
+def _fits_radices(tile: int, radices: Iterable[int]) -> bool:
+    return all(tile % r == 0 or r % tile == 0 for r in radices)
+
+
 def _floor_power_of_two(number: int) -> int:
     return 1 << (number.bit_length() - 1) if number > 0 else 0
 
@@ -162,13 +174,18 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
     m, n = sorted(left - right), sorted(right - left)
     tiling.fill(reversed(m), plan.m, plan.multiple)
-    tiling.fill(
-        reversed(n), plan.busy_n if plan.busy_n and _has_costly_epilogue(tiling.block, node) else plan.n, plan.multiple
-    )
+    wide = plan.busy_n if plan.busy_n and _has_costly_epilogue(tiling.block, node) else plan.n
+    inner = n[-1:] if plan.flat_windows and n and _fills_vectors(tiling.extents[n[-1]], plan) else n
+    tiling.fill(reversed(inner), wide, plan.multiple)
     if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
-        tiling.tile[k] = tiling.cut(k, plan.k, plan.multiple)
+        tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+
+
+def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
+    """Whether an axis of columns alone suffices for a tile; with a part of another, vectors would cross its ends."""
+    return columns >= 2 * plan.multiple and columns % plan.multiple != 0
 
 
 def _has_costly_epilogue(block: Block, product: Node) -> bool:
