@@ -67,7 +67,9 @@ class LlvmBackend:
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.
 
-        Options: `vector_bytes` (default: the host's), `debug` (default true: lines have debug locations).
+        Options: `vector_bytes` (default: the host's), `pair_products` (products of bf16 and of 8-bit integers multiply
+        two elements at a time; default: whether the host has the instructions), `debug` (default true: lines have
+        debug locations).
         """
         return _import_compiler().emit(self.name, self.capabilities, module, options)  # type: ignore[no-any-return]
 

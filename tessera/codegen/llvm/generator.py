@@ -12,6 +12,7 @@ from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
 from tessera.codegen.legality import check_element_types, check_resources
 from tessera.codegen.llvm.passes.reshape_propagation import propagate_reshapes
+from tessera.codegen.llvm.runtime.jit import has_pair_products
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
@@ -20,7 +21,7 @@ from tessera.codegen.llvm.text.module_emitter import LlvmOptions, emit_module
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module
 
-OPTION_NAMES = ("vector_bytes", "debug", "schedule")
+OPTION_NAMES = ("vector_bytes", "pair_products", "debug", "schedule")
 COVERAGE = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
 
 
@@ -34,10 +35,12 @@ def emit(name: str, capabilities: Capabilities, module: Module, options: Mapping
         check_resources(module, name, capabilities)
     vector = int(options.get("vector_bytes", capabilities.vector_bytes))
     ready = run_passes(list_passes(module), module)
-    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True))))
+    pairs = bool(options.get("pair_products", vector == capabilities.vector_bytes and has_pair_products()))
+    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True)), pairs))
     text = seal_plan(emission.text, emission.plan)
     described = build_manifest(
-        name, module, emission.plan, text, split_parameters(emission.plan), {"vector_bytes": vector},
+        name, module, emission.plan, text, split_parameters(emission.plan),
+        {"vector_bytes": vector, "pair_products": pairs},
         options.get("schedule"), ("llvmlite",),
     )  # fmt: skip
     return Artifact(described, {TEXT_FILE: text})

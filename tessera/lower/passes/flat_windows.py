@@ -1,7 +1,7 @@
 """Flat windows: the windows of a product run along flat lines of a padded array, past the ends of its rows.
 
-The windows of a convolution of stride 1, as columns of a matrix, are pieces of rows. Read as one line, the array has the
-elements of all windows at one offset in a row of memory (Anderson et al. 2017, low-memory GEMM convolution). The
+The windows of a convolution of stride 1, as columns of a matrix, are pieces of rows. Read as one line, the array has
+the elements of all windows at one offset in a row of memory (Anderson et al. 2017, low-memory GEMM convolution). The
 columns at the ends of the rows, which are no windows, are computed and dropped.
 """
 
@@ -28,7 +28,7 @@ def flatten_windows(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class Windows:
+class FlatWindows:
     """A strided view whose last two axes are the last two of its source, at stride 1: `rows` by `columns` windows."""
 
     node: Node
@@ -110,7 +110,7 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     view = rewriter.find_producer(below, shape.strided_view)
     if view is None or len(view.attrs["shape"]) < 4 or len(get_shape(view.args[0])) < 2:
         return None
-    windows = Windows(view)
+    windows = FlatWindows(view)
     *batch, depth, count = get_shape(args[1])
     outer = _find_outer(windows, count)
     if outer is None or depth < MIN_DEPTH or not windows.is_flat():
@@ -127,7 +127,7 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     return rewriter.add(shape.reshape, cut, shape=get_shape(node.out))
 
 
-def _find_outer(windows: Windows, count: int) -> Sequence[int] | None:
+def _find_outer(windows: FlatWindows, count: int) -> Sequence[int] | None:
     """The view's axes that are columns of the product besides the last two; None where columns are no whole axes."""
     sizes = windows.node.attrs["shape"]
     for first in range(len(sizes) - 2, -1, -1):

@@ -19,6 +19,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from tessera.codegen.llvm.text.pair_products import NATIVE, PairProduct, select_instructions
 from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
 from tessera.core.io import find_cache_folder, is_trusted, write_file
 from tessera.core.progress import track
@@ -97,6 +98,27 @@ def get_host_vector_bytes() -> int:
     """The width of this processor's vector registers."""
     features = llvm.get_host_cpu_features()
     return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+@cache
+def find_pair_products() -> frozenset[str]:
+    """The features of this processor by which LLVM computes products of pairs in one instruction."""
+    features = llvm.get_host_cpu_features()
+    return frozenset(p.feature for p in NATIVE if features.get(p.feature) and _knows_instruction(p))
+
+
+def _knows_instruction(product: PairProduct) -> bool:
+    """Whether this version of LLVM has the intrinsic with these types."""
+    lines = [*product.define(product.instruction), product.declaration, "attributes #0 = { nounwind }"]
+    try:
+        return all(_is_defined(f) for f in _parse_text("\n".join(lines)).functions if f.is_declaration)
+    except ParseError:
+        return False
+
+
+def has_pair_products() -> bool:
+    """Whether this processor has the instructions for products of pairs of both types."""
+    return len(find_pair_products()) == len(NATIVE)
 
 
 def _create_target_machine() -> Any:
@@ -195,7 +217,7 @@ def compile_object(text: str) -> bytes:
 
 
 def _compile_part(text: str) -> bytes:
-    module, machine = _parse_text(text), _create_target_machine()
+    module, machine = _parse_text(select_instructions(text, find_pair_products())), _create_target_machine()
     _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.

@@ -6,8 +6,8 @@ registers.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import static_shape
@@ -23,11 +23,24 @@ from tessera.codegen.llvm.table.loop_fusion import (
     offset_index,
     widen_lane,
 )
+from tessera.codegen.llvm.table.microkernels import MicroKernel, TransposeKernel, choose_register_tile
+from tessera.codegen.llvm.table.pair_operands import (
+    choose_pair_product,
+    clear_last_column,
+    emit_choice,
+    find_least,
+    get_packed_dtype,
+    pack_pairs,
+    require_pair_kernel,
+    view_as_pairs,
+)
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import ZERO_LANE, LaneIndex, LaneKind, LaneValue, LoopBody, LoopBuilder
 from tessera.codegen.llvm.text.memory import StridedMemRef, compute_address, emit_pointer, fit_vector_width
-from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_register_type
+from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16
+from tessera.codegen.llvm.text.types import get_element_bytes, get_register_type
 from tessera.core.symbolic_dim import Dim
+from tessera.core.types import bf16, int32
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import tile
@@ -98,193 +111,6 @@ def _(kernel, node):
     return inner.at(inner.base, (0,) * (len(target_shape) - len(strides)) + strides, target_shape)
 
 
-# Microkernels: a register tile of C, over all of K.
-
-
-K_UNROLL = 4
-AccumulatorNames = dict[str, str]  # "row.vector" of the register tile to the register's name
-
-
-@dataclass(frozen=True)
-class MicroKernel:
-    """A register tile of `rows` by `vectors` registers of one type; strides in elements.
-
-    C[r, n] (+)= sum over k of A[r, k] B[k, n], where A has strides (`a_row`, `a_depth`), B has row stride `b_row` and C
-    `c_row`.
-    """
-
-    type: RegisterType
-    rows: int
-    vectors: int
-    depth: int
-    a_row: int
-    a_depth: int
-    b_row: int
-    c_row: int
-    add: bool
-
-    @property
-    def name(self) -> str:
-        """The name of the function, which encodes all fields."""
-        word = "add" if self.add else "set"
-        strides = f"a{self.a_row}x{self.a_depth}.b{self.b_row}.c{self.c_row}"
-        return f"ts.dot.{self.type.suffix}.{self.rows}x{self.vectors}x{self.depth}.{strides}.{word}"
-
-    def text(self) -> Iterator[str]:
-        """The function's lines."""
-        yield f"define internal void @{self.name}(ptr noalias %a, ptr noalias %b, ptr noalias %c) noinline #0 {{"
-        yield "entry:"
-        iterations = self.depth // K_UNROLL
-        state = {name: self.type.const(0) for name in self._accumulator_names()}
-        if iterations:
-            state = yield from self._emit_loop(iterations, state)
-        for k in range(iterations * K_UNROLL, self.depth):
-            state = yield from self._emit_step(f"t{k}", str(k), 0, state)
-        yield from self._store_tile(state)
-        yield "  ret void"
-        yield "}"
-
-    def _accumulator_names(self) -> list[str]:
-        return [f"{r}.{n}" for r in range(self.rows) for n in range(self.vectors)]
-
-    def _emit_loop(self, iterations: int, state: AccumulatorNames) -> Generator[str, None, AccumulatorNames]:
-        """The loop over K, unrolled; the accumulators after it."""
-        yield "  br label %loop"
-        yield "loop:"
-        yield "  %k = phi i64 [ 0, %entry ], [ %k.next, %loop ]"
-        for name, first in state.items():
-            yield f"  %c.{name} = phi {self.type} [ {first}, %entry ], [ %c.{name}.{K_UNROLL - 1}, %loop ]"
-        inner = {name: f"%c.{name}" for name in state}
-        for u in range(K_UNROLL):
-            inner = yield from self._emit_step(str(u), "%k", u, inner)
-        yield f"  %k.next = add nuw nsw i64 %k, {K_UNROLL}"
-        yield f"  %again = icmp ult i64 %k.next, {iterations * K_UNROLL}"
-        yield "  br i1 %again, label %loop, label %done"
-        yield "done:"
-        return inner
-
-    def _emit_step(
-        self, tag: str, k: str, more: int, state: AccumulatorNames
-    ) -> Generator[str, None, AccumulatorNames]:
-        """One k: a row of B times each element of a column of A."""
-        t, e = self.type, self.type.element
-        yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
-        for n in range(self.vectors):
-            yield f"  %pb.{n}.{tag} = getelementptr {e}, ptr %pb.{tag}, i64 {n * t.width}"
-            yield f"  %b.{n}.{tag} = load {t}, ptr %pb.{n}.{tag}, align {t.bits // 8}"
-        yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {e}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
-        for r in range(self.rows):
-            yield from self._broadcast_a(tag, r)
-            for n in range(self.vectors):
-                yield from self._emit_fma(f"{r}.{n}", tag, state[f"{r}.{n}"], f"%a.{r}.{tag}", f"%b.{n}.{tag}")
-        return {name: f"%c.{name}.{tag}" for name in state}
-
-    def _broadcast_a(self, tag: str, r: int) -> Iterator[str]:
-        t, e, to = self.type, self.type.element, f"%a.{r}.{tag}"
-        yield f"  %pa.{r}.{tag} = getelementptr {e}, ptr %pa.{tag}, i64 {r * self.a_row}"
-        if t.width == 1:
-            yield f"  {to} = load {e}, ptr %pa.{r}.{tag}, align {t.bits // 8}"
-            return
-        yield f"  {to}.e = load {e}, ptr %pa.{r}.{tag}, align {t.bits // 8}"
-        yield f"  {to}.s = insertelement {t} poison, {e} {to}.e, i64 0"
-        yield f"  {to} = shufflevector {t} {to}.s, {t} poison, <{t.width} x i32> zeroinitializer"
-
-    def _emit_fma(self, name: str, tag: str, total: str, a: str, b: str) -> Iterator[str]:
-        t, d = self.type, f"%c.{name}.{tag}"
-        if t.is_float:
-            yield f"  {d} = call {t} @llvm.fma.{t.suffix}({t} {a}, {t} {b}, {t} {total})"
-        else:
-            yield f"  {d}.p = mul {t} {a}, {b}"
-            yield f"  {d} = add {t} {total}, {d}.p"
-
-    def _store_tile(self, state: AccumulatorNames) -> Iterator[str]:
-        """Store the tile in C, or add it to C: the product is rounded, then the sum."""
-        t = self.type
-        for r in range(self.rows):
-            for n in range(self.vectors):
-                name, total = f"{r}.{n}", state[f"{r}.{n}"]
-                place = r * self.c_row + n * t.width
-                yield f"  %pc.{name} = getelementptr {t.element}, ptr %c, i64 {place}"
-                if self.add:
-                    yield f"  %old.{name} = load {t}, ptr %pc.{name}, align {t.bits // 8}"
-                    yield f"  %sum.{name} = {'fadd' if t.is_float else 'add'} {t} %old.{name}, {total}"
-                    total = f"%sum.{name}"
-                yield f"  store {t} {total}, ptr %pc.{name}, align {t.bits // 8}"
-
-
-def choose_register_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
-    """The register tile (rows, vectors) of least cost for a product of this size.
-
-    A step of k costs an instruction for each register of the tile and a fraction for each load; fewer than 8
-    accumulators do not hide the latency of an FMA.
-    """
-
-    def estimate_cost(tile: tuple[int, int]) -> float:
-        return sum(
-            count * times * (max(8, r * v) + 0.4 * (r + v) + 0.5)
-            for r, count in _count_tiles(rows, tile[0])
-            for v, times in _count_tiles(vectors, tile[1])
-        )
-
-    tiles = [(r, v) for r in range(1, 15) for v in range(1, 5) if r * v + v + 2 <= registers]
-    return min((t for t in tiles if t[0] <= rows and t[1] <= vectors), key=estimate_cost, default=(1, 1))
-
-
-def _count_tiles(count: int, size: int) -> list[tuple[int, int]]:
-    """A size as (tile size, count) pairs, the remainder last."""
-    return [(n, times) for n, times in ((size, count // size), (count % size, 1)) if n and times]
-
-
-# In-register transposes: columns of memory become rows by shuffles instead of gathers.
-
-
-@dataclass(frozen=True)
-class TransposeKernel:
-    """dst[i, j] = src[j, i] for a square of one register width; `source` and `target` are row strides in elements."""
-
-    type: RegisterType
-    source: int
-    target: int
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return f"ts.transpose.{self.type.suffix}.{self.source}.{self.target}"
-
-    def text(self) -> Iterator[str]:
-        """The function's lines."""
-        t, n = self.type, self.type.width
-        yield f"define internal void @{self.name}(ptr noalias %src, ptr noalias %dst) noinline #0 {{"
-        yield "entry:"
-        for i in range(n):
-            yield f"  %p{i} = getelementptr {t.element}, ptr %src, i64 {i * self.source}"
-            yield f"  %x{i}.0 = load {t}, ptr %p{i}, align {t.bits // 8}"
-        step = 1
-        while step < n:
-            for i in range(n):
-                yield from self._swap_halves(i, step)
-            step *= 2
-        for i in range(n):
-            yield f"  %q{i} = getelementptr {t.element}, ptr %dst, i64 {i * self.target}"
-            yield f"  store {t} %x{i}.{n.bit_length() - 1}, ptr %q{i}, align {t.bits // 8}"
-        yield "  ret void"
-        yield "}"
-
-    def _swap_halves(self, i: int, step: int) -> Iterator[str]:
-        """Rows `step` apart exchange the off-diagonal halves of squares of 2 `step`."""
-        t, n, stage = self.type, self.type.width, step.bit_length() - 1
-        first, second = i & ~step, i | step
-        low = i == first
-        # Indices from n on select from the second row.
-        picks = [
-            (lane if low else lane + step) if not lane & step else (n + lane - (step if low else 0))
-            for lane in range(n)
-        ]
-        listed = ", ".join(f"i32 {p}" for p in picks)
-        rows = f"{t} %x{first}.{stage}, {t} %x{second}.{stage}"
-        yield f"  %x{i}.{stage + 1} = shufflevector {rows}, <{n} x i32> <{listed}>"
-
-
 # Matrix products: packing, the loop over register tiles, calls of microkernels.
 
 
@@ -350,6 +176,9 @@ class MatmulEmitter:
         self.vectors = -(-self.columns // self.width)
         registers = 32 if kernel.vector_bytes == 64 else 16
         self.tile = choose_register_tile(self.rows, self.vectors, registers)
+        self.pair = choose_pair_product(kernel, self.a, self.b, self.dtype, self.width)
+        self.steps = -(-self.depth // 2) if self.pair else self.depth  # of a microkernel along K
+        self.choice = ""  # whether the instruction for pairs of bf16 may be used
 
     def emit(self) -> None:
         """Emit packing and tiles for each index of the batch axes."""
@@ -367,7 +196,9 @@ class MatmulEmitter:
 
     def _view_a(self) -> StridedMemRef | None:
         """A in place, unless its rows map to the same cache sets and are read more than once."""
-        view = self._check_dtype(find_view(self.kernel, self.a))
+        view = find_view(self.kernel, self.a)
+        if not view_as_pairs(view, self.pair):
+            view = None if self.pair else self._check_dtype(view)
         if view is None:
             return None
         conflicts = (
@@ -379,7 +210,7 @@ class MatmulEmitter:
 
     def _view_b(self) -> StridedMemRef | None:
         """B in place if few rows of A use it; otherwise its panels are packed, so that each is read sequentially."""
-        if self.rows > MAX_UNPACKED_ROWS:
+        if self.rows > MAX_UNPACKED_ROWS or self.pair:
             return None
         view = self._check_dtype(find_view(self.kernel, self.b))
         is_whole = self.columns % self.width == 0
@@ -389,8 +220,11 @@ class MatmulEmitter:
         a = self._select_matrix(a, index) if a is not None else self._pack_a(index)
         b = self._select_matrix(b, index) if b is not None else None
         c = self._select_matrix(self.target, index)
+        least = find_least(self.kernel, a, self.rows, int(a.strides[0]), self.depth) if self.pair is BF16 else ""
         for columns in self._split_columns():
             panels = self._view_as_panels(columns, b) if b is not None else self._pack_b(index, columns)
+            if self.pair is BF16:
+                self.choice = emit_choice(self.kernel, least, self._find_least_of_panels(panels))
             with LoopBuilder(self.kernel.text, "0", str(columns.count)) as loop:
                 self._emit_panel(a, panels, c, LaneValue(loop.index), columns)
 
@@ -415,43 +249,57 @@ class MatmulEmitter:
             kernel.scratch.record_access(m)
         at_b = emit_element_pointer(kernel, b, [panel, ZERO_LANE, ZERO_LANE])
         for rows in split_axis(self.rows, self.tile[0]):
-            micro = self._require_microkernel(rows, columns, a, b, c)
+            name = self._require_microkernel(rows, columns, a, b, c)
             with LoopBuilder(text, "0", str(rows.count)) as loop:
                 row = LaneValue(text.add(str(rows.first), text.mul(loop.index, rows.size)))
                 at_a, at_c = (
                     emit_element_pointer(kernel, a, [row, ZERO_LANE]),
                     emit_element_pointer(kernel, c, [row, LaneValue(first)]),
                 )
-                text.line(f"call void @{micro.name}(ptr {at_a}, ptr {at_b}, ptr {at_c})")
+                choice = f", i1 {self.choice}" if self.choice else ""
+                text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{choice})")
                 for m in (a, b, c):
                     kernel.scratch.record_access(m)
 
     def _require_microkernel(
         self, rows: AxisTiles, columns: AxisTiles, a: StridedMemRef, b: StridedMemRef, c: StridedMemRef
-    ) -> MicroKernel:
+    ) -> str:
+        """Define the microkernel of a panel; its name."""
         t = get_register_type(self.dtype, self.width)
-        strides = (int(a.strides[0]), int(a.strides[1]), int(b.strides[1]), int(c.strides[0]))
-        micro = MicroKernel(t, rows.size, columns.size, self.depth, *strides, self.add)
-        self.kernel.library.require(micro.name, micro.text)
-        return micro
+        a_depth = 2 if self.pair else int(a.strides[1])
+        strides = (int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
+        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, self.add, self.pair)
+        if self.pair:
+            exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None
+            return require_pair_kernel(self.kernel, micro, exact)
+        return self.kernel.library.require(micro.name, micro.text)
+
+    def _find_least_of_panels(self, b: StridedMemRef) -> str:
+        """The least element of packed panels."""
+        panels, pairs, columns = (int(n) for n in b.shape)
+        return find_least(self.kernel, b, panels * pairs, 2 * int(b.strides[1]), 2 * columns)
 
     def _pack_a(self, index: list[LaneValue]) -> StridedMemRef:
-        """A packed row-major in the accumulator type."""
+        """A packed row-major in the accumulator type, or as numbers of 16 bits."""
+        dtype = get_packed_dtype(self.pair) if self.pair else self.dtype
         row = -(-self.depth // self.width) * self.width
-        row += self.width if row * get_element_bytes(self.dtype) % CACHE_SET_STRIDE == 0 else 0
-        m = self.kernel.scratch.allocate(self.dtype, (self.rows, self.depth), (row, 1))
+        row += self.width if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
+        m = self.kernel.scratch.allocate(dtype, (self.rows, self.depth), (row, 1))
         self._pack_operand(self.a, m, lambda body, inner_index: (*index, *inner_index))
+        if self.pair and self.depth % 2:
+            clear_last_column(self.kernel, m, self.depth)
         return m
 
     def _pack_b(self, index: list[LaneValue], columns: AxisTiles) -> StridedMemRef:
         """B packed in panels; a panel's rows are contiguous."""
         panel_columns = columns.size * self.width
-        shape = (columns.count, self.depth, min(panel_columns, self.columns - columns.first * self.width))
-        m = self.kernel.scratch.allocate(self.dtype, shape, (self.depth * panel_columns, panel_columns, 1))
+        dtype = int32 if self.pair else self.dtype
+        shape = (columns.count, self.steps, min(panel_columns, self.columns - columns.first * self.width))
+        m = self.kernel.scratch.allocate(dtype, shape, (self.steps * panel_columns, panel_columns, 1))
 
-        view = self._check_dtype(find_view(self.kernel, self.b))
+        view = self._view_columns(index)
         if view is not None and self._is_transposable(view, columns):
-            self._pack_transposed(self._select_matrix(view, index), m, columns)
+            self._pack_transposed(view, m, columns)
             return m
 
         def place(body: LoopBody, inner_index: LaneIndex) -> LaneIndex:
@@ -460,22 +308,40 @@ class MatmulEmitter:
             start = text.add(str(columns.first * self.width), text.mul(panel.name, panel_columns))
             return (*index, k, LaneValue(text.add(start, n.name), n.kind))
 
-        self._pack_operand(self.b, m, place)
+        if self.pair:
+            pack_pairs(self.kernel, self.b, m, place, self.depth)
+        else:
+            self._pack_operand(self.b, m, place)
         return m
+
+    def _view_columns(self, index: list[LaneValue]) -> StridedMemRef | None:
+        """A matrix B in memory whose columns may be transposed; a column of pairs is one of integers of 32 bits."""
+        view = find_view(self.kernel, self.b)
+        if not self.pair:
+            view = self._check_dtype(view)
+            return self._select_matrix(view, index) if view is not None else None
+        if view is None or self.pair is not BF16 or view.dtype != bf16 or view.strides[-2] != 1 or self.depth % 2:
+            return None
+        if not isinstance(view.strides[-1], int) or view.strides[-1] % 2:
+            return None
+        m = self._select_matrix(view, index)
+        return StridedMemRef(int32, m.base, (self.steps, self.columns), (1, int(m.strides[1]) // 2), m.buffer)
 
     def _is_transposable(self, view: StridedMemRef, columns: AxisTiles) -> bool:
         """Whether the columns of B are contiguous and divide into squares of the register width."""
         is_whole = (
-            self.depth % self.width == 0 and (columns.first + columns.count * columns.size) * self.width <= self.columns
+            self.steps % self.width == 0 and (columns.first + columns.count * columns.size) * self.width <= self.columns
         )
         return is_whole and self.width > 1 and view.strides[-2] == 1 and view.strides[-1] > 1
 
     def _pack_transposed(self, b: StridedMemRef, m: StridedMemRef, columns: AxisTiles) -> None:
         """Pack contiguous columns, square by square."""
         kernel, width = self.kernel, self.width
-        transpose = TransposeKernel(get_register_type(self.dtype, width), int(b.strides[1]), int(m.strides[1]))
+        aligned = 2 if self.pair else get_element_bytes(self.dtype)
+        t = get_register_type(m.dtype, width)
+        transpose = TransposeKernel(t, int(b.strides[1]), int(m.strides[1]), aligned)
         kernel.library.require(transpose.name, transpose.text)
-        squares = (columns.count, columns.size, self.depth // width)
+        squares = (columns.count, columns.size, self.steps // width)
 
         def one(index: list[LaneValue]) -> None:
             text, (panel, column, row) = kernel.text, index
@@ -503,12 +369,12 @@ class MatmulEmitter:
         padded = m.shape[-1] != 1
 
         def visit_one(body: LoopBody, inner_index: LaneIndex) -> None:
-            lane = widen_lane(body, v.type.dtype, self.dtype, emit_element(body, v, place(body, inner_index)))  # type: ignore[operator]
+            lane = widen_lane(body, v.type.dtype, m.dtype, emit_element(body, v, place(body, inner_index)))  # type: ignore[operator]
             memory.store_lane(
                 LoopBody(self.kernel, body.width) if padded else body,
                 m,
                 inner_index,
-                LaneValue(body.broadcast_lane(lane, get_register_type(self.dtype, body.width)), LaneKind.VARYING),
+                LaneValue(body.broadcast_lane(lane, get_register_type(m.dtype, body.width)), LaneKind.VARYING),
             )
 
         emit_loop_nest(self.kernel, [int(n) for n in m.shape], self.width, visit_one)

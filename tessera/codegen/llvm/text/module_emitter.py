@@ -56,10 +56,15 @@ class EmittedFunction:
 
 @dataclass(frozen=True)
 class LlvmOptions:
-    """Options that change the text: the vector width, and whether lines have debug locations."""
+    """Options that change the text.
+
+    The vector width, whether lines have debug locations, and whether products of bf16 and of 8-bit integers multiply
+    pairs of elements.
+    """
 
     vector_bytes: int
     debug: bool = True
+    pair_products: bool = False
 
 
 def emit_function(
@@ -74,7 +79,7 @@ def emit_function(
     scope = debug.subprogram(function.name, function.loc) if debug is not None else 0
     text = LlvmBuilder(debug, scope)
     text.set_location(function.loc)
-    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, aliases)
+    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, aliases, options.pair_products)
     names = [f"%a{i}" for i in range(len(function.params))]
     for v, name in zip(function.params, names, strict=True):
         _bind_parameter(kernel, v, name)

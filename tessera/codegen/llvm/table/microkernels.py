@@ -1,0 +1,217 @@
+"""Microkernels: a register tile of a product over all of K, and transposes of squares in registers.
+
+A microkernel of pairs multiplies 16-bit elements, two of K at a time (`tessera/codegen/llvm/text/pair_products.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from tessera.codegen.llvm.text.pair_products import EXACT_BF16, PairProduct
+from tessera.codegen.llvm.text.types import RegisterType
+
+# Microkernels: a register tile of C, over all of K.
+
+
+K_UNROLL = 4
+AccumulatorNames = dict[str, str]  # "row.vector" of the register tile to the register's name
+
+
+@dataclass(frozen=True)
+class MicroKernel:
+    """A register tile of `rows` by `vectors` registers of one type; strides in elements.
+
+    C[r, n] (+)= sum over k of A[r, k] B[k, n], where A has strides (`a_row`, `a_depth`), B has row stride `b_row` and C
+    `c_row`. With a `pair` product an element of B, and one k, is two numbers of 16 bits, and the strides of A count
+    such numbers.
+    """
+
+    type: RegisterType
+    rows: int
+    vectors: int
+    depth: int
+    a_row: int
+    a_depth: int
+    b_row: int
+    c_row: int
+    add: bool
+    pair: PairProduct | None = None
+
+    @property
+    def unroll(self) -> int:
+        """The steps of K in an iteration of the loop; the kernel for rare operands is short."""
+        return 1 if self.pair is EXACT_BF16 else K_UNROLL
+
+    @property
+    def name(self) -> str:
+        """The name of the function, which encodes all fields."""
+        word = ("add" if self.add else "set") + (f".{self.pair.name}" if self.pair else "")
+        strides = f"a{self.a_row}x{self.a_depth}.b{self.b_row}.c{self.c_row}"
+        return f"ts.dot.{self.type.suffix}.{self.rows}x{self.vectors}x{self.depth}.{strides}.{word}"
+
+    def text(self) -> Iterator[str]:
+        """The function's lines."""
+        yield f"define internal void @{self.name}(ptr noalias %a, ptr noalias %b, ptr noalias %c) noinline #0 {{"
+        yield "entry:"
+        iterations = self.depth // self.unroll
+        state = {name: self.type.const(0) for name in self._accumulator_names()}
+        if iterations:
+            state = yield from self._emit_loop(iterations, state)
+        for k in range(iterations * self.unroll, self.depth):
+            state = yield from self._emit_step(f"t{k}", str(k), 0, state)
+        yield from self._store_tile(state)
+        yield "  ret void"
+        yield "}"
+
+    def _accumulator_names(self) -> list[str]:
+        return [f"{r}.{n}" for r in range(self.rows) for n in range(self.vectors)]
+
+    def _emit_loop(self, iterations: int, state: AccumulatorNames) -> Generator[str, None, AccumulatorNames]:
+        """The loop over K, unrolled; the accumulators after it."""
+        yield "  br label %loop"
+        yield "loop:"
+        yield "  %k = phi i64 [ 0, %entry ], [ %k.next, %loop ]"
+        for name, first in state.items():
+            yield f"  %c.{name} = phi {self.type} [ {first}, %entry ], [ %c.{name}.{self.unroll - 1}, %loop ]"
+        inner = {name: f"%c.{name}" for name in state}
+        for u in range(self.unroll):
+            inner = yield from self._emit_step(str(u), "%k", u, inner)
+        yield f"  %k.next = add nuw nsw i64 %k, {self.unroll}"
+        yield f"  %again = icmp ult i64 %k.next, {iterations * self.unroll}"
+        yield "  br i1 %again, label %loop, label %done"
+        yield "done:"
+        return inner
+
+    def _emit_step(
+        self, tag: str, k: str, more: int, state: AccumulatorNames
+    ) -> Generator[str, None, AccumulatorNames]:
+        """One k: a row of B times each element of a column of A."""
+        t = self._operand_type()
+        e, own = t.element, "i16" if self.pair else t.element
+        yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
+        for n in range(self.vectors):
+            yield f"  %pb.{n}.{tag} = getelementptr {e}, ptr %pb.{tag}, i64 {n * t.width}"
+            yield f"  %b.{n}.{tag} = load {t}, ptr %pb.{n}.{tag}, align {t.bits // 8}"
+        yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {own}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
+        for r in range(self.rows):
+            yield from self._broadcast_a(tag, r)
+            for n in range(self.vectors):
+                yield from self._emit_fma(f"{r}.{n}", tag, state[f"{r}.{n}"], f"%a.{r}.{tag}", f"%b.{n}.{tag}")
+        return {name: f"%c.{name}.{tag}" for name in state}
+
+    def _operand_type(self) -> RegisterType:
+        """The type of the registers of A and B: a pair is an integer of 32 bits."""
+        return self.type.of("i32") if self.pair else self.type
+
+    def _broadcast_a(self, tag: str, r: int) -> Iterator[str]:
+        t, to = self._operand_type(), f"%a.{r}.{tag}"
+        e, own, aligned = t.element, "i16" if self.pair else t.element, 2 if self.pair else t.bits // 8
+        yield f"  %pa.{r}.{tag} = getelementptr {own}, ptr %pa.{tag}, i64 {r * self.a_row}"
+        if t.width == 1:
+            yield f"  {to} = load {e}, ptr %pa.{r}.{tag}, align {aligned}"
+            return
+        yield f"  {to}.e = load {e}, ptr %pa.{r}.{tag}, align {aligned}"
+        yield f"  {to}.s = insertelement {t} poison, {e} {to}.e, i64 0"
+        yield f"  {to} = shufflevector {t} {to}.s, {t} poison, <{t.width} x i32> zeroinitializer"
+
+    def _emit_fma(self, name: str, tag: str, total: str, a: str, b: str) -> Iterator[str]:
+        t, d = self.type, f"%c.{name}.{tag}"
+        if self.pair:
+            yield f"  {d} = {self.pair.call(total, a, b)}"
+        elif t.is_float:
+            yield f"  {d} = call {t} @llvm.fma.{t.suffix}({t} {a}, {t} {b}, {t} {total})"
+        else:
+            yield f"  {d}.p = mul {t} {a}, {b}"
+            yield f"  {d} = add {t} {total}, {d}.p"
+
+    def _store_tile(self, state: AccumulatorNames) -> Iterator[str]:
+        """Store the tile in C, or add it to C: the product is rounded, then the sum."""
+        t = self.type
+        for r in range(self.rows):
+            for n in range(self.vectors):
+                name, total = f"{r}.{n}", state[f"{r}.{n}"]
+                place = r * self.c_row + n * t.width
+                yield f"  %pc.{name} = getelementptr {t.element}, ptr %c, i64 {place}"
+                if self.add:
+                    yield f"  %old.{name} = load {t}, ptr %pc.{name}, align {t.bits // 8}"
+                    yield f"  %sum.{name} = {'fadd' if t.is_float else 'add'} {t} %old.{name}, {total}"
+                    total = f"%sum.{name}"
+                yield f"  store {t} {total}, ptr %pc.{name}, align {t.bits // 8}"
+
+
+def choose_register_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
+    """The register tile (rows, vectors) of least cost for a product of this size.
+
+    A step of k costs an instruction for each register of the tile and a fraction for each load; fewer than 8
+    accumulators do not hide the latency of an FMA.
+    """
+
+    def estimate_cost(tile: tuple[int, int]) -> float:
+        return sum(
+            count * times * (max(8, r * v) + 0.4 * (r + v) + 0.5)
+            for r, count in _count_tiles(rows, tile[0])
+            for v, times in _count_tiles(vectors, tile[1])
+        )
+
+    tiles = [(r, v) for r in range(1, 15) for v in range(1, 5) if r * v + v + 2 <= registers]
+    return min((t for t in tiles if t[0] <= rows and t[1] <= vectors), key=estimate_cost, default=(1, 1))
+
+
+def _count_tiles(count: int, size: int) -> list[tuple[int, int]]:
+    """A size as (tile size, count) pairs, the remainder last."""
+    return [(n, times) for n, times in ((size, count // size), (count % size, 1)) if n and times]
+
+
+# In-register transposes: columns of memory become rows by shuffles instead of gathers.
+
+
+@dataclass(frozen=True)
+class TransposeKernel:
+    """dst[i, j] = src[j, i] for a square of one register width; `source` and `target` are row strides in elements.
+
+    The source has an alignment of its own: pairs begin at any 16-bit element.
+    """
+
+    type: RegisterType
+    source: int
+    target: int
+    alignment: int
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return f"ts.transpose.{self.type.suffix}.{self.source}.{self.target}.{self.alignment}"
+
+    def text(self) -> Iterator[str]:
+        """The function's lines."""
+        t, n = self.type, self.type.width
+        yield f"define internal void @{self.name}(ptr noalias %src, ptr noalias %dst) noinline #0 {{"
+        yield "entry:"
+        for i in range(n):
+            yield f"  %p{i} = getelementptr {t.element}, ptr %src, i64 {i * self.source}"
+            yield f"  %x{i}.0 = load {t}, ptr %p{i}, align {self.alignment}"
+        step = 1
+        while step < n:
+            for i in range(n):
+                yield from self._swap_halves(i, step)
+            step *= 2
+        for i in range(n):
+            yield f"  %q{i} = getelementptr {t.element}, ptr %dst, i64 {i * self.target}"
+            yield f"  store {t} %x{i}.{n.bit_length() - 1}, ptr %q{i}, align {t.bits // 8}"
+        yield "  ret void"
+        yield "}"
+
+    def _swap_halves(self, i: int, step: int) -> Iterator[str]:
+        """Rows `step` apart exchange the off-diagonal halves of squares of 2 `step`."""
+        t, n, stage = self.type, self.type.width, step.bit_length() - 1
+        first, second = i & ~step, i | step
+        low = i == first
+        # Indices from n on select from the second row.
+        picks = [
+            (lane if low else lane + step) if not lane & step else (n + lane - (step if low else 0))
+            for lane in range(n)
+        ]
+        listed = ", ".join(f"i32 {p}" for p in picks)
+        rows = f"{t} %x{first}.{stage}, {t} %x{second}.{stage}"
+        yield f"  %x{i}.{stage + 1} = shufflevector {rows}, <{n} x i32> <{listed}>"
