@@ -62,6 +62,7 @@ def create_app(models: Mapping[str, Any], options: ServerOptions | None = None) 
         lifespan=lifespan,
         exception_handlers={ProtocolError: _answer_error, 404: _answer_missing, 405: _answer_missing},
     )  # fmt: skip
+    app.state.served = served
     _add_gauges(served, metrics)
     guard = Guard(app, options, metrics)
     return guard

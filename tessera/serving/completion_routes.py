@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from tessera.core.errors import ResourceError, TesseraError
 from tessera.serving.completion_requests import CompletionCall, read_completion
 from tessera.serving.generation_engine import QueueFullError, ServedLanguageModel
-from tessera.serving.json_bodies import ProtocolError, parse_json
+from tessera.serving.json_bodies import ProtocolError, escape, parse_json
 from tessera.serving.requests import uuid
 from tessera.serving.service_metrics import ServiceMetrics
 
@@ -120,6 +120,8 @@ class CompletionRoutes:
         if kind == "chat":
             prompt = _report_errors(model.tokenizer.format_chat, prompt)
         if isinstance(prompt, str):
+            if escape(prompt) != prompt:
+                raise ProtocolError(400, "the prompt holds half a surrogate pair", parameter="prompt")
             # A text has no more tokens than bytes, and one of more bytes than the context takes long to encode.
             if len(prompt) > 64 * model.engine.scheduler.longest:
                 raise ProtocolError(400, "the prompt is longer than the context", parameter="prompt")

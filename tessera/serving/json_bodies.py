@@ -13,7 +13,13 @@ class ProtocolError(Exception):
         self, status: int, message: str, headers: dict[str, str] | None = None, parameter: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers, self.parameter = status, message, headers or {}, parameter
+        self.status, self.headers = status, headers or {}
+        self.message, self.parameter = escape(message), None if parameter is None else escape(parameter)
+
+
+def escape(text: str) -> str:
+    """A text that UTF-8 can encode: half a surrogate pair, which JSON can name, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def parse_json(body: bytes) -> Any:

@@ -6,7 +6,7 @@ Inference has no state, so that a request whose replica dies runs again on anoth
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import socket
 import subprocess
 import sys
@@ -29,7 +29,9 @@ START_SECONDS = 120.0
 
 
 class ReplicaLostError(ExecutionError):
-    """The process of a replica ended while it served a request."""
+    """The process of a replica ended while it served a request, or before (`started` is False)."""
+
+    started = True
 
 
 class ThreadReplica:
@@ -131,16 +133,21 @@ class ProcessReplica(ThreadReplica):
             return "error", "", f"the process ended with status {self._process.poll()}"
 
     def _call(self, inputs: Mapping[str, np.ndarray], model: Any) -> Any:
+        lost = ReplicaLostError(f"the process of {self.name} ended")
+        lost.started = self.ready
+        if not self.ready:
+            raise lost
         try:
             self._connection.send(dict(inputs))
-            status, *found = self._connection.recv()
+            status, found = self._connection.recv()
         except (EOFError, OSError):
             self.ready = False
-            threading.Thread(target=self._restart, daemon=True).start()
-            raise ReplicaLostError(f"the process of {self.name} ended") from None
+            with contextlib.suppress(RuntimeError):  # the replica is closed
+                self._pool.submit(self._restart)  # in the thread of the requests: none finds a half-made connection
+            raise lost from None
         if status == "error":
-            raise found[0]
-        return found[0]
+            raise found
+        return found
 
     def _restart(self) -> None:
         with self._lock:
@@ -230,13 +237,14 @@ class LoadBalancer:
             ReplicaLostError: the request ended the processes of several replicas.
         """
         lost: ReplicaLostError | None = None
-        for _ in range(ATTEMPTS):
+        attempts = 0
+        while attempts < ATTEMPTS:
             replica = first if first is not None and first.ready else await self._wait_for_replica()
             first = None
             try:
                 return await replica.execute(inputs, model)
             except ReplicaLostError as error:
-                lost = error
+                lost, attempts = error, attempts + error.started
         assert lost is not None
         raise lost
 
@@ -254,8 +262,3 @@ class LoadBalancer:
         """End all replicas."""
         for each in self.replicas:
             each.close()
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from tessera.core.types import as_dtype
 from tessera.ir.tensor import Tensor
 from tessera.runtime.artifacts import get_parameter_shape
 from tessera.runtime.tensor_files import load
-from tessera.serving.batching import DynamicBatcher
+from tessera.serving.batching import DynamicBatcher, take_rows
 from tessera.serving.options import ServerOptions
 from tessera.serving.replicas import LoadBalancer, ProcessReplica, ThreadReplica
 from tessera.serving.requests import InferenceRequest, hash_arrays
 from tessera.serving.response_cache import CacheManager
 
-PROBE_ROWS = 2
+PROBED = 2  # for a size that may be any
 
 
 @dataclass(frozen=True)
@@ -56,34 +55,69 @@ class TensorDescription:
 
 
 class ArtifactFunction:
-    """An artifact as a function from named arrays to named arrays; the arrays that it writes are results too."""
+    """An artifact or bundle as a function from named arrays to named arrays; arrays that it writes are results too.
 
-    def __init__(self, artifact: Any) -> None:
-        self.artifact, interface = artifact, artifact.interface
-        signature = artifact.artifact.manifest.get("signature", {})
-        written = [interface["parameters"][i]["name"] for i in interface["written"]]
-        outputs = [(o["name"], o["dtype"], get_parameter_shape(_with_sizes(o))) for o in signature.get("outputs", ())]
-        by_name = {p["name"]: p for p in interface["parameters"]}
-        outputs = [o for o in outputs if o[0] not in written]
-        outputs += [(n, by_name[n]["dtype"], get_parameter_shape(by_name[n])) for n in written]
-        self.inputs = [_make_spec(p["name"], p["dtype"], get_parameter_shape(p)) for p in artifact.parameters]
-        self.outputs = [_make_spec(*o) for o in outputs]
-        self.leading = {str(get_parameter_shape(p)[0]) if p["shape"] else "" for p in artifact.parameters}
-        self.repeats = "random" not in interface and not written
+    `row_sizes` are the sizes of the first axis that it was compiled for; none where any size fits. A bundle has a
+    program for each.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        names = [n for n, target in source.variants.items() if target == source.target] if _is_bundle(source) else []
+        programs = [source.load_variant(n) for n in names] or [source]
+        interface = programs[0].interface
+        self._writes = [interface["parameters"][i]["name"] for i in interface["written"]]
+        self.inputs = _merge([[_describe(p) for p in a.parameters] for a in programs])
+        self.outputs = _merge([_list_outputs(a) for a in programs])
+        leading = [{get_parameter_shape(p)[:1] for p in a.parameters} for a in programs]
+        self.has_rows = all(len(sizes) == 1 and () not in sizes for sizes in leading)
+        fixed = [n for sizes in leading for n in sizes if n and isinstance(n[0], (int, np.integer))]
+        self.row_sizes = sorted(int(n[0]) for n in fixed) if len(fixed) == len(programs) else []
+        self.repeats = "random" not in interface and not self._writes
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = [np.array(inputs[s.name]) if self.artifact.interface["written"] else inputs[s.name]
-                  for s in self.inputs]  # fmt: skip
-        found = self.artifact.run(arrays)
+        arrays = [np.array(inputs[s.name]) if s.name in self._writes else inputs[s.name] for s in self.inputs]
+        found = self.source.run(arrays)
         return {s.name: np.asarray(a) for s, a in zip(self.outputs, found, strict=True)}
 
 
-def _with_sizes(output: Mapping[str, Any]) -> dict[str, Any]:
-    return {**output, "sizes": output["shape"]}
+def _is_bundle(source: Any) -> bool:
+    return hasattr(source, "load_variant")
 
 
-def _make_spec(name: str, dtype: str, shape: Sequence[Any]) -> TensorDescription:
-    return TensorDescription(name, dtype, tuple(int(n) if isinstance(n, (int, np.integer)) else -1 for n in shape))
+def _describe(tensor: Mapping[str, Any], sizes: str = "sizes") -> TensorDescription:
+    """A parameter or output of a manifest; `sizes` is the field with symbolic sizes."""
+    shape = get_parameter_shape({**tensor, "sizes": tensor.get(sizes, tensor["shape"])})
+    return TensorDescription(
+        tensor["name"], tensor["dtype"], tuple(int(n) if isinstance(n, (int, np.integer)) else -1 for n in shape)
+    )
+
+
+def _list_outputs(program: Any) -> list[TensorDescription]:
+    """The results of a program in their order: its outputs, and then the parameters that it writes."""
+    parameters = program.interface["parameters"]
+    written = [parameters[i] for i in program.interface["written"]]
+    names = {p["name"] for p in written}
+    signature = program.artifact.manifest.get("signature", {}).get("outputs", ())
+    outputs = [_describe(o, "shape") for o in signature if o["name"] not in names]
+    return [*outputs, *map(_describe, written)]
+
+
+def _merge(programs: Sequence[list[TensorDescription]]) -> list[TensorDescription]:
+    """The tensors of several programs as those of one: a size that differs is any.
+
+    Raises:
+        ArgumentError: the programs have different tensors.
+    """
+    found = []
+    for tensors in zip(*programs, strict=True):
+        first = tensors[0]
+        if any((t.name, t.dtype, len(t.shape)) != (first.name, first.dtype, len(first.shape)) for t in tensors):
+            raise ArgumentError("the programs of the bundle have different tensors", location=user_location(),
+                                received=first.name)  # fmt: skip
+        sizes = [set(each) for each in zip(*(t.shape for t in tensors), strict=True)]
+        found.append(replace(first, shape=tuple(n.pop() if len(n) == 1 else -1 for n in sizes)))
+    return found
 
 
 def load_function(path: str | Path) -> ArtifactFunction:
@@ -106,7 +140,9 @@ class NamedFunction:
         self, function: Callable[..., Any], inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]
     ):
         self.function, self.inputs, self.outputs = function, list(inputs), list(outputs)
-        self.leading = {str(s.shape[0]) if s.shape else "" for s in inputs}
+        leading = {s.shape[:1] for s in inputs}
+        self.has_rows = len(leading) == 1 and () not in leading
+        self.row_sizes = [n for sizes in leading for n in sizes if n > 0]
         self.repeats = False  # it may have an effect
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -139,14 +175,12 @@ class ServedModel:
         self.inputs, self.outputs = self.function.inputs, self.function.outputs
         self.platform = "tessera"
         self.cache = CacheManager(self.options.cache_size)
-        self.rows = self._find_rows()
-        self.balancer = LoadBalancer(self._make_replicas(source))
-        self.batcher = DynamicBatcher(
-            min(self.options.max_batch_size, self.rows or self.options.max_batch_size), self.options.batch_timeout_ms,
-            self.options.padding,
-        )  # fmt: skip
+        self.row_sizes = self.function.row_sizes if self.batched else []
         if self.batched:
-            self._check_rows()
+            self._check_batching()
+        self.balancer = LoadBalancer(self._make_replicas(source))
+        most = min([self.options.max_batch_size, *self.row_sizes[-1:]])
+        self.batcher = DynamicBatcher(most, self.options.batch_timeout_ms, self.options.padding)
 
     @property
     def batched(self) -> bool:
@@ -176,43 +210,45 @@ class ServedModel:
         only = function.inputs[0].name if len(function.inputs) == 1 else ""
         return lambda inputs: function(inputs if isinstance(inputs, Mapping) else {only: inputs})
 
-    def _find_rows(self) -> int:
-        """The rows of the program where they are fixed, else 0.
+    def _check_batching(self) -> None:
+        """Check that the model can be batched.
 
         Raises:
-            ArgumentError: the inputs have no common first axis.
+            ArgumentError: the inputs have no common first axis, or the rows depend on each other.
         """
-        if not self.batched:
-            return 0
-        if len(self.function.leading) != 1 or "" in self.function.leading:
+        if not self.function.has_rows:
             raise ArgumentError(f"the inputs of {self.name} have no common first axis to batch",
-                                location=user_location(), received=", ".join(sorted(self.function.leading)),
+                                location=user_location(),
                                 suggestion="serve it without batching: max_batch_size=1")  # fmt: skip
-        first = self.inputs[0].shape[0]
-        return 0 if first == -1 else first
+        if self.row_sizes and self.row_sizes[-1] == 1:
+            raise ArgumentError(f"{self.name} was compiled for batches of one row", location=user_location(),
+                                suggestion="build it with symbolic rows, or serve it unbatched")  # fmt: skip
+        self._check_rows()
 
     def _check_rows(self) -> None:
         """Check that the result of a row does not depend on the other rows, on inputs of zeros and ones."""
-        shapes = [tuple(PROBE_ROWS if n == -1 else n for n in s.shape[1:]) for s in self.inputs]
+        shapes = [tuple(PROBED if n == -1 else n for n in s.shape[1:]) for s in self.inputs]
         rows = [{s.name: np.full((1, *shape), value, as_dtype(s.dtype).numpy)
                  for s, shape in zip(self.inputs, shapes, strict=True)} for value in (0, 1)]  # fmt: skip
         both = self._run_rows({n: np.concatenate([rows[0][n], rows[1][n]]) for n in rows[0]}, 2)
         for i, row in enumerate(rows):
-            alone = self._run_rows(row, 1)
-            for name, found in alone.items():
-                whole = both[name]
-                if whole.ndim == 0 or whole.shape[0] != 2 or not _agree(whole[i : i + 1], found):
+            for name, found in self._run_rows(row, 1).items():
+                if not _agree(both[name][i : i + 1], found):
                     raise ArgumentError(
                         f"the rows of {self.name} depend on each other (output {name}), and cannot be batched",
                         location=user_location(), suggestion="serve it without batching: max_batch_size=1",
                     )  # fmt: skip
 
+    def _pad_rows(self, inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """The inputs with as many rows as the next program has: the last row is repeated."""
+        size = next((n for n in self.row_sizes if n >= rows), rows)
+        if size == rows:
+            return dict(inputs)
+        return {n: np.concatenate([a, np.repeat(a[-1:], size - rows, axis=0)]) for n, a in inputs.items()}
+
     def _run_rows(self, inputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
-        """The rows of a program with fixed rows: missing ones repeat the last, and their results are cut off."""
-        if not self.rows or rows == self.rows:
-            return self.function(inputs)
-        padded = {n: np.concatenate([a, np.repeat(a[-1:], self.rows - rows, axis=0)]) for n, a in inputs.items()}
-        return {n: a[:rows] if a.ndim else a for n, a in self.function(padded).items()}
+        padded = self._pad_rows(inputs, rows)
+        return take_rows(self.function(padded), 0, rows, _count_rows(padded))
 
     async def infer(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The named outputs for named inputs.
@@ -241,25 +277,23 @@ class ServedModel:
 
     async def _infer_batched(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         request = InferenceRequest(dict(inputs))
-        if self.rows and request.rows > self.rows:
-            raise ShapeError("the request has more rows than the program", expected=f"up to {self.rows}",
+        if self.row_sizes and request.rows > self.row_sizes[-1]:
+            raise ShapeError("the request has more rows than the program", expected=f"up to {self.row_sizes[-1]}",
                              received=request.rows)  # fmt: skip
         slot = await self.batcher.add(request)
         return await slot.run(lambda held: self._run_batch(held, slot.batch.rows))
 
     async def _run_batch(self, inputs: dict[str, np.ndarray], rows: int) -> Any:
-        if not self.rows or rows == self.rows:
-            return await self.balancer.run(inputs)
-        padded = {n: np.concatenate([a, np.repeat(a[-1:], self.rows - rows, axis=0)]) for n, a in inputs.items()}
-        return {n: a[:rows] for n, a in (await self.balancer.run(padded)).items()}
-
-    async def warm_up(self) -> None:
-        """Nothing to do: artifacts are compiled."""
-        await asyncio.sleep(0)
+        padded = self._pad_rows(inputs, rows)
+        return take_rows(await self.balancer.run(padded), 0, rows, _count_rows(padded))
 
     def close(self) -> None:
         """End the replicas."""
         self.balancer.close()
+
+
+def _count_rows(inputs: Mapping[str, np.ndarray]) -> int:
+    return next(iter(inputs.values())).shape[0]
 
 
 def _agree(a: np.ndarray, b: np.ndarray) -> bool:
