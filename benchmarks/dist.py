@@ -1,6 +1,7 @@
 """Collectives over MPI against bare mpi4py on the same buffers, in the same run.
 
     tessera launch -n 4 benchmarks/dist.py [--json results.json]
+    python -m benchmarks.dist --engine nccl -n 2 --out results    # on GPUs, against torch.distributed: dist_nccl.py
 
 Rounds of ours and of bare mpi4py follow each other, and the slowest rank counts. The best and the median of each are
 kept, since other work on the machine disturbs rounds at random.
@@ -11,18 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 import tessera as ts
+from benchmarks import dist_nccl
 
 SIZES = (1 << 10, 1 << 16, 1 << 22)  # bytes of the operand on each rank
-COMM = MPI.COMM_WORLD
+COMM: Any = None  # set by main: MPI.COMM_WORLD
 
 
 def make_pairs(size: int) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
@@ -46,7 +48,7 @@ def time_round(run: Callable[[], Any], calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         run()
-    return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX)) / calls
+    return float(max(COMM.allgather(time.perf_counter() - start))) / calls
 
 
 def compare(size: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -67,7 +69,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--engine", choices=("mpi", "nccl"), default="mpi")
+    parser.add_argument("-n", type=int, default=2, help="nccl: the number of GPUs")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="nccl: the folder of nccl.json")
+    parser.add_argument("steps", nargs="*", help="nccl: some steps alone")
     options = parser.parse_args()
+    if options.engine == "nccl":
+        sys.exit(dist_nccl.launch(options))
+    measure_mpi(options)
+
+
+def measure_mpi(options: argparse.Namespace) -> None:
+    """As one process of MPI: ours and bare mpi4py."""
+    global COMM
+    from mpi4py import MPI
+
+    COMM = MPI.COMM_WORLD
     mesh = ts.Mesh(COMM.Get_size(), "ranks", engine="mpi")
     run = ts.spmd(lambda: {str(n): compare(n, options.rounds) for n in SIZES}, mesh=mesh)
     results = run()

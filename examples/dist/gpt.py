@@ -26,6 +26,7 @@ class Config:
     blocks: int = 4
     length: int = 8
     experts: int = 0
+    target: str | None = None  # what computes the loss and its gradients: "llvm", "ptx" (a GPU), or the interpreter
 
     @property
     def head_size(self) -> int:
@@ -122,6 +123,17 @@ def score(head, x, targets):
 # The strategies: each gives the losses of some steps.
 
 
+def differentiate(loss, config):
+    """The function that gives the loss and its gradients, compiled for the target of the model."""
+    run = ts.value_and_grad(loss)
+    return ts.jit(run, target=config.target) if config.target else run
+
+
+def place(tree, config):
+    """A tree of tensors where the target of the model computes."""
+    return ts.tree.map(lambda x: x.to("ptx"), tree) if config.target == "ptx" else tree
+
+
 def make_optimizer():
     return ts.optim.SGD(0.02, momentum=0.9)  # unlike Adam, it shows gradients of another scale
 
@@ -140,12 +152,11 @@ def train_ranks(config, steps, mesh, specs, loss, inputs):
 
     @ts.spmd(mesh=mesh)
     def program():
-        params = cut(init(config), specs)
+        params = place(cut(init(config), specs), config)
         optimizer, losses = make_optimizer(), []
-        state = optimizer.init(params)
+        state, run = place(optimizer.init(params), config), differentiate(loss, config)
         for step in range(steps):
-            batch = [cut(x, inputs) for x in make_batch(config, step)]
-            value, grads = ts.value_and_grad(loss)(params, *batch)
+            value, grads = run(params, *[cut(x, inputs) for x in make_batch(config, step)])
             params, state = optimizer.update(params, ts.dist.reduce_gradients(grads, specs, mesh), state)
             losses.append(value)
         return losses
@@ -266,13 +277,12 @@ def zero(config, steps, engine=None, ranks=4, stage=3):
     @ts.spmd(mesh=mesh)
     def program():
         optimizer = ts.dist.ZeroOptimizer(make_optimizer(), stage)
-        params, losses = init(config), []
+        params, losses = place(init(config), config), []
         params = optimizer.shard(params) if stage == 3 else params
-        state = optimizer.init(params)
+        state = place(optimizer.init(params), config)
+        run = differentiate((lambda p, *b: loss(optimizer.gather(p), *b)) if stage == 3 else loss, config)
         for step in range(steps):
-            batch = [ts.shard(x, mesh) for x in make_batch(config, step)]
-            whole = (lambda p, *b: loss(optimizer.gather(p), *b)) if stage == 3 else loss
-            value, grads = ts.value_and_grad(whole)(params, *batch)
+            value, grads = run(params, *[ts.shard(x, mesh) for x in make_batch(config, step)])
             params, state = optimizer.update(params, grads, state)
             losses.append(ts.all_reduce(value, "mean"))
         return losses

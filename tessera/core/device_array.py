@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,3 +150,26 @@ class DeviceMemory(ABC):
     @abstractmethod
     def order(self, array: DeviceArray, stream: int) -> None:
         """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""
+
+    @abstractmethod
+    def make_stream(self) -> int:
+        """A new stream, which runs beside all others."""
+
+    @abstractmethod
+    def mark(self, stream: int) -> Any:
+        """The end of what is queued on a stream by now, for `wait`."""
+
+    @abstractmethod
+    def wait(self, stream: int, mark: Any) -> None:
+        """Make what a stream does from now on wait for a mark."""
+
+    @abstractmethod
+    def copy_rows(self, target: Rows, source: Rows, width: int, count: int, stream: int) -> None:
+        """Copy `count` rows of `width` bytes between two places of this memory."""
+
+
+class Rows(NamedTuple):
+    """Rows of bytes in memory: the address of the first, and the bytes from one to the next."""
+
+    address: int
+    pitch: int

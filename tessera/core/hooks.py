@@ -67,5 +67,8 @@ find_rank_in_groups = Hook("tessera.dist.ranks:find_rank_in_groups")
 # frontend, `ts.kernel` -> compiler: the kernel of a group of ops, for rules of fusion.
 generate_kernel = Hook("tessera.compiler.fusion:generate")
 sequence_ops = Hook("tessera.compiler.fusion:sequence")
+# runtime and codegen, a collective on arrays of a device -> dist: in the device's memory, where the engine can.
+exchange_on_device = Hook("tessera.dist.ranks:exchange_on_device")
+exchange_in_place = Hook("tessera.dist.ranks:exchange_in_place")
 # train -> tools: the first op that makes a NaN or an infinity is an error, in a block.
 check_finite = Hook("tessera.tools.debug.sessions:nan_check")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.device_array import Donated
+from tessera.core.device_array import DeviceArray, Donated
 from tessera.core.errors import ArgumentError, AsyncCopyError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.dist.mesh import Mesh, MeshAxis
-from tessera.dist.ranks import Pending, current_axes, require_rank, start_exchange
+from tessera.dist.ranks import Pending, current_axes, require_rank, start_exchange, takes_device_arrays
 from tessera.dist.sharding import Dims, ShardSpec
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
@@ -299,7 +299,8 @@ def _start(op: Any, x: Any, attrs: dict[str, Any]) -> Handle:
     except TesseraError as error:
         raise error.at(user_location()) from None
     site = attrs.pop("site")
-    pending: Pending = start_exchange(op.__name__, x.numpy(), attrs, site)
+    in_place = x.data.__class__ is DeviceArray and takes_device_arrays()
+    pending: Pending = start_exchange(op.__name__, x.data if in_place else x.numpy(), attrs, site)
     return Handle(lambda: wrap_array(pending.wait(), result))
 
 

@@ -10,7 +10,9 @@ from tessera.core.device import count_gpus
 from tessera.core.errors import DeviceUnavailable, user_location
 from tessera.dist.mesh import Mesh
 from tessera.dist.mpi import MpiWorld, count_launched
+from tessera.dist.nccl import NcclWorld
 from tessera.dist.ranks import CURRENT_RANK, RankContext
+from tessera.dist.rendezvous import count_processes
 from tessera.dist.simulation import SimulatedWorld
 from tessera.ir.builder import CURRENT_RANK_NUMBER
 
@@ -24,8 +26,10 @@ def get_devices() -> list[str]:
 
 
 def choose_engine(mesh: Mesh) -> str:
-    """The engine of a mesh: its own, else MPI in a program that a launcher started, else the simulator."""
-    return mesh.engine or ("mpi" if count_launched() > 1 else "simulated")
+    """The engine of a mesh: its own, else NCCL or MPI in a program that a launcher started, else the simulator."""
+    if mesh.engine:
+        return mesh.engine
+    return "nccl" if count_processes() else "mpi" if count_launched() > 1 else "simulated"
 
 
 def run_as_rank(context: RankContext, program: Callable[[], Any]) -> Any:
@@ -52,9 +56,11 @@ def run_ranks(mesh: Mesh, program: Callable[[], Any]) -> dict[int, Any]:
         return dict(enumerate(world.run([lambda c=c: run_as_rank(c, program) for c in contexts])))  # type: ignore[misc]
     processes = load_world(name, mesh.debug)
     if processes.size != mesh.size:
+        flag = "--engine nccl " if name == "nccl" else ""
         raise DeviceUnavailable(
             f"the mesh has {mesh.size} ranks, and the program {processes.size} processes", location=user_location(),
-            expected=f"tessera launch -n {mesh.size} ...", received=f"{processes.size} processes, engine {name!r}",
+            expected=f"tessera launch {flag}-n {mesh.size} ...",
+            received=f"{processes.size} processes, engine {name!r}",
             suggestion='make the mesh as large as the program, or simulate it: ts.Mesh(..., engine="simulated")',
         )  # fmt: skip
     rank: int = processes.rank
@@ -63,5 +69,11 @@ def run_ranks(mesh: Mesh, program: Callable[[], Any]) -> dict[int, Any]:
 
 @cache
 def load_world(name: str, check: bool = False, reproducible: bool = False) -> Any:
-    """The world of an engine with one process for each rank."""
+    """The world of an engine with one process for each rank.
+
+    Raises:
+        DeviceUnavailable: a package is missing, or no launcher started the processes.
+    """
+    if name == "nccl":
+        return NcclWorld(check)
     return MpiWorld(check, reproducible)

@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.shapes import format_shape
 
-ENGINES = ("simulated", "mpi")
+ENGINES = ("simulated", "mpi", "nccl")
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -30,8 +30,9 @@ class Mesh:
     """The devices of a program as an array with named axes; rank r is the device number r in row-major order.
 
     `devices` is an array or nested list of device names or numbers, a shape (a tuple of sizes), or a number of devices.
-    `engine` says who runs the ranks: "simulated" (all of them side by side in this process) or "mpi" (one process
-    each). By default it is MPI in a program that mpiexec started, else the simulator.
+    `engine` says who runs the ranks: "simulated" (all of them side by side in this process), "mpi" (one process each)
+    or "nccl" (one process and one GPU each). By default it is that of the launcher that started the program (`tessera
+    launch --engine`, `mpiexec`), else the simulator.
     `debug` adds checks to each collective.
 
     >>> mesh = Mesh(devices=np.arange(8).reshape(4, 2), axis_names=["data", "model"])

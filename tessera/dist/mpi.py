@@ -106,6 +106,8 @@ class MpiWorld:
     `reproducible` reductions are computed in the order of the ranks, as the simulator does: the same bits.
     """
 
+    on_device = False
+
     def __init__(self, check: bool = False, reproducible: bool = False) -> None:
         keep_heap_pages()  # the memory of results is used again, not asked of the system each time
         self.mpi = load_mpi()

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
 from tessera.dist.mesh import Mesh, MeshAxis, current_mesh
+from tessera.dist.parts import cut_device_part, place_device_part
 
 Attributes = Mapping[str, Any]
 
@@ -26,10 +28,11 @@ class World(Protocol):
     """The engine that runs the ranks of a program: the exchanges of each rank.
 
     `kind` is the name of a collective op, `attrs` are its attributes without `groups`, `members` the ranks of the
-    group in order, `site` the user's line ("file:line").
+    group in order, `site` the user's line ("file:line"). An engine that is `on_device` takes arrays of the device, too.
     """
 
     size: int
+    on_device: bool
 
     def start(
         self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Attributes, site: str,
@@ -97,7 +100,52 @@ def start_exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str, block
             f"rank {outside[0]} is not in this program", expected=f"a mesh of at most {context.world.size} ranks",
             received=str(members),
         )  # fmt: skip
-    return context.world.start(context.rank, kind, np.asarray(x), members, rest, site, blocking)
+    given = x if isinstance(x, DeviceArray) else np.asarray(x)
+    return context.world.start(context.rank, kind, given, members, rest, site, blocking)
+
+
+# Arrays of a device: engines that work in its memory take them in place.
+
+LOCAL_OPS = ("local_part", "place_part")
+
+
+def takes_device_arrays() -> bool:
+    """Whether the engine of this rank works in the memory of a device."""
+    context = CURRENT_RANK.get()
+    return context is not None and context.world.on_device
+
+
+def exchange_on_device(kind: str, x: DeviceArray, attrs: Attributes) -> DeviceArray | None:
+    """The result of a collective, message or part of an array of a device; None if the host must compute it."""
+    if kind in LOCAL_OPS:
+        stream = x.memory.find_stream()
+        if x.stream != stream:
+            x.memory.order(x, stream)
+        return _cut_or_place(kind, x, None, attrs, stream)
+    if not takes_device_arrays():
+        return None
+    rest = {k: v for k, v in attrs.items() if k != "site"}
+    return exchange(kind, x, rest, attrs["site"])  # type: ignore[arg-type, return-value]
+
+
+def exchange_in_place(kind: str, x: DeviceArray, out: DeviceArray, attrs: Attributes) -> bool:
+    """Queue a collective on the stream of `out`, which receives the result; false if the host must compute it."""
+    if kind in LOCAL_OPS:
+        _cut_or_place(kind, x, out, attrs, out.stream)
+        return True
+    if kind in ("send", "receive") or not takes_device_arrays():
+        return False
+    context = require_rank(kind)
+    members = find_members(attrs["groups"], context.rank)
+    rest = {k: v for k, v in attrs.items() if k not in ("groups", "site")}
+    context.world.run(kind, x, out, members, rest, out.stream)  # type: ignore[attr-defined]
+    return True
+
+
+def _cut_or_place(kind: str, x: DeviceArray, out: DeviceArray | None, attrs: Attributes, stream: int) -> DeviceArray:
+    groups = attrs["groups"]
+    run = cut_device_part if kind == "local_part" else place_device_part
+    return run(x, out, attrs["axis"], find_rank_in_groups(groups), len(groups[0]), stream)
 
 
 def exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> np.ndarray:
@@ -105,11 +153,13 @@ def exchange(kind: str, x: np.ndarray, attrs: Attributes, site: str) -> np.ndarr
     context = require_rank(kind)
     if kind == "send":
         _check_partner(attrs["to"], context)
-        context.world.send(context.rank, np.asarray(x), attrs["to"], attrs["tag"], site)
-        return np.asarray(x)
+        given = x if isinstance(x, DeviceArray) else np.asarray(x)
+        context.world.send(context.rank, given, attrs["to"], attrs["tag"], site)
+        return given
     if kind == "receive":
         _check_partner(attrs["source"], context)
-        return context.world.receive(context.rank, np.asarray(x), attrs["source"], attrs["tag"], site)
+        like = x if isinstance(x, DeviceArray) else np.asarray(x)
+        return context.world.receive(context.rank, like, attrs["source"], attrs["tag"], site)
     return start_exchange(kind, x, attrs, site, blocking=True).wait()
 
 

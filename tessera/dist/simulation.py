@@ -82,6 +82,8 @@ class SimulatedWorld:
     [10, 11]
     """
 
+    on_device = False
+
     def __init__(self, size: int) -> None:
         self.size = size
         self._ranks = [_Rank(threading.Semaphore(0)) for _ in range(size)]

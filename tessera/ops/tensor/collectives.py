@@ -205,6 +205,14 @@ def receive(x: Any, *, source: int, tag: int = 0, site: str = "") -> Any:
     return exchange("receive", x, {"source": source, "tag": tag}, site)
 
 
+COMMUNICATING = (
+    all_reduce, reduce_scatter, reduce_to, broadcast_from, all_gather, scatter_from, gather_to, all_to_all,
+    collective_permute, local_part, place_part, send, receive,
+)  # fmt: skip
+# The ops that an engine may run in the memory of a device.
+EXCHANGES = frozenset(each.name for each in COMMUNICATING)
+
+
 # Derivatives: most collectives are linear, and come in pairs of transposes.
 
 
@@ -311,8 +319,5 @@ def _batch_unchanged(own: Op) -> Callable[..., Any]:
     return lambda lanes, **attrs: bind_op(own, lanes.spread(), attrs)
 
 
-for _op in (
-    all_reduce, reduce_scatter, reduce_to, broadcast_from, all_gather, scatter_from, gather_to, all_to_all,
-    collective_permute, local_part, place_part, send, receive,
-):  # fmt: skip
+for _op in COMMUNICATING:
     batch(_op)(_batch_unchanged(_op))

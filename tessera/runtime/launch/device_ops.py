@@ -10,11 +10,13 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.hooks import exchange_on_device
 from tessera.core.types import TensorType
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Value
 from tessera.ir.rules import REGISTRY, Op
 from tessera.ir.tensor import Tensor, get_elements, wrap_array
+from tessera.ops.tensor.collectives import EXCHANGES
 from tessera.runtime.driver import RunFunction, compile_graph
 
 MAX_PROGRAMS = 1024
@@ -31,6 +33,10 @@ def run_device_op(
         ArgumentError: the operands lie on different devices.
         UnsupportedOpError: the device's target cannot run the op.
     """
+    if op.name in EXCHANGES and operands[0].data.__class__ is DeviceArray:
+        done = exchange_on_device(op.name.removeprefix("ts."), operands[0].data, attrs)
+        if done is not None:
+            return [wrap_array(done, op.result_types((operands[0].type,), attrs)[0])]
     operands, shapes = _split_constants(operands)
     device = _find_common_device(operands)
     given = tuple(t.type for t in operands)

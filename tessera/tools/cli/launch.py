@@ -1,4 +1,4 @@
-"""`tessera launch`: starts a Python program as the ranks of an MPI program, by the launcher beside this Python."""
+"""`tessera launch`: starts a Python program as ranks: by the MPI launcher beside this Python, or one for each GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from tessera.core.device import count_gpus
 from tessera.core.errors import DeviceUnavailable, FileError
+from tessera.dist.rendezvous import FOLDER, RANK, SIZE
 
 FATAL_SIGNALS = (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+POLL_SECONDS = 0.05
 LAUNCHERS = ("mpiexec", "mpiexec.hydra", "mpirun")
 
 
@@ -45,9 +50,11 @@ def main(options: argparse.Namespace) -> int:
         raise FileError(
             f"there is no program {options.program}", suggestion="tessera launch -n 4 program.py [arguments]"
         )
-    command = [find_launcher(), "-n", str(options.n), sys.executable, options.program, *options.arguments]
-    ended = subprocess.run(command, check=False)
-    status = ended.returncode
+    command = [sys.executable, options.program, *options.arguments]
+    if options.engine == "nccl":
+        status = run_on_gpus(command, options.n)
+    else:
+        status = subprocess.run([find_launcher(), "-n", str(options.n), *command], check=False).returncode
     if status:
         # MPICH's launcher reports the signal of a rank as the status.
         number = -status if status < 0 else status
@@ -55,3 +62,51 @@ def main(options: argparse.Namespace) -> int:
         text = f"tessera launch: a rank of {options.program} ended with {reason}; all ranks were stopped"
         print(text, file=sys.stderr)
     return status if status >= 0 else 128 - status
+
+
+def list_gpus(count: int) -> list[str]:
+    """The names that make one GPU visible to a process, for each of `count` processes.
+
+    Raises:
+        DeviceUnavailable: there are fewer GPUs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(count_gpus())] if visible is None else [n for n in visible.split(",") if n]
+    if len(names) < count:
+        raise DeviceUnavailable(
+            f"{count} ranks need {count} GPUs", expected="one GPU for each rank", received=f"{len(names)} GPUs",
+            suggestion="fewer ranks, or --engine mpi, whose ranks compute on processors",
+        )  # fmt: skip
+    return names[:count]
+
+
+def run_on_gpus(command: list[str], count: int) -> int:
+    """Run a program as ranks that see one GPU each; the status of the first that fails, which ends the others.
+
+    Raises:
+        DeviceUnavailable: as `list_gpus`.
+    """
+    gpus = list_gpus(count)
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
+        started = [
+            subprocess.Popen(
+                command, env={**os.environ, RANK: str(i), SIZE: str(count), FOLDER: folder, "CUDA_VISIBLE_DEVICES": gpu}
+            )
+            for i, gpu in enumerate(gpus)
+        ]
+        try:
+            return _wait_for_all(started)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+def _wait_for_all(processes: list[subprocess.Popen[bytes]]) -> int:
+    """The status of the first process that fails, or 0 when all have ended."""
+    while True:
+        found = [process.poll() for process in processes]
+        failed = next((status for status in found if status), 0)
+        if failed or None not in found:
+            return failed
+        time.sleep(POLL_SECONDS)

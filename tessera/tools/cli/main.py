@@ -24,7 +24,7 @@ COMMANDS = {
     "ptx": "run a PTX file in the emulator",
     "cuda": "run a program whose Numba or CuPy kernels execute in the PTX emulator, without a GPU",
     "triton": "run a program whose Triton kernels execute in the PTX emulator, without a GPU",
-    "launch": "start a program as the ranks of an MPI program",
+    "launch": "start a program as ranks: of MPI, or on GPUs",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "serve": "serve artifacts and language models over HTTP: inference protocol v2, OpenAI-compatible completions",
     "doctor": "say what this machine can run, and what to install for the rest",
@@ -281,6 +281,9 @@ def _csl(command: argparse.ArgumentParser) -> None:
 
 def _launch(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", type=_count, required=True, metavar="RANKS", help="the number of processes")
+    command.add_argument(
+        "--engine", choices=("mpi", "nccl"), default="mpi", help="processes of MPI (default), or one for each GPU"
+    )
     command.add_argument("program", metavar="PROGRAM.py", help="the Python program, run by each of them")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
 

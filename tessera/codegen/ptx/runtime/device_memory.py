@@ -18,12 +18,14 @@ import numpy as np
 
 from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_driver, find_driver_call, get_gpu
 from tessera.core.device import array_address, count_gpus
-from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory, count_holders
+from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory, Rows, count_holders
 from tessera.core.errors import ResourceError
 
 SMALL_UNIT, LARGE_UNIT = 512, 1 << 20  # bytes: sizes of blocks are multiples, so that freed ones are found again
 MAX_KNOWN = 4096
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 POISON = 0xFF  # NaN in every float format
 
@@ -38,6 +40,7 @@ class EmulatedMemory(DeviceMemory):
     """The memory of the emulated GPU: memory of the host that nothing else shares. New memory holds NaN."""
 
     name, generator, dlpack_device = "ptx", "ptx", (1, 0)
+    _streams = 0
 
     def find_stream(self) -> int:
         """The default stream: the emulator runs everything at once."""
@@ -84,6 +87,22 @@ class EmulatedMemory(DeviceMemory):
         """Nothing to wait for: the emulator runs everything at once."""
         array.stream = stream
 
+    def make_stream(self) -> int:
+        """A number that stands for a stream."""
+        self._streams += 1
+        return LEGACY_STREAM + self._streams
+
+    def mark(self, stream: int) -> Any:
+        """Nothing to remember: the emulator runs everything at once."""
+
+    def wait(self, stream: int, mark: Any) -> None:
+        """Nothing to wait for: the emulator runs everything at once."""
+
+    def copy_rows(self, target: Rows, source: Rows, width: int, count: int, stream: int) -> None:
+        """Copy rows of bytes."""
+        if width and count:
+            _view_rows(target, width, count)[...] = _view_rows(source, width, count)
+
 
 def _allocate_aligned(size: int) -> np.ndarray:
     """Poisoned memory that begins at a multiple of the unit, as a GPU's does."""
@@ -100,7 +119,26 @@ def view_emulated(array: DeviceArray) -> np.ndarray:
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
 
 
+def _view_rows(rows: Rows, width: int, count: int) -> np.ndarray:
+    whole = (ctypes.c_uint8 * (rows.pitch * (count - 1) + width)).from_address(rows.address)
+    return np.lib.stride_tricks.as_strided(np.frombuffer(whole, np.uint8), (count, width), (rows.pitch, 1))
+
+
 # The memory of a GPU.
+
+
+class CopiedRows(ctypes.Structure):
+    """CUDA_MEMCPY2D: a copy of rows of bytes."""
+
+    _fields_ = tuple(
+        field
+        for side in ("source", "target")
+        for field in (
+            (f"{side}_x", ctypes.c_size_t), (f"{side}_y", ctypes.c_size_t), (f"{side}_kind", ctypes.c_int),
+            (f"{side}_host", ctypes.c_void_p), (f"{side}_address", ctypes.c_uint64), (f"{side}_array", ctypes.c_void_p),
+            (f"{side}_pitch", ctypes.c_size_t),
+        )
+    ) + (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))  # fmt: skip
 
 
 class GpuMemory(DeviceMemory):
@@ -224,6 +262,36 @@ class GpuMemory(DeviceMemory):
         self.gpu.enter()
         event = _StreamEvent(other)
         call_driver("cuStreamWaitEvent", ctypes.c_void_p(stream), event.handle, 0)
+
+    def make_stream(self) -> int:
+        """A new stream, which runs beside all others, the default stream too."""
+        self.gpu.enter()
+        handle = ctypes.c_void_p()
+        call_driver("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
+        return int(handle.value or 0)
+
+    def mark(self, stream: int) -> Any:
+        """The end of what is queued on a stream by now."""
+        self.gpu.enter()
+        return _StreamEvent(stream)
+
+    def wait(self, stream: int, mark: Any) -> None:
+        """Make what a stream does from now on wait for a mark."""
+        call_driver("cuStreamWaitEvent", ctypes.c_void_p(stream), mark.handle, 0)
+
+    def copy_rows(self, target: Rows, source: Rows, width: int, count: int, stream: int) -> None:
+        """Copy rows of bytes within the device."""
+        if not width or not count:
+            return
+        self.gpu.enter()
+        if count == 1 or width == source.pitch == target.pitch:
+            self._copy("cuMemcpyDtoDAsync_v2", target.address, source.address, width * count, stream)
+            return
+        rows = CopiedRows(
+            source_kind=ON_DEVICE, source_address=source.address, source_pitch=source.pitch, target_kind=ON_DEVICE,
+            target_address=target.address, target_pitch=target.pitch, width=width, height=count,
+        )  # fmt: skip
+        call_driver("cuMemcpy2DAsync_v2", ctypes.byref(rows), ctypes.c_void_p(stream))
 
     def _copy(self, name: str, target: int, source: int, count: int, stream: int) -> None:
         self.gpu.enter()

@@ -32,9 +32,12 @@ from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import count_gpus
-from tessera.core.device_array import LEGACY_STREAM
+from tessera.core.device_array import LEGACY_STREAM, DeviceArray
 from tessera.core.errors import ArgumentError
+from tessera.core.hooks import exchange_in_place
 from tessera.core.types import as_dtype
+from tessera.ir.builder import CURRENT_RANK_NUMBER
+from tessera.ops.tensor.collectives import EXCHANGES
 
 # Format letters of the struct module for scalars of prepared launches; pointers are "P".
 SCALAR_FORMATS = {
@@ -94,7 +97,7 @@ class GpuProgram:
             self._text = artifact.text(TEXT_FILE)
             module = device.module(self._text)
             self._workspace_bytes = plan["workspace"]
-            self._workspaces: dict[int, Any] = {}
+            self._workspaces: dict[tuple[int, int | None], Any] = {}
             self.launches = [self._prepare_launch(module, plan, each) for each in plan["launches"]]
         self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
 
@@ -119,10 +122,14 @@ class GpuProgram:
         return prepared
 
     def find_workspace(self, stream: int) -> int:
-        """The address of the workspace of calls on a stream: calls on different streams run at the same time."""
-        if stream not in self._workspaces:
-            self._workspaces[stream] = self.device.allocate(self._workspace_bytes)
-        return int(self._workspaces[stream])
+        """The address of the workspace of calls on a stream: calls on different streams run at the same time.
+
+        So do those of the ranks of one process, which wait for each other within a call.
+        """
+        key = stream, CURRENT_RANK_NUMBER.get() if self.calls else None
+        if key not in self._workspaces:
+            self._workspaces[key] = self.device.allocate(self._workspace_bytes)
+        return int(self._workspaces[key])
 
     def _format_letter(self, arg: Mapping[str, Any]) -> str:
         if "value" in arg:
@@ -296,8 +303,10 @@ class _QueuedPlan(PlanEngine):
         return bool(found[0])
 
     def call(self, number: int) -> None:
-        """Wait for the queued launches and run an op on the host."""
+        """Queue a collective, or wait for the queued launches and run an op on the host."""
         drv, call = self.program.device.driver, self.program.calls[number]
+        if self._exchange(call):
+            return
         synchronize_stream(self.stream)
         arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
         addresses = [self.argument(arg) for arg in call["args"]]
@@ -308,6 +317,17 @@ class _QueuedPlan(PlanEngine):
         for array, address in zip(arrays[call["operands"] :], addresses[call["operands"] :], strict=True):
             if array.nbytes:
                 drv.memcpy_htod(address, array.reshape(-1).view(np.uint8))
+
+    def _exchange(self, call: Mapping[str, Any]) -> bool:
+        """Queue a collective or a part of an array, where the engine of this rank works on the GPU."""
+        if call["op"] not in EXCHANGES:
+            return False
+        memory = get_device_memory()
+        x, out = (
+            DeviceArray(self.argument(a), tuple(a["shape"]), as_dtype(a["dtype"]).numpy, None, memory, self.stream)
+            for a in call["args"]
+        )
+        return bool(exchange_in_place(call["op"].removeprefix("ts."), x, out, call["attrs"]))
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
@@ -52,7 +53,8 @@ class ResidentProgram:
         # For each input the kind of another library's array that was found to match.
         self._kinds: list[Any] = [None] * len(self._inputs)
         self._imported: list[DeviceArray] = []
-        self._lock = Lock()
+        # Ranks of one process meet in the host's calls of a program: one must not keep the others out.
+        self._lock: Any = nullcontext() if plan.get("calls") else Lock()
 
     def call(self, arrays: Sequence[Any], constants: range = range(0)) -> list[DeviceArray]:
         """The results; `constants` are the places of arrays of the host that seldom change: their copies are kept.

@@ -1,0 +1,238 @@
+"""The NCCL engine on a library that stands for NCCL, with the emulated GPU's memory: what it asks NCCL for is right.
+
+`benchmarks/dist.py --engine nccl` runs the same checks on GPUs.
+"""
+
+import re
+import sys
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from collective_cases import CASES, MESHES, ROUNDED, make_inputs, skips
+from fake_nccl import FakeNccl, NCCLError, run_on_fake
+
+import tessera as ts
+from examples.dist import gpt
+from tessera.dist import engines
+from tessera.dist.rendezvous import FileRendezvous, find_rendezvous
+from tessera.errors import CollectiveError, DeadlockError, DeviceUnavailable
+
+P = ts.dist.P
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "int64", "fp8_e4m3"])
+@pytest.mark.parametrize("mesh_name", MESHES)
+def test_collectives(mesh_name, dtype, where):
+    shape, names, axes = MESHES[mesh_name]
+    mesh = ts.Mesh(shape, names)
+    inputs = [x.to("ptx") if where == "device" else x for x in make_inputs(dtype)]
+    cases = [name for name in CASES if not skips(name, dtype) and (where == "host" or name != "all_gather_into")]
+
+    def program():
+        mine = inputs[ts.get_rank()]
+        return [CASES[name][0](mine, mesh.axis(*axes)) for name in cases]
+
+    found = run_on_fake(mesh, program)
+    eps = float(ts.finfo(getattr(ts, dtype)).eps) if dtype != "int64" else 0
+    for group in mesh.groups(axes):
+        for number, name in enumerate(cases):
+            wanted = CASES[name][1]([inputs[r].numpy() for r in group])
+            for rank, want in zip(group, wanted, strict=True):
+                result = found[rank][number]
+                assert (result.device == "ptx") == (where == "device"), name
+                rtol = 8 * eps if name in ROUNDED else 0
+                np.testing.assert_allclose(result.numpy().astype("f8"), want.astype("f8"), rtol=rtol, err_msg=name)
+
+
+def test_nan_and_small_types():
+    rows = np.array([[np.nan, 1, -np.inf], [3, np.nan, 1]])
+
+    def program():
+        rank = ts.get_rank()
+        found = [
+            ts.all_reduce(ts.Tensor(rows[rank].astype(t)).to("ptx"), kind).numpy()
+            for t in ("f4", "f2", "f8", ml_dtypes.bfloat16)
+            for kind in ("max", "min")
+        ]
+        small = ts.Tensor(np.array([rank - 3, 100], "i2")).to("ptx")
+        flags = ts.Tensor(np.array([rank == 0, False])).to("ptx")
+        return found, ts.all_reduce(small).tolist(), ts.all_reduce(flags, "max").tolist()
+
+    for found, small, flags in run_on_fake(ts.Mesh(2), program):
+        for i, array in enumerate(found):
+            np.testing.assert_array_equal(array.astype("f8"), (np.maximum, np.minimum)[i % 2](*rows))
+        assert small == [-5, 200] and flags == [True, False]
+
+
+def test_operands_stay_on_the_device():
+    """Nothing passes through the host, and narrow floats are not widened: what NCCL is asked for."""
+    libraries = []
+
+    def program():
+        x = ts.ones((4, 6), dtype=ts.bf16).to("ptx")
+        memory, before = x.data.memory, x.data.memory.copies_out
+        ts.all_gather(ts.reduce_scatter(ts.all_reduce(x, "mean"), axis=1), axis=1)
+        return memory.copies_out - before
+
+    assert run_on_fake(ts.Mesh(2), program, wrap=lambda lib: libraries.append(lib) or lib) == [0, 0]
+    for library in libraries:
+        assert library.calls == [("all_reduce", 24, 9, 4), ("reduce_scatter", 12, 9, 0), ("all_gather", 24, 1)]
+
+
+def test_gradients_in_a_rank():
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype("f4")
+
+    def loss(w):
+        part = ts.shard(ts.Tensor(x).to("ptx"))
+        y = ts.all_gather(part @ w)
+        return ts.all_reduce((y * y).sum(), "mean")
+
+    wanted = ts.grad(lambda w: ((ts.Tensor(x) @ w) ** 2.0).sum())(ts.ones((6, 3)))
+    for found in run_on_fake(ts.Mesh(2), lambda: ts.dist.reduce_gradients(ts.grad(loss)(ts.ones((6, 3)).to("ptx")))):
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5)
+
+
+def test_parts_of_an_axis():
+    x = np.arange(24, dtype="i4").reshape(2, 6, 2)
+
+    def program():
+        part = ts.shard(ts.Tensor(x).to("ptx"), axis=1)
+        groups = ts.Mesh(3).groups()
+        placed = ts.ops.tensor.collectives.place_part(part, axis=1, groups=groups)
+        return part.numpy(), placed.numpy()
+
+    for rank, (part, placed) in enumerate(run_on_fake(ts.Mesh(3), program)):
+        np.testing.assert_array_equal(part, np.split(x, 3, 1)[rank])
+        np.testing.assert_array_equal(placed.sum(1), part.sum(1))
+        np.testing.assert_array_equal(np.split(placed, 3, 1)[rank], part)
+
+
+def test_asynchronous():
+    def program():
+        x = ts.full((3,), ts.get_rank() + 1.0).to("ptx")
+        handles = [ts.all_reduce_async(x), ts.all_gather_async(x), ts.dist.all_to_all_async(x)]
+        y = x * 2.0
+        return [h.wait().tolist() for h in handles], y.device, handles[0].wait() is handles[0].wait()
+
+    mesh = ts.Mesh(3)
+    for rank, (found, device, same) in enumerate(run_on_fake(mesh, program)):
+        assert found == [[6.0] * 3, [1.0] * 3 + [2.0] * 3 + [3.0] * 3, [1.0, 2.0, 3.0]], rank
+        assert device == "ptx" and same
+
+
+def test_empty_operands():
+    def program():
+        x = ts.zeros((0, 4)).to("ptx")
+        return [ts.all_reduce(x).shape, ts.all_gather(x).shape, ts.reduce_scatter(x).shape]
+
+    assert run_on_fake(ts.Mesh(2), program) == [[(0, 4)] * 3] * 2
+
+
+def test_messages_by_tag():
+    def program():
+        if ts.get_rank() == 0:
+            ts.send(ts.ones((3,)), dst=1, tag=5)
+            ts.send(ts.full((2, 2), 7, dtype=ts.int32).to("ptx"), dst=1, tag=6)
+            return None
+        second = ts.recv(ts.zeros((2, 2), dtype=ts.int32).to("ptx"), src=0, tag=6)
+        return second.tolist(), second.device, ts.recv((3,), src=0, tag=5).tolist()
+
+    assert run_on_fake(ts.Mesh(2), program)[1] == ([[7, 7], [7, 7]], "ptx", [1.0] * 3)
+
+
+def test_a_message_of_another_type():
+    def program():
+        if ts.get_rank() == 0:
+            ts.send(ts.ones((3,)), dst=1)
+        else:
+            ts.recv((4,), src=0)
+
+    with pytest.raises(CollectiveError, match="another type") as caught:
+        run_on_fake(ts.Mesh(2), program)
+    assert "4xf32" in caught.value.expected and "3xf32" in caught.value.received
+
+
+def test_checked_collectives():
+    def program():
+        return ts.all_reduce(ts.ones((2,)).to("ptx"), "max" if ts.get_rank() else "sum")
+
+    with pytest.raises(CollectiveError, match="another collective"):
+        run_on_fake(ts.Mesh(2), program, check=True)
+
+
+def test_an_error_of_nccl():
+    class Broken(FakeNccl):
+        def __init__(self, library):
+            super().__init__(library.hub)
+
+        def all_reduce(self, *_):
+            raise NCCLError("UnhandledCudaError (1)")
+
+    with pytest.raises(CollectiveError, match="UnhandledCudaError") as caught:
+        run_on_fake(ts.Mesh(2), lambda: ts.all_reduce(ts.ones((2,)).to("ptx")), wrap=Broken)
+    assert caught.value.received == "the last error"
+
+
+@pytest.mark.parametrize("name", ["tp_dp", "zero3", "ring", "pp"])
+def test_training(name, monkeypatch):
+    """The GPT example, on tensors of the host: the same losses as one device."""
+    wanted, module = gpt.one(gpt.Config(), 2), sys.modules["tessera.dist.spmd"]
+    monkeypatch.setattr(module, "run_ranks", lambda mesh, program: dict(enumerate(run_on_fake(mesh, program))))
+    np.testing.assert_allclose(gpt.STRATEGIES[name](gpt.Config(), 2), wanted, rtol=2e-6)
+
+
+# The world of a process.
+
+
+def test_rendezvous(tmp_path):
+    found = {}
+
+    def join(rank):
+        found[rank] = FileRendezvous(tmp_path, rank, 3).share("id", (1, 0, 2), lambda: b"%d" % rank)
+
+    threads = [threading.Thread(target=join, args=(r,)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert set(found.values()) == {b"1"}
+    with pytest.raises(DeadlockError, match="rank 0 waits for rank 1"):
+        FileRendezvous(tmp_path, 0, 2, seconds=0.02).share("other", (1, 0), bytes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, "no launcher"),
+        ({"TESSERA_WORLD_SIZE": "2", "TESSERA_RANK": "2", "TESSERA_RENDEZVOUS": "/tmp"}, "no rank"),
+        ({"TESSERA_WORLD_SIZE": "2", "TESSERA_RANK": "0", "TESSERA_RENDEZVOUS": "/no/such"}, "no rank"),
+    ],
+)
+def test_no_world(environment, text):
+    with pytest.raises(DeviceUnavailable, match=text):
+        find_rendezvous(environment)
+
+
+def test_a_mesh_of_another_size(monkeypatch):
+    class Two:
+        rank, size = 0, 2
+
+    monkeypatch.setattr(engines, "load_world", lambda *_: Two)
+    with pytest.raises(DeviceUnavailable, match=re.escape("3 ranks, and the program 2 processes")) as caught:
+        ts.spmd(lambda: 1, mesh=ts.Mesh(3, engine="nccl"))()
+    assert "--engine nccl -n 3" in caught.value.expected
+
+
+def test_the_bindings_have_these_parameters():
+    nccl = pytest.importorskip("nccl.bindings.nccl")
+    for name in (
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "comm_init_rank", "comm_destroy",
+        "get_last_error",
+    ):  # fmt: skip
+        code = getattr(FakeNccl, name).__code__
+        listed = re.findall(r"(\w+)(?:,|\))", getattr(nccl, name).__doc__)
+        assert listed == list(code.co_varnames[1 : code.co_argcount]), name
+    assert list(nccl.DataType.__members__)[:3] and nccl.DataType(9).name == "Bfloat16"
