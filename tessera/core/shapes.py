@@ -22,6 +22,7 @@ from tessera.core.symbolic_dim import (
     KNOWN_SIZES,
     LEAST_SIZE,
     SIZE_DIVISORS,
+    SIZE_LIMITS,
     Dim,
     Size,
     UnknownSizeError,
@@ -291,8 +292,23 @@ class SizeConstraint:
         for left, compare, right in self.clauses:
             a, b = evaluate_shape((left, right), sizes)  # type: ignore[arg-type]
             if symbol_names((a, b)):
-                parts.append(f"{a} {_SIGNS[compare]} {b}")
+                parts.append(format_relation(a, _SIGNS[compare], b))
         return SizeConstraint(" and ".join(parts), self.place) if parts else None
+
+
+def format_relation(left: Size, sign: str, right: Size) -> str:
+    """A comparison of sizes as a constraint says it.
+
+    >>> format_relation(Dim.of("B") % 2, "!=", 0), format_relation(4 * (Dim.of("B") // 8), "<", Dim.of("S"))
+    ('B % 2 != 0', '4*(B // 8) < S')
+    """
+    sides = (_DIVISION.sub(r"(\1 \2 \3)", str(side)) for side in (left, right))
+    a, b = (_WHOLE_DIVISION.sub(r"\1", side) for side in sides)
+    return f"{a} {sign} {b}"
+
+
+_DIVISION = re.compile(r"\(\((\w+)\) (//|%) \((\w+)\)\)")
+_WHOLE_DIVISION = re.compile(r"^\((\w+ (?://|%) \w+)\)$")
 
 
 def require(text: str) -> SizeConstraint:
@@ -320,18 +336,48 @@ def require(text: str) -> SizeConstraint:
 
 
 @contextmanager
-def use_size_constraints(constraints: Iterable[SizeConstraint]) -> Iterator[None]:
-    """Use the divisors that constraints such as `S % 64 == 0` state: tiles that divide them need no masks."""
+def use_size_constraints(stated: Iterable[SizeConstraint]) -> Iterator[None]:
+    """Use what constraints state: tiles that divide the 64 of `S % 64 == 0` need no masks; none is above a limit."""
+    constraints = list(stated)
     divisors: dict[str, int] = {}
     for clause in (c for constraint in constraints for c in constraint.clauses):
         if (found := _find_stated_divisor(*clause)) is not None:
             name, number = found
             divisors[name] = math.lcm(number, divisors.get(name, 1))
-    token = SIZE_DIVISORS.set(divisors)
+    tokens = SIZE_DIVISORS.set(divisors), SIZE_LIMITS.set(_find_stated_limits(constraints))
     try:
         yield
     finally:
-        SIZE_DIVISORS.reset(token)
+        SIZE_DIVISORS.reset(tokens[0])
+        SIZE_LIMITS.reset(tokens[1])
+
+
+def _find_stated_limits(constraints: Sequence[SizeConstraint]) -> dict[tuple[str, ...], int]:
+    """The greatest value of a name or product that a constraint such as `S <= 16` or `B*S < 64` allows."""
+    limits: dict[tuple[str, ...], int] = {}
+    for left, compare, right in (c for constraint in constraints for c in constraint.clauses):
+        if compare in (operator.gt, operator.ge):
+            left, compare, right = right, {operator.gt: operator.lt, operator.ge: operator.le}[compare], left
+        if not isinstance(left, Dim) or not isinstance(right, int) or compare not in (operator.lt, operator.le):
+            continue
+        ((monomial, count), *others) = left.terms
+        if others or count < 1 or not all(isinstance(a, str) for a in monomial):
+            continue
+        most = (right - (compare is operator.lt)) // count
+        for names in (monomial, *((name,) for name in monomial)):  # no factor is 0
+            limits[names] = min(most, limits.get(names, most))
+    return limits
+
+
+def find_stated_values(constraints: Iterable[SizeConstraint]) -> dict[str, int]:
+    """The names whose value a constraint such as `B == 1` states.
+
+    >>> find_stated_values([SizeConstraint("B == 1 and S <= 8")])
+    {'B': 1}
+    """
+    clauses = (clause for constraint in constraints for clause in constraint.clauses)
+    pairs = ((find_plain_name(left), right) for left, compare, right in clauses if compare is operator.eq)
+    return {name: value for name, value in pairs if name is not None and isinstance(value, int)}
 
 
 def _find_stated_divisor(left: Size, compare: Callable[[Any, Any], bool], right: Size) -> tuple[str, int] | None:

@@ -39,6 +39,8 @@ SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", def
 DEFAULT_ESTIMATE = 128
 # Numbers that the names are multiples of, by the constraints of the program.
 SIZE_DIVISORS: ContextVar[Mapping[str, int]] = ContextVar("size divisors", default=MappingProxyType({}))
+# The greatest values of names and of products of them, by the constraints of the program.
+SIZE_LIMITS: ContextVar[Mapping[tuple[str, ...], int]] = ContextVar("size limits", default=MappingProxyType({}))
 # Whether a program is traced for its types (`ts.check`) and never run.
 ABSTRACT_TRACE: ContextVar[bool] = ContextVar("types alone", default=False)
 
@@ -323,6 +325,24 @@ def estimate_size(size: Size) -> int:
         return size
     known = SIZE_ESTIMATES.get()
     return int(size.evaluate({name: known.get(name, DEFAULT_ESTIMATE) for name in size.names()}))
+
+
+def find_size_limit(size: Size) -> float:
+    """The greatest value that the constraints of the program allow for a size; infinite where they say none.
+
+    >>> find_size_limit(Dim.of("B")), find_size_limit(3)
+    (inf, 3)
+    """
+    if not isinstance(size, Dim):
+        return size
+    if any(count < 0 for _, count in size.terms):
+        return math.inf
+    return sum(count * _find_product_limit(monomial) for monomial, count in size.terms)
+
+
+def _find_product_limit(monomial: Monomial) -> float:
+    limits = SIZE_LIMITS.get()
+    return min(limits.get(monomial, math.inf), math.prod(limits.get((atom,), math.inf) for atom in monomial))
 
 
 @overload

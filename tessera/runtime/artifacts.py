@@ -38,17 +38,20 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.pytree import flatten
-from tessera.core.symbolic_dim import Size, symbol_names
+from tessera.core.shapes import SizeConstraint, bind_shapes
+from tessera.core.symbolic_dim import LEAST_SIZE, Size, evaluate_shape, symbol_names
 from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomUse
 
 if TYPE_CHECKING:
+    from tessera.frontend.jit.dynamic_shapes import SizeVariant
     from tessera.runtime.program import PreparedProgram
 
 WEIGHTS_FILE = "weights.safetensors"
 MAX_PROGRAMS = 1 << 28  # of one launch of a loaded program, by default
+MAX_KNOWN_SHAPES = 1024  # of calls whose variant is known
 
 
 def build(
@@ -62,6 +65,7 @@ def build(
     arch: str | None = None,
     tune: bool = True,
     dynamic: Any = None,
+    variants: Sequence[str] = (),
     **named: Any,
 ) -> Path:
     """Compile a jit function or kernel for `target` into the folder `out`, whole or not at all.
@@ -77,16 +81,30 @@ def build(
     fulfil the constraints (`ts.require`) of the function or kernel; tiles of a function are chosen for the example's
     sizes, and the grid of a kernel is a function of its arguments, or of its constants and sizes.
 
+    `variants` are constraints such as "S % 64 == 0", "B <= 4" or "B == 1": for each the artifact has a copy of the
+    program that uses it, which a call whose sizes fulfil it runs; the first one that does is taken. Where the code
+    compares sizes, the sizes of other answers have variants, too (tessera/runtime/size_variants.py).
+
     Raises:
         UnsupportedOpError: the target cannot emit an op; it names the op, the target and the line.
         UnknownSizeError: an op needs the value of a symbolic size.
+        ArgumentError: no sizes fulfil a variant.
     """
     from tessera.runtime.program import CallArguments, prepare  # loads the compiler: a loader needs none
 
     name = find_generator_name(target)
     options = {"arch": arch} if arch else {}
-    program = prepare(entry, CallArguments(args, named), name, grid, group, tune, options, dynamic=dynamic)
-    return build_program(program, out, name, weights, options)
+
+    def make(variant: Any = None) -> PreparedProgram:
+        given = CallArguments(args, named)
+        return prepare(entry, given, name, grid, group, tune, options, dynamic=dynamic, variant=variant)
+
+    if not dynamic and not variants:
+        return build_program(make(), out, name, weights, options)
+    from tessera.runtime.size_variants import prepare_variants
+
+    program, others = prepare_variants(make, variants)
+    return build_program(program, out, name, weights, options, others)
 
 
 def build_program(
@@ -95,9 +113,10 @@ def build_program(
     target: str,
     weights: Sequence[str] = (),
     options: Mapping[str, Any] = MappingProxyType({}),
+    variants: Sequence[PreparedProgram] = (),
 ) -> Path:
     """Write a prepared program as an artifact folder; `options` are the generator's."""
-    return emit_program(program, target, weights, options).save(out)
+    return emit_program(program, target, weights, options, variants).save(out)
 
 
 def emit_program(
@@ -105,8 +124,34 @@ def emit_program(
     target: str,
     weights: Sequence[str] = (),
     options: Mapping[str, Any] = MappingProxyType({}),
+    variants: Sequence[PreparedProgram] = (),
 ) -> Artifact:
-    """A prepared program as an artifact in memory, with its machine code and its weights."""
+    """A prepared program as an artifact in memory, with its machine code, its weights, and its variants."""
+    emitted, arrays = _emit_one(program, target, weights, options)
+    files, listed = dict(emitted.files), []
+    for number, variant in enumerate(variants, 1):
+        one, own = _emit_one(variant, target, weights, options)
+        place = f"variant{number}"
+        keys = {n: n if n in arrays and _are_same(arrays[n], a) else f"{place}.{n}" for n, a in own.items()}
+        arrays |= {keys[n]: a for n, a in own.items()}
+        files |= {f"{place}/{name}": content for name, content in one.files.items()}
+        when = [c.text for c in variant.conditions]
+        listed.append({"when": when, "place": place, "weights": keys, "manifest": one.manifest})
+    if arrays:
+        files[WEIGHTS_FILE] = _import_safetensors().save({k: _to_storable(a) for k, a in arrays.items()})
+    manifest = {**emitted.manifest, "variants": listed} if listed else emitted.manifest
+    return dataclasses.replace(emitted, manifest=manifest, files=files)
+
+
+def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays hold the same bytes in the same shape."""
+    return one is other or (one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+
+
+def _emit_one(
+    program: PreparedProgram, target: str, weights: Sequence[str], options: Mapping[str, Any]
+) -> tuple[Artifact, dict[str, np.ndarray]]:
+    """A program as an artifact without its weights, and these by name."""
     from tessera.ir.printer import print_module  # a loader prints nothing
 
     stored = _find_stored_parameters(program, weights)
@@ -115,23 +160,19 @@ def emit_program(
     files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
     if hasattr(generator, "precompile"):
         files |= generator.precompile(emitted)
-    if stored:
-        files[WEIGHTS_FILE] = _import_safetensors().save(
-            {program.names[i]: _to_storable(program.arrays[i]) for i in stored}
-        )
+    params = program.levels["tile"].main.params
     interface = {
         "entry": program.name,
         "parameters": [
-            _describe_parameter(n, a, p.type.shape, i in stored)
-            for i, (n, a, p) in enumerate(
-                zip(program.names, program.arrays, program.levels["tile"].main.params, strict=False)
-            )
+            _describe_parameter(n, a, p.type.shape, i in stored, program.variant)
+            for i, (n, a, p) in enumerate(zip(program.names, program.arrays, params, strict=False))
         ],
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
-        **({"lines": dict(program.lines)} if program.lines else {}),
+        **({"lines": program.rules.lines} if program.rules.lines else {}),
     }
-    return dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
+    made = dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
+    return made, {program.names[i]: program.arrays[i] for i in stored}
 
 
 def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> list[int]:
@@ -148,8 +189,11 @@ def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) ->
     ]
 
 
-def _describe_parameter(name: str, array: np.ndarray, shape: Sequence[Size], stored: bool) -> dict[str, Any]:
-    found = {"name": name, "shape": list(array.shape), "dtype": as_dtype(array.dtype).name, "stored": stored}
+def _describe_parameter(
+    name: str, array: np.ndarray, shape: Sequence[Size], stored: bool, variant: SizeVariant | None = None
+) -> dict[str, Any]:
+    example = array.shape if variant is None or stored else evaluate_shape(shape, variant.sizes)
+    found = {"name": name, "shape": list(example), "dtype": as_dtype(array.dtype).name, "stored": stored}
     return {**found, "sizes": [describe_size(n) for n in shape]} if symbol_names(shape) else found
 
 
@@ -203,6 +247,8 @@ class LoadedArtifact:
     runtime: Any
     stored: Mapping[str, np.ndarray]
     sizes: SizeLimits | None = None
+    variants: tuple[LoadedVariant, ...] = ()
+    _chosen: dict[tuple[tuple[int, ...], ...], LoadedArtifact] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def interface(self) -> Mapping[str, Any]:
@@ -221,6 +267,8 @@ class LoadedArtifact:
         Raises:
             ShapeError: an array has another shape than the artifact was built for.
         """
+        if self.variants and (chosen := self.choose([np.shape(a) for a in arrays])) is not self:
+            return chosen.run(arrays)
         random = self.interface.get("random")
         state = () if random is None else RandomUse(**random).reserve()
         given = iter([*self._check_arguments(arrays), *state])
@@ -230,6 +278,21 @@ class LoadedArtifact:
         with _manifest_errors(self.artifact.manifest["target"]):
             results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]
+
+    def choose(self, shapes: Sequence[tuple[int, ...]]) -> LoadedArtifact:
+        """The program for arguments of these shapes: the first variant whose conditions hold, else this one."""
+        key = tuple(shapes)
+        found = self._chosen.get(key)
+        if found is None:
+            patterns = [get_parameter_shape(p) for p in self.parameters]
+            sizes: dict[str, Any] = {}
+            fits = len(patterns) == len(key) and bind_shapes(list(zip(patterns, key, strict=True)), sizes) is None
+            fits = fits and all(value >= LEAST_SIZE for value in sizes.values())
+            found = next((v.program for v in self.variants if fits and v.serves(sizes)), self)
+            if len(self._chosen) >= MAX_KNOWN_SHAPES:
+                self._chosen.clear()
+            self._chosen[key] = found
+        return found
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The result as a Tensor, or a tuple of them.
@@ -270,6 +333,18 @@ class LoadedArtifact:
                 expected=", ".join(p["name"] for p in wanted),
             )
         return [_check_argument(p, np.asarray(a)) for p, a in zip(wanted, arrays, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedVariant:
+    """A program of an artifact for some of its symbolic sizes: those for which all conditions hold."""
+
+    when: tuple[SizeConstraint, ...]
+    program: LoadedArtifact
+
+    def serves(self, sizes: Mapping[str, Any]) -> bool:
+        """Whether the program is for these sizes."""
+        return all(c.holds(sizes) is not False for c in self.when)
 
 
 def get_parameter_shape(parameter: Mapping[str, Any]) -> tuple[Size, ...]:
@@ -322,15 +397,52 @@ def load_artifact(
     Raises:
         ArtifactError, ResourceError: as `load`.
     """
+    arrays = _load_weights(artifact)
+    loaded = _load_program(artifact, where, (max_bytes or count_memory(), max_programs), arrays)
+    variants = [
+        _load_variant(loaded, v, f"{where}/{v['place']}", (max_bytes or count_memory(), max_programs), arrays)
+        for v in artifact.manifest.get("variants", [])
+    ]
+    return dataclasses.replace(loaded, variants=tuple(variants)) if variants else loaded
+
+
+def _load_program(
+    artifact: Artifact, where: str, limits: tuple[int, int], arrays: Mapping[str, np.ndarray],
+    keys: Mapping[str, str] = MappingProxyType({}),
+) -> LoadedArtifact:  # fmt: skip
+    """Check and load one program; `keys` names its stored parameters among the arrays."""
     own = {k: check for k, check in _GENERATOR_FIELDS.items() if k in artifact.manifest}
     check_fields(artifact.manifest, _PROGRAM_FIELDS | own, f"the manifest of {where}")
     _check_interface(artifact.manifest)
-    sizes = _check_plan(artifact.manifest, max_bytes or count_memory(), max_programs)
+    sizes = _check_plan(artifact.manifest, *limits)
     target = artifact.manifest["target"]
     generator = get_capable_backend(target, "runtime")
     with _manifest_errors(target):
         runtime = load_runtime(generator, artifact)
-    return LoadedArtifact(artifact, runtime, _load_weights(artifact, where), sizes)
+    return LoadedArtifact(artifact, runtime, _find_stored(artifact, where, arrays, keys), sizes)
+
+
+def _load_variant(
+    general: LoadedArtifact, listed: Mapping[str, Any], where: str, limits: tuple[int, int],
+    arrays: Mapping[str, np.ndarray],
+) -> LoadedVariant:  # fmt: skip
+    """Check and load one of several programs, whose files are in a folder of the artifact's.
+
+    Raises:
+        ArtifactError: a condition is no constraint, it takes other arguments, or as `load_artifact`.
+    """
+    artifact, place = general.artifact, listed["place"]
+    files = {name[len(place) + 1 :]: c for name, c in artifact.files.items() if name.startswith(f"{place}/")}
+    folder = artifact.folder / place if artifact.folder else None
+    one = dataclasses.replace(artifact, manifest=listed["manifest"], files=files, folder=folder)
+    program = _load_program(one, where, limits, arrays, listed["weights"])
+    try:
+        when = tuple(SizeConstraint(text) for text in listed["when"])
+    except ShapeError as error:
+        raise ArtifactError(f"the conditions of {where} are not valid", received=error.message) from None
+    if [p["name"] for p in program.parameters] != [p["name"] for p in general.parameters]:
+        raise ArtifactError(f"{where} takes other arguments", suggestion="build the artifact again")
+    return LoadedVariant(when, program)
 
 
 def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) -> SizeLimits | None:
@@ -339,14 +451,25 @@ def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) 
     if "sizes" in plan:
         with _manifest_errors(manifest["target"]):
             limits = SizeLimits(plan, max_bytes, max_programs, manifest["interface"].get("lines", {}))
-            limits.check([tuple(p["shape"]) for p in manifest["interface"]["parameters"]])
+            try:
+                limits.check([tuple(p["shape"]) for p in manifest["interface"]["parameters"]])
+            except (ArgumentError, ShapeError) as error:
+                raise ArtifactError(
+                    "the interface does not fit the plan", received=error.message, suggestion="build the artifact again"
+                ) from None
         return limits
     if "launches" in plan:
         check_plan(plan, max_bytes, max_programs)
     return None
 
 
-_GENERATOR_FIELDS = {"options": has_fields(), "plan": has_fields()}  # a generator need not write them
+_GENERATOR_FIELDS = {  # which need not be there
+    "options": has_fields(),
+    "plan": has_fields(),
+    "variants": is_list(
+        has_fields(when=is_list(is_text), place=is_text, weights=is_table(is_text), manifest=has_fields())
+    ),
+}
 _OWN_FIELDS = {"lines": is_table(is_text)}  # of the interface
 _PROGRAM_FIELDS = {
     "target": is_text,
@@ -412,20 +535,43 @@ def count_memory() -> int:
         return 1 << 40
 
 
-def _load_weights(artifact: Artifact, folder: str | Path) -> dict[str, np.ndarray]:
-    stored = [p for p in artifact.manifest["interface"]["parameters"] if p["stored"]]
-    if not stored:
-        return {}
+def _load_weights(artifact: Artifact) -> dict[str, np.ndarray]:
+    """The arrays that are stored with a program, as their bytes; {} where there are none."""
     content = artifact.files.get(WEIGHTS_FILE)
     if content is None:
-        raise ArtifactError(f"{folder} lacks {WEIGHTS_FILE}", suggestion="build it again")
+        return {}
     library = _import_safetensors()
-    unreadable = importlib.import_module("safetensors").SafetensorError
     try:
-        arrays = library.load(content)
-        return {p["name"]: arrays[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}
-    except (KeyError, ValueError, TypeError, AttributeError, unreadable) as error:
-        raise ArtifactError(
-            f"{WEIGHTS_FILE} does not hold the stored parameters", expected=", ".join(p["name"] for p in stored),
-            received=f"{type(error).__name__}: {error}", suggestion="build the artifact again",
-        ) from None  # fmt: skip
+        return library.load(content)  # type: ignore[no-any-return]
+    except (KeyError, ValueError, TypeError, importlib.import_module("safetensors").SafetensorError) as error:
+        raise _make_weights_error(artifact, error) from None
+
+
+def _find_stored(
+    artifact: Artifact, where: str, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """The stored parameters of a program.
+
+    Raises:
+        ArtifactError: one is missing, or has another size.
+    """
+    stored = _list_stored(artifact)
+    if stored and not arrays:
+        raise ArtifactError(f"{where} lacks {WEIGHTS_FILE}", suggestion="build it again")
+    try:
+        held = {p["name"]: arrays[keys.get(p["name"], p["name"])] for p in stored}
+        return {p["name"]: held[p["name"]].view(as_dtype(p["dtype"]).numpy).reshape(p["shape"]) for p in stored}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise _make_weights_error(artifact, error) from None
+
+
+def _list_stored(artifact: Artifact) -> list[dict[str, Any]]:
+    return [p for p in artifact.manifest["interface"]["parameters"] if p["stored"]]
+
+
+def _make_weights_error(artifact: Artifact, error: Exception) -> ArtifactError:
+    names = ", ".join(p["name"] for p in _list_stored(artifact))
+    return ArtifactError(
+        f"{WEIGHTS_FILE} does not hold the stored parameters", expected=names,
+        received=f"{type(error).__name__}: {error}", suggestion="build the artifact again",
+    )  # fmt: skip

@@ -16,9 +16,10 @@ import numpy as np
 
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.shapes import SizeConstraint
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType, Type
-from tessera.frontend.jit.dynamic_shapes import estimate_sizes
+from tessera.frontend.jit.dynamic_shapes import SizeRules, SizeVariant, estimate_sizes
 from tessera.frontend.jit.tracing import Jit, to_array
 from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.autotuning import Tuned
@@ -102,7 +103,8 @@ class PreparedProgram:
     `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
     places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
     was found; None for any other entry. `random` are its draws from the default generator, whose state is in the last
-    two arrays; to run the program leaves the generator as it is. `lines` are those of constraints on symbolic sizes.
+    two arrays; to run the program leaves the generator as it is. `rules` are what it requires of symbolic sizes, and
+    `variant` is which of several programs for them it is.
     """
 
     name: str
@@ -112,12 +114,20 @@ class PreparedProgram:
     written: tuple[int, ...] = ()
     tuned: Tuned | None = None
     random: RandomUse | None = None
-    lines: Mapping[str, str] = field(default_factory=dict)
+    rules: SizeRules = field(default_factory=SizeRules)
+    variant: SizeVariant | None = None
 
     @property
     def top(self) -> str:
         """The highest level this program has: "graph", or "tile" for a kernel."""
         return next(iter(self.levels))
+
+    @property
+    def conditions(self) -> list[SizeConstraint]:
+        """What the sizes of a call must fulfil: its constraints as a variant, and what it requires."""
+        own = self.variant.constraints if self.variant else ()
+        held = {c.text for c in own}
+        return [*own, *(c for c in (*self.rules.constraints, *self.rules.guards) if c.text not in held)]
 
     def run(self, level: str, target: str = INTERP) -> list[np.ndarray]:
         """Run the program in a level's interpreter, or with level "device" in a target's runtime."""
@@ -222,6 +232,7 @@ class CallArguments:
 def prepare(
     entry: Any, arguments: Any, target: str = INTERP, grid: Any = None, group: int | None = None,
     tune: bool = False, options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True, dynamic: Any = None,
+    variant: SizeVariant | None = None,
 ) -> PreparedProgram:  # fmt: skip
     """Trace or specialise an entry point for these arguments and lower it for a target.
 
@@ -230,7 +241,7 @@ def prepare(
 
     An autotuned kernel is tuned for the target if `tune` asks for it, or read from the cache of what was found before
     (tessera/runtime/program.py); else it is taken in its first configuration. `options` are the generator's, where
-    one will emit. `dynamic` names symbolic sizes, as in `build`.
+    one will emit. `dynamic` names symbolic sizes, as in `build`, and `variant` is one of several programs for them.
     """
     args, named = _split_arguments(arguments)
     has_own_grid = isinstance(entry, KernelLaunch) and entry.grid is not None  # a function of constants, not of inputs
@@ -246,7 +257,9 @@ def prepare(
         found = tune_launch(launch, args, named, target, options) if tune else None
         chosen = replace(launch, kernel=entry if found is None else entry.configured(found.config))
         if dynamic:
-            return _prepare_symbolic_kernel(chosen, CallArguments(tuple(args), named), make_grid, found, dynamic)
+            return _prepare_symbolic_kernel(
+                chosen, CallArguments(tuple(args), named), make_grid, found, (dynamic, variant)
+            )
         return _prepare_kernel(chosen, args, named, found)
     if not isinstance(entry, Jit):
         raise ArgumentError(
@@ -254,13 +267,14 @@ def prepare(
             expected="a function under @ts.jit or @ts.kernel", suggestion="wrap it: ts.jit(function)",
         )  # fmt: skip
     call = entry.bind(tuple(args), named)
-    traced = entry.trace_dynamic(tuple(args), named, dynamic) if dynamic else entry.trace(*args, **named)
+    traced = entry.trace_dynamic(tuple(args), named, dynamic, variant) if dynamic else entry.trace(*args, **named)
     state = traced.random.peek() if traced.random is not None else ()
     arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
-    with estimate_sizes(traced.function, arrays):
+    with estimate_sizes(traced.function, arrays, variant and variant.sizes):
         levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
-    return PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random, lines=traced.lines)
+    made = PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
+    return replace(made, rules=traced.rules, variant=variant)
 
 
 def _prepare_kernel(
@@ -273,7 +287,11 @@ def _prepare_kernel(
 
 
 def _prepare_symbolic_kernel(
-    launch: KernelLaunch, arguments: CallArguments, make_grid: Callable[..., Any], how: Tuned | None, dynamic: Any
+    launch: KernelLaunch,
+    arguments: CallArguments,
+    make_grid: Callable[..., Any],
+    how: Tuned | None,
+    dynamic: tuple[Any, SizeVariant | None],
 ) -> PreparedProgram:
     """A kernel of symbolic sizes, whose grid follows from arguments of these sizes."""
     entry = launch.kernel
@@ -284,8 +302,8 @@ def _prepare_symbolic_kernel(
         args = [_stand_in(types.get(n), x) for n, x in zip(places, arguments.args, strict=False)]
         return make_grid(args, {n: _stand_in(types.get(n), x) for n, x in arguments.named.items()})
 
-    made = specialise_for_sizes(entry, found, grid_of, launch.group, dynamic)
-    return replace(_make_kernel_program(entry, found, made.module, how), lines=made.lines)
+    made = specialise_for_sizes(entry, found, grid_of, launch.group, *dynamic)
+    return replace(_make_kernel_program(entry, found, made.module, how), rules=made.rules, variant=dynamic[1])
 
 
 def _stand_in(type: Any, argument: Any) -> Any:

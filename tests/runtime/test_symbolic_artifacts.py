@@ -144,7 +144,7 @@ def test_constraints_follow_the_names_of_the_program(tmp_path):
     ts.build(f, draw(4, 8), out=tmp_path / "a", dynamic={"x": {0: "N"}})
     program = ts.load(tmp_path / "a")
     np.testing.assert_array_equal(program(draw(8, 8)).numpy(), draw(8, 8) + 1)
-    for rows, text in ((10, r"8\*N <= 64"), (3, r"\(\(N\) % \(2\)\) == 0")):
+    for rows, text in ((10, r"8\*N <= 64"), (3, "N % 2 == 0")):
         with pytest.raises(ShapeError, match=f"{text} does not hold") as error:
             program(draw(rows, 8))
         assert f"as {__file__}:" in error.value.expected

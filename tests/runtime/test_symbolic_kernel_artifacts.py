@@ -14,6 +14,7 @@ from examples.vector_add import vector_add
 from tessera import tile
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.core.symbolic_dim import UnknownSizeError
+from tessera.runtime.program import CallArguments, prepare
 
 BF16 = ml_dtypes.bfloat16
 
@@ -99,13 +100,20 @@ def test_sizes_outside_the_constraints_name_the_line(tmp_path):
     for rows, columns, text, line in (
         (302, 4, "B <= 300 and D % 4 == 0", '@ts.require("B <= 300 and D % 4 == 0")'),
         (4, 6, "B <= 300 and D % 4 == 0", '@ts.require("B <= 300 and D % 4 == 0")'),
-        (9, 4, "((B) % (2)) == 0", "    if x.shape[0] % 2:"),
     ):
         with pytest.raises(ShapeError) as error:
             program(draw(rows, columns), draw(rows, columns), np.float32(3))
         number = Path(__file__).read_text().splitlines().index(line) + 1
         assert error.value.message == f"{text} does not hold"
         assert f"{text}, as {__file__}:{number}" in error.value.expected
+
+
+def test_a_kernels_comparisons_name_their_line():
+    x = draw(10, 4)
+    program = prepare(BY_CONSTANTS, CallArguments((x, x.copy(), 2.0)), "llvm", dynamic=True)
+    number = Path(__file__).read_text().splitlines().index("    if x.shape[0] % 2:") + 1
+    assert program.rules.texts == ("B <= 300 and D % 4 == 0", "B % 2 == 0")
+    assert program.rules.lines["B % 2 == 0"].startswith(f"{__file__}:{number}:")
 
 
 def test_a_kernels_constraint_holds_for_launches_too():
@@ -167,8 +175,6 @@ def test_a_size_as_a_number_and_wrong_names_are_refused(tmp_path):
 
 
 def test_the_program_runs_at_the_tile_level_too():
-    from tessera.runtime.program import CallArguments, prepare
-
     x = draw(10, 8)
     program = prepare(BY_CONSTANTS, CallArguments((x, np.zeros_like(x), 2.0)), "llvm", dynamic=True)
     np.testing.assert_array_equal(program.run("tile")[0], x * 2)

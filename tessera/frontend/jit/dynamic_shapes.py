@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from tessera.core.shapes import (
     SizeConstraint,
     as_size,
     bind_shapes,
+    find_stated_values,
+    format_relation,
     normalize_axis,
     use_size_constraints,
 )
@@ -59,10 +61,27 @@ configure_log()
 
 
 @dataclass(frozen=True)
+class SizeVariant:
+    """One of several programs of an artifact: for sizes that fulfil its own constraints, and those of the function.
+
+    `sizes` is an example of them, which decides comparisons and the choice of tiles.
+    """
+
+    constraints: tuple[SizeConstraint, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def fix(self, patterns: Iterable[ShapePattern]) -> tuple[ShapePattern, ...]:
+        """The shapes with the sizes that its constraints state as numbers (`B == 1`)."""
+        values = find_stated_values(self.constraints)
+        return tuple(evaluate_shape(p, values) for p in patterns)
+
+
+@dataclass(frozen=True)
 class SizeRules:
     """What a program requires of its symbolic sizes: constraints, each with the line that states it."""
 
     constraints: tuple[SizeConstraint, ...] = ()
+    guards: tuple[SizeConstraint, ...] = ()
 
     @staticmethod
     def of(constraints: Iterable[SizeConstraint], sizes: Mapping[str, Size]) -> SizeRules:
@@ -78,22 +97,27 @@ class SizeRules:
                 kept.setdefault(found.text, found)
         return SizeRules(tuple(kept.values()))
 
+    def add_constraints(self, others: SizeRules) -> SizeRules:
+        """These rules and the constraints of others."""
+        held = set(self.texts)
+        return replace(self, constraints=(*self.constraints, *(c for c in others.constraints if c.text not in held)))
+
     def add_guards(self, noted: Mapping[SizeGuard, Location]) -> SizeRules:
         """These rules, and what a trace took to hold of the sizes."""
-        texts = {f"{a} {sign} {b}": place for (a, sign, b), place in noted.items()}
+        texts = {format_relation(a, sign, b): place for (a, sign, b), place in noted.items()}
         guards = (SizeConstraint(text, "" if texts[text] == UNKNOWN else texts[text]) for text in sorted(texts))
         held = set(self.texts)
-        return SizeRules((*self.constraints, *(g for g in guards if g.text not in held)))
+        return SizeRules(self.constraints, tuple(g for g in guards if g.text not in held))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The constraints as text."""
-        return tuple(c.text for c in self.constraints)
+        """The constraints and the guards as text."""
+        return tuple(c.text for c in (*self.constraints, *self.guards))
 
     @property
     def lines(self) -> dict[str, str]:
         """The line that states each constraint, by its text."""
-        return {c.text: c.place for c in self.constraints if c.place}
+        return {c.text: c.place for c in (*self.constraints, *self.guards) if c.place}
 
 
 @dataclass(frozen=True)
@@ -257,9 +281,9 @@ def trace_symbols(
     patterns: Sequence[ShapePattern], shapes: Shapes, example: Mapping[str, int] | None = None
 ) -> Iterator[dict[SizeGuard, Location]]:
     """Note what is taken to hold of the sizes (guards); tiles are chosen for the sizes of this call, or an example."""
-    sizes: dict[str, Any] = {}
-    bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
-    sizes |= example or {}
+    sizes: dict[str, Any] = {**(example or {})}
+    if example is None:
+        bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
     noted: dict[SizeGuard, Location] = {}
     tokens = SIZE_GUARDS.set(noted), SIZE_ESTIMATES.set(sizes)
     try:
@@ -270,10 +294,13 @@ def trace_symbols(
 
 
 @contextmanager
-def estimate_sizes(function: Function, arrays: Sequence[Any]) -> Iterator[None]:
-    """Choose tiles for the sizes of these arguments, and for what the function's constraints say of all sizes."""
-    sizes: dict[str, Any] = {}
-    bind_shapes([(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)], sizes)
+def estimate_sizes(
+    function: Function, arrays: Sequence[Any], example: Mapping[str, int] | None = None
+) -> Iterator[None]:
+    """Choose tiles for the sizes of these arguments or of an example, and for what constraints say of all sizes."""
+    sizes: dict[str, Any] = {**(example or {})}
+    if example is None:
+        bind_shapes([(p.type.shape, np.shape(a)) for p, a in zip(function.params, arrays, strict=True)], sizes)
     token = SIZE_ESTIMATES.set(sizes)
     try:
         with use_size_constraints(SizeConstraint(text) for text in function.attrs.get("constraints", ())):

@@ -8,7 +8,7 @@ import inspect
 import sys
 import time
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import (
     bind_shapes,
     find_size_constraints,
+    find_stated_values,
     note_stated_constraints,
     use_known_sizes,
     use_size_constraints,
@@ -46,6 +47,7 @@ from tessera.frontend.jit.dynamic_shapes import (
     CallHistory,
     Shapes,
     SizeRules,
+    SizeVariant,
     SymbolicProgram,
     has_symbols,
     make_patterns,
@@ -107,8 +109,8 @@ class TracedFunction:
     breakpoints: tuple[Location, ...] = ()
     # Its draws from the default generator, if it makes any.
     random: RandomUse | None = None
-    # The line of each of its constraints on symbolic sizes.
-    lines: Mapping[str, str] = field(default_factory=dict)
+    # What it requires of its symbolic sizes.
+    rules: SizeRules = field(default_factory=SizeRules)
 
     def hidden_arguments(self) -> tuple[np.ndarray, ...]:
         """The arrays after the arguments of one call; the numbers that this call draws count as drawn."""
@@ -384,23 +386,27 @@ class Jit:
         return self._trace(self.bind(args, named))
 
     def trace_dynamic(
-        self, args: tuple, named: dict[str, Any], dynamic: Any, example: Mapping[str, int] | None = None
+        self, args: tuple, named: dict[str, Any], dynamic: Any, variant: SizeVariant | None = None
     ) -> TracedFunction:
         """Trace the Graph function with symbolic sizes; `dynamic` names them (`name_axes`).
 
         The function's attribute "constraints" lists what is required of the sizes: its own constraints, and the guards
-        of its Python code, whose comparisons are decided by the sizes of the arguments or by those of `example`.
+        of its Python code, whose comparisons are decided by the sizes of the arguments or by those of a `variant`.
         """
         call = self.bind(args, named)
         shapes = tuple(t.shape for t in call.types)
         patterns = name_axes(call.names, shapes, [self._type_of(n) for n in call.names], dynamic)
+        patterns, own = (variant.fix(patterns), variant.constraints) if variant else (patterns, ())
         types = tuple(t.with_shape(tuple(p)) for t, p in zip(call.types, patterns, strict=True))
         sizes = self._bind_sizes(call.names, types)
+        known = SizeRules.of((*find_size_constraints(self), *own), sizes | find_stated_values(own))
+        example = variant.sizes if variant else None
         with trace_symbols(patterns, shapes, example) as noted, note_stated_constraints() as stated:
-            traced = self._trace(replace(call, types=types))
-        rules = SizeRules.of((*find_size_constraints(self), *stated), sizes).add_guards(noted)
+            with use_size_constraints(known.constraints):
+                traced = self._trace(replace(call, types=types))
+        rules = known.add_constraints(SizeRules.of(stated, sizes)).add_guards(noted)
         function = replace(traced.function, attrs=Attrs({**traced.function.attrs, "constraints": rules.texts}))
-        return replace(traced, function=function, lines=rules.lines)
+        return replace(traced, function=function, rules=rules)
 
     def bind(self, args: tuple, named: dict[str, Any]) -> BoundCall:
         """Bind a call's arguments: check them against the annotations and flatten them."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from tessera.core.errors import Location, UnsupportedOpError
-from tessera.core.symbolic_dim import Dim, Size, estimate_size
+from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
@@ -64,6 +65,7 @@ class TileSizeSearch:
         extent, typical = self.dims[dim][1], self.extents[dim]
         if not self.is_static(dim):
             target = min(target, max(MIN_SYMBOLIC_TILE, _floor_power_of_two(typical // SYMBOLIC_TILES)))
+            target = int(min(target, max(1, find_size_limit(extent))))
         elif typical <= target:
             return typical
         radices = self._radices(dim)
@@ -93,9 +95,11 @@ class TileSizeSearch:
 
     def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
         """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
-        held = 1
+        held, extent = 1, cast(Size, 1)
         for dim in dims:
-            size = self.cut(dim, max(budget, 1), multiple // math.gcd(multiple, held))
+            extent = extent * self.dims[dim][1]
+            most = -(-find_size_limit(extent) // held) if isinstance(extent, Dim) else math.inf
+            size = self.cut(dim, int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held))
             self.tile[dim] = size
             held *= size
             budget = budget // size if size >= self.extents[dim] else 0

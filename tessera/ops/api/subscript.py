@@ -221,7 +221,8 @@ def _symbolic_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
     low = 0 if item.start is None else _wrap_bound(item.start, size)
     high = size if item.stop is None else _wrap_bound(item.stop, size)
     if not (assume_at_most(0, low) and assume_at_most(low, high) and assume_at_most(high, size)):
-        int(size)  # NumPy would cut the slice, so that its size is unknown: this raises the error
+        for n in (size, low, high):
+            int(n)  # NumPy would cut the slice, so that its size is unknown: this raises the error
     if isinstance(size, Dim) and SIZE_GUARDS.get() is None and isinstance(item.stop, int) and item.stop >= 0:
         int(size)
     return low, high, item.step or 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_
 from tessera.runtime.artifacts import build_program
 from tessera.runtime.bundle_files import SUFFIX
 from tessera.runtime.bundles import bundle
+from tessera.runtime.program import PreparedProgram
+from tessera.runtime.size_variants import prepare_variants
 from tessera.tools.cli.entry_points import (
     describe_configuration,
     find_entry_point,
@@ -35,6 +39,8 @@ def main(options: argparse.Namespace) -> int:
         find_generator_name(t) + (f":{options.grid}" if options.grid else "") for t in options.target or ["llvm"]
     ]
     if options.output.endswith(SUFFIX):
+        if options.variant:
+            raise ArgumentError("--variant is for an artifact", expected="-o FOLDER", received=f"-o {options.output}")
         return _build_bundle(options, targets)
     for name, given in (("a second --target", targets[1:]), ("--batch-size", options.batch_size),
                         ("--metadata", options.metadata), ("--measure", options.measure)):  # fmt: skip
@@ -46,10 +52,10 @@ def main(options: argparse.Namespace) -> int:
     with operation(f"building {entry.name} for {target}"):
         weights = entry.example.weights if entry.example else ()
         options_of = {"arch": options.arch} if options.arch else {}
-        program = prepare_program(
-            entry, make_inputs(entry, options.seed), target, options.tune, options_of, dynamic=dynamic
-        )
-        folder = build_program(program, options.output, target, weights, options_of)
+        arguments = make_inputs(entry, options.seed)
+        make = functools.partial(prepare_program, entry, arguments, target, options.tune, options_of, dynamic=dynamic)
+        program, variants = _prepare(make, options)
+        folder = build_program(program, options.output, target, weights, options_of, variants)
     size = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     console.print(
         f"built [bold]{entry.name}[/] for {target} in {time.perf_counter() - start:.2f} s: {escape(str(folder))}"
@@ -72,6 +78,15 @@ def main(options: argparse.Namespace) -> int:
         line = f"  taken by the host, what is inside runs on {target}: {node.op.name} at {node.loc}"
         console.print(line, highlight=False, soft_wrap=True)
     return 0
+
+
+def _prepare(
+    make: Callable[..., PreparedProgram], options: argparse.Namespace
+) -> tuple[PreparedProgram, list[PreparedProgram]]:
+    """The program and its variants for symbolic sizes."""
+    if not options.dynamic and not options.variant:
+        return make(), []
+    return prepare_variants(lambda variant: make(variant=variant), options.variant)
 
 
 def _build_bundle(options: argparse.Namespace, targets: list[str]) -> int:

@@ -33,6 +33,7 @@ from tessera.core.errors import (
 )
 from tessera.core.io import read_array
 from tessera.core.types import DType
+from tessera.frontend.jit.dynamic_shapes import SizeVariant
 from tessera.frontend.jit.tracing import Jit, locate_definition
 from tessera.frontend.kernel import Kernel
 from tessera.ir.tensor import Tensor
@@ -415,11 +416,13 @@ def _make_example_inputs(entry: EntryPoint, seed: int, needed: bool) -> Any:
 def prepare_program(
     entry: EntryPoint, arguments: Any, target: str, tune: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}), lower: bool = True, dynamic: Any = None,
+    variant: SizeVariant | None = None,
 ) -> PreparedProgram:  # fmt: skip
     """Prepare an entry with these arguments to run at any level; errors without a location get the entry's."""
     example = entry.example or Example(lambda rng: ())
     try:
-        return prepare(entry.function, arguments, target, example.grid, example.group, tune, options, lower, dynamic)
+        launch = example.grid, example.group
+        return prepare(entry.function, arguments, target, *launch, tune, options, lower, dynamic, variant)
     except TesseraError as error:
         error.at(entry.location)
         raise

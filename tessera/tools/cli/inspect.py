@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,13 +17,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.theme import Theme
 
+from tessera.codegen.artifact import MANIFEST, read_artifact
 from tessera.codegen.contract import get_backend, list_target_passes
 from tessera.core.device import INTERP, find_generator_name
-from tessera.core.errors import read_source_line
+from tessera.core.errors import ArgumentError, read_source_line
+from tessera.core.types import TensorType, as_dtype
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.lower.extensions import check_values
 from tessera.runtime import driver
+from tessera.runtime.artifacts import get_parameter_shape
 from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
 from tessera.runtime.program import PreparedProgram, make_level_error
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
@@ -51,6 +55,8 @@ def main(options: argparse.Namespace) -> int:
     """Print the levels, or the module after every pass; of a bundle what it holds."""
     if is_bundle_path(options.entry):
         return _inspect_bundle(options)
+    if (Path(options.entry) / MANIFEST).is_file():
+        return _inspect_artifact(options)
     target = find_generator_name(options.target)
     entry = find_entry_point(options.entry, options.size)
     program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
@@ -70,6 +76,36 @@ def main(options: argparse.Namespace) -> int:
         print("\n".join(text for _, level, text, _ in chosen if options.level or level != "target"))
     else:
         _show(chosen)
+    return 0
+
+
+def _inspect_artifact(options: argparse.Namespace) -> int:
+    """Print what an artifact takes, and which of its programs serves which sizes; nothing in it is executed."""
+    for name, given in (
+        ("--level", options.level),
+        ("--pass-by-pass", options.pass_by_pass),
+        ("--plain", options.plain),
+    ):
+        if given:
+            raise ArgumentError(f"an artifact is inspected without {name}", suggestion="inspect the file of its source")
+    manifest = read_artifact(options.entry).manifest
+    interface, plan = manifest["interface"], manifest.get("plan", {})
+    variants = manifest.get("variants", [])
+    if options.json:
+        shown = {"target": manifest["target"], "interface": interface, "sizes": plan.get("sizes", []),
+                 "constraints": plan.get("constraints", []), "variants": [v["when"] for v in variants]}  # fmt: skip
+        print(json.dumps(shown, indent=1, sort_keys=True))
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{escape(interface['entry'])}[/] for {escape(manifest['target'])}")
+    for each in interface["parameters"]:
+        kind = TensorType(get_parameter_shape(each), as_dtype(each["dtype"]))
+        console.print(f"  {each['name']}: {kind}{', stored' if each['stored'] else ''}", markup=False)
+    lines = interface.get("lines", {})
+    for text in plan.get("constraints", []):
+        console.print(f"  requires {text}{f', as {lines[text]} has it' if text in lines else ''}", markup=False)
+    for number, each in enumerate(variants, 1):
+        console.print(f"  variant {number}, for {' and '.join(each['when']) or 'all sizes'}", markup=False)
     return 0
 
 

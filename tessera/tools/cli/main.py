@@ -139,6 +139,10 @@ def _build(command: argparse.ArgumentParser) -> None:
         "--dynamic", action="append", nargs="?", const="", default=[], metavar="NAME:AXIS=SIZE",
         help="a size that may differ in each call, as x:0=B; without a value, the sizes that annotations name",
     )  # fmt: skip
+    command.add_argument(
+        "--variant", action="append", default=[], metavar="CONSTRAINT",
+        help="with --dynamic: one more copy of the program, for sizes such as \"S %% 64 == 0\" or \"B == 1\"",
+    )  # fmt: skip
 
 
 def _check(command: argparse.ArgumentParser) -> None:
@@ -162,7 +166,7 @@ def _debug(command: argparse.ArgumentParser) -> None:
 
 
 def _inspect(command: argparse.ArgumentParser) -> None:
-    _entry(command, ", or a bundle, whose contents are listed")
+    _entry(command, ", or an artifact folder or a bundle, whose contents are listed")
     _tuning(command)
     command.add_argument("--level", choices=LEVELS, help="only this level")
     command.add_argument("--target", default="llvm", help="the target to lower for (default llvm)")

@@ -89,7 +89,9 @@ def test_an_artifact_takes_no_level(model, tmp_path, capsys):
     assert main(["build", str(model), "-o", str(tmp_path / "art")]) == 0
     for options in (["--level", "tile"], ["--target", "llvm"], ["--debug"]):
         assert f"without {options[0]}" in fails(capsys, "run", tmp_path / "art", *options).err
-    assert "is an artifact, which holds no source" in fails(capsys, "inspect", tmp_path / "art").err
+    assert "is an artifact, which holds no source" in fails(capsys, "bisect", tmp_path / "art").err
+    for options in (["--level", "tile"], ["--pass-by-pass"], ["--plain"]):
+        assert f"without {options[0]}" in fails(capsys, "inspect", tmp_path / "art", *options).err
 
 
 def test_files_that_are_no_python(tmp_path, capsys):
