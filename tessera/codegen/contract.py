@@ -104,6 +104,8 @@ class Backend(Protocol):
     """A code generator, found through the entry point group `tessera.codegen`.
 
     `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`) and
+    `standalone(artifact, name, stored, machine)`, which gives the files of a program that runs without Python, emitted
+    with `standalone_options(machine)`, and
     `precompile(artifact)`, which gives machine code as files that travel in an artifact folder. A generator
     whose device has a memory of its own has `memory()`, which gives it (a `DeviceMemory`); its runtimes have a method
     `call(arrays, constants)`, which takes and gives arrays of the device.
@@ -245,6 +247,8 @@ OPTIONAL_METHODS = {
     "configured": ("text",),
     "where": (),
     "memory": (),
+    "standalone_options": ("machine",),
+    "standalone": ("artifact", "name", "stored", "machine"),
 }
 
 

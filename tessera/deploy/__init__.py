@@ -12,6 +12,7 @@ from tessera.deploy.passes import (
     WeightInt4,
     WeightInt8,
 )
+from tessera.deploy.standalone import StandaloneProgram, standalone
 
 __all__ = [
     "ConstantFolding",
@@ -20,10 +21,12 @@ __all__ = [
     "MemorySummary",
     "OptimisationReport",
     "OptimisedModel",
+    "StandaloneProgram",
     "StaticInt8",
     "StructuredPruning",
     "WeightFp8",
     "WeightInt4",
     "WeightInt8",
     "optimize",
+    "standalone",
 ]

@@ -245,6 +245,7 @@ class CompiledVariant:
     artifact: Artifact
     loaded: LoadedArtifact
     results: TreeDef
+    prepared: PreparedProgram
 
 
 class OptimisedModel:
@@ -310,6 +311,17 @@ class OptimisedModel:
         found = variant.loaded.run(arrays)
         return variant.results.build(iter([Tensor(a) for a in found]))
 
+    def prepare_program(self, target: str) -> PreparedProgram:
+        """The program that was compiled first, lowered for a target.
+
+        Raises:
+            ArgumentError: nothing has been compiled.
+        """
+        self.report  # noqa: B018 - it says so
+        first = next(iter(self._variants.values())).prepared
+        levels = first.levels if target == self.target else driver.lower(first.levels["graph"].main, target)
+        return replace(first, levels=levels)
+
     def __bundle__(self) -> Bundle:
         self.report  # noqa: B018 - nothing can be saved before something is compiled
         measured = {n: dict(v) for n, v in self._report.figures.get("measured", {}).items()}
@@ -363,7 +375,7 @@ class OptimisedModel:
         names = tuple(p.hint for p in program.function.params)
         prepared = PreparedProgram(self._entry.name, levels, names, (*traced.arrays, *program.constants))
         artifact = emit_program(prepared, self.target)
-        variant = CompiledVariant(artifact, load_artifact(artifact, self._entry.name), traced.results)
+        variant = CompiledVariant(artifact, load_artifact(artifact, self._entry.name), traced.results, prepared)
         name = self._name_variant(label)
         figures = {
             "weight_bytes_before": traced.program.constant_bytes,

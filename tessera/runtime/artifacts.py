@@ -154,14 +154,21 @@ def _emit_one(
     """A program as an artifact without its weights, and these by name."""
     from tessera.ir.printer import print_module  # a loader prints nothing
 
-    stored = _find_stored_parameters(program, weights)
+    stored = find_stored_parameters(program, weights)
     generator = get_backend(target)
     emitted = emit_artifact(generator, program.levels["tile"], dict(options))
     files = {**emitted.files, **{f"{level}.mlir": print_module(m) for level, m in program.levels.items()}}
     if hasattr(generator, "precompile"):
         files |= generator.precompile(emitted)
+    interface = describe_interface(program, stored)
+    made = dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
+    return made, {program.names[i]: program.arrays[i] for i in stored}
+
+
+def describe_interface(program: PreparedProgram, stored: Sequence[int]) -> dict[str, Any]:
+    """The entry's parameters as JSON data; `stored` are the places of those that travel with the program."""
     params = program.levels["tile"].main.params
-    interface = {
+    return {
         "entry": program.name,
         "parameters": [
             _describe_parameter(n, a, p.type.shape, i in stored, program.variant)
@@ -171,11 +178,14 @@ def _emit_one(
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
         **({"lines": program.rules.lines} if program.rules.lines else {}),
     }
-    made = dataclasses.replace(emitted, manifest={**emitted.manifest, "interface": interface}, files=files)
-    return made, {program.names[i]: program.arrays[i] for i in stored}
 
 
-def _find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> list[int]:
+def find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> list[int]:
+    """The places of the parameters that travel with a program: those in `weights`, and what it closes over.
+
+    Raises:
+        ArgumentError: a name in `weights` is of no argument.
+    """
     names = program.names
     unknown = [w for w in weights if not any(n == w or n.startswith(f"{w}.") for n in names)]
     if unknown:

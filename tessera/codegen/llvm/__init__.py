@@ -81,6 +81,20 @@ class LlvmBackend:
         """The machine code of an artifact for this processor, as files that travel in it."""
         return compile_artifact(artifact)
 
+    def standalone_options(self, machine: str | None) -> dict[str, Any]:
+        """The options of `emit` for a program that runs on another machine."""
+        from tessera.codegen.llvm.standalone import find_machine  # other programs need none
+
+        return {"vector_bytes": find_machine(machine)[1].vector_bytes, "debug": False}
+
+    def standalone(
+        self, artifact: Artifact, name: str, stored: Mapping[str, bytes], machine: str | None
+    ) -> dict[str, bytes | str]:
+        """The files of a C library: text, machine code for the machine, header, example, Makefile."""
+        from tessera.codegen.llvm.standalone import emit_standalone  # other programs need none
+
+        return emit_standalone(artifact, name, stored, machine)
+
     def runtime(self, artifact: Artifact, threads: int | None = None) -> LlvmProgram:
         """The artifact as machine code: its own, if it was built for this processor, else compiled from its text."""
         return LlvmProgram(artifact, threads)

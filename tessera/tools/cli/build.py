@@ -18,6 +18,7 @@ from tessera.codegen.contract import get_backend
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, FileError
 from tessera.core.progress import operation
+from tessera.deploy.standalone import standalone
 from tessera.lower.graph_to_schedule.host_ops import find_host_calls, find_host_control_flow
 from tessera.runtime.artifacts import build_program
 from tessera.runtime.bundle_files import SUFFIX
@@ -35,18 +36,35 @@ from tessera.tools.cli.entry_points import (
 
 def main(options: argparse.Namespace) -> int:
     """Build the entry point that the command line names."""
-    targets = [
-        find_generator_name(t) + (f":{options.grid}" if options.grid else "") for t in options.target or ["llvm"]
-    ]
-    if options.output.endswith(SUFFIX):
-        if options.variant:
-            raise ArgumentError("--variant is for an artifact", expected="-o FOLDER", received=f"-o {options.output}")
+    grid = f":{options.grid}" if options.grid else ""
+    targets = [find_generator_name(t) + grid for t in options.target or ["llvm"]]
+    is_bundle = options.output.endswith(SUFFIX) and not options.standalone
+    _check_options(options, targets, is_bundle)
+    if is_bundle:
         return _build_bundle(options, targets)
-    for name, given in (("a second --target", targets[1:]), ("--batch-size", options.batch_size),
-                        ("--metadata", options.metadata), ("--measure", options.measure)):  # fmt: skip
-        if given:
+    if options.standalone:
+        return _build_standalone(options, targets[0])
+    return _build_folder(options, targets[0])
+
+
+def _check_options(options: argparse.Namespace, targets: list[str], is_bundle: bool) -> None:
+    """Refuse options of another kind of output."""
+    for_bundles = {
+        "a second --target": targets[1:], "--batch-size": options.batch_size, "--metadata": options.metadata,
+        "--measure": options.measure,
+    }  # fmt: skip
+    for name, given in for_bundles.items():
+        if given and not is_bundle:
             raise ArgumentError(f"{name} is for a bundle", expected=f"-o NAME{SUFFIX}", received=f"-o {options.output}")
-    console, target = Console(), targets[0]
+    if options.variant and (is_bundle or options.standalone):
+        raise ArgumentError("--variant is for an artifact", expected="-o FOLDER", received=f"-o {options.output}")
+    if options.machine and not options.standalone:
+        raise ArgumentError("--machine is for a standalone program", expected="--standalone with it")
+
+
+def _build_folder(options: argparse.Namespace, target: str) -> int:
+    """Build the entry point for a target into an artifact folder."""
+    console = Console()
     entry = find_entry_point(options.entry, options.size)
     dynamic, start = parse_dynamic(options.dynamic), time.perf_counter()
     with operation(f"building {entry.name} for {target}"):
@@ -109,6 +127,27 @@ def _build_bundle(options: argparse.Namespace, targets: list[str]) -> int:
     console.print(f"built [bold]{made.entry}[/] in {seconds:.2f} s: {escape(str(path))}", soft_wrap=True)
     console.print(f"  {path.stat().st_size:,} bytes, variants {', '.join(made.variants)}", soft_wrap=True)
     console.print(f"  run it with: {escape(f'tessera run {shlex.quote(str(path))}')}", soft_wrap=True)
+    return 0
+
+
+def _build_standalone(options: argparse.Namespace, target: str) -> int:
+    """Build the entry point as a folder with a C library."""
+    entry = find_entry_point(options.entry, options.size)
+    arguments, example = make_inputs(entry, options.seed), entry.example
+    args, named = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
+    start = time.perf_counter()
+    with operation(f"building {entry.name} for {target}"):
+        made = standalone(
+            entry.function, *args, out=options.output, target=target, machine=options.machine or options.arch,
+            weights=example.weights if example else (), grid=example.grid if example else None,
+            group=example.group if example else None, dynamic=parse_dynamic(options.dynamic), **named,
+        )  # fmt: skip
+    console, seconds = Console(), time.perf_counter() - start
+    console.print(f"built [bold]{made.name}[/] for {target} in {seconds:.2f} s: {escape(str(made.folder))}")
+    if made.library is not None:
+        console.print(f"  {escape(str(made.library))}, {made.library.stat().st_size:,} bytes", soft_wrap=True)
+    files = ", ".join(sorted(f.name for f in made.folder.iterdir()))
+    console.print(f"  files: {escape(files)}", soft_wrap=True)
     return 0
 
 

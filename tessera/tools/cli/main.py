@@ -131,6 +131,8 @@ def _build(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of a bundle: a first axis of inputs",
     )
+    command.add_argument("--standalone", action="store_true", help="write a C library that needs no Python")
+    command.add_argument("--machine", help="of a standalone program: x86-64, x86-64-v3, aarch64, native; sm_80 (ptx)")
     command.add_argument("--metadata", metavar="X.json", help="of a bundle: a JSON object to store")
     command.add_argument(
         "--measure", action="store_true", help="of a bundle: measure and store the time of each variant"

@@ -217,7 +217,38 @@ def compile_object(text: str) -> bytes:
 
 
 def _compile_part(text: str) -> bytes:
-    module, machine = _parse_text(select_instructions(text, find_pair_products())), _create_target_machine()
+    code = _optimise_and_emit(select_instructions(text, find_pair_products()), _create_target_machine())
+    _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
+    return code
+
+
+def compile_for_machine(text: str, triple: str, cpu: str, features: str, public: str) -> bytes:
+    """The object file of a text for another machine, position-independent: it is linked, not loaded here.
+
+    Functions whose names do not end with `public` are internal, so that they meet no names of other objects.
+
+    Raises:
+        UnsupportedOpError: the text declares a function that does not exist.
+    """
+    _initialise_all_targets()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=OPTIMISATION_LEVEL, reloc="pic", codemodel="default"
+    )
+    return _optimise_and_emit(text, machine, public)
+
+
+@cache
+def _initialise_all_targets() -> bool:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return True
+
+
+def _optimise_and_emit(text: str, machine: Any, public: str = "") -> bytes:
+    module = _parse_text(text)
+    for function in module.functions:
+        if not function.is_declaration and not function.name.endswith(public):
+            function.linkage = llvm.Linkage.internal
     _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
@@ -225,9 +256,7 @@ def _compile_part(text: str) -> bytes:
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
-    code = machine.emit_object(module)
-    _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
-    return code
+    return machine.emit_object(module)  # type: ignore[no-any-return]
 
 
 # Parts: a large text as several, each with some kernels and every internal function that these call.
