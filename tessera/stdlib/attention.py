@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
-from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType, Type, as_dtype, f32
+from tessera.core.symbolic_dim import Dim, Size, assume_at_most, ceil_divide
+from tessera.core.types import DType, Type, as_dtype, f32, f64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Module
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.elementwise import cos as cos_
+from tessera.ops.tensor.elementwise import sin as sin_
+from tessera.ops.tensor.shape import iota
 from tessera.stdlib.routine import (
     check_array,
     check_same_dtype,
@@ -310,7 +313,7 @@ def rotary_embedding(
     array([[-4.,  3.]], dtype=float32)
     """
     x = check_array(x, "x")
-    if x.ndim < 2 or x.shape[-1] % 2:
+    if x.ndim < 2 or int(x.shape[-1]) % 2:
         raise ShapeError(
             "rotary_embedding rotates pairs of features",
             location=library_caller_location(),
@@ -328,21 +331,26 @@ def rotary_embedding(
         else (check_array(cos, "cos"), check_array(sin, "sin"))
     )
     for name, table in zip(("cos", "sin"), tables, strict=True):
-        check_shape(table, name, (max(table.shape[0], offset + length), features // 2))
+        rows = table.shape[0] if table.ndim and assume_at_most(offset + length, table.shape[0]) else offset + length
+        check_shape(table, name, (rows, features // 2))
     parts = [_select_rows(t, offset, length, dtype) for t in tables]
     flat = x.reshape(math.prod(x.shape[:-2]), length, features)
     grid = lambda constants: (ceil_divide(length, constants["BM"]), flat.shape[0])  # noqa: E731
     return compute(kernel, grid, flat.shape, x.dtype, flat, *parts, interleaved=interleaved).reshape(x.shape)
 
 
-def _select_rows(table: Any, offset: int, length: int, dtype: DType) -> Any:
+def _select_rows(table: Any, offset: int, length: Size, dtype: DType) -> Any:
     """The rows of the positions from `offset` on, in the compute type."""
+    table = Tensor(table) if isinstance(length, Dim) and not isinstance(table, Tensor) else table
     rows = table[offset : offset + length]
     return rows.to(dtype) if isinstance(table, Tensor) else np.ascontiguousarray(rows.astype(dtype.numpy))
 
 
-def _angle_tables(length: int, features: int, base: float) -> tuple[np.ndarray, np.ndarray]:
+def _angle_tables(length: Size, features: int, base: float) -> tuple[Any, Any]:
     """Cosines and sines of the angles, computed in f64: in f32 large positions would be off by whole degrees."""
     rates = base ** (-np.arange(0, features, 2, dtype=np.float64) / features)
+    if isinstance(length, Dim):  # the program computes them for the size of each call
+        places = iota(shape=(length, features // 2), axis=0, dtype=f64) * Tensor(rates)
+        return cos_(places), sin_(places)
     angles = np.arange(length, dtype=np.float64)[:, None] * rates
     return np.cos(angles), np.sin(angles)

@@ -73,10 +73,10 @@ def tree_sum(kernel: Any, x: Any) -> Any:
     count = flat.shape[0]
     if not count:
         return zeros((), dtype=element if element.is_float else int64)
-    per = max(ceil_divide(ceil_divide(count, block), MAX_PARTIAL_SUMS), 1)
+    per = ceil_divide(ceil_divide(count, block), MAX_PARTIAL_SUMS)
     partials = ceil_divide(count, per * block)
     partial = compute(kernel, (partials,), (partials,), state, flat, per=per)
-    total = compute(kernel, (1,), (1,), state, partial, per=max(ceil_divide(partials, block), 1))
+    total = compute(kernel, (1,), (1,), state, partial, per=ceil_divide(MAX_PARTIAL_SUMS, block))
     return total.reshape(()).to(element if element.is_float else int64)
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, RefType, TensorType, f32, f64, int64, scalar
 from tessera.frontend.jit.line_marks import strip_marks
 from tessera.frontend.kernel.trace import KernelBuilder
@@ -37,6 +38,7 @@ from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules, line
 from tessera.transforms.flow.launch_accesses import KernelAccesses
 from tessera.transforms.flow.launch_tangents import bind_tangent_launch, make_tangent_node
 from tessera.transforms.flow.region_ops import bind_region_op
+from tessera.transforms.flow.trip_counts import bound_trips
 
 # reverse(adjoint, node) adds the node's values and returns what to do on the way back, or None.
 reverse_rules = Rules("adjoint of a kernel")
@@ -276,7 +278,7 @@ class AdjointKernel:
         """The tiles of a group."""
         return int(self.node.attrs["attrs"].get("group", 1))
 
-    def allocate_scratch(self, type: TensorType, trips: int) -> Value:
+    def allocate_scratch(self, type: TensorType, trips: Size) -> Value:
         """Memory for a value of each trip of a loop of each tile."""
         tiles = math.prod(self.node.attrs["grid"]) * self.group
         ref = Value(RefType((tiles, trips, *type.shape), type.dtype), f"carried{len(self.scratch)}")
@@ -516,16 +518,19 @@ def mark_active(adjoint: AdjointKernel, block: Block) -> None:
             adjoint.active.update(v for v in node.results if isinstance(v.type, TensorType) and v.type.dtype.is_float)
 
 
-def _bound_trips(adjoint: AdjointKernel, node: Node) -> int:
-    """The most trips that a loop makes in any program.
+def _bound_trips(adjoint: AdjointKernel, node: Node) -> Size:
+    """The most trips that a loop makes in any program, which may follow from symbolic sizes.
 
     Raises:
         UnsupportedOpError: nothing bounds them.
     """
     trips, _ = adjoint.accesses.measure_trips(node)
-    if not math.isfinite(trips):
+    if math.isfinite(trips):
+        return int(trips)
+    bound = bound_trips(adjoint.body, node, tuple(adjoint.node.attrs["grid"]) or (1,))
+    if bound is None:
         raise adjoint.make_error(node, "a loop whose trips have no known bound")
-    return int(trips)
+    return bound
 
 
 def _save(adjoint: AdjointKernel, ref: Value, program: Any, trip: Tensor, value: Tensor) -> None:

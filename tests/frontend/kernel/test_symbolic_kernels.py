@@ -99,7 +99,37 @@ def normalise(x: ts.Tensor["M", "N"], w: ts.Tensor["N"]):
     return routines.rms_norm(routines.stable_softmax(x), w)
 
 
+def add_up(x: ts.Tensor["N"]):
+    return routines.tree_sum(x)
+
+
+def add_up_gradient(x: ts.Tensor["N"]):
+    return ts.grad(lambda x: routines.tree_sum(x * x))(x)
+
+
+def entropy(x: ts.Tensor["N", "V"], labels: ts.Tensor["N", ts.int64]):
+    return routines.cross_entropy(x, labels)
+
+
+def entropy_gradient(x: ts.Tensor["N", "V"], labels: ts.Tensor["N", ts.int64]):
+    return ts.grad(routines.cross_entropy)(x, labels)
+
+
+def turn(x: ts.Tensor["B", "S", 8]):
+    return routines.rotary_embedding(x, offset=2)
+
+
+def turn_by_tables(x: ts.Tensor["B", "S", 8], cos: ts.Tensor["P", 4], sin: ts.Tensor["P", 4]):
+    return routines.rotary_embedding(x, cos, sin)
+
+
 LIBRARY = {
+    add_up: (((5000,),), ((7,),), ((1,),)),
+    add_up_gradient: (((5000,),), ((7,),)),
+    entropy: (((5, 100), 5), ((1, 3), 1)),
+    entropy_gradient: (((5, 100), 5), ((3, 2), 3)),
+    turn: (((2, 70, 8),), ((1, 1, 8),)),
+    turn_by_tables: (((2, 9, 8), (9, 4), (9, 4)), ((1, 3, 8), (20, 4), (20, 4))),
     attend: (((2, 4, 33, 16), (2, 2, 70, 16), (2, 2, 70, 16)), ((1, 4, 1, 16), (1, 2, 129, 16), (1, 2, 129, 16))),
     multiply: (((2, 65, 7), (2, 7, 33)), ((1, 1, 64), (1, 64, 1))),
     normalise: (((5, 40), (40,)), ((9, 513), (513,)), ((1, 1), (1,))),
@@ -111,9 +141,76 @@ LIBRARY = {
 def test_library_routines_take_symbolic_sizes(routine, target, rng):
     compiled = ts.jit(routine, target=target, dynamic=True)
     for shapes in LIBRARY[routine]:
-        args = [rng.standard_normal(s).astype("f4") for s in shapes]
+        args = [rng.standard_normal(s).astype("f4") if isinstance(s, tuple) else rng.integers(0, 2, s) for s in shapes]
         wanted = routine(*map(ts.tensor, args)).numpy()
         np.testing.assert_allclose(compiled(*args).numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rotary_tables_must_have_a_row_for_each_position(rng):
+    compiled = ts.jit(turn_by_tables, target="llvm", dynamic=True)
+    make = lambda length, rows: [rng.standard_normal(s).astype("f4") for s in ((2, length, 8), (rows, 4), (rows, 4))]  # noqa: E731
+    compiled(*make(9, 9))
+    with pytest.raises(ShapeError, match="`cos` does not fit"):
+        compiled(*make(9, 8))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_symbolic_rows_is_that_of_pytorch(reduction, rng):
+    torch = pytest.importorskip("torch")
+    compiled = ts.jit(lambda x, t: routines.cross_entropy(x, t, reduction=reduction), target="llvm", dynamic=True)
+    for rows, classes in ((5, 100), (33, 7)):
+        x, labels = rng.standard_normal((rows, classes)).astype("f4"), rng.integers(0, classes, rows)
+        want = torch.nn.functional.cross_entropy(torch.tensor(x), torch.tensor(labels), reduction=reduction)
+        np.testing.assert_allclose(compiled(x, labels).numpy(), want.numpy(), rtol=1e-4)
+
+
+@ts.kernel
+def chain(x, out, *, BM: int = 4):
+    """A recurrence along each row, whose derivative needs a value of each trip."""
+    i = tile.program_id(0) * BM
+    h = tile.full((BM,), 1.0, "f32")
+    for k in tile.range(0, x.shape[1]):
+        column = tile.reshape(tile.load(x[i : i + BM, k : k + 1], edge="clip"), (BM,))
+        h = h * 0.5 + tile.sin(column) * h
+    tile.store(out[i : i + BM], h, edge="clip")
+
+
+@ts.kernel
+def causal(x, out, *, B: int = 4):
+    """A recurrence over the blocks up to each program's own."""
+    i = tile.program_id(0)
+    t = tile.full((1,), 1.0, "f32")
+    for k in tile.range(0, tile.minimum((i + 1) * B, x.shape[0]), B):
+        t = t * 0.9 + tile.sum(tile.load(x[k : k + B], edge="clip")) * t
+    tile.store(out[i : i + 1], t)
+
+
+def run_chain(x):
+    return ts.launch(chain, (tile.cdiv(x.shape[0], 4),), x, ts.like(shape=(x.shape[0],), dtype="f32"))
+
+
+def run_causal(x):
+    x = ts.reshape(x, (-1,))
+    blocks = tile.cdiv(x.shape[0], 4)
+    return ts.launch(causal, (blocks,), x, ts.like(shape=(blocks,), dtype="f32"))
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("run", [run_chain, run_causal])
+def test_gradients_of_loops_over_symbolic_sizes(run, target, rng):
+    """Against central differences in f64 outside of the program of symbolic sizes."""
+
+    def loss(x):
+        return ts.sum(run(x) ** 2)
+
+    compiled = ts.jit(ts.grad(loss), target=target, dynamic=True)
+    for shape in ((3, 5), (9, 1), (6, 11)):
+        x = (rng.standard_normal(shape) * 0.3).astype("f4")
+        step = rng.standard_normal(shape).astype("f4")
+        ends = [float(loss(ts.tensor(x + e * step)).numpy()) for e in (1e-2, -1e-2)]
+        slope = float((compiled(x).numpy().astype("f8") * step).sum())
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-2, rtol=2e-2, atol=1e-2)
+        np.testing.assert_allclose(compiled(x).numpy(), ts.grad(loss)(ts.tensor(x)).numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_attention_of_symbolic_sizes_is_one_launch():
