@@ -64,9 +64,9 @@ def _get(text: str, *statuses: int, media: str = JSON, model: Mapping[str, Any] 
 
 
 def _describe_path(models: Mapping[str, Any]) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9._-]+$"}
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
     if models:
-        schema["examples"] = list(models)
+        schema["enum"] = list(models)
     return {"name": "model", "in": "path", "required": True, "schema": schema}
 
 
