@@ -113,7 +113,7 @@ def _list_routes(served: dict[str, Any], options: ServerOptions, metrics: Any, r
     language = {n: m for n, m in served.items() if isinstance(m, ServedLanguageModel)}
     plain = {n: m for n, m in served.items() if isinstance(m, ServedModel)}
     tensors = InferenceRoutes(plain, options.max_json_bytes, metrics, ready)
-    texts = CompletionRoutes(language, metrics)
+    texts = CompletionRoutes(language, options.max_json_bytes, metrics)
     created = int(time.time())
 
     def describe(name: str) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from tessera.core.errors import ResourceError, TesseraError
+from tessera.core.errors import DeviceUnavailable, ResourceError, TesseraError
 from tessera.serving.completion_requests import CompletionCall, read_completion
 from tessera.serving.generation_engine import QueueFullError, ServedLanguageModel
 from tessera.serving.json_bodies import ProtocolError, escape, parse_json
 from tessera.serving.requests import uuid
 from tessera.serving.service_metrics import ServiceMetrics
 
+MAX_CHARACTERS = 64  # of a token, on average
 OBJECTS = {"completions": "text_completion", "chat": "chat.completion"}
 
 
@@ -76,8 +77,8 @@ class _Answer:
 class CompletionRoutes:
     """The endpoints `/v1/completions` and `/v1/chat/completions` for language models by name."""
 
-    def __init__(self, models: dict[str, ServedLanguageModel], metrics: ServiceMetrics) -> None:
-        self.models, self.metrics = models, metrics
+    def __init__(self, models: dict[str, ServedLanguageModel], max_json: int, metrics: ServiceMetrics) -> None:
+        self.models, self.max_json, self.metrics = models, max_json, metrics
 
     async def complete(self, request: Request) -> Response:
         """Answer `/v1/completions`."""
@@ -89,12 +90,14 @@ class CompletionRoutes:
 
     async def _answer(self, request: Request, kind: str) -> Response:
         body = await request.body()
+        if len(body) > self.max_json:
+            raise ProtocolError(413, f"the JSON of the request has {len(body)} bytes: expected up to {self.max_json}")
         call = read_completion(parse_json(body), kind)
         model = self.models.get(call.model)
         if model is None:
             raise ProtocolError(404, f"there is no model {call.model[:80]!r}: expected {', '.join(self.models)}",
                                 parameter="model")  # fmt: skip
-        answer = self._prepare(call, kind, model)
+        answer = await asyncio.to_thread(self._prepare, call, kind, model)
         if call.stream:
             return StreamingResponse(self._stream(answer), media_type="text/event-stream",
                                      headers={"Cache-Control": "no-cache"})  # fmt: skip
@@ -105,7 +108,14 @@ class CompletionRoutes:
     def _prepare(self, call: CompletionCall, kind: str, model: ServedLanguageModel) -> _Answer:
         """The choices of a call; each is checked before the first token is sent."""
         longest = model.engine.scheduler.longest
-        prompts = [self._tokenize(p, kind, model) for p in call.prompts]
+        if kind == "chat":
+            prompts = [_report_errors(model.tokenizer.format_chat, p) for p in call.prompts]
+        else:
+            prompts = call.prompts
+        # No token of a language has so many characters: what is longer is refused before it is encoded.
+        if sum(len(p) for p in prompts) > MAX_CHARACTERS * longest * len(prompts):
+            raise ProtocolError(400, "the prompt is longer than the context", parameter="prompt")
+        prompts = [self._tokenize(p, model) for p in prompts]
         most = call.max_tokens or max(1, longest - max(map(len, prompts)))
         choices = [_Choice(i * call.choices + j, tokens, j)
                    for i, tokens in enumerate(prompts) for j in range(call.choices)]  # fmt: skip
@@ -116,15 +126,10 @@ class CompletionRoutes:
         return _Answer(call, kind, model, choices, most)
 
     @staticmethod
-    def _tokenize(prompt: Any, kind: str, model: ServedLanguageModel) -> list[int]:
-        if kind == "chat":
-            prompt = _report_errors(model.tokenizer.format_chat, prompt)
+    def _tokenize(prompt: Any, model: ServedLanguageModel) -> list[int]:
         if isinstance(prompt, str):
             if escape(prompt) != prompt:
                 raise ProtocolError(400, "the prompt holds half a surrogate pair", parameter="prompt")
-            # A text has no more tokens than bytes, and one of more bytes than the context takes long to encode.
-            if len(prompt) > 64 * model.engine.scheduler.longest:
-                raise ProtocolError(400, "the prompt is longer than the context", parameter="prompt")
             prompt = _report_errors(model.tokenizer.encode, prompt)
         if not prompt:
             raise ProtocolError(400, "the prompt is empty", parameter="prompt")
@@ -205,7 +210,7 @@ def to_protocol_error(error: TesseraError) -> ProtocolError:
     if name in ("ArgumentError", "ShapeError", "DTypeError", "OutOfBoundsError"):
         details = [f"{t} {getattr(error, t)}" for t in ("expected", "received") if getattr(error, t) is not None]
         return ProtocolError(400, error.message + (f": {', '.join(details)}" if details else ""))
-    if isinstance(error, ResourceError):
+    if isinstance(error, (ResourceError, DeviceUnavailable)):
         return ProtocolError(503, error.message, {"Retry-After": "1"})
     return ProtocolError(500, "the model failed")
 

@@ -40,7 +40,7 @@ class Guard:
 
     def __init__(self, app: Application, options: ServerOptions, metrics: ServiceMetrics) -> None:
         self.app, self.options, self.metrics = app, options, metrics
-        self.open, self.draining = 0, False
+        self.open, self.buffered, self.draining = 0, 0, False
         self._keys = [k.encode() for k in options.api_keys]
 
     def drain(self) -> None:
@@ -86,12 +86,15 @@ class Guard:
             raise ProtocolError(503, "the server is shutting down", retry)
         if self.open >= self.options.max_queue:
             raise ProtocolError(429, f"the queue is full: {self.options.max_queue} requests are in work", retry)
+        held = _HeldBody()
         self.open += 1
         self.metrics.set_open(self.open)
         try:
-            await self.app(scope, await self._read_body(headers, receive), send)
+            await self._read_body(headers, receive, held)
+            await self.app(scope, _replay(b"".join(held.parts), receive), send)
         finally:
             self.open -= 1
+            self.buffered -= held.size
             self.metrics.set_open(self.open)
 
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
@@ -103,7 +106,7 @@ class Guard:
         if not sum([hmac.compare_digest(given, key) for key in self._keys]):
             raise ProtocolError(401, "the API key is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive, held: _HeldBody) -> None:
         most = self.options.max_body_bytes
         too_long = ProtocolError(413, f"the body is longer than {most} bytes", {"Connection": "close"})
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -113,22 +116,37 @@ class Guard:
             raise ProtocolError(400, "the Content-Length is no number")
         if int(length) > most:
             raise too_long
-        parts, size, more = [], 0, True
-        deadline = asyncio.get_running_loop().time() + self.options.body_timeout
+        more, deadline = True, asyncio.get_running_loop().time() + self.options.body_timeout
         while more:
-            try:
-                left = deadline - asyncio.get_running_loop().time()
-                message = await asyncio.wait_for(receive(), max(left, 0.001))
-            except asyncio.TimeoutError:
-                raise ProtocolError(408, "the body did not arrive in time", {"Connection": "close"}) from None
-            if message["type"] == "http.disconnect":
-                raise ProtocolError(499, "the client is gone")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most:
+            message = await _receive_until(deadline, receive)
+            part = message.get("body", b"")
+            held.parts.append(part)
+            held.size += len(part)
+            self.buffered += len(part)
+            if held.size > most:
                 raise too_long
+            if self.buffered > self.options.max_buffered_bytes:
+                raise ProtocolError(429, "the bodies of all requests are too long", {"Retry-After": "1"})
             more = message.get("more_body", False)
-        return _replay(b"".join(parts), receive)
+
+
+class _HeldBody:
+    """The parts of a body so far, and their bytes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+
+async def _receive_until(deadline: float, receive: Receive) -> Message:
+    left = deadline - asyncio.get_running_loop().time()
+    try:
+        message = await asyncio.wait_for(receive(), max(left, 0.001))
+    except asyncio.TimeoutError:
+        raise ProtocolError(408, "the body did not arrive in time", {"Connection": "close"}) from None
+    if message["type"] == "http.disconnect":
+        raise ProtocolError(499, "the client is gone")
+    return message
 
 
 def check_headers(headers: Any) -> dict[bytes, bytes]:

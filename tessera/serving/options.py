@@ -8,21 +8,23 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
 
-COUNTS = ("max_body_bytes", "max_json_bytes", "max_queue", "max_batch_size", "replicas", "slots")
+COUNTS = ("max_body_bytes", "max_json_bytes", "max_buffered_bytes", "max_queue", "max_batch_size", "replicas", "slots")
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """The options of a server, with the defaults of `tessera serve`.
 
-    `max_queue` requests are served at once or wait; `max_batch_size` 1 is without dynamic batching; `cache_size` 0
-    is without a response cache; `replicas` of a model are processes where `processes` is set, else threads. `slots`
-    is the batch of a language model, `longest` the positions of a request and `pages` those of its cache.
+    `max_queue` requests are served at once or wait, whose bodies have `max_buffered_bytes` together; `max_batch_size` 1
+    is without dynamic batching; `cache_size` 0 is without a response cache; `replicas` of a model are processes where
+    `processes` is set, else threads. `slots` is the batch of a language model, `longest` the positions of a request
+    and `pages` those of its cache.
     """
 
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     max_json_bytes: int = 4 << 20
+    max_buffered_bytes: int = 1 << 30
     max_queue: int = 256
     body_timeout: float = 30.0
     drain_timeout: float = 30.0

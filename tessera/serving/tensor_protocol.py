@@ -155,7 +155,7 @@ def _read_bytes(raw: memoryview, name: str, dtype: np.dtype, shape: list[int]) -
     if dtype == np.bool_ and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
         raise ProtocolError(400, f"input {name[:80]}: a byte of BOOL is neither 0 nor 1")
     # A copy is aligned, as compiled programs expect; the body is not.
-    return np.frombuffer(bytes(raw), dtype).reshape(shape).copy()
+    return np.frombuffer(raw, dtype).reshape(shape).copy()
 
 
 def _read_values(tensor: Mapping[str, Any], name: str, dtype: np.dtype, shape: list[int]) -> np.ndarray:

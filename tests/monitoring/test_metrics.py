@@ -1,6 +1,7 @@
 """Metrics, alerts, logs and monitored requests."""
 
 import asyncio
+import contextlib
 import io
 import json
 import math
@@ -111,3 +112,20 @@ def test_monitored_requests():
     with ts.monitor.request(3):
         pass
     assert before.count("request_seconds") >= 1
+
+
+def test_spans(monkeypatch):
+    """A tracer of OpenTelemetry gets a span for each request; without its API there is none."""
+    made = []
+
+    class Tracer:
+        @contextlib.contextmanager
+        def start_as_current_span(self, name, attributes):
+            made.append((name, attributes))
+            yield "span"
+
+    for tracer, value in ((Tracer(), "span"), (None, None)):
+        monkeypatch.setattr("tessera.monitoring.monitor._find_tracer", lambda tracer=tracer: tracer)
+        with ts.monitor.request("7", metrics=MetricsCollector(), name="infer") as span:
+            assert span == value
+    assert made == [("infer", {"request.id": "7"})]

@@ -9,7 +9,8 @@ import numpy as np
 import tokenizers
 
 import tessera as ts
-from tessera.llm import DecoderConfig, LanguageModel, Tokenizer, draw_weights
+from tessera.llm import Completion, DecoderConfig, GenerationScheduler, LanguageModel, Tokenizer, draw_weights
+from tessera.llm.sampling import GREEDY
 from tessera.serving.options import ServerOptions
 from tessera.serving.server import _make_server
 
@@ -45,6 +46,19 @@ def make_language_model():
     inner.add_special_tokens([tokenizers.AddedToken("<end>", normalized=False, special=True)])
     weights = draw_weights(CONFIG, seed=3, scale=0.5)
     return LanguageModel(CONFIG, weights, Tokenizer(inner, TEMPLATE), target="llvm", page_size=16)
+
+
+def complete_alone(model, prompt, count, sampling=GREEDY, stop=None):
+    """The completion of a prompt alone, by the programs that a server of four slots compiles, too."""
+    scheduler = GenerationScheduler(model, slots=4, longest=128)
+    found = scheduler.submit(model.tokenizer.encode(prompt), count, sampling)
+    scheduler.run()
+    tokens = [t for t in found.tokens if t not in model.config.end_tokens]
+    for n in range(1, len(tokens) + 1):
+        text = model.tokenizer.decode(tokens[:n])
+        if stop and stop in text:
+            return Completion(tokens[:n], text[: text.index(stop)], "stop")
+    return Completion(tokens, model.tokenizer.decode(tokens), found.reason)
 
 
 def call(app, *requests, headers=None):

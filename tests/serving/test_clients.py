@@ -65,7 +65,7 @@ def test_openai_models_and_key(client, port):
 
 
 def test_openai_completions(client, language_model):
-    want = [language_model.generate(p, 12) for p in ("the sea", "x")]
+    want = [services.complete_alone(language_model, p, 12) for p in ("the sea", "x")]
     found = client.completions.create(model="letters", prompt=["the sea", "x"], max_tokens=12, temperature=0)
     assert [(c.index, c.text, c.finish_reason) for c in found.choices] == [
         (i, w.text, w.reason) for i, w in enumerate(want)
@@ -78,14 +78,14 @@ def test_openai_completions(client, language_model):
     assert same.choices[0].text == want[0].text
     warm = client.completions.create(model="letters", prompt="x", max_tokens=9, seed=4, temperature=0.8, top_p=0.9, n=2)
     for i, choice in enumerate(warm.choices):
-        assert choice.text == language_model.generate("x", 9, Sampling(0.8, 0, 0.9, 4 + i)).text
+        assert choice.text == services.complete_alone(language_model, "x", 9, Sampling(0.8, 0, 0.9, 4 + i)).text
     assert client.completions.create(model="letters", prompt="x", temperature=0).usage.completion_tokens <= 16
 
 
 def test_openai_stream(client, language_model):
-    whole = language_model.generate("the sea", 20, Sampling(1.0, seed=2))
+    whole = services.complete_alone(language_model, "the sea", 20, Sampling(1.0, seed=2))
     stop = whole.text[5:7]
-    want = language_model.generate("the sea", 20, Sampling(1.0, seed=2), stop=stop)
+    want = services.complete_alone(language_model, "the sea", 20, Sampling(1.0, seed=2), stop=stop)
     for stops, expected in ((None, whole), (["~~~", stop], want)):
         named = {"model": "letters", "prompt": "the sea", "max_tokens": 20, "seed": 2, "stop": stops}
         chunks = list(client.completions.create(**named, stream=True, stream_options={"include_usage": True}))
@@ -97,7 +97,7 @@ def test_openai_stream(client, language_model):
 
 def test_openai_chat(client, language_model):
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
-    want = language_model.generate("system: a;user: b;", 10)
+    want = services.complete_alone(language_model, "system: a;user: b;", 10)
     named = {"model": "letters", "messages": messages, "temperature": 0, "max_completion_tokens": 10}
     found = client.chat.completions.create(**named)
     assert (found.choices[0].message.content, found.choices[0].finish_reason) == (want.text, want.reason)

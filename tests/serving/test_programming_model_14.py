@@ -139,13 +139,13 @@ def test_the_loop_of_the_chapter(language_model):
     async def main():
         return [token async for token in Server(Model()).generate_stream("ab", max_length=3)]
 
-    assert asyncio.run(main()) == language_model.generate("ab", 3).tokens
+    assert asyncio.run(main()) == services.complete_alone(language_model, "ab", 3).tokens
 
 
 def test_continuous_batching_server(language_model):
     """What the chapter's class is for, whole: many streams, each with the tokens of its prompt alone."""
     prompts = ["ab", "the sea", "x", "long " * 9, "ab"]
-    want = [language_model.generate(p, 10).tokens for p in prompts]
+    want = [services.complete_alone(language_model, p, 10).tokens for p in prompts]
 
     async def take(server, prompt):
         return [token async for token in server.generate_stream(prompt, max_length=10)]

@@ -60,6 +60,22 @@ def test_queue_limit():
     assert [r.status_code for r in (health, *done, after)] == [200] * 5 and app.open == 0
 
 
+def test_limit_of_all_bodies():
+    gate, app = serve_gate(max_buffered_bytes=400)
+    long = json.dumps(BODY["json"]) + " " * 200
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            task = asyncio.ensure_future(client.post(INFER, content=long))
+            await asyncio.sleep(0.1)
+            refused = await client.post(INFER, content=long)
+            gate.open.set()
+            return refused.status_code, (await task).status_code, (await client.post(INFER, content=long)).status_code
+
+    assert asyncio.run(main()) == (429, 200, 200) and app.buffered == 0
+
+
 def test_drain_finishes_what_was_accepted():
     gate, app = serve_gate(drain_timeout=10)
 
@@ -132,6 +148,8 @@ def wait_for(condition):
 
 def test_a_client_that_goes_ends_its_generation(letters):
     engine = letters.app.state.served["letters"].engine
+    compute = engine.scheduler._compute
+    engine.scheduler._compute = lambda *a: time.sleep(0.02) or compute(*a)
     with services.serve(letters) as port:
         url = f"http://127.0.0.1:{port}/v1/completions"
         with httpx.stream("POST", url, **complete(max_tokens=110, stream=True, seed=1, temperature=2)) as response:
@@ -168,7 +186,7 @@ def test_a_step_that_fails(letters, language_model):
         failed.status_code == 500 and "secret" not in failed.text and failed.json()["error"]["type"] == "server_error"
     )
     found = services.post(letters, "/v1/completions", **complete(max_tokens=5)).json()
-    assert found["choices"][0]["text"] == language_model.generate("the sea", 5).text
+    assert found["choices"][0]["text"] == services.complete_alone(language_model, "the sea", 5).text
     scheduler._compute = fail
     stream = services.post(letters, "/v1/completions", **complete(stream=True)).text
     assert "secret" not in stream and '"server_error"' in stream and stream.endswith("data: [DONE]\n\n")
@@ -204,6 +222,18 @@ def test_hostile_completions(letters, body):
     response = services.post(letters, "/v1/completions", content=body)
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
     assert services.post(letters, "/v1/chat/completions", content=body).status_code == 400
+
+
+def test_long_prompts_are_refused_before_they_are_encoded(letters, monkeypatch):
+    monkeypatch.setattr(letters.app.state.served["letters"].tokenizer, "encode", None)
+    message = {"role": "user", "content": "a" * 10_000}
+    for path, name, value in (
+        ("completions", "prompt", message["content"]),
+        ("chat/completions", "messages", [message]),
+    ):
+        body = {"model": "letters", name: value}
+        assert services.post(letters, f"/v1/{path}", json=body).status_code == 400
+    assert services.post(letters, "/v1/completions", content=b" " * (5 << 20)).status_code == 413
 
 
 def test_half_a_surrogate_pair(letters):
