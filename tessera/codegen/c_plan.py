@@ -27,6 +27,7 @@ C_TYPES = {
 }  # fmt: skip
 # Names that mean something else in the C text: keywords, what the text itself defines, and the C library's.
 _TAKEN = frozenset(
+    "memory load module context processors device made status text weights given size NULL "
     "auto break case char const continue default do double else enum extern float for goto if inline int long "
     "register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while "
     "bool class new delete this template typename namespace operator private public protected asm and or not xor "
@@ -40,6 +41,7 @@ _TAKEN = frozenset(
     "scalbn select send signal sin sinh sleep sqrt srand stderr stdin stdout strlen system tan tanh tgamma time "
     "trunc write y0 y1 yn".split()
 )
+_NUMBERED = re.compile(r"(n?i|argument|kernel)\d+")  # variables of the C text
 OUT_OF_MEMORY, BAD_SIZES, FIRST_SITE = 1, 2, 3  # results of the C function; 0 is success
 ALIGN = 64
 
@@ -52,6 +54,8 @@ def make_c_name(text: str) -> str:
     """
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "program"
     name = f"x{name}" if name[0].isdigit() else name
+    if _NUMBERED.fullmatch(name):
+        return f"{name}_"
     return f"{name}_" if name in _TAKEN or name.removesuffix("f") in _TAKEN or name.startswith("tessera_") else name
 
 
@@ -63,8 +67,8 @@ _C_RELATIONS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 SIZE_FUNCTIONS = """\
-static int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
-static int64_t floor_remainder(int64_t a, int64_t b) { return a - floor_divide(a, b) * b; }
+static inline int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+static inline int64_t floor_remainder(int64_t a, int64_t b) { return a - floor_divide(a, b) * b; }
 """
 
 

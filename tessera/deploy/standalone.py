@@ -62,9 +62,10 @@ def standalone(
         UnsupportedOpError: the program needs Python, as for ops that NumPy computes.
         DeviceUnavailable: there is no C compiler to link with. FileError: the folder cannot be written.
     """
-    generator: Any = get_capable_backend(find_generator_name(target), "standalone")
+    where = find_generator_name(target)
+    generator: Any = get_capable_backend(where, "standalone")
     options = generator.standalone_options(machine)
-    program = _prepare(entry, CallArguments(args, named), generator.name, grid, group, options, dynamic)
+    program = _prepare(entry, CallArguments(args, named), where, grid, group, options, dynamic)
     stored = find_stored_parameters(program, () if isinstance(entry, OptimisedModel) else weights)
     artifact = emit_artifact(generator, program.levels["tile"], options)
     own = make_c_name(name or program.name)
@@ -75,7 +76,7 @@ def standalone(
         type(artifact)(described, artifact.files), own, held, machine
     )
     folder = _write_folder(Path(out), files)
-    library = _link(folder, own, machine, threads) if link and f"lib{own}.map" in files else None
+    library = _link(folder, own, machine, threads) if link and "kernels.o" in files else None
     return StandaloneProgram(folder, own, library)
 
 

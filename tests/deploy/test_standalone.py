@@ -240,6 +240,17 @@ def test_failures_of_the_tools(tmp_path, monkeypatch):
         deploy.standalone(layer, {"w": W}, X, out=tmp_path / "b", weights=["p"])
 
 
+def test_the_folder_of_the_csl_sdk(tmp_path):
+    from tessera.tools.cli.main import main as command
+
+    made = deploy.standalone(ts.jit(lambda w, x: x + w), X, X, out=tmp_path / "a", weights=["w"], target="csl:2x2")
+    files = {p.name for p in made.folder.iterdir()}
+    assert files >= {"layout.csl", "pe_program.csl", "run.py", "commands_wse2.sh", "README", "weights"}
+    np.testing.assert_array_equal(np.load(made.folder / "weights" / "w.npy"), X)
+    assert "--input weights/w.npy x.npy" in (made.folder / "README").read_text() and made.library is None
+    assert command(["csl", "check", str(made.folder)]) == 0
+
+
 PROGRAM = """
 import numpy as np
 import tessera as ts

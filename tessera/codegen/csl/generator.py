@@ -20,6 +20,7 @@ from tessera.codegen.artifact import MANIFEST, Artifact, build_manifest
 from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.csl.runtime import host_script
+from tessera.codegen.csl.standalone import emit_standalone
 from tessera.codegen.csl.table import REFUSED, broadcast_routes, collectives, control_flow, matmul, memory
 from tessera.codegen.csl.table.blocks import ROUND, emit, emit_block
 from tessera.codegen.csl.table.memory import declare_param
@@ -255,6 +256,16 @@ class Csl:
         plan, bfloat = _make_host_plan(ready, ctx), _uses_bfloat(ready.functions[1])
         files = _make_files(ready, ctx, plan, {**options, "arch": arch})
         return Artifact(self._manifest(module, plan, files, arch, bfloat), files)
+
+    def standalone_options(self, machine: str | None) -> dict[str, Any]:
+        """The options of `emit` for the SDK's folder; `machine` is "wse2" or "wse3"."""
+        return {"arch": machine} if machine else {}
+
+    def standalone(
+        self, artifact: Artifact, name: str, stored: Mapping[str, bytes], machine: str | None
+    ) -> dict[str, bytes | str]:
+        """The folder for the vendor's SDK, with the weights."""
+        return emit_standalone(artifact, name, stored)
 
     def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
         """The rewrites of kernels; pointwise fusion is an analysis, which emission reads."""

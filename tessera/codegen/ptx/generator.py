@@ -148,6 +148,18 @@ class PtxGenerator:
         """The artifact on this machine's GPU, or where there is none by the PTX emulator."""
         return make_runtime(artifact)
 
+    def standalone_options(self, machine: str | None) -> dict[str, Any]:
+        """The options of `emit` for a launcher; sm_80 runs on every newer GPU, too."""
+        return {"arch": machine or "sm_80", "debug": False}
+
+    def standalone(
+        self, artifact: Artifact, name: str, stored: Mapping[str, bytes], machine: str | None
+    ) -> dict[str, bytes | str]:
+        """The files of a C launcher: PTX text, C text, header, example, Makefile."""
+        from tessera.codegen.ptx.standalone import emit_standalone  # other programs need none
+
+        return emit_standalone(artifact, name, stored)
+
     def memory(self) -> DeviceMemory:
         """The memory of this machine's GPU, or the emulator's."""
         return get_device_memory()
