@@ -41,8 +41,9 @@ TABLES = ("pointwise", "reductions", "indexing", "products")
 class Machine:
     """Where the cases run: moves inputs there, waits for results, and times calls."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, processor_time: bool = False) -> None:
         self.target, self.device = target, "cuda" if target == "ptx" else "cpu"
+        self.clock = time.process_time if processor_time else time.perf_counter
 
     def wait(self) -> None:
         """Wait until all work is done."""
@@ -52,11 +53,11 @@ class Machine:
     def seconds(self, run: Run, calls: int) -> float:
         """Seconds of one of `calls` calls in a row."""
         self.wait()
-        start = time.perf_counter()
+        start = self.clock()
         for _ in range(calls):
             run()
         self.wait()
-        return (time.perf_counter() - start) / calls
+        return (self.clock() - start) / calls
 
     def limits(self) -> dict[str, float]:
         """The bytes and f32 operations a second that PyTorch reaches here: of a copy, and of a product."""
@@ -211,11 +212,11 @@ def show(row: dict[str, Any]) -> str:
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
     """Every family that was asked for, row by row; the file is written as it grows."""
-    machine = Machine(options.target)
+    machine = Machine(options.target, options.processor_time)
     limits = machine.limits()
     rows: list[dict[str, Any]] = []
     found = {"machine": describe(), "torch": torch.__version__, "seed": options.seed, "target": options.target}
-    found |= {"threads": options.threads, "limits": limits, "rows": rows}
+    found |= {"threads": options.threads, "limits": limits, "rows": rows, "processor_time": options.processor_time}
     if machine.device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
     for name, draw in FAMILIES.items():
@@ -268,11 +269,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of families")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="for the rounds of a case")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="count the time of the process's threads: for a loaded machine"
+    )
     parser.add_argument("--no-inductor", action="store_true", help="PyTorch eager alone is the peer")
     parser.add_argument("--max-autotune", action="store_true", help="torch.compile tunes, too")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path, nargs="+", help="kept runs: draw them, measure nothing")
     options = parser.parse_args()
+    if options.processor_time and (options.target != "llvm" or options.threads != 1):
+        parser.error("--processor-time is for --target llvm with --threads 1: threads that wait count, a GPU does not")
     if options.picture:
         picture(options.picture, options.out or RESULTS / "breadth.svg")
         print(json.dumps(summarise([r for f in options.picture for r in json.loads(f.read_text())["rows"]]), indent=1))

@@ -34,3 +34,13 @@ def test_rows_are_summed_along_themselves():
     rows, columns = choose(lambda x: ts.sum(x, axis=1), (999, 4112))
     assert columns == (4112, "reduce", 4112)
     assert rows[2] <= 2
+
+
+def test_norms_over_outer_axes_recompute_differences_from_the_mean():
+    """A difference takes as long to compute from its operands as to read: it has no memory of its own."""
+    x = np.zeros((8, 16, 20, 20), np.float32)
+    traced = ts.jit(
+        lambda x: ts.var(x, axis=(0, 2, 3), keepdims=True) + (x - ts.mean(x, axis=(0, 2, 3), keepdims=True))
+    )
+    workspace = lower(traced.trace(x).function, "llvm")["tile"].main.attrs["workspace"]
+    assert workspace < x.nbytes // 8

@@ -102,6 +102,8 @@ VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompu
 CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 # The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
+# A reduction to at most this part of a value's elements is memory where the value is recomputed.
+MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
 MAX_PADDED_POINTS = 32  # of padded memory
@@ -190,23 +192,29 @@ class KernelFusion:
     def is_cheap(self, value: Value) -> bool:
         """Whether a value takes only a few cheap ops to compute from memory: the inputs, and what is widened.
 
-        Beside a widened operand the results of reductions count as memory, too: they are small, and the narrow operand
-        is read instead of the wide value.
+        Results of reductions that are far smaller than the value count as memory, too; beside a widened operand all do:
+        the narrow operand is read instead of the wide value.
         """
         node = self.uses.get(value)
         widens = node is not None and any(v in self.uses and is_widening(self.uses[v]) for v in node.args)
-        return self._left(value, MAX_RECOMPUTED_OPS, REDUCTIONS if widens else ()) >= 0
+        most = math.inf if widens else _estimate_count(value) / MIN_REDUCED
+        return self._left(value, MAX_RECOMPUTED_OPS, most) >= 0
 
-    def _left(self, value: Value, budget: int, memory: tuple[Op, ...]) -> int:
-        """The rest of a budget after the ops that compute a value; negative where it does not suffice."""
+    def _left(self, value: Value, budget: int, most: float) -> int:
+        """The rest of a budget after the ops that compute a value from memory; negative where it does not suffice.
+
+        A result of a reduction of at most so many elements is memory.
+        """
         node = self.uses.get(value)
-        if node is None or node.op in (*CONSTANTS, *memory) or is_widening(node):
+        if node is None or node.op in CONSTANTS or is_widening(node):
+            return budget
+        if node.op in REDUCTIONS and _estimate_count(value) <= most:
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1
         budget -= 0 if node.op in VIEWS else 1
         for each in dict.fromkeys(node.args):
-            budget = self._left(each, budget, memory) if budget >= 0 else budget
+            budget = self._left(each, budget, most) if budget >= 0 else budget
         return budget
 
     def walk_producers(self, value: Value, narrow: bool = False) -> Iterator[Node]:
@@ -251,6 +259,10 @@ class KernelFusion:
         axes = {axis for n in found for axis in find_reduced_axes(n)}
         rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
         return bool(axes) and bool(rows) and rows.isdisjoint(axes)
+
+
+def _estimate_count(value: Value) -> int:
+    return math.prod(estimate_size(n) for n in get_shape(value))
 
 
 def _have_same_rank(x: Value, y: Value) -> bool:

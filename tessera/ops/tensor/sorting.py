@@ -13,14 +13,16 @@ from tessera.core.types import TensorType, int64
 from tessera.ir.rules import STORAGE, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast, coerce_plain
+from tessera.ops.tensor.basic import cast, coerce_plain, full
 from tessera.ops.tensor.coercion import unify_dtypes
-from tessera.ops.tensor.elementwise import equal, greater, less, not_equal, where
+from tessera.ops.tensor.elementwise import equal, greater, less, minimum, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.rearrange import narrow, take_along_axis
 from tessera.ops.tensor.reduce import sum
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.ops.tensor.shape import expand_dims, gather, iota
+
+MAX_COMPARED = 16  # searches in longer vectors are by halves
 
 # Choosing elements by index, mask or value: take, masked_fill, index_add, searchsorted, nonzero, unique.
 
@@ -82,9 +84,26 @@ def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
     if side not in ("left", "right"):
         raise ArgumentError(f"there is no side {side!r}", location=user_location(), expected='"left" or "right"')
     row, wanted = unify_dtypes([row, wanted])
+    size = row.shape[0]
+    if isinstance(size, int) and size > MAX_COMPARED:
+        return _search_by_halves(row, wanted, size, side)
     wanted = expand_dims(wanted, -1)
-    before = _precedes(row, wanted, False) if side == "left" else ~_precedes(wanted, row, False)
-    return sum(before, axis=-1)
+    return sum(_is_before(row, wanted, side), axis=-1)
+
+
+def _is_before(x: Tensor, wanted: Tensor, side: str) -> Tensor:
+    """Whether elements of a sorted vector come before the place of insertion."""
+    return _precedes(x, wanted, False) if side == "left" else ~_precedes(wanted, x, False)
+
+
+def _search_by_halves(row: Tensor, wanted: Tensor, size: int, side: str) -> Tensor:
+    """Binary search: the number of elements before the place, from its highest bit down."""
+    count = full(shape=wanted.shape, value=0, dtype=int64)
+    for bit in reversed(range(size.bit_length())):
+        more = count + (1 << bit)
+        last = gather(row, minimum(more - 1, size - 1), axis=0)
+        count = where(_is_before(last, wanted, side) & (more <= size), more, count)
+    return count
 
 
 @check_arguments
