@@ -39,7 +39,9 @@ from tessera.dist.mesh import HierarchicalMesh, Mesh, MeshAxis
 from tessera.dist.mesh import make_mesh as mesh
 from tessera.dist.partition import Partitioned, partition
 from tessera.dist.pipeline import Pipeline, bubble_share, count_held, list_actions
+from tessera.dist.prediction import Prediction, simulate
 from tessera.dist.propagation import NETWORK, NVLINK, Layout, Link
+from tessera.dist.rank_program import Compute
 from tessera.dist.ranks import get_rank, get_world_size, mesh_coordinate
 from tessera.dist.sharding import P, ShardSpec
 from tessera.dist.spmd import (
@@ -58,6 +60,9 @@ from tessera.dist.tensors import make_tensor as tensor
 from tessera.dist.training import DataParallel, ZeroOptimizer, data_parallel, reduce_gradients, zero
 
 __all__ = [
+    "Compute",
+    "Prediction",
+    "simulate",
     "DataParallel",
     "Explanation",
     "Handle",

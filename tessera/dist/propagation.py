@@ -115,10 +115,29 @@ def count_bytes(type: TensorType, dims: Dims, mesh: Mesh) -> int:
 def _make_transfer(plan: ShardingPlan, op: str, axes: tuple[str, ...], held: int, **places: Any) -> Transfer:
     """A collective; `held` is the bytes of the larger of operand and result on one rank (ring algorithms)."""
     count = plan.mesh.count(axes)
-    rounds = 2 if op == "all_reduce" else 1
-    sent = rounds * held * (count - 1) // count
     link = min((plan.links[a] for a in axes), key=lambda x: x.bandwidth)
-    return Transfer(op, axes, sent, sent / link.bandwidth + rounds * (count - 1) * link.latency, **places)
+    seconds = estimate_collective(op, held, count, link)
+    return Transfer(op, axes, count_sent(op, held, count), seconds, **places)
+
+
+def count_sent(op: str, held: int, count: int) -> int:
+    """The bytes that each of `count` ranks sends, with `held` bytes in the larger of operand and result."""
+    if op == "collective_permute":
+        return held
+    return (2 if op == "all_reduce" else 1) * held * (count - 1) // count
+
+
+def estimate_collective(op: str, held: int, count: int, link: Link) -> float:
+    """The seconds of a collective: its bytes, and its messages around a ring, or of a tree where these are fewer.
+
+    >>> estimate_collective("all_gather", 1000, 2, Link(bandwidth=1000.0, latency=2.0))
+    2.5
+    """
+    if count == 1:
+        return 0.0
+    messages = 1 if op == "collective_permute" else min(count - 1, 2 * math.ceil(math.log2(count)))
+    rounds = 2 if op == "all_reduce" else 1
+    return count_sent(op, held, count) / link.bandwidth + rounds * messages * link.latency
 
 
 def find_transfers(plan: ShardingPlan, type: TensorType, have: Layout, want: Dims) -> list[Transfer]:

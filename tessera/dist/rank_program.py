@@ -1,0 +1,234 @@
+"""Rank programs for prediction: the kernels and collectives of one rank, with their time and memory by a stated model.
+
+A kernel takes the longer of its arithmetic and its bytes at the device's peaks, and a fixed time to start. A product or
+a reduction begins a kernel; pointwise ops join that of their operand. A collective takes the time of its bytes on the
+slowest link between its ranks, and of its messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import TensorType
+from tessera.dist.mesh import Mesh
+from tessera.dist.propagation import Link, estimate_collective
+from tessera.ir.composites import expand_composites
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.rewrite import eliminate_dead_code
+from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
+from tessera.ops.tensor import contractions
+from tessera.ops.tensor.collectives import COMMUNICATING, local_part, place_part
+
+MATRIX_BITS = 16  # elements up to this width use the matrix units
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The peaks of one device: FLOP/s of matrix units and of others, bytes per second, and the seconds of a launch."""
+
+    matrix: float = 800e12
+    flops: float = 60e12
+    bandwidth: float = 4e12
+    launch: float = 2e-6
+
+
+@dataclass
+class Item:
+    """A kernel (no members) or a collective of a rank: how long it takes, and whose results it needs."""
+
+    label: str
+    seconds: float
+    place: str = ""
+    members: tuple[int, ...] = ()
+    needs: tuple[int, ...] = ()  # collectives before it, by their numbers
+    bytes: int = 0
+    flops: float = 0.0
+
+
+@dataclass
+class RankProgram:
+    """The items of a rank in order, the bytes of its arguments, and the most bytes that it holds at one time."""
+
+    items: list[Item] = field(default_factory=list)
+    argument_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def count_bytes(value: Value) -> int:
+    """The bytes of a value."""
+    if not isinstance(value.type, TensorType):
+        return 0
+    return math.prod(int(n) for n in value.type.shape) * value.type.dtype.numpy.itemsize
+
+
+def make_program(function: Function, mesh: Mesh, rank: int, links: Mapping[str, Link], compute: Compute) -> RankProgram:
+    """The kernels and collectives of a traced function as a rank runs it.
+
+    Raises:
+        UnsupportedOpError: a loop ends by a computed value.
+    """
+    function = eliminate_dead_code(expand_composites(function, lambda op: op.pointwise or op is contractions.dot))
+    made = _Maker(mesh, rank, links, compute)
+    made.walk(function.body, {})
+    argument_bytes = sum(count_bytes(v) for v in function.params)
+    return RankProgram(made.items, argument_bytes, argument_bytes + made.peak)
+
+
+class _Maker:
+    def __init__(self, mesh: Mesh, rank: int, links: Mapping[str, Link], compute: Compute) -> None:
+        self.mesh, self.rank, self.links, self.compute = mesh, rank, links, compute
+        self.items: list[Item] = []
+        self.peak = 0
+
+    def walk(self, block: Block, needed: Mapping[Value, tuple[int, ...]]) -> None:
+        """Add the items of a block; `needed` are the collectives behind values from outside."""
+        behind = dict(needed)
+        kernels = list(_list_kernels(block))
+        self.peak = max(self.peak, _find_peak(block, kernels))
+        for kernel in kernels:
+            needs = tuple(sorted({n for node in kernel for v in node.args for n in behind.get(v, ())}))
+            node = kernel[0]
+            if node.regions:
+                self._repeat(node, behind, needs)
+                continue
+            found = needs
+            if node.op in COMMUNICATING and node.op not in (local_part, place_part):
+                self._add_collective(node, needs)
+                found = (len(self.items) - 1,)
+            elif item := self._make_kernel(block, kernel, needs):
+                self.items.append(item)
+                found = ()  # what waits for the kernel waits for them, too
+            for each in kernel:
+                behind.update(dict.fromkeys(each.results, found))
+
+    def _repeat(self, node: Node, behind: dict[Value, tuple[int, ...]], needs: tuple[int, ...]) -> None:
+        if node.op.name.endswith("while_loop"):
+            raise UnsupportedOpError(
+                "a loop that ends by a computed value has no predicted time", location=node.loc,
+                suggestion="ts.scan, whose length is known",
+            )  # fmt: skip
+        outside = {p: needs for r in node.regions for p in r.params}
+        if node.op.name.endswith("cond"):
+            longest = max(node.regions, key=lambda r: sum(i.seconds for i in self._separate(r, outside)))
+            self.walk(longest, outside)
+            return
+        for _ in range(int(node.attrs.get("length", 1))):
+            self.walk(node.regions[-1], outside)
+
+    def _separate(self, block: Block, needed: Mapping[Value, tuple[int, ...]]) -> list[Item]:
+        other = _Maker(self.mesh, self.rank, self.links, self.compute)
+        other.walk(block, needed)
+        return other.items
+
+    def _make_kernel(self, block: Block, kernel: Sequence[Node], needs: tuple[int, ...]) -> Item | None:
+        moved = [n for n in kernel if n.op not in (*VIEW_OPS, *CONSTANT_OPS)]
+        if not moved:
+            return None
+        bytes = sum(map(count_bytes, {*_find_inputs(kernel), *_find_outputs(block, kernel)}))
+        flops = {wide: sum(_count_flops(n) for n in moved if _uses_matrix_units(n) is wide) for wide in (True, False)}
+        arithmetic = flops[True] / self.compute.matrix + flops[False] / self.compute.flops
+        seconds = max(arithmetic, bytes / self.compute.bandwidth) + self.compute.launch
+        head = max(moved, key=_count_flops)
+        return Item(head.op.__name__, seconds, str(head.loc), needs=needs, bytes=bytes, flops=sum(flops.values()))
+
+    def _add_collective(self, node: Node, needs: tuple[int, ...]) -> None:
+        if node.op.name in ("ts.send", "ts.receive"):
+            raise UnsupportedOpError(
+                "a program of messages differs from rank to rank: its time is not predicted", location=node.loc,
+                suggestion="pass a ts.dist.Pipeline, or write it with ts.dist.collective_permute",
+            )  # fmt: skip
+        groups = node.attrs["groups"]
+        members = next(tuple(g) for g in groups if self.rank in g)
+        held = max(count_bytes(node.args[0]), count_bytes(node.out))
+        kind = node.op.__name__
+        seconds = estimate_collective(kind, held, len(members), find_link(self.mesh, members, self.links))
+        self.items.append(Item(kind, seconds, str(node.loc), members, needs, held))
+
+
+@lru_cache(maxsize=4096)
+def _find_axes(shape: tuple[int, ...], members: tuple[int, ...]) -> tuple[int, ...]:
+    places = np.array(np.unravel_index(members, shape))
+    return tuple(int(i) for i in np.flatnonzero((places != places[:, :1]).any(axis=1)))
+
+
+def find_link(mesh: Mesh, members: tuple[int, ...], links: Mapping[str, Link]) -> Link:
+    """The slowest link between ranks: of the mesh axes along which they differ."""
+    axes = _find_axes(tuple(mesh.devices.shape), members) or (0,)
+    return min((links[mesh.axis_names[i]] for i in axes), key=lambda link: link.bandwidth)
+
+
+# Kernels.
+
+
+def _list_kernels(block: Block) -> Iterator[list[Node]]:
+    """The nodes of a block in runs that one kernel executes; a collective or a loop is alone."""
+    current: list[Node] = []
+    for node in block.nodes:
+        alone = bool(node.regions) or "collective" in node.op.effects
+        made = {v for n in current for v in n.results}
+        free = node.op in (*VIEW_OPS, *CONSTANT_OPS)
+        joins = free or (node.op.pointwise and (any(v in made for v in node.args) or _is_free(current)))
+        if current and (alone or not joins):
+            yield current
+            current = []
+        if alone:
+            yield [node]
+        else:
+            current.append(node)
+    if current:
+        yield current
+
+
+def _is_free(nodes: Sequence[Node]) -> bool:
+    return all(n.op in (*VIEW_OPS, *CONSTANT_OPS) for n in nodes)
+
+
+def _find_inputs(kernel: Sequence[Node]) -> set[Value]:
+    made = {v for n in kernel for v in n.results}
+    return {v for n in kernel for v in n.args} - made
+
+
+def _find_outputs(block: Block, kernel: Sequence[Node]) -> set[Value]:
+    made = {v for n in kernel if n.op not in (*VIEW_OPS, *CONSTANT_OPS) for v in n.results}
+    inside = set(map(id, kernel))
+    outside = {v for n in block.nodes if id(n) not in inside for v in n.args}
+    return made & (outside | set(block.results))
+
+
+def _count_elements(value: Value) -> int:
+    return math.prod(int(n) for n in value.type.shape) if isinstance(value.type, TensorType) else 0
+
+
+def _count_flops(node: Node) -> int:
+    if node.op is contractions.dot:
+        return 2 * _count_elements(node.out) * int(node.types[0].shape[-1])
+    return max((_count_elements(v) for v in (*node.args, *node.results)), default=0)
+
+
+def _uses_matrix_units(node: Node) -> bool:
+    return node.op is contractions.dot and node.types[0].dtype.numpy.itemsize * 8 <= MATRIX_BITS
+
+
+def _find_peak(block: Block, kernels: Sequence[Sequence[Node]]) -> int:
+    """The most bytes of values that are alive at one time, besides the block's parameters."""
+    last: dict[Value, int] = {}
+    for at, kernel in enumerate(kernels):
+        for node in kernel:
+            last.update(dict.fromkeys(node.args, at))
+    last.update(dict.fromkeys(block.results, len(kernels)))
+    ends: dict[int, int] = {}
+    held = peak = 0
+    for at, kernel in enumerate(kernels):
+        for value in (v for n in kernel if n.op not in (*VIEW_OPS, *CONSTANT_OPS) for v in n.results):
+            if last.get(value, at) > at:
+                held += count_bytes(value)
+                ends[last[value]] = ends.get(last[value], 0) + count_bytes(value)
+        peak = max(peak, held)
+        held -= ends.get(at, 0)
+    return peak
