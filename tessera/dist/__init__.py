@@ -6,6 +6,7 @@
 Tensor(8., f32)
 """
 
+from tessera.dist.background_saves import PendingSave, save_checkpoint_async
 from tessera.dist.checkpoints import load_checkpoint, save_checkpoint
 from tessera.dist.collectives import (
     Handle,
@@ -60,6 +61,8 @@ from tessera.dist.tensors import make_tensor as tensor
 from tessera.dist.training import DataParallel, ZeroOptimizer, data_parallel, reduce_gradients, zero
 
 __all__ = [
+    "PendingSave",
+    "save_checkpoint_async",
     "Compute",
     "Prediction",
     "simulate",

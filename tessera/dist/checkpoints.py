@@ -59,11 +59,11 @@ def save_checkpoint(folder: str | Path, tree: Any, specs: Any = None) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         barrier()
-        _write_parts(partial, leaves, mesh, rank)
+        write_parts(partial, leaves, mesh, rank)
         barrier()
         if rank == 0:
-            _write_manifest(partial, leaves, mesh)
-            _replace(target, partial)
+            write_manifest(partial, leaves, mesh)
+            replace_checkpoint(target, partial)
     except OSError as error:
         raise FileError(f"cannot write the checkpoint {target}: {error}", location=user_location()) from None
     barrier()
@@ -87,7 +87,8 @@ def _writers(dims: Dims, mesh: Mesh) -> list[int]:
     ]
 
 
-def _write_parts(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh, rank: int) -> None:
+def write_parts(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh, rank: int) -> None:
+    """Write the file of a rank, and its sum behind it."""
     own = {}
     for name, x, spec in leaves:
         x = as_tensor(x)
@@ -97,10 +98,13 @@ def _write_parts(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh, r
     path = folder / f"rank-{rank:05d}.safetensors"
     _import_safetensors().save_file(own, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.with_suffix(".sha256").write_text(digest)
+    made = path.with_suffix(".sha256.new")
+    made.write_text(digest)
+    os.replace(made, path.with_suffix(".sha256"))  # who sees the file sees all of it
 
 
-def _write_manifest(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh) -> None:
+def write_manifest(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh) -> None:
+    """Write where the parts of all ranks belong; every rank has written its file."""
     tensors = {}
     for name, x, spec in leaves:
         x = as_tensor(x)
@@ -118,7 +122,7 @@ def _write_manifest(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh
     (folder / MANIFEST).write_text(json.dumps(document, indent=1, sort_keys=True))
 
 
-def _replace(target: Path, partial: Path) -> None:
+def replace_checkpoint(target: Path, partial: Path) -> None:
     """Put the new folder in place of the old one."""
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)

@@ -2,13 +2,15 @@
 
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.dist import P, load_checkpoint, save_checkpoint
+from tessera.dist import P, load_checkpoint, save_checkpoint, save_checkpoint_async
 from tessera.errors import ArgumentError, FileError, ShapeError
 
 WHOLE = {
@@ -75,7 +77,7 @@ def test_a_checkpoint_is_replaced_whole(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tessera.dist.checkpoints._write_manifest", fail)
+        patch.setattr("tessera.dist.checkpoints.write_manifest", fail)
         with pytest.raises(FileError, match="disk full"):
             write(tmp_path / "c", whole=other)
     assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 7
@@ -132,3 +134,74 @@ def test_calls_that_do_not_fit(tmp_path):
     three = ts.Mesh((3, 1), ("a", "b"))
     with pytest.raises(ShapeError, match="no 3 equal parts"):
         ts.spmd(lambda: load_checkpoint(tmp_path / "c", {"w": 0}, {"w": P("a")}), mesh=three)()
+
+
+# Saved while training goes on.
+
+
+def test_save_while_training_goes_on(tmp_path):
+    """What is saved are the values at the call; the folder before stays until the new one is complete."""
+    write(tmp_path / "c", whole={**WHOLE, "step": ts.Tensor(1)})
+
+    def program():
+        params = cut(WHOLE, SPECS)
+        params["w"] = ts.Tensor(params["w"].numpy().copy())
+        saving = save_checkpoint_async(tmp_path / "c", params, SPECS)
+        params["w"].numpy()[...] = 0.0  # training writes in place
+        saving.wait()
+        saving.wait()
+        assert saving.done()
+
+    ts.spmd(program, mesh=ts.Mesh((2, 2), ("a", "b")))()
+    check_equal(load_checkpoint(tmp_path / "c", WHOLE), WHOLE)
+    mesh = ts.Mesh((4, 1), ("a", "b"))
+    ts.spmd(lambda: check_equal(load_checkpoint(tmp_path / "c", WHOLE, SPECS), cut(WHOLE, SPECS)), mesh=mesh)()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+def test_saves_follow_each_other(tmp_path):
+    def program():
+        for step in range(3):
+            saving = save_checkpoint_async(tmp_path / "c", {"step": ts.Tensor(step)})
+        saving.wait()
+
+    ts.spmd(program, mesh=ts.Mesh(2))()
+    assert load_checkpoint(tmp_path / "c", {"step": 0})["step"].item() == 2
+
+
+def test_a_save_that_is_not_waited_for(tmp_path):
+    ts.spmd(lambda: save_checkpoint_async(tmp_path / "c", WHOLE, None) and None, mesh=ts.Mesh(2))()
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint"):
+            thread.join(30)
+    check_equal(load_checkpoint(tmp_path / "c", WHOLE), WHOLE)
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    write(tmp_path / "c")
+
+    def fail(folder, leaves, mesh, rank):
+        if rank == 1:
+            raise OSError("no space left")
+        write_parts(folder, leaves, mesh, rank)
+
+    module = sys.modules["tessera.dist.background_saves"]
+    write_parts = module.write_parts
+    monkeypatch.setattr(module, "write_parts", fail)
+    seen = {}
+
+    def program():
+        saving = save_checkpoint_async(tmp_path / "c", {"w": ts.ones((3,))})
+        with pytest.raises(FileError) as caught:
+            saving.wait()
+        seen[ts.get_rank()] = caught.value.message
+
+    ts.spmd(program, mesh=ts.Mesh(3))()
+    assert "no space left" in seen[1] and "did not write its part" in seen[0] and "another rank" in seen[2]
+    check_equal(load_checkpoint(tmp_path / "c", WHOLE), WHOLE)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot make the folder"):
+        ts.spmd(lambda: save_checkpoint_async(tmp_path / "file" / "c", WHOLE), mesh=ts.Mesh(2))()
