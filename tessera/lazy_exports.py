@@ -48,7 +48,8 @@ EXPORTS = {
         "all_reduce_async all_to_all all_to_all_async barrier broadcast broadcast_async distributed get_devices "
         "get_rank get_world_size hierarchical_collective manual_spmd mesh_coordinate mesh_reduce mesh_view on_mesh "
         "overlap_communication recv reduce reduce_scatter reduce_scatter_async send shard spmd data_parallel zero "
-        "MeshParameter MeshTensor distributed_matmul parallel parallel_apply parallel_map sharded_parameter"
+        "MeshParameter MeshTensor WorkStealingScheduler distributed_matmul expert_parallel parallel parallel_apply "
+        "parallel_map pipeline sharded_parameter"
     ),
     "tessera.serving.requests": "uuid",
     "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",

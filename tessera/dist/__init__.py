@@ -40,6 +40,7 @@ from tessera.dist.mesh import HierarchicalMesh, Mesh, MeshAxis
 from tessera.dist.mesh import make_mesh as mesh
 from tessera.dist.partition import Partitioned, partition
 from tessera.dist.pipeline import Pipeline, bubble_share, count_held, list_actions
+from tessera.dist.pipeline_models import pipeline
 from tessera.dist.prediction import Prediction, simulate
 from tessera.dist.propagation import NETWORK, NVLINK, Layout, Link
 from tessera.dist.rank_program import Compute
@@ -59,8 +60,11 @@ from tessera.dist.tasks import parallel, parallel_apply, parallel_map
 from tessera.dist.tensors import MeshParameter, MeshTensor, distributed_matmul, sharded_parameter
 from tessera.dist.tensors import make_tensor as tensor
 from tessera.dist.training import DataParallel, ZeroOptimizer, data_parallel, reduce_gradients, zero
+from tessera.dist.work_stealing import WorkStealingScheduler
 
 __all__ = [
+    "pipeline",
+    "WorkStealingScheduler",
     "PendingSave",
     "save_checkpoint_async",
     "Compute",

@@ -193,6 +193,11 @@ class Module:
         change(lambda hooks: (*hooks, hook))
         return lambda: change(lambda hooks: tuple(h for h in hooks if h is not hook))
 
+    def on(self, device: Any) -> Module:
+        """Name the device that runs this module as a stage (`ts.pipeline`); returns the module."""
+        self.placement = device
+        return self
+
     # Parts.
 
     def children(self) -> list[Module]:
