@@ -137,7 +137,7 @@ def _run_parts(parts: list[Any], x: Any) -> Any:
 
 
 class _Activation:
-    """What a probe of `forward` hands on in place of an activation."""
+    """Stands for an activation while `forward` is probed."""
 
 
 class _Probe:
@@ -212,7 +212,7 @@ def _check_placements(model: Any, stages: list[list[tuple[str, Any]]], devices: 
         if part.placement != wanted:
             raise ArgumentError(
                 f"stage {number} of {type(model).__name__} begins with {name}, on {part.placement!r}",
-                location=user_location(), expected=f"it on {wanted!r}: stages go round the devices in their order",
+                location=user_location(), expected=f"it on {wanted!r}: stage i runs on device i modulo their number",
             )  # fmt: skip
     if len(stages) % len(devices):
         raise ArgumentError(
