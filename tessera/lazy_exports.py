@@ -27,6 +27,11 @@ EXPORTS = {
         "affine_grid channel_shuffle grid_sample interpolate pixel_shuffle pixel_unshuffle"
     ),
     "tessera.compiler.universal": "CodeGenerator",
+    "tessera.core.types": "i8",
+    "tessera.nn": "Sequential",
+    "tessera.research.dsl": "compile_dsl dsl",
+    "tessera.research.privacy": "clip_grad_norm",
+    "tessera.research.speculative": "sample speculative",
     "tessera.tools.check": "check",
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
@@ -63,8 +68,12 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "debug": "tessera.tools.debug",
     "deploy": "tessera.deploy",
     "dist": "tessera.dist",
+    "federated": "tessera.research.federated",
     "llm": "tessera.llm",
+    "meta": "tessera.research.meta",
+    "nas": "tessera.research.nas",
     "onnx": "tessera.onnx",
+    "privacy": "tessera.research.privacy",
     "profile": "tessera.tools.profile",
     "pyflame": "tessera.pyflame",
     "stablehlo": "tessera.stablehlo",
@@ -81,7 +90,7 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
 EXTRAS = ("onnx", "torch", "triton")  # modules that need another package: `from tessera import *` leaves them out
 HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}
 # What a module calls otherwise.
-RENAMED = {"map": "map_"}
+RENAMED = {"i8": "int8", "map": "map_"}
 
 # Names of PyTorch, JAX and Triton, and what to write instead: for the error of a name that is not here.
 _NUMBER_TYPES = {

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
     "tensors", "devices", "numerics", "from-pytorch", "from-jax", "kernels-in-functions", "distribution", "pyflame",
     "modules", "training", "state", "generation", "serving", "deployment",
-    "compiler-passes", "profiling",
+    "compiler-passes", "profiling", "research",
 )  # fmt: skip
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 

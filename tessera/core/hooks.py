@@ -70,5 +70,7 @@ sequence_ops = Hook("tessera.compiler.fusion:sequence")
 # runtime and codegen, a collective on arrays of a device -> dist: in the device's memory, where the engine can.
 exchange_on_device = Hook("tessera.dist.ranks:exchange_on_device")
 exchange_in_place = Hook("tessera.dist.ranks:exchange_in_place")
+# core, a method of an element type -> research: `ts.int8.saturating_add`.
+find_typed_op = Hook("tessera.research.typed_ops:find_typed_op")
 # train -> tools: the first op that makes a NaN or an infinity is an error, in a block.
 check_finite = Hook("tessera.tools.debug.sessions:nan_check")

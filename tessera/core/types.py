@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
+from tessera.core.hooks import find_typed_op
 from tessera.core.symbolic_dim import Size, evaluate_shape, symbol_names
 
 
@@ -39,6 +40,13 @@ class DType:
 
     def __matmul__(self, clause: PolicyClause) -> Policy:
         return Policy(self) @ clause
+
+    def __getattr__(self, name: str) -> Any:
+        """An op of this type alone: `ts.f32.add`, `ts.int8.saturating_add` (tessera/research/typed_ops.py)."""
+        op = None if name.startswith("_") else find_typed_op(self, name)
+        if op is None:
+            raise AttributeError(f"the element type {self.__dict__.get('name', '')} has no {name}", name=name)
+        return op
 
     def __str__(self) -> str:
         return self.name

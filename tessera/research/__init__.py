@@ -1,0 +1,1 @@
+"""Research extensions: generated kernels, embedded languages, search, privacy, federation, speculation."""
