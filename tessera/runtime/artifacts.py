@@ -26,6 +26,7 @@ from tessera.codegen.artifact import (
 )
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, load_runtime
 from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
+from tessera.codegen.padded_sizes import SIZE_PREFIX, PaddedSizes, parse_padded_sizes
 from tessera.codegen.symbolic_plan import SizeBinder, bind_plan, describe_size, parse_size
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
@@ -167,16 +168,19 @@ def _emit_one(
 
 def describe_interface(program: PreparedProgram, stored: Sequence[int]) -> dict[str, Any]:
     """The entry's parameters as JSON data; `stored` are the places of those that travel with the program."""
-    params = program.levels["tile"].main.params
+    shapes = [p.type.shape for p in program.levels["tile"].main.params]
+    if program.padding is not None:
+        shapes[: len(program.padding.patterns)] = program.padding.patterns
     return {
         "entry": program.name,
         "parameters": [
-            _describe_parameter(n, a, p.type.shape, i in stored, program.variant)
-            for i, (n, a, p) in enumerate(zip(program.names, program.arrays, params, strict=False))
+            _describe_parameter(n, a, shape, i in stored, program.variant)
+            for i, (n, a, shape) in enumerate(zip(program.names, program.arrays, shapes, strict=False))
         ],
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
         **({"lines": program.rules.lines} if program.rules.lines else {}),
+        **({} if program.padding is None else {"padding": program.padding.describe()}),
     }
 
 
@@ -258,6 +262,7 @@ class LoadedArtifact:
     stored: Mapping[str, np.ndarray]
     sizes: SizeLimits | None = None
     variants: tuple[LoadedVariant, ...] = ()
+    padding: PaddedSizes | None = None
     _chosen: dict[tuple[tuple[int, ...], ...], LoadedArtifact] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -269,7 +274,8 @@ class LoadedArtifact:
     def parameters(self) -> list[dict[str, Any]]:
         """The parameters that a caller passes: those that are neither stored nor the state of the default generator."""
         hidden = RANDOM_STATE_NAMES if "random" in self.interface else ()
-        return [p for p in self.interface["parameters"] if not p["stored"] and p["name"] not in hidden]
+        listed = [p for p in self.interface["parameters"] if not p["stored"] and p["name"] not in hidden]
+        return [p for p in listed if self.padding is None or not p["name"].startswith(SIZE_PREFIX)]
 
     def run(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Run the program and return its results; arrays that it writes are updated in place and returned too.
@@ -282,12 +288,23 @@ class LoadedArtifact:
         random = self.interface.get("random")
         state = () if random is None else RandomUse(**random).reserve()
         given = iter([*self._check_arguments(arrays), *state])
-        full = [self.stored[p["name"]] if p["stored"] else next(given) for p in self.interface["parameters"]]
+        listed = self.interface["parameters"]
+        if self.padding is not None:
+            listed = listed[: len(self.padding.patterns)]
+        full = [self.stored[p["name"]] if p["stored"] else next(given) for p in listed]
+        if self.padding is not None:
+            return self._run_padded(self.padding, full)
         if self.sizes is not None:
             self.sizes.check([np.shape(a) for a in full])
         with _manifest_errors(self.artifact.manifest["target"]):
             results = self.runtime.run(full)
         return [*results, *(full[i] for i in self.interface["written"])]
+
+    def _run_padded(self, padding: PaddedSizes, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """Run a program of upper bounds on arrays of other sizes."""
+        sizes = padding.bind(arrays)
+        with _manifest_errors(self.artifact.manifest["target"]):
+            return padding.cut(self.runtime.run(padding.pad(arrays, sizes)), sizes)
 
     def choose(self, shapes: Sequence[tuple[int, ...]]) -> LoadedArtifact:
         """The program for arguments of these shapes: the first variant whose conditions hold, else this one."""
@@ -429,7 +446,11 @@ def _load_program(
     generator = get_capable_backend(target, "runtime")
     with _manifest_errors(target):
         runtime = load_runtime(generator, artifact)
-    return LoadedArtifact(artifact, runtime, _find_stored(artifact, where, arrays, keys), sizes)
+    interface, padding = artifact.manifest["interface"], None
+    if "padding" in interface:
+        padding = parse_padded_sizes(interface["padding"], interface["parameters"], interface.get("lines", {}))
+    stored = _find_stored(artifact, where, arrays, keys)
+    return LoadedArtifact(artifact, runtime, stored, sizes, padding=padding)
 
 
 def _load_variant(

@@ -6,6 +6,7 @@ An autotuned kernel is tuned for the target first, by measurement or by a perfor
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.padded_sizes import SIZE_PREFIX, PaddedSizes
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.shapes import SizeConstraint
-from tessera.core.symbolic_dim import symbol_names
+from tessera.core.shapes import SizeConstraint, use_size_constraints
+from tessera.core.symbolic_dim import Dim, find_size_limit, symbol_names
 from tessera.core.types import RefType, TensorType, Type
 from tessera.frontend.jit.dynamic_shapes import SizeRules, SizeVariant, estimate_sizes
-from tessera.frontend.jit.tracing import Jit, to_array
+from tessera.frontend.jit.tracing import Jit, TracedFunction, to_array
 from tessera.frontend.kernel import Kernel
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.frontend.kernel.kernel_function import KernelLaunch
@@ -34,6 +36,7 @@ from tessera.ir.core import Module, Value, find_size_names
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.lower.passes.size_padding import pad_sizes
 from tessera.lower.passes.type_conversion import bind_to_arrays, specialise_shapes
 from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
@@ -104,7 +107,7 @@ class PreparedProgram:
     places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
     was found; None for any other entry. `random` are its draws from the default generator, whose state is in the last
     two arrays; to run the program leaves the generator as it is. `rules` are what it requires of symbolic sizes, and
-    `variant` is which of several programs for them it is.
+    `variant` is which of several programs for them it is. `padding` tells how its arrays are padded, if they are.
     """
 
     name: str
@@ -116,6 +119,7 @@ class PreparedProgram:
     random: RandomUse | None = None
     rules: SizeRules = field(default_factory=SizeRules)
     variant: SizeVariant | None = None
+    padding: PaddedSizes | None = None
 
     @property
     def top(self) -> str:
@@ -271,10 +275,32 @@ def prepare(
     state = traced.random.peek() if traced.random is not None else ()
     arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
-    with estimate_sizes(traced.function, arrays, variant and variant.sizes):
+    if dynamic and target != INTERP and not driver.takes_symbolic_sizes(target, asked=True):
+        return _prepare_padded(traced, names, arrays, target)
+    with estimate_sizes(traced.function, arrays, variant.sizes if variant else None):
         levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
     made = PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
     return replace(made, rules=traced.rules, variant=variant)
+
+
+def _prepare_padded(
+    traced: TracedFunction, names: tuple[str, ...], arrays: Sequence[np.ndarray], target: str
+) -> PreparedProgram:
+    """A program for a target of known sizes, which takes all sizes up to those of the example or of a constraint."""
+    function, rules = traced.function, traced.rules
+    sizes = bind_sizes(function, arrays)
+    constraints = (*rules.constraints, *rules.guards)
+    with use_size_constraints(constraints):
+        limits = {name: find_size_limit(Dim.of(name)) for name in sizes}
+    upper = {name: int(most) if math.isfinite(most) else sizes[name] for name, most in limits.items()}
+    padded = pad_sizes(function, upper)
+    patterns = tuple(tuple(p.type.shape) for p in function.params)
+    ordered = {name: upper[name] for name in padded.names}
+    padding = PaddedSizes(ordered, names, patterns, padded.results, constraints)
+    levels = driver.lower(padded.function, target)
+    names = (*names, *(f"{SIZE_PREFIX}{name}" for name in ordered))
+    made = PreparedProgram(function.name, levels, names, tuple(padding.pad(arrays, sizes)), random=traced.random)
+    return replace(made, rules=rules, padding=padding)
 
 
 def _prepare_kernel(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
-from tessera.core.errors import ArgumentError, ArtifactError, ResourceError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, ArtifactError, ResourceError, ShapeError
 
 
 @ts.jit
@@ -88,8 +88,6 @@ def test_wrong_names_are_said(tmp_path):
         ts.build(double, draw(3), out=tmp_path / "a", dynamic={"x": {3: "B"}})
     with pytest.raises(ArgumentError, match="no size is named"):
         ts.build(ts.jit(lambda x: x * 2.0), np.float32(3), out=tmp_path / "a", dynamic=True)
-    with pytest.raises(UnsupportedOpError, match="csl.* needs the value of each size"):
-        ts.build(double, draw(4, 4), out=tmp_path / "a", dynamic={"x": {0: "B"}}, target="csl:2x2")
 
 
 def test_a_corrupt_size_is_refused(artifact, tmp_path):
