@@ -236,6 +236,11 @@ class Module:
         """The number of elements of all parameters."""
         return sum(int(t.size) for t in self.parameters())
 
+    def set_tensor(self, path: str, value: Tensor) -> None:
+        """Replace the parameter or buffer at a path."""
+        owner, _, name = path.rpartition(".")
+        setattr(_find_module(self, owner), name, value)
+
     # Changes to all parts.
 
     def train(self, mode: bool = True) -> Module:
@@ -372,8 +377,7 @@ class CompiledModule:
         """The result of the module."""
         found, state = self.call(self.module, args, named)
         for path, value in state.items():
-            owner, _, name = path.rpartition(".")
-            setattr(_find_module(self.module, owner), name, value)
+            self.module.set_tensor(path, value)
         return found
 
     def __getattr__(self, name: str) -> Any:

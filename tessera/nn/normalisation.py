@@ -19,9 +19,8 @@ class BatchNorm2d(Module):
     """Normalisation of each channel of [N, C, H, W] over the batch (Ioffe and Szegedy 2015), then weight and bias [C].
 
     In training mode it uses the statistics of the batch and updates its buffers `running_mean`, `running_var` and
-    `num_batches_tracked`; in evaluation mode it uses these. In a traced function the module is an argument, and has
-    its new statistics where the function returns it; where not, a `LostUpdateWarning` tells. `momentum=None` averages
-    all batches evenly.
+    `num_batches_tracked`; in evaluation mode it uses these. `ts.jit` and `ts.value_and_grad` update the module that was
+    passed, unless the function returns it with its new statistics. `momentum=None` averages all batches evenly.
 
     >>> layer = BatchNorm2d(2)
     >>> layer(zeros((4, 2, 3, 3))).shape, layer.num_batches_tracked

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.buffer_updates import call_and_warn
+from tessera.core.buffer_updates import call_and_collect, call_and_warn
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
 from tessera.core.pytree import TreeDef, flatten, map_leaves
 from tessera.core.types import TensorType, int64
@@ -283,6 +283,19 @@ def record_arguments(
         return outcome[0]
 
     return record_block(run, chosen.types), outcome[0]
+
+
+def record_with_updates(
+    chosen: FloatArguments, insert: Callable[[Any], Any]
+) -> tuple[ClosedBlock, Any, tuple[str, ...]]:
+    """As `record_arguments`; the results are the function's and a tuple of new buffers, whose paths come last."""
+    outcome: list[Any] = []
+
+    def run(given: list[Tensor]) -> Any:
+        outcome.extend(call_and_collect(lambda *new: insert(new), *chosen.build(given)))
+        return outcome[0], tuple(outcome[1].values())
+
+    return record_block(run, chosen.types), outcome[0], tuple(outcome[1])
 
 
 def check_scalar_result(value: Any, name: str) -> None:

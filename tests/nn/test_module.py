@@ -29,7 +29,6 @@ def loss(model, x):
     return (model(x) ** 2).mean()
 
 
-@pytest.mark.filterwarnings("ignore::tessera.errors.LostUpdateWarning")  # only gradients are wanted
 def test_tied_parameters_are_one_leaf_and_stay_tied():
     model = Tied()
     paths = [n for n, _ in ts.tree.leaves_with_path(model)]
@@ -46,7 +45,6 @@ def test_tied_parameters_are_one_leaf_and_stay_tied():
     np.testing.assert_allclose(one.embed.weight.numpy(), total, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore::tessera.errors.LostUpdateWarning")
 def test_frozen_parameters_and_buffers_have_no_gradient():
     model = Tied().freeze("layers.0")
     grads = ts.grad(loss)(model, ts.Tensor(X))
@@ -54,7 +52,7 @@ def test_frozen_parameters_and_buffers_have_no_gradient():
     assert grads.layers[1].weight.shape == (4,)
     new, _ = optim.SGD(lr=1.0).update(model, grads, optim.SGD(lr=1.0).init(model))
     np.testing.assert_array_equal(new.layers[0].weight.numpy(), model.layers[0].weight.numpy())
-    assert ts.tree.map(lambda p, g: p - g, model, grads).layers[1].num_batches_tracked.item() == 0
+    assert ts.tree.map(lambda p, g: p - g, model, grads).layers[1].num_batches_tracked.item() == 1
     assert model.unfreeze() and ts.grad(loss)(model, ts.Tensor(X)).layers[0].weight is not None
     with pytest.raises(ts.errors.ArgumentError, match="no parameter absent"):
         model.freeze("absent")
@@ -80,10 +78,8 @@ def test_statistics_are_explicit_state_of_a_traced_function():
 
 
 LOSING = {
-    "value_and_grad": lambda model, x: ts.value_and_grad(lambda model: loss(model, x))(model),
-    "argnums": lambda model, x: ts.grad(lambda x, model: loss(model, x), argnums=1)(x, model),
     "vjp": lambda model, x: ts.vjp(lambda model: loss(model, x), model),
-    "jit": lambda model, x: ts.jit(lambda model, x: model(x), target="cpu")(model, x),
+    "trace": lambda model, x: ts.jit(lambda model, x: model(x), target="cpu").trace(model, x),
     "vmap": lambda model, x: ts.vmap(lambda model, x: model(x), in_dims=(None, 0))(model, ts.stack([x, x])),
     "checkpoint": lambda model, x: ts.grad(lambda x: ts.checkpoint(loss)(model, x))(x),
     "scan": lambda model, x: nn.Stack([model, model])(x),
@@ -105,11 +101,82 @@ def test_a_loop_of_steps_tells_once_and_a_returned_module_nothing():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         for _ in range(3):
-            ts.value_and_grad(loss)(model, x)
+            ts.vjp(loss, model, x)
     assert [w.category for w in told] == [ts.errors.LostUpdateWarning]
     (_, after), _ = ts.value_and_grad(lambda model: (loss(model, x), model), has_aux=True)(model)
     (_, state), _ = ts.value_and_grad(lambda model: (loss(model, x), model.state_dict()), has_aux=True)(model)
     assert after.layers[1].num_batches_tracked.item() == state["layers.1.num_batches_tracked"].item() == 1
+    assert model.layers[1].num_batches_tracked.item() == 0
+
+
+KEEPING = {
+    "value_and_grad": lambda model, x: ts.value_and_grad(loss)(model, x),
+    "argnums": lambda model, x: ts.grad(lambda x, model: loss(model, x), argnums=1)(x, model),
+    "in a container": lambda model, x: ts.grad(lambda parts: loss(parts["a"][1], x))({"a": (ts.ones(2), model)}),
+    "jit": lambda model, x: ts.jit(loss, target="cpu")(model, x),
+    "jit by name": lambda model, x: ts.jit(loss, target="interp")(x=x, model=model),
+    "jit of grad": lambda model, x: ts.jit(ts.grad(loss), target="cpu")(model, x),
+    "grad of jit": lambda model, x: ts.grad(ts.jit(loss, target="cpu"))(model, x),
+    "grad in jit": lambda model, x: ts.jit(lambda m, x: ts.value_and_grad(loss)(m, x)[0], target="cpu")(model, x),
+    "jit of parts": lambda model, x: ts.jit(lambda *a: loss(a[0]["m"], a[1]), target="cpu")({"m": model}, x),
+    "data class": lambda model, x: ts.jit(lambda h, x: loss(h.model, x))(Holder(model, "run"), x),
+}
+
+
+@ts.tree.register(static=("name",))
+@dataclass
+class Holder:
+    model: nn.Module
+    name: str
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_the_module_that_was_passed_keeps_its_statistics(name):
+    """Those of PyTorch after the same calls."""
+    torch = pytest.importorskip("torch")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
+    peer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.BatchNorm1d(4)))
+    peer.load_state_dict({n: torch.tensor(t.numpy()) for n, t in model.state_dict().items()})
+    weight = model[0].weight
+    for scale in (1.0, 2.0, 3.0):
+        KEEPING[name](model, ts.Tensor(X * scale))
+        peer(torch.tensor(X * scale))
+    for path, tensor in peer.named_buffers():
+        np.testing.assert_allclose(model.state_dict()[path].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
+    assert model[0].weight is weight
+    mean = model[1][0].running_mean
+    KEEPING[name](model.eval(), ts.Tensor(X))
+    assert model[1][0].running_mean is mean
+
+
+def test_a_compiled_step_keeps_statistics_through_an_optimizer():
+    """A step that returns what the optimizer made of the module, with its memory donated: those of PyTorch."""
+    torch = pytest.importorskip("torch")
+    model, peer = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), None
+    peer = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    peer.load_state_dict({n: torch.tensor(t.numpy()) for n, t in model.state_dict().items()})
+    optimizer, other = optim.SGD(lr=0.1), torch.optim.SGD(peer.parameters(), lr=0.1)
+
+    @ts.jit(target="cpu", donate=("model", "state"))
+    def step(model, state, x):
+        value, grads = ts.value_and_grad(loss)(model, x)
+        return value, *optimizer.update(model, grads, state)
+
+    state = optimizer.init(model)
+    for i in range(4):
+        _, model, state = step(model, state, ts.Tensor(X + i))
+        other.zero_grad()
+        (peer(torch.tensor(X + i)) ** 2).mean().backward()
+        other.step()
+    for path, tensor in peer.state_dict().items():
+        np.testing.assert_allclose(model.state_dict()[path].numpy(), tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_trace_keeps_nothing_in_a_module_that_it_was_not_given():
+    model = nn.BatchNorm1d(4)
+    with pytest.raises(ts.errors.TraceError, match=r"pass the module as an argument and return it"):
+        ts.jit(lambda x: ts.value_and_grad(loss)(model, x)[0])(ts.Tensor(X))
+    assert model.num_batches_tracked.item() == 0
 
 
 def test_a_compiled_module_sees_new_weights():

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.buffer_updates import call_and_warn
+from tessera.core.buffer_updates import call_and_collect, call_and_warn, store_updates
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -109,12 +109,24 @@ class TracedFunction:
     breakpoints: tuple[Location, ...] = ()
     # Its draws from the default generator, if it makes any.
     random: RandomUse | None = None
+    # The buffers of modules among its arguments, by path, whose new values are its last results.
+    updates: tuple[str, ...] = ()
     # What it requires of its symbolic sizes.
     rules: SizeRules = field(default_factory=SizeRules)
 
     def hidden_arguments(self) -> tuple[np.ndarray, ...]:
         """The arrays after the arguments of one call; the numbers that this call draws count as drawn."""
         return self.captures if self.random is None else (*self.captures, *self.random.reserve())
+
+
+def _call_without_updates(function: Callable[..., Any], *given: Any) -> tuple[Any, dict[str, Any]]:
+    return call_and_warn(function, *given), {}
+
+
+def _name_argument(path: str, names: Sequence[str]) -> str:
+    """A path that begins with the number of an argument, with its name instead."""
+    number, dot, rest = path.partition(".")
+    return f"{names[int(number)]}{dot}{rest}"
 
 
 @dataclass(frozen=True)
@@ -257,7 +269,7 @@ class Jit:
         call = self.bind(args, named)
         key = ("lines", call.key(), *self._ambient_key())
         if key not in self._cache:
-            self._cache[key] = self._trace(call, lines=True)
+            self._cache[key] = self._trace(call, lines=True, keep_updates=True)
         traced = self._cache[key]
         return self._run(call, traced, compile_graph(traced.function, INTERP), args, named)
 
@@ -271,11 +283,18 @@ class Jit:
             leaves.clear()  # nothing here holds what is donated
             self.donation.give(arrays, known.donated, args, named)
         out = known.run(arrays)
-        if traced.results.kind is None:
+        if traced.results.kind is None and not traced.updates:
             return _wrap_result(out[0], traced.function.results[0])
-        return traced.results.build(
-            iter([_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)])
-        )
+        results = [_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]
+        if traced.updates:
+            self._store_updates(traced, results, args, named)
+        return traced.results.build(iter(results))
+
+    def _store_updates(self, traced: TracedFunction, results: list[Tensor], args: Any, named: Any) -> None:
+        """Put new buffers, the last results, into the modules that were passed."""
+        new = results[len(results) - len(traced.updates) :]
+        given = self.signature.bind(*args, **named).arguments
+        store_updates(given, dict(zip(traced.updates, new, strict=True)))
 
     def _find_order(self, call: BoundCall, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, ...] | None:
         """For each parameter its place among the leaves of a call as they were written; () for the same order.
@@ -305,6 +324,8 @@ class Jit:
         results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
             _record_call_on_tape(traced, call.leaves, hidden, results)
+        if traced.updates:
+            self._store_updates(traced, results, args, named)
         return traced.results.build(iter(results))
 
     def _ambient_key(self) -> tuple[Hashable, ...]:
@@ -323,7 +344,7 @@ class Jit:
 
     def _compile(self, call: BoundCall, executable: Callable[..., Any]) -> tuple[TracedFunction, Any]:
         start = time.perf_counter()
-        traced = self._trace(call)
+        traced = self._trace(call, keep_updates=True)
         with override_numerics(None):  # the types already hold the numeric context
             first = len(traced.function.params) - len(traced.captures) - (0 if traced.random is None else 2)
             constants = range(first, first + len(traced.captures))
@@ -469,14 +490,14 @@ class Jit:
         want = self.annotations.get(name)
         return want if isinstance(want, TensorType) else None
 
-    def _trace(self, call: BoundCall, lines: bool = False) -> TracedFunction:
+    def _trace(self, call: BoundCall, lines: bool = False, keep_updates: bool = False) -> TracedFunction:
         token = TRACE_DEVICE.set(self.target or default_device())
         try:
-            return self._record(call, lines)
+            return self._record(call, lines, keep_updates)
         finally:
             TRACE_DEVICE.reset(token)
 
-    def _record(self, call: BoundCall, lines: bool) -> TracedFunction:
+    def _record(self, call: BoundCall, lines: bool, keep_updates: bool) -> TracedFunction:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
@@ -486,11 +507,15 @@ class Jit:
             arguments = call.tree.build(iter([values[n] for n in leaf_paths(call.tree)]))
             with collect_breakpoints() as pauses, mark_lines(builder) if lines else nullcontext():
                 traced = {n: x for n, x in arguments.items() if n not in self.static}
-                outcome = call_and_warn(lambda _: self._call(arguments), traced)
+                run = call_and_collect if keep_updates else _call_without_updates
+                outcome, updates = run(lambda *_: self._call(arguments), *traced.values())
             leaves, results = flatten(outcome, empty=True)
             tensors = [to_result_tensor(leaf) for _, leaf in leaves]
             tensors = self._fit_results(tensors, results, call)
-            outputs = [t.data if t.is_traced else builder.capture(get_elements(t)) for t in tensors]
+            outputs = [
+                t.data if t.is_traced else builder.capture(get_elements(t)) for t in (*tensors, *updates.values())
+            ]
+        paths = tuple(_name_argument(path, list(traced)) for path in updates)
         # "lambda" is a keyword, which a generator of Python could not emit.
         name = self.name if self.name.isidentifier() else "lambda_"
         body = builder.block(params, outputs)
@@ -500,7 +525,7 @@ class Jit:
         function = Function(name, body, attributes, self.location)
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
-        return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise())
+        return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise(), paths)
 
     def _fit_results(self, tensors: list[Tensor], results: TreeDef, call: BoundCall) -> list[Tensor]:
         """Check what the function returns against its return annotation.

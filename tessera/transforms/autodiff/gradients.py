@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tessera.core.buffer_updates import store_updates
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType
@@ -24,6 +25,7 @@ from tessera.transforms.recording import (
     flatten_float_arguments,
     normalise_argnums,
     record_arguments,
+    record_with_updates,
     replace_arguments,
 )
 
@@ -43,7 +45,8 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
 
     The gradient has the container, shapes and element types of the argument `argnums` (a
     tuple of gradients for several). With `has_aux` the function returns (loss, aux), which is then the value.
-    It can be jitted and differentiated again.
+    It can be jitted and differentiated again. Buffers of a module in `argnums` that the function replaces and does not
+    return, such as statistics of batch norm, are replaced in the module that was passed.
 
     >>> value_and_grad(lambda w: (w * w).sum())(Tensor([1.0, 2.0]))
     (Tensor(5., f32), Tensor([2., 4.], f32))
@@ -61,16 +64,18 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
         where = normalise_argnums(chosen, len(args))
+        passed = [args[i] for i in where]
         args, keywords = arrays_to_tensors(args), arrays_to_tensors(keywords)
         given = flatten_chosen_arguments(function, args, where)
-        body, outcome = record_arguments(
-            function, given, lambda new: function(*replace_arguments(args, where, new), **keywords)
+        body, outcome, paths = record_with_updates(
+            given, lambda new: function(*replace_arguments(args, where, new), **keywords)
         )
         check_scalar_result(_split_loss(outcome, has_aux, function_name(function)), function_name(function))
         moves = [i < len(given.tensors) for i in range(len(body.block.params))]
         point = linearise(body.block, [*given.tensors, *body.closed], moves)
         grads = given.build_gradients(point.pull_back(_seed_cotangents(point)))
-        value = body.build(point.results)
+        value, updates = body.build(point.results)
+        store_updates(passed, dict(zip(paths, updates, strict=True)))
         return (tuple(value) if has_aux else value), (grads[0] if isinstance(chosen, int) else tuple(grads))
 
     return wrapper
