@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 DOCS_STAMP := .venv/.docs-ready
 
-.PHONY: demo test check lint docs picture bench gpu-test soak fuzz clean
+.PHONY: package demo test check lint docs picture bench gpu-test soak fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
@@ -28,6 +28,10 @@ docs: $(DOCS_STAMP) picture
 # docs/architecture.svg, from the import graph.
 picture: $(STAMP)
 	$(BIN)/python scripts/draw_architecture.py
+
+# The sdist and the wheel in build/package, built twice and compared; the wheel runs in an empty environment.
+package: $(STAMP)
+	$(BIN)/python scripts/build_package.py --check
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run

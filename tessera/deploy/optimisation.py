@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
-from tessera.codegen.contract import list_backends
+from tessera.codegen.contract import Runtime, emit_artifact, get_capable_backend, list_backends, load_runtime
 from tessera.core.device import INTERP, count_gpus, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -31,7 +30,7 @@ from tessera.nn.module import Module
 from tessera.ops.tensor.elementwise import abs
 from tessera.ops.tensor.reduce import max as reduce_max
 from tessera.runtime import driver
-from tessera.runtime.artifacts import LoadedArtifact, emit_program, load_artifact
+from tessera.runtime.artifacts import describe_interface, emit_program
 from tessera.runtime.bundles import Bundle, check_batch_size, count_needed_bytes, measure_latency, resize_call
 from tessera.runtime.program import PreparedProgram
 from tessera.runtime.storage.memory_pool import as_bytes
@@ -242,10 +241,14 @@ def measure_loss(before: Sequence[Sequence[np.ndarray]], after: Sequence[Sequenc
 class CompiledVariant:
     """One program of an optimised model: for the shapes of one call."""
 
-    artifact: Artifact
-    loaded: LoadedArtifact
-    results: TreeDef
     prepared: PreparedProgram
+    runtime: Runtime
+    results: TreeDef
+    constants: tuple[np.ndarray, ...]
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The results for the arrays of a call."""
+        return self.runtime.run([*arrays, *self.constants])
 
 
 class OptimisedModel:
@@ -308,7 +311,7 @@ class OptimisedModel:
         shapes = tuple(a.shape for a in arrays)
         name = self._by_shapes.get(shapes) or self._compile(args, named, "")
         variant = self._variants[name]
-        found = variant.loaded.run(arrays)
+        found = variant.run(arrays)
         return variant.results.build(iter([Tensor(a) for a in found]))
 
     def prepare_program(self, target: str) -> PreparedProgram:
@@ -325,7 +328,8 @@ class OptimisedModel:
     def __bundle__(self) -> Bundle:
         self.report  # noqa: B018 - nothing can be saved before something is compiled
         measured = {n: dict(v) for n, v in self._report.figures.get("measured", {}).items()}
-        return Bundle(self._entry.name, {n: v.artifact for n, v in self._variants.items()}, measured)
+        artifacts = {n: emit_program(v.prepared, self.target) for n, v in self._variants.items()}
+        return Bundle(self._entry.name, artifacts, measured)
 
     def __repr__(self) -> str:
         names = ", ".join(p.name for p in self.passes)
@@ -374,16 +378,19 @@ class OptimisedModel:
                 each.describe(levels, record)
         names = tuple(p.hint for p in program.function.params)
         prepared = PreparedProgram(self._entry.name, levels, names, (*traced.arrays, *program.constants))
-        artifact = emit_program(prepared, self.target)
-        variant = CompiledVariant(artifact, load_artifact(artifact, self._entry.name), traced.results, prepared)
+        generator = get_capable_backend(self.target, "runtime")
+        artifact = emit_artifact(generator, levels["tile"], {})
+        variant = CompiledVariant(prepared, load_runtime(generator, artifact), traced.results, program.constants)
+        interface = describe_interface(prepared, range(len(traced.arrays), len(prepared.arrays)))
+        described = replace(artifact, manifest={**artifact.manifest, "interface": interface})
         name = self._name_variant(label)
         figures = {
             "weight_bytes_before": traced.program.constant_bytes,
             "weight_bytes": program.constant_bytes,
-            "memory_bytes": max(count_needed_bytes(artifact), self._report.figures.get("memory_bytes", 0)),
+            "memory_bytes": max(count_needed_bytes(described), self._report.figures.get("memory_bytes", 0)),
         }
         if "latency" in self.limits:
-            measured = measure_latency(variant.loaded, traced.arrays)
+            measured = measure_latency(variant, traced.arrays)
             self._report.figures.setdefault("measured", {})[name] = measured
             figures["latency_ms"] = max(measured["median_ms"], self._report.figures.get("latency_ms", 0.0))
         if not self._variants:
@@ -421,7 +428,7 @@ class OptimisedModel:
         before = driver.compile_graph(traced.program.function, CHECKED_ON)
         name = self._compile(args, named, "")
         arrays = [np.asarray(a) for a in traced.arrays]
-        return before([*arrays, *traced.program.constants]), self._variants[name].loaded.run(arrays)
+        return before([*arrays, *traced.program.constants]), self._variants[name].run(arrays)
 
     def _run_before(self, *args: Any, **named: Any) -> Any:
         traced = self._trace(args, named)

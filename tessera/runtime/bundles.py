@@ -105,8 +105,8 @@ class Bundle:
         return replace(self, performance={**self.performance, **found})
 
 
-def measure_latency(loaded: LoadedArtifact, arrays: Sequence[Any], seconds: float = 0.5) -> dict[str, Any]:
-    """The median time of a warm call, of at least 3 and of as many as fit into the time: JSON data."""
+def measure_latency(loaded: Any, arrays: Sequence[Any], seconds: float = 0.5) -> dict[str, Any]:
+    """The median time of a warm call of `loaded.run`, of at least 3 and of what fits into the time: JSON data."""
     loaded.run(list(arrays))
     times: list[float] = []
     end = time.perf_counter() + seconds

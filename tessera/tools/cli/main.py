@@ -27,6 +27,7 @@ COMMANDS = {
     "launch": "start a program as ranks: of MPI, or on GPUs",
     "csl": "run or check a CSL program in the simulator, or name the folder of its host tools",
     "serve": "serve artifacts and language models over HTTP: inference protocol v2, OpenAI-compatible completions",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
     "doctor": "say what this machine can run, and what to install for the rest",
 }
 SDK_VERSIONS = ("0.6", "0.7", "0.8", "0.9", "1.0", "1.1", "1.2", "1.3", "1.4", "2.10")  # of the CSL simulator
@@ -331,6 +332,7 @@ ARGUMENTS = {
     "profile": _profile,
     "conformance": _conformance,
     "fuzz": _fuzz,
+    "completion": lambda command: command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),
     "doctor": lambda command: command.add_argument("--json", action="store_true", help="print a JSON object"),
 }
 
