@@ -57,7 +57,7 @@ EXPORTS = {
         "parallel_map pipeline sharded_parameter"
     ),
     "tessera.serving.requests": "uuid",
-    "tessera.tools.performance": "EmpiricalModel PerformanceModel RooflineModel time",
+    "tessera.tools.performance": "EmpiricalModel HybridModel PerformanceModel RooflineModel WarmStart time",
 }
 # Modules, by the names that users have for them.
 NAMESPACES = ("functional", "linalg", "ml", "nn", "optim", "random", "testing", "train", "tree")

@@ -10,5 +10,18 @@ from tessera.tools.performance.cost_models import (
     RooflineModel,
     device_of,
 )
+from tessera.tools.performance.warm_start import HybridModel, ModelError, WarmStart, measure_error
 
-__all__ = ["Device", "EmpiricalModel", "PerformanceModel", "PerformancePredictor", "RooflineModel", "device_of", "time"]
+__all__ = [
+    "Device",
+    "EmpiricalModel",
+    "HybridModel",
+    "ModelError",
+    "PerformanceModel",
+    "PerformancePredictor",
+    "RooflineModel",
+    "WarmStart",
+    "device_of",
+    "measure_error",
+    "time",
+]
