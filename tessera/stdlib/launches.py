@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
-from tessera.core.types import RefType, f32, f64, int32, int64
+from tessera.core.types import RefType, bf16, f16, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
@@ -22,6 +22,7 @@ from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
+from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
 from tessera.stdlib.running_sums import running_sums
 from tessera.stdlib.split_products import match_split_product
@@ -225,11 +226,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(contractions.dot)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A large f32 product with operands split into bf16, where a target has tensor cores."""
+    """A convolution as an implicit GEMM, and a large f32 product split into bf16, where a target has tensor cores."""
     types = [get_tensor_type(v) for v in (*node.args, node.out)]
-    if not plan.split_products or any(t.dtype != f32 or t.policy is not None for t in types):
+    if not plan.tensor_cores or any(t.dtype != types[0].dtype or t.policy is not None for t in types):
         return None
-    found = match_split_product(uses, *node.args)
+    if types[0].dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
+        return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
+    found = match_split_product(uses, *node.args) if types[0].dtype == f32 else None
     return found and LibraryLowering((found.left.source, found.right.source), found.compute)
 
 

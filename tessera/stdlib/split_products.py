@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import TensorType, bf16, f32
+from tessera.core.types import DType, TensorType, bf16, f16, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
-from tessera.lower.indexing_maps import get_shape
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import basic, contractions, shape
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -44,6 +44,17 @@ SPLIT_BLOCK = 2048  # elements that a program splits
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 128, 128, 32  # the block of results that a program checks
 
 
+def split_number(block):
+    """A block of f32 as three blocks of bf16; the last one has NaN for numbers that are no such sum."""
+    magnitude = tile.abs(block)
+    exact = (magnitude <= LARGEST) & ((magnitude >= SMALLEST) | (block == 0.0))
+    high = tile.cast(block, "bf16")
+    rest = block - tile.cast(high, "f32")
+    middle = tile.cast(rest, "bf16")
+    low = tile.cast(tile.where(exact, rest - tile.cast(middle, "f32"), float("nan")), "bf16")
+    return high, middle, low
+
+
 @kernel
 def split_parts(x, parts, *, order, rows, columns):
     """parts [S, P, 6, R', C'] = the parts of x [P, S, R, C] in this order, on the grid (P, S, blocks of R' · C').
@@ -54,12 +65,7 @@ def split_parts(x, parts, *, order, rows, columns):
     across = tile.cdiv(parts.shape[4], columns)
     row, column = tile.program_id(2) // across * rows, tile.program_id(2) % across * columns
     block = tile.load(x[one, chunk, row : row + rows, column : column + columns], edge="clip")
-    magnitude = tile.abs(block)
-    exact = (magnitude <= LARGEST) & ((magnitude >= SMALLEST) | (block == 0.0))
-    high = tile.cast(block, "bf16")
-    rest = block - tile.cast(high, "f32")
-    middle = tile.cast(rest, "bf16")
-    low = tile.cast(tile.where(exact, rest - tile.cast(middle, "f32"), float("nan")), "bf16")
+    high, middle, low = split_number(block)
     for place in tile.static_range(PRODUCTS):
         part = high if order[place] == HIGH else middle if order[place] == MIDDLE else low
         tile.store(parts[chunk, one, place, row : row + rows, column : column + columns], part, edge="clip")
@@ -123,6 +129,24 @@ def find_operand(uses: UseDef, value: Value) -> ProductOperand:
     return ProductOperand(value)
 
 
+def find_narrow_type(uses: UseDef, value: Value) -> DType | None:
+    """The 16-bit float that all elements of an f32 value have been cast from, through moves of elements; or None."""
+    node = uses.get(value)
+    if node is None:
+        return None
+    if node.op is basic.cast:
+        before = get_tensor_type(node.args[0]).dtype
+        return before if before in (bf16, f16) else None
+    if node.op is shape.concatenate:
+        found = {find_narrow_type(uses, v) for v in node.args}
+        return found.pop() if len(found) == 1 else None
+    moved = node.op is shape.pad and node.attrs["value"] == 0 or node.op in MOVES
+    return find_narrow_type(uses, node.args[0]) if moved else None
+
+
+MOVES = (shape.permute, shape.reshape, shape.slice_, basic.broadcast_to)
+
+
 def _swaps_last_axes(axes: Any) -> bool:
     rank = len(axes)
     return tuple(a % rank for a in axes) == (*range(rank - 2), rank - 1, rank - 2)
@@ -169,7 +193,7 @@ class SplitProduct:
         """The parts of an operand: [S, Z, M, 6 K'] or [S, Z, 6 K', N']; `deep`: K is its inner axis in memory."""
         (batch, rows, columns), chunks = side.folded, self.chunks
         inner = (batch * rows, chunks, 1, columns // chunks) if deep else (batch, chunks, rows // chunks, columns)
-        parts = _split_memory(shape.reshape(x, shape=inner), order, not deep)
+        parts = split_memory(shape.reshape(x, shape=inner), order, not deep)
         *_, height, width = (int(n) for n in parts.shape)
         whole = (chunks, batch, rows, PRODUCTS * width) if deep else (chunks, batch, PRODUCTS * height, width)
         parts = shape.reshape(parts, shape=whole)
@@ -179,7 +203,7 @@ class SplitProduct:
         return parts if parts.shape[:2] == lead else basic.broadcast_to(parts, shape=(*lead, *parts.shape[2:]))
 
 
-def _split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool) -> Tensor:
+def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> Tensor:
     """The parts of x [P, S, R, C] as [S, P, 6, R', C']: columns are padded to units of 16 bytes, rows as much."""
     count, chunks, rows, columns = (int(n) for n in x.shape)
     high, wide = _align(rows) if pad_rows else rows, _align(columns)
@@ -210,8 +234,8 @@ LAUNCH_SECONDS = 4e-6
 def match_split_product(uses: UseDef, left: Value, right: Value) -> SplitProduct | None:
     """The product of two f32 operands as a split one, or None where that does not pay."""
     sizes = (*get_shape(left), *get_shape(right))
-    if not all(isinstance(n, int) for n in sizes):
-        return None
+    if not all(isinstance(n, int) for n in sizes) or find_narrow_type(uses, left) or find_narrow_type(uses, right):
+        return None  # a product of narrow floats is one on tensor cores anyway
     (*lead, m, k), n = (int(s) for s in get_shape(left)), int(get_shape(right)[-1])
     batch = math.prod(lead)
     sides = find_operand(uses, left), find_operand(uses, right)

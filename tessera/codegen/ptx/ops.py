@@ -155,7 +155,7 @@ def index_constant(builder: Builder, n: int) -> Value:
 @define_op(_mainloop_type)
 def gemm_mainloop(
     acc, a_ref, b_ref, lower, upper, *starts, step: int, left: tuple, right: tuple, block: tuple, flipped: bool,
-    turned: bool = False,
+    turned: bool = False, digits: tuple = (), strides: tuple = (),
 ):  # fmt: skip
     """Mainloop of a GEMM: for each index from `lower` to before `upper` by `step`, a block of `a_ref` times one of
     `b_ref` is added to `acc`.
@@ -163,13 +163,19 @@ def gemm_mainloop(
     `block` is (rows, columns, depth). For each axis of `a_ref` and `b_ref`, `left` and `right` hold the number of the
     element of `starts` at which the block begins, or -1 for the index. Elements out of bounds read as 0. `flipped`:
     `b_ref` is transposed in memory; `turned`: `a_ref` is.
+
+    A collapsed nest of loops has `digits`, their iterations from the outermost: the index is a number in this mixed
+    radix. `strides` are what each digit adds to the start on each axis of `a_ref`, and of `b_ref`.
     """
     rows, columns, depth = block
     first, second = (depth, rows) if turned else (rows, depth), (columns, depth) if flipped else (depth, columns)
     total = np.array(acc)
     for index in range(int(lower), int(upper), step):
-        x = _load_block(a_ref, [index if at < 0 else int(starts[at]) for at in left], first)
-        y = _load_block(b_ref, [index if at < 0 else int(starts[at]) for at in right], second)
+        places = [[index if at < 0 else int(starts[at]) for at in side] for side in (left, right)]
+        for side, steps in zip(places, strides, strict=False):
+            for axis, each in enumerate(steps):
+                side[axis] += sum(d * n for d, n in zip(np.unravel_index(index, digits), each, strict=True))
+        x, y = _load_block(a_ref, places[0], first), _load_block(b_ref, places[1], second)
         total = total + np.matmul(x.T if turned else x, y.T if flipped else y, dtype=total.dtype)
     return total
 
@@ -182,11 +188,29 @@ def _(builder, node, args):
     params = (Value(lower.type, "round"), Value(acc.type))
     with builder.region() as nodes:
         sides = [[params[0] if at < 0 else starts[at] for at in node.attrs[side]] for side in ("left", "right")]
+        for side, steps in zip(sides, node.attrs["strides"], strict=False):
+            side[:] = _add_digits(builder, params[0], node.attrs["digits"], side, steps)
         a = load_matrix(builder, a_ref, sides[0], (depth, rows) if turned else (rows, depth), turned)
         b = load_matrix(builder, b_ref, sides[1], (columns, depth) if flipped else (depth, columns), flipped)
         total = add_product(builder, params[1], a, b)
     body, step = Block(params, tuple(nodes), (total,)), index_constant(builder, node.attrs["step"])
     return builder.add(control_flow.for_, [lower, upper, step, acc], types=(acc.type,), regions=(body,)).results
+
+
+def _add_digits(
+    builder: Builder, index: Value, digits: Sequence[int], starts: Sequence[Value], strides: Sequence[Sequence[int]]
+) -> list[Value]:
+    """Starts plus what the digits of an index add to them, as Tile ops."""
+    found, period = list(starts), math.prod(digits)
+    for place, count in enumerate(digits):
+        whole, period = period, period // count
+        digit = builder.add(elementwise.remainder, [index, index_constant(builder, whole)]).out
+        digit = builder.add(elementwise.floor_divide, [digit, index_constant(builder, period)]).out
+        for axis, each in enumerate(strides):
+            if each[place]:
+                step = builder.add(elementwise.mul, [digit, index_constant(builder, each[place])]).out
+                found[axis] = builder.add(elementwise.add, [found[axis], step]).out
+    return found
 
 
 def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.ndarray:

@@ -7,6 +7,8 @@ stays is a `resident_operand`.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from tessera.core.types import (
     int64,
     uint8,
 )
+from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
@@ -70,12 +73,13 @@ class OperandSource:
 
 @dataclass(frozen=True)
 class MatmulLoop:
-    """A matching loop with its two operands."""
+    """A matching loop with its two operands; of a nest, the outermost one, and the iterations of all."""
 
     node: Node
     left: OperandSource
     right: OperandSource
     step: int
+    nest: LoopNest | None = None
 
     @property
     def depth(self) -> int:
@@ -87,6 +91,28 @@ class MatmulLoop:
         """The m, n and k extents of a round's product."""
         rows, depth = self.left.block[-2:][::-1] if self.left.flipped else self.left.block[-2:]
         return rows, self.right.block[-2 if self.right.flipped else -1], depth
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """A perfect nest of loops with constant bounds: the index and the iterations of each, from the outermost."""
+
+    loops: tuple[Node, ...]
+    counts: tuple[int, ...]
+    lowers: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def indices(self) -> tuple[Value, ...]:
+        """The indices of the loops."""
+        return tuple(loop.regions[0].params[0] for loop in self.loops)
+
+    def place(self, form: AffineForm) -> tuple[AffineForm, tuple[int, ...]]:
+        """A form as one at the first iteration of all loops, and what each loop's iteration adds."""
+        strides = [form.scalars.get(i, 0) for i in self.indices]
+        first = form.constant + sum(n * low for n, low in zip(strides, self.lowers, strict=True))
+        rest = {v: n for v, n in form.scalars.items() if v not in self.indices}
+        return AffineForm(first, rest, form.ramps), tuple(n * s for n, s in zip(strides, self.steps, strict=True))
 
 
 def form_mainloop(function: Function) -> Function:
@@ -111,6 +137,8 @@ def _build_mainloop(
     builder: Builder, loop: MatmulLoop, args: Sequence[Value], env: dict[Value, Value], uses: UseDef
 ) -> Sequence[Value]:
     """Build the `gemm_mainloop` of a loop."""
+    if loop.nest is not None:
+        return _build_collapsed(builder, loop, loop.nest, args, env, uses)
     index = loop.node.regions[0].params[0]
     lower, upper, _, acc = args
     starts: list[Value] = []
@@ -130,6 +158,33 @@ def _build_mainloop(
     attrs |= {"step": step, "block": (*loop.sizes[:2], loop.depth)}
     refs = [env[loop.left.ref], env[loop.right.ref]]
     return builder.add(gemm_mainloop, [acc, *refs, lower, upper, *starts], attrs, loc=loop.node.loc).results
+
+
+def _build_collapsed(
+    builder: Builder, loop: MatmulLoop, nest: LoopNest, args: Sequence[Value], env: dict[Value, Value], uses: UseDef
+) -> Sequence[Value]:
+    """Build the `gemm_mainloop` of a nest of loops, which it collapses into one."""
+    analysis, starts = AffineAnalysis(uses), list[Value]()
+    numbers, strides = list[tuple[int, ...]](), list[list[tuple[int, ...]]]()
+    for side in (loop.left, loop.right):
+        forms = [nest.place(form) for v in side.starts if (form := analysis.find_form(v)) is not None]
+        numbers.append(tuple(range(len(starts), len(starts) + len(forms))))
+        starts += [_build_form(builder, form, env) for form, _ in forms]
+        strides.append([steps for _, steps in forms])
+    attrs = {"left": numbers[0], "right": numbers[1], "flipped": loop.right.flipped, "turned": loop.left.flipped}
+    attrs |= {"step": 1, "block": (*loop.sizes[:2], loop.depth), "digits": nest.counts, "strides": strides}
+    bounds = [_index_constant(builder, n) for n in (0, math.prod(nest.counts))]
+    refs = [env[loop.left.ref], env[loop.right.ref]]
+    return builder.add(gemm_mainloop, [args[3], *refs, *bounds, *starts], attrs, loc=loop.node.loc).results
+
+
+def _build_form(builder: Builder, form: AffineForm, env: dict[Value, Value]) -> Value:
+    """An affine form of scalars as a value."""
+    terms = [_index_constant(builder, form.constant)] if form.constant or not form.scalars else []
+    for v, factor in form.scalars.items():
+        step = _index_constant(builder, factor)
+        terms.append(env[v] if factor == 1 else builder.add(elementwise.mul, [env[v], step]).out)
+    return functools.reduce(lambda x, y: builder.add(elementwise.add, [x, y]).out, terms)
 
 
 def _round_upper_bound(builder: Builder, lower: Value, upper: Value, step: int) -> Value:
@@ -153,6 +208,9 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
     """A node as a matching loop, or None."""
     if node.op is not control_flow.for_ or len(node.args) != 4 or int(function.attrs.get("group", 1)) != 1:
         return None
+    nest = _find_nest(uses, node)
+    if nest is not None:
+        return _match_nest(function, uses, nest)
     (body,) = node.regions
     step, last = uses.get(node.args[2]), uses.get(body.results[0])
     if step is None or step.op is not basic.full or last is None or last.op is not matmul_accumulate:
@@ -171,6 +229,56 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
         and _has_fixed_operands(function, uses, found, body.params[0])
     )
     return found if fits else None
+
+
+def _find_nest(uses: UseDef, node: Node) -> LoopNest | None:
+    """The perfect nest of loops that a loop is the outermost of; None where it has no other loop in it."""
+    loops = [node]
+    while (inner := _find_inner_loop(loops[-1])) is not None:
+        loops.append(inner)
+    bounds = [[_read_constant(uses, v) for v in loop.args[:3]] for loop in loops]
+    if len(loops) < 2 or any(n is None for each in bounds for n in each):
+        return None
+    lowers, uppers, steps = (tuple(int(n or 0) for n in column) for column in zip(*bounds, strict=True))
+    counts = tuple(-((low - up) // step) for low, up, step in zip(lowers, uppers, steps, strict=True))
+    return LoopNest(tuple(loops), counts, lowers, steps) if min(counts) > 0 else None
+
+
+def _find_inner_loop(loop: Node) -> Node | None:
+    """The only loop in a loop's body, if it takes the carried value and gives it back, beside scalar arithmetic."""
+    (body,) = loop.regions
+    inner = [n for n in body.nodes if n.op is control_flow.for_]
+    if (
+        len(inner) != 1
+        or len(inner[0].args) != 4
+        or not all(n is inner[0] or is_scalar_arithmetic(n) for n in body.nodes)
+    ):
+        return None
+    return inner[0] if inner[0].args[3] is body.params[1] and body.results == inner[0].results else None
+
+
+def _read_constant(uses: UseDef, v: Value) -> int | None:
+    node = uses.get(v)
+    return int(node.attrs["value"]) if node is not None and node.op is basic.full else None
+
+
+def _match_nest(function: Function, uses: UseDef, nest: LoopNest) -> MatmulLoop | None:
+    """A nest as a matching loop, if starts of blocks are affine in its indices."""
+    (body,) = nest.loops[-1].regions
+    last, inside = uses.get(body.results[0]), UseDef(body, nested=False)
+    if last is None or last.op is not matmul_accumulate or last not in body.nodes or last.args[0] is not body.params[1]:
+        return None
+    sides = [find_operand_source(inside, v) for v in last.args[1:]]
+    if None in sides or not all(n is last or _is_data_movement(n) or is_scalar_arithmetic(n) for n in body.nodes):
+        return None
+    found = MatmulLoop(nest.loops[0], sides[0], sides[1], nest.steps[-1], nest)  # type: ignore[arg-type]
+    refs, analysis = {found.left.ref, found.right.ref}, AffineAnalysis(uses)
+    if refs & tile.find_written_refs(function.body) or not refs <= set(function.params):
+        return None
+    forms = [analysis.find_form(v) for side in (found.left, found.right) for v in side.starts]
+    bases = [v for f in forms if f is not None for v in f.scalars if v not in nest.indices]
+    fits = all(f is not None and not f.ramps for f in forms) and all(is_known_ahead(uses, v) for v in bases)
+    return found if fits and _has_wgmma_sizes(found) and found.sizes[2] == found.depth else None
 
 
 def _is_data_movement(node: Node) -> bool:

@@ -5,7 +5,7 @@ It computes only the scalars that the copies' coordinates and the loop bounds ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.emitter import emit_node
@@ -21,7 +21,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     source_ref,
     stage_bytes,
 )
-from tessera.codegen.ptx.text.builder import element_bytes
+from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow
@@ -112,7 +112,24 @@ def _box_coordinates(ctx: EmissionContext, node: Node, side: str, index: str) ->
     """The coordinates of an operand's block as 32-bit numbers."""
     starts: tuple[Value, ...] = node.args[5:]
     wide = [index if at < 0 else ctx.scalar_operand(starts[at]) for at in node.attrs[side]]
-    return [ctx.text.let("cvt.u32.u64", "b32", x) if x.startswith("%") else x for x in wide]
+    found = [ctx.text.let("cvt.u32.u64", "b32", x) if x.startswith("%") else x for x in wide]
+    for steps in node.attrs["strides"][side == "right" :][:1]:
+        found = _add_digits(ctx.text, ctx.text.let("cvt.u32.u64", "b32", index), node.attrs["digits"], found, steps)
+    return found
+
+
+def _add_digits(
+    text: PtxBuilder, index: str, digits: Sequence[int], starts: list[str], strides: Sequence[Sequence[int]]
+) -> list[str]:
+    """Coordinates plus what the digits of an index add to them."""
+    rest = index
+    for place in reversed(range(len(digits))):
+        digit = text.let("rem.u32", "b32", rest, digits[place]) if place else rest
+        for axis, each in enumerate(strides):
+            if each[place]:
+                starts[axis] = text.let("mad.lo.u32", "b32", digit, each[place], starts[axis])
+        rest = text.let("div.u32", "b32", rest, digits[place]) if place else rest
+    return starts
 
 
 class _OperandFetch:

@@ -1,0 +1,375 @@
+"""Implicit GEMM: convolutions as products whose right operand is read from the image, shifted (cuDNN's implicit GEMM).
+
+A padded image is a list of positions with all channels of each. A tap of the window meets, for all windows at once, the
+same list from another position on: position p + (i · height + j) · width + k for tap (i, j, k). So a convolution of
+stride 1 is a sum over taps of products [O, C] · [C, positions]: one loop over taps and channels. It computes positions
+that wrap around an edge too, which are dropped.
+
+A window with strides is one of stride 1 over the phases of the image, which count as channels. f32 is multiplied in
+three parts (`tessera.stdlib.split_products`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.types import DType, TensorType, bf16, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import Node, Value
+from tessera.ir.rewrite import UseDef
+from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.ops.tensor import basic, shape
+from tessera.stdlib.split_products import (
+    ALIGNMENT,
+    BF16_RATE,
+    F32_RATE,
+    LAUNCH_SECONDS,
+    LEFT_ORDER,
+    MEMORY_RATE,
+    PRODUCTS,
+    RIGHT_ORDER,
+    find_narrow_type,
+    split_memory,
+    split_number,
+)
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+AXES = 3  # spatial axes of the kernels
+DEPTH = 64  # channels of a block
+SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
+CHECKED_ROWS, CHECKED_COLUMNS = 32, 256  # the block of results that a program checks
+BUSY_PROGRAMS = 132  # programs that keep a GPU busy
+
+
+@kernel
+def split_channels(x, parts, *, order, channels, BC, BP):
+    """parts [Z, P, len(order) · channels] = the parts of x [Z, C, P] in this order, on the grid (Z, blocks of channels,
+    blocks of P). Channels after C are zeros; BC divides `channels`. Without an order [Z, P, channels] are x itself."""
+    z, c, p = tile.program_id(0), tile.program_id(1) * BC, tile.program_id(2) * BP
+    turned = tile.alloc_shared((BP, BC), x.dtype)  # read in the order of the stores
+    tile.store(turned[:, :], tile.transpose(tile.load(x[z, c : c + BC, p : p + BP], edge="clip")))
+    if len(order) == 0:
+        tile.store(parts[z, p : p + BP, c : c + BC], tile.load(turned[:, :]), edge="clip")
+    else:
+        high, middle, low = split_number(tile.load(turned[:, :]))
+    for place in tile.static_range(len(order)):
+        part = high if order[place] == 0 else middle if order[place] == 1 else low
+        start = place * channels + c
+        tile.store(parts[z, p : p + BP, start : start + BC], part, edge="clip")
+
+
+@kernel
+def convolve_windows(weights, image, out, *, parts, taps, steps, channels, depth, BM, BN, BK):
+    """out [Z, O, P] = the sum over parts, taps and channels of weights [G, O, parts · taps · depth] times
+    image [Z, P, parts · channels], shifted by `steps` for each tap, on the grid (Z, blocks of O, blocks of P).
+
+    `depth` is the number of channels rounded up to a multiple of BK; weights after the channels are 0.
+    """
+    z, o, p = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
+    group = z % weights.shape[0]
+    total = tile.zeros((BM, BN), "f32")
+    for part in tile.range(0, parts, 1):
+        for i in tile.range(0, taps[0], 1):
+            for j in tile.range(0, taps[1], 1):
+                for k in tile.range(0, taps[2], 1):
+                    for c in tile.range(0, depth, BK):
+                        tap = ((part * taps[0] + i) * taps[1] + j) * taps[2] + k
+                        deep, place = tap * depth + c, part * channels + c
+                        start = p + i * steps[0] + j * steps[1] + k * steps[2]
+                        left = tile.load(weights[group, o : o + BM, deep : deep + BK], edge="clip")
+                        right = tile.load(image[z, start : start + BN, place : place + BK], edge="clip")
+                        total = total + tile.dot(left, tile.transpose(right))
+    tile.store(out[z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
+
+
+@kernel
+def check_windows(sums, weights, image, out, *, taps, steps, BM, BN):
+    """out [Z, O, P] = sums, or where a block of sums is not finite the convolution of the image [Z, C, P] by weights
+    [G, O, C · taps] in f32; on the grid (Z, blocks of O, blocks of P)."""
+    z, o, p = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
+    group = z % weights.shape[0]
+    total = tile.load(sums[z, o : o + BM, p : p + BN], edge="clip")
+    wrong = tile.max(tile.where(total - total != 0.0, 1, 0)) > 0
+    total = tile.where(wrong, 0.0, total)
+    for c in tile.range(0, tile.where(wrong, image.shape[1], 0), 1):
+        for i in tile.range(0, taps[0], 1):
+            for j in tile.range(0, taps[1], 1):
+                for k in tile.range(0, taps[2], 1):
+                    tap = ((c * taps[0] + i) * taps[1] + j) * taps[2] + k
+                    start = p + i * steps[0] + j * steps[1] + k * steps[2]
+                    left = tile.load(weights[group, o : o + BM, tap : tap + 1], edge="clip")
+                    total = total + left * tile.load(image[z, c : c + 1, start : start + BN], edge="clip")
+    tile.store(out[z, o : o + BM, p : p + BN], total, edge="clip")
+
+
+# A convolution as the product that it is at the Graph level: weights [B, G, O, C · taps] times stacked slices.
+
+
+@dataclass(frozen=True)
+class StackedWindows:
+    """Windows [B, C, taps, positions] of an image [B, C, sizes], as stacked slices."""
+
+    image: Value
+    taps: tuple[int, ...]
+    dilations: tuple[int, ...]
+    strides: tuple[int, ...]
+    counts: tuple[int, ...]  # windows along each axis
+
+
+@dataclass(frozen=True)
+class WindowProduct:
+    """A product of weights [1, G, O, C · taps] and of windows as [B, G, C · taps, positions]."""
+
+    windows: StackedWindows
+    weights: Value
+    groups: int
+    result: tuple[int, ...]
+    narrow: DType | None  # the 16-bit float that f32 operands have been cast from
+
+    def compute(self, image: Tensor, weights: Tensor) -> Tensor:
+        """The product, as [B, G, O, positions]."""
+        windows, groups, outputs, dtype = self.windows, self.groups, int(weights.shape[-2]), image.dtype
+        if self.narrow is not None:
+            image, weights = (basic.cast(x, dtype=self.narrow) for x in (image, weights))
+        weights = shape.reshape(weights, shape=(groups, outputs, -1, *windows.taps))
+        taps, gaps = windows.taps, windows.dilations
+        if any(s > 1 for s in windows.strides):
+            taps, gaps = _fold_taps(windows), (1,) * len(taps)
+            image, weights = _fold_phases(image, weights, windows)
+        batch, (_, _, *sizes) = int(image.shape[0]), image.shape
+        positions = math.prod(sizes)
+        image = shape.reshape(image, shape=(batch * groups, -1, positions))
+        steps = [math.prod(sizes[a + 1 :]) * gap for a, gap in enumerate(gaps)]
+        sums = PositionConvolution(
+            (1,) * (AXES - len(taps)) + tuple(taps), (0,) * (AXES - len(taps)) + tuple(steps)
+        ).compute(image, shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps))), dtype)
+        sums = shape.reshape(sums, shape=(batch, groups, outputs, *sizes))
+        return shape.reshape(_resize(sums, (*sums.shape[:3], *windows.counts)), shape=self.result)
+
+
+def _fold_taps(windows: StackedWindows) -> tuple[int, ...]:
+    """The taps along each axis where phases are channels."""
+    return tuple(int(ceil_divide(t, s)) for t, s in zip(windows.taps, windows.strides, strict=True))
+
+
+def _fold_phases(image: Tensor, weights: Tensor, windows: StackedWindows) -> tuple[Tensor, Tensor]:
+    """The image [B, C · phases, …] and the weights [G, O, C · phases, taps] of windows of stride 1 over the phases."""
+    taps, strides = _fold_taps(windows), windows.strides
+    wanted = [s * (c + t - 1) for s, c, t in zip(strides, windows.counts, taps, strict=True)]
+    image = _resize(image, (*image.shape[:2], *wanted))
+    weights = _resize(weights, (*weights.shape[:3], *(t * s for t, s in zip(taps, strides, strict=True))))
+    return _move_phases(image, strides), _move_phases(weights, strides)
+
+
+def _move_phases(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """[…, C, n · s, …] as […, C · s · …, n, …]: each phase of the last axes is a channel."""
+    first = x.ndim - len(strides)
+    lead, sizes = x.shape[:first], [n // s for n, s in zip(x.shape[first:], strides, strict=True)]
+    x = shape.reshape(x, shape=(*lead, *itertools.chain(*zip(sizes, strides, strict=True))))
+    x = shape.permute(x, axes=(*range(first), *range(first + 1, x.ndim, 2), *range(first, x.ndim, 2)))
+    return shape.reshape(x, shape=(*lead[:-1], lead[-1] * math.prod(strides), *sizes))
+
+
+def _resize(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """A tensor cut, or padded with zeros, at the end of each axis."""
+    stop = tuple(min(n, m) for n, m in zip(x.shape, sizes, strict=True))
+    if stop != x.shape:
+        x = shape.slice_(x, start=(0,) * x.ndim, stop=stop, step=(1,) * x.ndim)
+    high = tuple(m - n for n, m in zip(stop, sizes, strict=True))
+    return shape.pad(x, low=(0,) * x.ndim, high=high, value=0) if any(high) else x
+
+
+@dataclass(frozen=True)
+class PositionConvolution:
+    """A convolution over a list of positions: the taps of the window, and how many positions are between them."""
+
+    taps: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def compute(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
+        """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each position: [Z, O, P]."""
+        if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
+            return self._fold_last_taps(image, weights, dtype)
+        channels = int(image.shape[1])
+        aligned = _round_up(channels, ALIGNMENT)
+        if image.dtype != f32:
+            depth = _round_up(aligned, DEPTH)
+            left = self._order_taps(weights, depth)
+            return self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
+        parts = _move_channels(image, RIGHT_ORDER, aligned)
+        if fold_parts(channels):
+            left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
+        else:
+            left, number, channels = self._split_ordered(weights, _round_up(aligned, DEPTH)), PRODUCTS, aligned
+        sums = self._launch(parts, left, number, channels, _round_up(channels, DEPTH), dtype)
+        return self._check(sums, weights, image)
+
+    def _count_depth(self, image: Tensor, folded: int) -> int:
+        """The elements that the products contract, where so many taps along the last axis are channels."""
+        channels = _round_up(int(image.shape[1]) * folded, ALIGNMENT) * (PRODUCTS if image.dtype == f32 else 1)
+        return math.prod(self.taps) // folded * _round_up(channels, DEPTH)
+
+    def _fold_last_taps(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
+        """The convolution of few channels: the taps along the last axis are channels of a stack of shifted images."""
+        last, (count, channels, positions) = self.taps[-1], image.shape
+        longer = _resize(image, (count, channels, positions + (last - 1) * self.steps[-1]))
+        starts = [k * self.steps[-1] for k in range(last)]
+        ends = [(count, channels, n + positions) for n in starts]
+        shifted = [
+            shape.slice_(longer, start=(0, 0, n), stop=end, step=(1, 1, 1)) for n, end in zip(starts, ends, strict=True)
+        ]
+        stacked = shape.concatenate(shifted, axis=1)
+        groups, outputs, _, taps = weights.shape
+        moved = shape.reshape(weights, shape=(groups, outputs, channels, taps // last, last))
+        moved = shape.reshape(shape.permute(moved, axes=(0, 1, 4, 2, 3)), shape=(groups, outputs, -1, taps // last))
+        inner = PositionConvolution((*self.taps[:-1], 1), (*self.steps[:-1], 0))
+        return inner.compute(stacked, moved, dtype)
+
+    def _order_taps(self, weights: Tensor, depth: int) -> Tensor:
+        """Weights [G, O, C, taps] as [G, O, taps · depth]."""
+        groups, outputs, _, taps = weights.shape
+        moved = _resize(shape.permute(weights, axes=(0, 1, 3, 2)), (groups, outputs, taps, depth))
+        return shape.reshape(moved, shape=(groups, outputs, taps * depth))
+
+    def _split_ordered(self, weights: Tensor, depth: int) -> Tensor:
+        """The parts of weights [G, O, C, taps] as [G, O, 6 · taps · depth]."""
+        left = self._order_taps(weights, depth)
+        parts = split_memory(shape.reshape(left, shape=(-1, 1, 1, left.shape[2])), LEFT_ORDER)
+        return shape.reshape(parts, shape=(*left.shape[:2], -1))
+
+    def _split_folded(self, weights: Tensor, aligned: int) -> Tensor:
+        """The parts of weights [G, O, C, taps] as [G, O, taps · depth], where a depth has all parts."""
+        groups, outputs, _, taps = weights.shape
+        left = shape.reshape(self._order_taps(weights, aligned), shape=(groups * outputs, 1, 1, taps * aligned))
+        parts = shape.reshape(split_memory(left, LEFT_ORDER), shape=(groups * outputs, PRODUCTS, taps, aligned))
+        parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
+        depth = _round_up(PRODUCTS * aligned, DEPTH)
+        return shape.reshape(_resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
+
+    def _launch(self, image: Tensor, weights: Tensor, parts: int, channels: int, depth: int, dtype: DType) -> Tensor:
+        count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
+        rows = 64 if outputs <= 64 else 128
+        columns = 256 if count * ceil_divide(outputs, rows) * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
+        memory = OutputMemory(TensorType((count, outputs, positions), dtype))
+        constants = {"parts": parts, "taps": self.taps, "steps": self.steps, "channels": channels, "depth": depth}
+        blocks = {"BM": rows, "BN": columns, "BK": DEPTH}
+        grid = count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
+        return launch(convolve_windows, grid, weights, image, memory, **constants, **blocks)
+
+    def _check(self, sums: Tensor, weights: Tensor, image: Tensor) -> Tensor:
+        """The sums, or results in f32 where they are not finite."""
+        count, outputs, positions = (int(n) for n in sums.shape)
+        grid = count, ceil_divide(outputs, CHECKED_ROWS), ceil_divide(positions, CHECKED_COLUMNS)
+        plain = shape.reshape(weights, shape=(*weights.shape[:2], -1))
+        blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS}
+        memory = OutputMemory(sums.type)
+        return launch(check_windows, grid, sums, plain, image, memory, taps=self.taps, steps=self.steps, **blocks)
+
+
+def fold_parts(channels: int) -> bool:
+    """Whether all parts of a channel are side by side: where rounding each part to whole blocks costs more."""
+    aligned = _round_up(channels, ALIGNMENT)
+    return PRODUCTS * _round_up(aligned, DEPTH) > 1.1 * _round_up(PRODUCTS * aligned, DEPTH)
+
+
+def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tensor:
+    """The parts of an image [Z, C, P] as [Z, P, parts · C'], with C' channels; without an order the image itself."""
+    count, _, positions = (int(n) for n in image.shape)
+    memory = OutputMemory(TensorType((count, positions, max(len(order), 1) * aligned), bf16 if order else image.dtype))
+    width = math.gcd(SPLIT_CHANNELS, aligned)
+    grid = count, aligned // width, ceil_divide(positions, SPLIT_POSITIONS)
+    blocks = {"BC": width, "BP": SPLIT_POSITIONS}
+    return launch(split_channels, grid, image, memory, order=order, channels=aligned, **blocks)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return ceil_divide(size, multiple) * multiple
+
+
+# Which products are convolutions, and where this pays.
+
+
+STACK_RATE = 0.5e12  # bytes a second at which stacked slices are written and read
+LONGEST = 8192  # elements of a window with all channels: more are cut off too often by tensor cores
+
+
+def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
+    """The product of weights and stacked windows as a convolution, or None where it is none or that does not pay."""
+    if len(get_shape(weights)) != 4 or not all(isinstance(n, int) for n in (*get_shape(weights), *get_shape(columns))):
+        return None
+    held = uses.find(columns, shape.reshape)
+    windows = _match_stack(uses, held.args[0]) if held is not None else None
+    repeated = uses.find(weights, basic.broadcast_to)
+    weights = repeated.args[0] if repeated is not None else weights
+    batch, groups, _, positions = get_shape(columns)
+    outputs = get_shape(weights)[-2]
+    if windows is None or get_shape(weights)[:2] != (1, groups) or get_shape(windows.image)[0] != batch:
+        return None
+    if any(s > 1 for s in windows.strides) and any(d > 1 for d in windows.dilations):
+        return None
+    narrow = {find_narrow_type(uses, v) for v in (windows.image, weights)}
+    if None in narrow and len(narrow) > 1:
+        return None  # one narrow operand: cheaper than six products
+    result, kind = (batch, groups, outputs, positions), next(iter(narrow)) if len(narrow) == 1 else None
+    found = WindowProduct(windows, weights, int(groups), result, kind)  # type: ignore[arg-type]
+    return found if get_shape(weights)[-1] <= LONGEST and _pays(found) else None  # type: ignore[operator]
+
+
+def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
+    """Stacked slices [B, C, taps, counts] as windows."""
+    node = uses.find(stacked, shape.concatenate)
+    if node is None or node.attrs["axis"] % len(get_shape(stacked)) != 2:
+        return None
+    slices = [_find_slice(uses, v) for v in node.args]
+    first = slices[0]
+    if first is None or any(
+        s is None or s.args != first.args or s.attrs["step"] != first.attrs["step"] for s in slices
+    ):
+        return None
+    starts = [tuple(s.attrs["start"]) for s in slices if s is not None]
+    if any(s[:2] != (0, 0) for s in starts) or tuple(first.attrs["step"])[:2] != (1, 1):
+        return None
+    axes = [sorted({s[a] for s in starts}) for a in range(2, len(starts[0]))]
+    gaps = [{y - x for x, y in itertools.pairwise(places)} for places in axes]
+    whole = [(0, 0, *place) for place in itertools.product(*axes)] == starts and len(axes) <= AXES
+    if not whole or any(len(g) > 1 for g in gaps) or any(places[0] for places in axes):
+        return None
+    counts = tuple(int(n) for n in get_shape(first.out)[2:])
+    dilations = tuple(next(iter(g), 1) for g in gaps)
+    return StackedWindows(first.args[0], tuple(map(len, axes)), dilations, tuple(first.attrs["step"])[2:], counts)
+
+
+def _find_slice(uses: UseDef, part: Value) -> Node | None:
+    """The slice [B, C, counts] that a part [B, C, 1, counts] of a stack is."""
+    node = uses.find(part, shape.reshape)
+    found = uses.find(node.args[0], shape.slice_) if node is not None else None
+    sizes = get_shape(part)
+    return found if found is not None and get_shape(found.out) == (*sizes[:2], *sizes[3:]) else None
+
+
+def _pays(product: WindowProduct) -> bool:
+    """Whether the estimated time is less than that of a product of windows in memory."""
+    windows = product.windows
+    f32_parts = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
+    (batch, channels, *_), phases = get_shape(windows.image), math.prod(windows.strides)
+    sizes = [c + t - 1 for c, t in zip(windows.counts, _fold_taps(windows), strict=True)]
+    positions = int(batch) * math.prod(sizes)
+    if phases == 1:
+        positions = math.prod(int(n) for n in get_shape(windows.image)) // int(channels)
+    deep = int(channels) // product.groups * phases
+    depth = _round_up(PRODUCTS * deep if f32_parts else deep, DEPTH) * math.prod(_fold_taps(windows))
+    outputs = int(product.result[1] * product.result[2])
+    moved = positions * (int(channels) * phases * (40 if f32_parts else 6) + outputs * (20 if f32_parts else 6))
+    apart = 2 * positions * outputs * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
+    whole = math.prod(product.result) * int(get_shape(product.weights)[-1])
+    held = int(batch) * int(channels) * math.prod(windows.taps) * math.prod(windows.counts) * (4 if f32_parts else 2)
+    return apart < 2 * whole / (F32_RATE if f32_parts else BF16_RATE) + held / STACK_RATE

@@ -1,0 +1,100 @@
+"""Convolutions as implicit GEMMs on the PTX target, against PyTorch in f64."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessera as ts  # noqa: E402
+from tessera.ir.analysis.affine import AffineForm  # noqa: E402
+from tessera.stdlib import convolution  # noqa: E402
+
+nn = torch.nn.functional
+# name: rank, image, weights, arguments
+CASES = {
+    "padding": (2, (2, 12, 10, 11), (20, 12, 3, 3), {"padding": 1}),
+    "one part after the other": (2, (1, 64, 9, 9), (16, 64, 3, 3), {"padding": 1}),
+    "strides": (2, (2, 5, 10, 11), (20, 5, 3, 3), {"padding": 1, "stride": 2}),
+    "long strides": (2, (1, 3, 30, 27), (20, 3, 7, 7), {"padding": 2, "stride": (4, 3)}),
+    "dilation": (2, (2, 3, 12, 14), (20, 3, 3, 3), {"padding": 2, "dilation": 2}),
+    "groups": (2, (2, 6, 12, 14), (20, 3, 3, 3), {"groups": 2}),
+    "1-D": (1, (2, 6, 40), (20, 6, 3), {"padding": 1}),
+    "3-D": (3, (2, 6, 7, 8, 9), (20, 6, 3, 3, 2), {"stride": (1, 2, 1)}),
+}
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """What the rule found of each product, which is always used."""
+    from tessera.stdlib import launches
+
+    seen, match = [], launches.match_windows
+    monkeypatch.setattr(convolution, "_pays", lambda product: True)
+    monkeypatch.setattr(launches, "match_windows", lambda *a: seen.append(match(*a)) or seen[-1])
+    return seen
+
+
+def draw(*shape, dtype=np.float32):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def compute(rank, named, x, w):
+    name = f"conv{rank}d"
+    return np.asarray(ts.jit(lambda x, w: getattr(ts, name)(x, w, **named), target="ptx")(x, w))
+
+
+def expect(rank, named, x, w):
+    tensors = (torch.tensor(a.astype("f8")) for a in (x, w))
+    return getattr(nn, f"conv{rank}d")(*tensors, **named).numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_implicit_gemm_is_the_convolution(case, found):
+    rank, image, weights, named = CASES[case]
+    x, w = draw(*image), draw(*weights)
+    got, want = compute(rank, named, x, w), expect(rank, named, x, w)
+    assert len(found) == 1 and found[0] is not None
+    np.testing.assert_allclose(got, want, atol=1e-5 * abs(want).max(), rtol=1e-5)
+
+
+def test_special_values_reach_the_windows_that_see_them_alone(found):
+    x, w = draw(2, 12, 10, 11), draw(20, 12, 3, 3)
+    x[0, 3, 4, 5], x[1, 2, 3, 4], x[1, 1, 1, 1] = np.inf, 1e-40, np.nan
+    got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
+    np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-5)
+    assert found[0] is not None and np.isnan(want).sum() == 20 * 9 and np.isinf(want).any()
+
+
+def test_tiny_numbers_keep_their_digits(found):
+    x, w = draw(1, 4, 6, 6) * np.float32(1e-36), draw(8, 4, 3, 3) * np.float32(1e3)
+    got, want = compute(2, {}, x, w), expect(2, {}, x, w)
+    np.testing.assert_allclose(got, want, atol=1e-6 * abs(want).max())
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_narrow_operands_are_one_product(dtype, found):
+    x, w = draw(2, 12, 10, 11, dtype=dtype), draw(20, 12, 3, 3, dtype=dtype)
+    got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
+    assert found[0].narrow.name in ("bf16", "f16")
+    np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-8)
+
+
+def test_other_products_are_no_windows(found):
+    x, w = draw(2, 4, 6, 6), draw(8, 4, 3, 3)
+    compute(2, {"stride": 2, "dilation": 2}, x, w)
+    ts.jit(lambda a, b: a @ b, target="ptx")(draw(2, 3, 4, 5), draw(2, 3, 5, 4))
+    assert found == [None, None]
+
+
+def test_a_nest_of_loops_begins_where_its_indices_do():
+    from tessera.codegen.ptx.passes.mainloop import LoopNest
+    from tessera.core.types import TensorType, int64
+    from tessera.ir.core import Block, Node, Value
+    from tessera.ops.dialects import control_flow
+
+    i, j, base = (Value(TensorType((), int64)) for _ in range(3))
+    loops = tuple(Node(control_flow.for_, (), {}, (), (Block((v,), (), ()),)) for v in (i, j))
+    nest = LoopNest(loops, (3, 4), (2, 0), (1, 64))
+    form, strides = nest.place(AffineForm(5, {i: 10, j: 1, base: 7}))
+    assert (form.constant, dict(form.scalars), strides) == (25, {base: 7}, (10, 64))
