@@ -199,7 +199,7 @@ def measure(report: Report, world: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for size in SIZES:
         for name, runs in make_runs(size, world).items():
-            calls = max(3, min(200, (1 << 26) // size))
+            calls = max(20, min(200, (1 << 26) // size))
             times: dict[str, list[float]] = {who: [] for who in runs}
             for _ in range(ROUNDS):
                 for who, run in runs.items():
@@ -236,6 +236,45 @@ def measure_overlap() -> dict[str, float]:
 
     runs = {"all_reduce": lambda: ts.all_reduce(x), "products": compute, "both": both}
     return {name: min(time_calls(run, 10) for _ in range(5)) * 1e6 for name, run in runs.items()}
+
+
+def validate_prediction(report: Report, world: Any) -> dict[str, Any]:
+    """A program of products and collectives, measured and predicted from what its parts take alone."""
+    import tessera as ts
+    from tessera.dist import Compute, Link, simulate
+
+    n, count = 4096, world.size
+    rng = np.random.default_rng(0)
+    x, w = (ts.Tensor(rng.standard_normal((n, n)).astype("f4") / 64).to(ts.bf16).to(DEVICE) for _ in range(2))
+
+    def layer(x: Any, w: Any) -> Any:
+        return ts.relu(x @ w)
+
+    def program(x: Any, w: Any) -> Any:
+        for _ in range(4):
+            x = ts.all_reduce(layer(x, w), "mean")
+        return x
+
+    def best(run: Callable[[], Any]) -> float:
+        run()
+        times = [time_calls(run, 20) for _ in range(5)]
+        return min(max(each) for each in zip(*world.gather_objects(times), strict=True))
+
+    one, whole = ts.jit(layer, target="ptx"), ts.jit(program, target="ptx")
+    small, large = (ts.ones((k,)).to(DEVICE) for k in (256, 1 << 25))
+    kernel, latency = best(lambda: one(x, w)), best(lambda: ts.all_reduce(small))
+    moved = best(lambda: ts.all_reduce(large))
+    share = 2 * (count - 1) / count
+    link = Link(share * (1 << 27) / (moved - latency), latency / (2 * min(count - 1, 2 * (count - 1).bit_length())))
+    compute = Compute(matrix=2 * n**3 / kernel, flops=1e15, bandwidth=1e15, launch=0.0)
+    mesh = ts.Mesh(count, "ranks")
+    types = (ts.Tensor[n, n, ts.bf16],) * 2
+    predicted = simulate(program, mesh, *types, links={"ranks": link}, compute=compute).seconds
+    measured = best(lambda: whole(x, w))
+    found = {"kernel": kernel, "latency": latency, "bandwidth": link.bandwidth, "measured": measured}
+    found |= {"predicted": predicted, "error": predicted / measured - 1}
+    report.log(found)
+    return found
 
 
 # Training.
@@ -296,6 +335,7 @@ def work(options: argparse.Namespace) -> None:
         "others": in_ranks(check_others),
         "speed": in_ranks(lambda: measure(report, world)),
         "overlap": in_ranks(measure_overlap),
+        "prediction": in_ranks(lambda: validate_prediction(report, world)),
         "training": lambda: train(report, world),
     }
     for name, step in steps.items():

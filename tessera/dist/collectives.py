@@ -11,6 +11,7 @@ from tessera.core.device_array import DeviceArray, Donated
 from tessera.core.errors import ArgumentError, AsyncCopyError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, f32
+from tessera.dist.direct_calls import direct
 from tessera.dist.mesh import Mesh, MeshAxis
 from tessera.dist.ranks import Pending, current_axes, require_rank, start_exchange, takes_device_arrays
 from tessera.dist.sharding import Dims, ShardSpec
@@ -42,6 +43,7 @@ def _split_axis(axis: Any, mesh: Where, what: str) -> tuple[int, MeshAxis]:
     return int(axis), current_axes(mesh, None, what)
 
 
+@direct
 def all_reduce(x: Any, op: str = "sum", mesh: Where = None, axis: Any = None) -> Tensor:
     """The elementwise sum, mean, max, min or prod of `x` over ranks, for each of them.
 
@@ -80,6 +82,7 @@ def _reduce_list(tensors: Sequence[Tensor], op: str, axis: int) -> Tensor:
     return getattr(reductions, op)(stack(list(tensors), axis=0), axis=0)  # type: ignore[no-any-return]
 
 
+@direct
 def all_gather(x: Any, mesh: Where = None, axis: Any = 0) -> Tensor:
     """The tensors of the ranks, concatenated along `axis` in the order of the ranks, for each of them.
 
@@ -94,6 +97,7 @@ def all_gather(x: Any, mesh: Where = None, axis: Any = 0) -> Tensor:
     return ops.all_gather(x, axis=at, groups=where.groups, site=_site())  # type: ignore[no-any-return]
 
 
+@direct
 def reduce_scatter(x: Any, mesh: Where = None, axis: Any = 0, op: str = "sum") -> Tensor:
     """This rank's part along `axis` of the reduction of `x` over ranks.
 
@@ -108,6 +112,7 @@ def reduce_scatter(x: Any, mesh: Where = None, axis: Any = 0, op: str = "sum") -
     return ops.local_part(whole, axis=at, groups=where.groups)  # type: ignore[no-any-return]
 
 
+@direct
 def broadcast(x: Any, src: int = 0, mesh: Where = None, axis: Any = None) -> Tensor:
     """The tensor of member number `src`, for each rank.
 
@@ -148,6 +153,7 @@ def _check_root(root: Any, where: MeshAxis) -> int:
     return int(root)
 
 
+@direct
 def all_to_all(x: Any, mesh: Where = None, split_axis: int = 0, concat_axis: int = 0, axis: Any = None) -> Tensor:
     """Part number j of `x` along `split_axis` goes to member number j, which concatenates what it gets.
 

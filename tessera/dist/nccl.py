@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -65,6 +65,16 @@ def load_nccl() -> Any:
     return bindings
 
 
+class Exchanged(NamedTuple):
+    """A collective on arrays of the GPU: what the next call like it does, too."""
+
+    kind: str
+    operand: DeviceArray
+    result: DeviceArray
+    members: tuple[int, ...]
+    attrs: Mapping[str, Any]
+
+
 class Queued:
     """A collective that is queued: `wait` makes the stream of the computation wait for it, not this process.
 
@@ -103,6 +113,7 @@ class NcclWorld:
         self._name = f"world{next(_WORLDS)}"  # ranks make their worlds in the same order
         self._side: int | None = None
         self.mailbox = Mailbox(self)
+        self.last: Exchanged | None = None
         if library is None:
             _close_at_exit(self)
 
@@ -151,7 +162,10 @@ class NcclWorld:
         if blocking and (to_host or kind not in LAZY):
             if given.stream != stream:
                 self.memory.order(given, stream)
-            return Queued(self, self.run(kind, given, None, members, attrs, stream), None, stream, to_host)
+            out = self.run(kind, given, None, members, attrs, stream)
+            if not (to_host or self.check):
+                self.last = Exchanged(kind, given, out, members, attrs)
+            return Queued(self, out, None, stream, to_host)
         return self._start_aside(kind, given, members, attrs, (stream, to_host, blocking))
 
     def _start_aside(self, kind: str, x: DeviceArray, members: Any, attrs: Any, how: tuple[int, bool, bool]) -> Queued:

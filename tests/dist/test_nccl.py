@@ -236,3 +236,46 @@ def test_the_bindings_have_these_parameters():
         listed = re.findall(r"(\w+)(?:,|\))", getattr(nccl, name).__doc__)
         assert listed == list(code.co_varnames[1 : code.co_argcount]), name
     assert list(nccl.DataType.__members__)[:3] and nccl.DataType(9).name == "Bfloat16"
+
+
+def test_calls_after_the_first_are_the_same():
+    """Direct calls: other values, shapes, types, reductions and parts of the mesh do not take each other's plan."""
+    mesh = ts.Mesh((2, 2), ("a", "b"))
+
+    def program():
+        rank, found = ts.get_rank(), []
+        for scale in (1.0, 10.0):
+            for x in (ts.full((2, 4), scale * (rank + 1)), ts.full((4, 2), scale * (rank + 1), dtype=ts.int32)):
+                x = x.to("ptx")
+                found += [ts.all_reduce(x, op) for op in ("sum", "max")]
+                found += [ts.all_reduce(x, axis=name) for name in ("a", "b")]
+                with mesh.axis("b"):
+                    found += [ts.all_reduce(x), ts.all_gather(x), ts.reduce_scatter(x, op="max"), ts.broadcast(x, 1)]
+                found += [ts.all_gather(x, mesh.axis("a"), axis=1), ts.all_to_all(x, mesh.axis("a"), 0, 1)]
+        return [y.numpy() for y in found]
+
+    wanted = ts.spmd(program, mesh=ts.Mesh((2, 2), ("a", "b"), engine="simulated"), out_specs="ranks")()
+    for rank, found in enumerate(run_on_fake(mesh, program)):
+        for a, b in zip(found, wanted[rank], strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+
+
+def test_a_direct_call_keeps_effects_and_errors():
+    class Broken(FakeNccl):
+        def __init__(self, library):
+            super().__init__(library.hub)
+
+        def all_reduce(self, *given):
+            if len(self.calls) == 2:
+                raise NCCLError("the third call")
+            super().all_reduce(*given)
+
+    def program():
+        x = ts.ones((2,)).to("ptx")
+        assert ts.all_reduce(x).tolist() == ts.all_reduce(x).tolist() == [2.0, 2.0]
+        ts.all_reduce(x)
+
+    with pytest.raises(CollectiveError, match="the third call") as caught:
+        run_on_fake(ts.Mesh(2), program, wrap=Broken)
+    assert caught.value.location.file == __file__

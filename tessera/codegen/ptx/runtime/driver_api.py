@@ -262,8 +262,8 @@ ALLOCATION_UNIT = 4  # bytes
 class DeviceAllocation:
     """Memory on the GPU; `int` gives its address."""
 
-    def __init__(self, allocation: Any) -> None:
-        self._allocation = allocation
+    def __init__(self, allocation: Any, gpu: GPU | None = None) -> None:
+        self._allocation, self._gpu = allocation, gpu
         self.address = int(allocation)
 
     def __int__(self) -> int:
@@ -274,6 +274,11 @@ class DeviceAllocation:
         if self._allocation is not None:
             self._allocation.free()
             self._allocation = None
+
+    def __del__(self) -> None:
+        if self._allocation is not None and self._gpu is not None:
+            with self._gpu.borrowed():  # pycuda ends the process if the thread that frees memory has no context
+                self.free()
 
 
 class GPU:
@@ -310,7 +315,7 @@ class GPU:
     def allocate(self, size: int) -> DeviceAllocation:
         """Memory from the pool, which it returns to when nothing refers to it."""
         # In whole words: an atomic update of a smaller element accesses the word that contains it.
-        memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT))
+        memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT), self)
         self.keep(memory)
         return memory
 
@@ -346,6 +351,18 @@ class GPU:
         if threading.current_thread() is not threading.main_thread() and getattr(self._here, "active", False):
             self.driver.Context.pop()
             self._here.active = False
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """The context in this thread for a block alone: garbage is collected in any thread."""
+        if getattr(self._here, "active", False):
+            yield
+            return
+        self.context.push()
+        try:
+            yield
+        finally:
+            self.driver.Context.pop()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -457,3 +474,9 @@ def get_gpu() -> GPU:
     if not count_gpus():
         raise DeviceUnavailable("this machine has no NVIDIA GPU", suggestion='run on the processor with "cpu"')
     return GPU()
+
+
+def leave_thread() -> None:
+    """Remove the GPU's context, if there is one, from a thread that ends."""
+    if get_gpu.cache_info().currsize:
+        get_gpu().leave_thread()
