@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import CollectiveError, DeviceUnavailable
+from tessera.dist.direct_calls import Exchanged
 from tessera.dist.exchange import REDUCERS, combine, narrow, widen
 from tessera.dist.simulation import describe_call
 from tessera.interp.host import keep_heap_pages
@@ -107,6 +108,9 @@ class MpiWorld:
     """
 
     on_device = False
+    direct_arrays = np.ndarray
+    last: Exchanged | None = None
+    recording = False
 
     def __init__(self, check: bool = False, reproducible: bool = False) -> None:
         keep_heap_pages()  # the memory of results is used again, not asked of the system each time
@@ -127,14 +131,21 @@ class MpiWorld:
         blocking: bool = False,
     ) -> Started:  # fmt: skip
         """Start a collective of a group; with `blocking` it may also be complete when the call returns."""
-        comm, x = self._find_comm(members), np.ascontiguousarray(x)
+        given, comm, x = x, self._find_comm(members), np.ascontiguousarray(x)
         if self.check:
             _compare_calls(comm, members, describe_call(kind, x, attrs), site)
         reduces = kind in ("all_reduce", "reduce_scatter", "reduce_to")
         run = _combine_gathered if kind not in _RUNS or (reduces and self.reproducible) else _RUNS[kind]
         if blocking and run in _BLOCKING:
             comm = _Blocking(comm)
-        return run(self, comm, kind, x, members, attrs)
+        started = run(self, comm, kind, x, members, attrs)
+        if self.recording and blocking and not self.check:
+            self.last = Exchanged(kind, given, started.wait(), members, attrs)
+        return started
+
+    def repeat(self, done: Exchanged, x: np.ndarray) -> np.ndarray:
+        """Run a collective as before, on another array of the same type."""
+        return self.start(self.rank, done.kind, x, done.members, done.attrs, "", blocking=True).wait()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all ranks, pickled on the way."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ from tessera.core.device_array import DeviceArray, DeviceMemory, Rows
 from tessera.core.errors import CollectiveError, DeviceUnavailable, TesseraError
 from tessera.core.hooks import find_device_memory
 from tessera.core.types import TensorType, as_dtype
+from tessera.dist.direct_calls import Exchanged
 from tessera.dist.exchange import combine
 from tessera.dist.messages import Mailbox
 from tessera.dist.parts import PartsOfAxis, find_shape
@@ -65,16 +66,6 @@ def load_nccl() -> Any:
     return bindings
 
 
-class Exchanged(NamedTuple):
-    """A collective on arrays of the GPU: what the next call like it does, too."""
-
-    kind: str
-    operand: DeviceArray
-    result: DeviceArray
-    members: tuple[int, ...]
-    attrs: Mapping[str, Any]
-
-
 class Queued:
     """A collective that is queued: `wait` makes the stream of the computation wait for it, not this process.
 
@@ -100,6 +91,7 @@ class NcclWorld:
     """
 
     on_device = True
+    direct_arrays = DeviceArray
 
     def __init__(
         self, check: bool = False, library: Any = None, memory: DeviceMemory | None = None,
@@ -114,6 +106,7 @@ class NcclWorld:
         self._side: int | None = None
         self.mailbox = Mailbox(self)
         self.last: Exchanged | None = None
+        self.recording = False
         if library is None:
             _close_at_exit(self)
 
@@ -163,7 +156,7 @@ class NcclWorld:
             if given.stream != stream:
                 self.memory.order(given, stream)
             out = self.run(kind, given, None, members, attrs, stream)
-            if not (to_host or self.check):
+            if self.recording and not (to_host or self.check):
                 self.last = Exchanged(kind, given, out, members, attrs)
             return Queued(self, out, None, stream, to_host)
         return self._start_aside(kind, given, members, attrs, (stream, to_host, blocking))
@@ -208,6 +201,13 @@ class NcclWorld:
         elif out.nbytes:
             self.memory.clear(out, stream)
         return out
+
+    def repeat(self, done: Exchanged, x: DeviceArray) -> DeviceArray:
+        """Run a collective as before, on another array of the same type."""
+        stream = self.memory.find_stream()
+        if x.stream != stream:
+            self.memory.order(x, stream)
+        return self.run(done.kind, x, None, done.members, done.attrs, stream)
 
     def compare(self, members: tuple[int, ...], call: str, site: str) -> None:
         """Compare a call with those of all ranks of a group.

@@ -224,7 +224,7 @@ def trace_rank(body: Any, mesh: Mesh, local: Any, links: Mapping[str, Link], com
     """The program of rank 0, which stands for all: SPMD ranks run the same ops."""
     args, named = local
     jit = body if isinstance(body, Jit) else Jit(body)
-    world: Any = SimpleNamespace(size=mesh.size, on_device=False)
+    world: Any = SimpleNamespace(size=mesh.size, on_device=False, direct_arrays=None)
     traced = run_as_rank(RankContext(0, mesh, world), lambda: jit._trace(jit.bind(tuple(args), named)))
     return make_program(traced.function, mesh, 0, links, compute)
 

@@ -29,10 +29,12 @@ class World(Protocol):
 
     `kind` is the name of a collective op, `attrs` are its attributes without `groups`, `members` the ranks of the
     group in order, `site` the user's line ("file:line"). An engine that is `on_device` takes arrays of the device, too.
+    Calls like one before, on arrays of the class `direct_arrays`, are repeated without the op.
     """
 
     size: int
     on_device: bool
+    direct_arrays: type | None
 
     def start(
         self, rank: int, kind: str, x: np.ndarray, members: tuple[int, ...], attrs: Attributes, site: str,

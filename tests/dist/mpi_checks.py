@@ -1,6 +1,7 @@
 """Run by 4 processes: every collective over MPI equals the simulator; then a program with gradients, and refusals."""
 
 import sys
+import tempfile
 
 import numpy as np
 from collective_cases import CASES, DTYPES, MESHES, ROUNDED, run_case, skips
@@ -84,6 +85,38 @@ def check_nan():
             np.testing.assert_array_equal(found.numpy().astype("f4")[0], reduce(rows), err_msg=f"{kind} {dtype}")
 
 
+def check_repeated():
+    """Calls after the first take a shorter way: other values, types and groups have their own results."""
+    mesh = ts.Mesh((2, 2), ("a", "b"))
+
+    def program():
+        found = []
+        for scale in (1, 3):
+            for dtype in (ts.f32, ts.int32, ts.bf16):
+                x = ts.full((2, 4), scale * (ts.get_rank() + 1), dtype=dtype)
+                found += [ts.all_reduce(x, op) for op in ("sum", "max")] + [ts.all_reduce(x, axis=n) for n in "ab"]
+                found += [ts.all_gather(x, mesh.axis("b"), axis=1), ts.reduce_scatter(x, mesh.axis("a"), op="max")]
+        return [np.asarray(y) for y in found]
+
+    want = ts.spmd(program, mesh=ts.Mesh((2, 2), ("a", "b"), engine="simulated"), out_specs="ranks")()
+    for a, b in zip(ts.spmd(program, mesh=mesh, out_specs="ranks")(), want, strict=True):
+        for found, wanted in zip(a, b, strict=True):
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(found, wanted)
+
+
+def check_background_save():
+    def program():
+        ts.dist.save_checkpoint_async(folder, {"w": ts.full((2,), float(ts.get_rank()))}, {"w": P("ranks")}).wait()
+
+    with tempfile.TemporaryDirectory() as own:
+        folder = load_world("mpi", False).comm.bcast(own + "/c")
+        ts.spmd(program, mesh=ts.Mesh(4))()
+        whole = ts.dist.load_checkpoint(folder, {"w": 0})["w"]
+        np.testing.assert_array_equal(whole.numpy(), np.repeat(np.arange(4.0), 2))
+        load_world("mpi", False).comm.Barrier()
+
+
 def check_reproducible():
     world = load_world("mpi", reproducible=True)
     x = (np.random.default_rng(world.rank).standard_normal(1000) * 1e3).astype("f4")
@@ -99,4 +132,6 @@ if __name__ == "__main__":
     check_refusals()
     check_nan()
     check_reproducible()
+    check_repeated()
+    check_background_save()
     sys.stdout.write("checked\n")
