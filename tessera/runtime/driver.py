@@ -18,6 +18,7 @@ from tessera.codegen.contract import (
     load_runtime,
 )
 from tessera.codegen.donation import reuse_donated
+from tessera.codegen.grouped import ungroup_launches
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError
@@ -53,6 +54,9 @@ def iterate_passes(function: Function, plan: LoweringPlan) -> Iterator[tuple[str
     """Yield the module after each pass with the pass's name; the first is the traced module."""
     module = Module("graph", (function,))
     yield "trace", module
+    if plan.mesh:  # an element has one program at a time
+        module = module.replace(ungroup_launches(module.main), *module.functions[1:])
+        yield "group vectorisation", module
     for name, step in track(list_steps(plan, function), "lowering"):
         module = step(module)
         yield name, module

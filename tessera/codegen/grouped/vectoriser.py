@@ -151,10 +151,11 @@ def _broadcast_shapes(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, ...]:
 
 def vectorise_groups(module: Module) -> Module:
     """A Tile module whose kernels have groups of one tile."""
-    return module.replace(module.main, *(_vectorise_function(f) for f in module.functions[1:]), level=LEVEL)
+    return module.replace(module.main, *(vectorise_function(f) for f in module.functions[1:]), level=LEVEL)
 
 
-def _vectorise_function(function: Function) -> Function:
+def vectorise_function(function: Function) -> Function:
+    """A tile function whose groups have one tile; each of its programs is a group."""
     size = int(function.attrs.get("group", 1))
     if size == 1 and not any(n.op in GROUP_OPS for n in function.body.walk()):
         return function
