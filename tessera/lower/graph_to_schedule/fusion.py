@@ -107,6 +107,8 @@ MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
 MAX_PADDED_POINTS = 32  # of padded memory
+# The most rows of a left operand for which a dot reads windows with gaps in place.
+MAX_GATHERED_ROWS = 128
 
 
 @dataclass
@@ -166,7 +168,7 @@ class KernelFusion:
 
     def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether a node may be inlined in all clusters that read it."""
-        if node.out in self.operands and not self.is_view(node):
+        if node.out in self.operands and not (self.is_view(node) and self.is_read_in_place(node, wanting)):
             return False
         if node.op in POINTWISE and not is_widening(node):
             if self.is_product_epilogue(node.out, wanting) or self.is_reduction_epilogue(node.out, wanting):
@@ -178,6 +180,13 @@ class KernelFusion:
         if node.op is basic.cast:
             return is_widening(node) or not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS, shape.strided_view)
+
+    def is_read_in_place(self, node: Node, wanting: list[FusionCluster]) -> bool:
+        """Whether dots gain from reading a view rather than a copy: windows with gaps are gathered for every tile."""
+        if node.op is not shape.strided_view or _is_contiguous(node):
+            return True
+        products = [self.uses[c.product] for c in wanting if c.product is not None]
+        return all(estimate_size(get_shape(n.args[0])[-2]) <= MAX_GATHERED_ROWS for n in products)
 
     def base(self, value: Value) -> Value:
         """The value below a chain of views."""
@@ -259,6 +268,12 @@ class KernelFusion:
         axes = {axis for n in found for axis in find_reduced_axes(n)}
         rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
         return bool(axes) and bool(rows) and rows.isdisjoint(axes)
+
+
+def _is_contiguous(node: Node) -> bool:
+    """Whether the last axis of a strided view is that of its source, at stride 1."""
+    along = node.attrs["strides"][-1]
+    return bool(along[-1] == 1 and all(row[-1] == 0 for row in node.attrs["strides"][:-1]))
 
 
 def _estimate_count(value: Value) -> int:

@@ -106,10 +106,6 @@ class TileSizeSearch:
         return budget
 
     def find_contiguous_dims(self) -> set[int]:
-        """The dims along which some access has unit stride."""
-        return {d for access in self.accesses if access for d in find_unit_stride_dims(access[-1])}
-
-    def find_main_contiguous_dims(self) -> set[int]:
         """The dims along which some access of the most elements has unit stride: the others cost little either way."""
         sizes = [self._count_elements(access) for access in self.accesses]
         main = [access for access, size in zip(self.accesses, sizes, strict=True) if size == max(sizes)]
@@ -202,7 +198,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     rows = {n.attrs["dim"] for n in tiling.block.nodes if n.op is schedule.reduce}
     row = max(rows, key=lambda d: (not tiling.is_static(d), tiling.extents[d]))
     rest = math.prod(int(tiling.dims[d][1]) for d in rows - {row})
-    fastest = tiling.find_main_contiguous_dims()
+    fastest = tiling.find_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
     left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)

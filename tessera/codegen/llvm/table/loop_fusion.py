@@ -264,9 +264,12 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
         step = a.step if a.kind is LaneKind.RAMP else b.step
         return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple, step)
     t = RegisterType("i64", body.width)
-    return LaneValue(
-        body.text.let(f"add {t} {body.broadcast_lane(a, t)}, {body.broadcast_lane(b, t)}", "i"), LaneKind.VARYING
-    )
+    name = body.text.let(f"add {t} {body.broadcast_lane(a, t)}, {body.broadcast_lane(b, t)}", "i")
+    repeated, other = (a, b) if a.repeat else (b, a)
+    if not repeated.repeat or not other.uniform:
+        return LaneValue(name, LaneKind.VARYING)
+    base = body.text.add(repeated.base, other.name)
+    return LaneValue(name, LaneKind.VARYING, repeat=repeated.repeat, base=base)
 
 
 def _delinearise_index(body: LoopBody, linear: LaneValue, sizes: tuple[int, ...]) -> list[LaneValue]:
@@ -290,7 +293,23 @@ def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -
         if step == 1 and modulus % body.width == 0:  # no lane wraps around the modulus
             rest = body.text.let(f"urem i64 {linear.name}, {modulus}", "i")
             return LaneValue(rest, LaneKind.RAMP, math.gcd(linear.divisor, modulus))
+        if body.width > 1 and step == 1 and body.width % modulus == 0:  # the same numbers in every register
+            numbers = ", ".join(f"i64 {i % modulus}" for i in range(body.width))
+            return LaneValue(f"<{numbers}>", LaneKind.VARYING, cycle=modulus)
+        if 1 < step < body.width and body.width % step == 0 and (modulus * step) % body.width == 0:
+            return _emit_repeated_quotient(body, linear, step, modulus)
     return _emit_division(body, linear, step, modulus)
+
+
+def _emit_repeated_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
+    """linear / step % modulus where all lanes of a register count up without a wrap, each number `step` times."""
+    base = body.text.let(f"udiv i64 {linear.name}, {step}", "i")
+    base = body.text.let(f"urem i64 {base}, {modulus}", "i") if modulus else base
+    t = RegisterType("i64", body.width)
+    whole = body.broadcast_lane(LaneValue(base, LaneKind.UNIFORM), t)
+    counts = ", ".join(f"i64 {i // step}" for i in range(body.width))
+    name = body.text.let(f"add {t} {whole}, <{counts}>", "i")
+    return LaneValue(name, LaneKind.VARYING, repeat=step, base=base)
 
 
 def _emit_division(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
@@ -320,6 +339,10 @@ def _(body, node, index):
     position = offset_index(body, starts, index)
     mask, other = emit_optional_operand(body, more, 0, index), emit_optional_operand(body, more, 1, index)
     if node.attrs["edge"] == "clip":
+        if mask is None and other is None and any(lane.repeat for lane in position):
+            axes = body.kernel.ranges.find_unproven_axes(starts, node.attrs["shape"], m.shape)
+            if axes and all(m.shape[a] == 1 for a in axes):
+                return memory.load_then_mask(body, m, position, memory.emit_inside_mask(body, m, position, axes))
         mask = memory.intersect_masks(body, mask, emit_bounds_mask(body, m, starts, node.attrs["shape"], position))
     return memory.load_lane(body, m, position, mask, other)
 

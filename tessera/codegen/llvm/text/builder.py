@@ -246,13 +246,17 @@ class LaneKind(Enum):
 class LaneValue:
     """The register of a value, and how it varies; `multiple` is a known divisor of an index's scalar.
 
-    `step` is the difference between the lanes of a ramp.
+    `step` is the difference between the lanes of a ramp. The lanes of a vector with `repeat` count up from the scalar
+    `base`, each number `repeat` times; those of one with `cycle` are 0, 1, … to before `cycle`, again and again.
     """
 
     name: str
     kind: LaneKind = LaneKind.INVARIANT
     multiple: int = 1
     step: int = 1
+    repeat: int = 0
+    base: str = ""
+    cycle: int = 0
 
     @property
     def uniform(self) -> bool:

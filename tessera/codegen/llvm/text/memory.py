@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.codegen.llvm.table import conversions
@@ -135,16 +135,23 @@ def fit_vector_width(width: int, count: int) -> int:
     return min(width, 1 << max(0, count - 1).bit_length())
 
 
+MAX_SHUFFLED_STRIDE = 8  # lanes further apart are gathered
+
 # Loads and stores of one vector register: contiguous, strided, gathers and scatters; masked.
 
 
 @dataclass(frozen=True)
 class LaneAddress:
-    """The offsets of lanes, in elements: a scalar, plus `stride` times the lane's number, plus a vector."""
+    """The offsets of lanes, in elements: a scalar, plus `stride` times the lane's number, plus a vector.
+
+    With `repeat` the offsets count up from the scalar `first`, each `repeat` times.
+    """
 
     scalar: str
     stride: int
     vector: str = ""
+    repeat: int = 0
+    first: str = ""
 
     @property
     def uniform(self) -> bool:
@@ -153,9 +160,10 @@ class LaneAddress:
 
 
 def compute_address(body: LoopBody, m: StridedMemRef, index: LaneIndex) -> LaneAddress:
-    """The offsets of an index in a memory."""
+    """The offsets of an index in a memory; an axis of one element has one index within bounds."""
     scalar, stride, vector = "0", 0, ""
-    for lane, step in zip(index, m.strides, strict=True):
+    places = [(lane, step) for lane, step, n in zip(index, m.strides, m.shape, strict=True) if n != 1]
+    for lane, step in places:
         if lane.kind is LaneKind.VARYING or (lane.kind is LaneKind.RAMP and isinstance(step, Dim) and body.width > 1):
             name = body.broadcast_lane(lane, RegisterType("i64", body.width))
             vector = _add_scaled_vector(body, vector, name, step)
@@ -165,7 +173,23 @@ def compute_address(body: LoopBody, m: StridedMemRef, index: LaneIndex) -> LaneA
             continue
         stride += step * lane.step if lane.kind is LaneKind.RAMP else 0
         scalar = body.text.add(scalar, body.text.mul(lane.name, step))
-    return LaneAddress(scalar, stride, vector)
+    return _find_repeated(body, LaneAddress(scalar, stride, vector), places)
+
+
+def _find_repeated(body: LoopBody, address: LaneAddress, places: Sequence[tuple[LaneValue, Size]]) -> LaneAddress:
+    """The address with what is known of its vector.
+
+    An index of repeated numbers at stride 1, or such an index together with one that counts within each group.
+    """
+    varying = sorted((x for x in places if not x[0].uniform), key=lambda x: -x[0].repeat)
+    if not varying or not varying[0][0].repeat or isinstance(varying[0][1], Dim):
+        return address
+    (lane, step), rest = varying[0], varying[1:]
+    if not rest and step == 1:
+        return replace(address, repeat=lane.repeat, first=body.text.add(address.scalar, lane.base))
+    if len(rest) == 1 and rest[0][0].cycle == lane.repeat and rest[0][1] * lane.repeat == step:
+        return LaneAddress(body.text.add(address.scalar, body.text.mul(lane.base, step)), int(rest[0][1]))
+    return address
 
 
 def _add_scaled_vector(body: LoopBody, total: str, name: str, step: Size) -> str:
@@ -226,8 +250,10 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
         return emit_splat(body.text, t, one)
     if not address.vector and address.stride == -1 and width > 1:
         return _load_reversed(body, m, address, mask, t)
-    if not address.vector and address.stride == 2 and width > 1 and mask is None:
-        return _load_every_second(body, m, address, t)
+    if not address.vector and 2 <= address.stride <= MAX_SHUFFLED_STRIDE and width > 1 and mask is None:
+        return _load_strided(body, m, address, t)
+    if address.repeat and width > 1 and mask is None:
+        return _load_repeated(body, m, address, t)
     if address.vector or address.stride != 1 and width > 1:
         return _emit_gather(body, m, address, mask, t)
     at = emit_pointer(body, m, address)
@@ -256,15 +282,50 @@ def _reverse(body: LoopBody, t: RegisterType, name: str) -> str:
     return body.text.let(f"shufflevector {t} {name}, {t} poison, <{t.width} x i32> <{picks}>")
 
 
-def _load_every_second(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
-    """Lanes two elements apart: two loads, the second of which ends at the last lane's element, and a shuffle."""
-    size, half = get_element_bytes(m.dtype), t.width // 2
+def _load_repeated(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
+    """Lanes in groups of one element each: a load of a part of a register, spread by a shuffle."""
+    part = RegisterType(t.element, t.width // address.repeat)
+    at = emit_pointer(body, m, LaneAddress(address.first, 1))
+    raw = body.text.let(f"load {part}, ptr {at}, align {get_element_bytes(m.dtype)}")
+    picks = ", ".join(f"i32 {i // address.repeat}" for i in range(t.width))
+    return body.text.let(f"shufflevector {part} {raw}, {part} poison, <{t.width} x i32> <{picks}>")
+
+
+def load_then_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: LaneValue | None) -> LaneValue:
+    """The elements at an index that is within bounds in every lane; 0 where the mask is false."""
+    lane = load_lane(body, m, index)
+    if mask is None:
+        return lane
+    t = get_register_type(m.dtype, body.width_of(lane, mask))
+    cond, found = body.broadcast_lane(mask, t.truth), body.broadcast_lane(lane, t)
+    name = body.text.let(f"select {t.truth} {cond}, {t} {found}, {t} {t.const(0)}")
+    return LaneValue(name, body.kind_of(lane, mask))
+
+
+def _load_strided(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
+    """Lanes a few elements apart: contiguous loads, the last of which ends at the last lane's element, and shuffles."""
+    stride, width = address.stride, t.width
+    starts = [*range(0, (stride - 1) * width, width), (width - 1) * (stride - 1)]
     parts = []
-    for offset in (0, t.width - 1):
+    for offset in starts:
         at = emit_pointer(body, m, LaneAddress(body.text.add(address.scalar, str(offset)), 1))
-        parts.append(body.text.let(f"load {t}, ptr {at}, align {size}"))
-    picks = ", ".join(f"i32 {2 * i + (i >= half)}" for i in range(t.width))
-    return body.text.let(f"shufflevector {t} {parts[0]}, {t} {parts[1]}, <{t.width} x i32> <{picks}>")
+        parts.append(body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}"))
+    found = parts[0]
+    for number in range(1, stride):
+        # A lane of an earlier part has its place, or will be at it after this first shuffle.
+        picks = [_pick_lane(lane, stride, width, number, starts[number]) for lane in range(width)]
+        listed = ", ".join(f"i32 {p}" for p in picks)
+        found = body.text.let(f"shufflevector {t} {found}, {t} {parts[number]}, <{width} x i32> <{listed}>")
+    return found
+
+
+def _pick_lane(lane: int, stride: int, width: int, number: int, start: int) -> int:
+    """The element for a lane of a shuffle of the lanes found so far and part `number`, which begins at `start`."""
+    place = lane * stride
+    part = min(place // width, stride - 1)
+    if part == number:
+        return width + place - start
+    return place if part == 0 and number == 1 else lane
 
 
 def _load_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, mask: str, t: RegisterType) -> str:
