@@ -86,7 +86,8 @@ COMPONENTS: dict[str, Component] = {
          "tessera/codegen/contract.py", "tessera/codegen/llvm/runtime/g*.py", "tessera/codegen/llvm/runtime/p*.py",
          "tessera/codegen/llvm/runtime/reports.py"), ("llvm guarded", "llvm"),
         ("graph/found", "tile/found", "tile/memory", "graph/errors", "tile/errors", "graph/launches"),
-        ("tests/runtime", "tests/codegen/llvm/test_program.py", "tests/codegen/test_legality.py"),
+        ("tests/runtime", "tests/frontend/kernel/test_streams.py", "tests/codegen/llvm/test_program.py",
+         "tests/codegen/test_legality.py"),
     ),
     "autodiff": Component(
         ("tessera/transforms/autodiff/*.py", "tessera/transforms/flow/*deriv*.py",

@@ -57,6 +57,8 @@ def make_loop(count, offset, move, step=1, first=0):
         (make_plan({"run": [1, 1]}), make_plan({"run": [1, 0]})),
         (make_plan({"run": [0, 1]}), make_plan({"call": 0})),
         (make_loop(4, 0, 16), make_loop(5, 0, 16)),
+        (make_loop(1, 48, 16), make_loop(2, 48, 16)),
+        (make_loop(0, 48, 16), make_loop(0, 64, 16)),
         (make_loop(4, 0, 1, step=16), make_loop(4, 0, 1, step=17)),
         (make_loop(4, 0, 16, step=-1, first=3), make_loop(4, 0, 16, step=-1, first=4)),
         (make_loop(4, 48, -16), make_loop(4, 32, -16)),

@@ -99,3 +99,14 @@ def test_what_is_no_block():
     assert find_block_layout([D, D], (1, 1, 1, 4)) is None  # a diagonal
     assert find_block_layout([add_exprs(scale_expr(H, 4), D)], (1, 1, 3, 2)) is None  # rows in part
     assert find_block_layout([IndexExpr(0, ((OpaqueIndex("?", frozenset({0})), 1),))], (2,)) is None
+
+
+def test_only_adjacent_digits_merge():
+    """i // 4 % 3 * 4 + i % 4 is i % 12; with a gap between the digits, or other strides, nothing merges."""
+    low, high, far = IndexDigit(0, 24, 1, 4), IndexDigit(0, 24, 4, 3), IndexDigit(0, 24, 8, 3)
+    (merged,) = add_exprs(IndexExpr(0, ((low, 1),)), IndexExpr(0, ((high, 4),))).terms
+    assert merged == (IndexDigit(0, 24, 1, 12), 1)
+    for other, by in ((far, 4), (high, 3), (IndexDigit(1, 24, 4, 3), 4)):
+        apart = add_exprs(IndexExpr(0, ((low, 1),)), IndexExpr(0, ((other, by),)))
+        assert set(apart.terms) == {(low, 1), (other, by)}
+        assert all(value(apart, (i, i)) == i % 4 + by * (i // other.divisor % 3) for i in range(24))

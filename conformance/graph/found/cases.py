@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 import tessera as ts
 from conformance.case import Case
-from conformance.inputs import tensor
+from conformance.inputs import edge_values, tensor
 from tessera.frontend.jit.tracing import Jit
 
 
@@ -38,11 +39,22 @@ def constant_dividend(x: Any) -> Any:
     return ts.remainder(0.5, x), ts.floor_divide(x, 0.5)
 
 
+def folded(x: Any) -> Any:
+    """What algebra simplifies and arithmetic does not: with NaN, infinities and zeros of both signs."""
+    negated = -x
+    parts = [x * 0.0, 0.0 * x, x + 0.0, x - 0.0, x - (-0.0), 0.0 - x, x * 1.0, x / 1.0, -negated, x - x, x / x, x**1.0]
+    signs = [ts.copysign(1.0, v) for v in (x + 0.0, x - (-0.0), x * -1.0, negated)]
+    return ts.stack([*parts, *signs, ts.maximum(x, x), ts.where(x == x, x, negated)])
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
         x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
         yield Case(f"graph/found/constant-dividend-{dtype}", lambda x=x: (Jit(constant_dividend), (x,)))  # type: ignore[misc]
+    for dtype, kind in itertools.product(("f64", "f32", "f16", "bf16"), ("special", "zeros", "extreme")):
+        x = edge_values(kind, 1, (3, 11), dtype)
+        yield Case(f"graph/found/folded-{dtype}-{kind}", lambda x=x: (Jit(folded), (x,)), unknown=True)  # type: ignore[misc]
     for dtype in ("int64", "int32", "int16", "int8"):
         least = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, -3], dtype)
         yield Case(

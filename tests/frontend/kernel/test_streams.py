@@ -169,3 +169,17 @@ def test_streams_run_beside_each_other():
     one, two, meeting = ts.Stream(), ts.Stream(), threading.Barrier(2)
     queued = [s.run(meeting.wait, 10) for s in (one, two)]
     assert sorted(q.wait() for q in queued) == [0, 1]  # each waited for the other
+
+
+def test_wait_raises_what_the_launch_or_one_before_it_did_wrong():
+    def fail():
+        raise ExecutionError("it went wrong")
+
+    stream = ts.Stream()
+    with pytest.raises(ExecutionError, match="it went wrong"):
+        stream.run(fail).wait()
+    stream.run(fail)
+    behind = stream.run(lambda: 3)
+    with pytest.raises(ExecutionError, match="it went wrong"):
+        behind.wait()
+    assert stream.run(lambda: 3).wait() == 3

@@ -1,7 +1,7 @@
 """Error rules are sound: every result of a legal target is within the bound."""
 
-import functools
-import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +14,10 @@ from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import find_ulp_bound
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import REGISTRY
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+import bound_orders  # noqa: E402
+from bound_orders import combine_in_some_order, scan_in_some_order  # noqa: E402
 
 SHAPE = (4, 6)
 FLOATS = (f64, f32, f16, bf16)
@@ -166,36 +170,6 @@ def test_where_is_sound(seed):
     assert compare_with_bound(np.where(taken, x, y), bound).ok
 
 
-def combine_in_some_order(rng, parts, join):
-    """All parts joined as a target may: in order or not, in lanes, or as any tree."""
-    parts = [parts[i] for i in rng.permutation(len(parts))] if rng.random() < 0.5 else list(parts)
-    count = int(rng.choice([1, 2, 4, 8]))
-    if rng.random() < 0.5:
-        parts = [functools.reduce(join, parts[i::count]) for i in range(min(count, len(parts)))]
-    while len(parts) > 1:
-        i = int(rng.integers(len(parts) - 1))
-        parts[i : i + 2] = [join(parts[i], parts[i + 1])]
-    return parts[0]
-
-
-def scan_in_some_order(rng, parts, join):
-    """Prefixes as a target may form them: one after the other, by doubling, in blocks, or each by a tree of its own."""
-    kind, count = rng.integers(3), len(parts)
-    if kind == 0:
-        return [combine_in_some_order(rng, parts[: i + 1], join) for i in range(count)]
-    if kind == 1:
-        found, reach = list(parts), 1
-        while reach < count:
-            found = [join(found[i - reach], x) if i >= reach else x for i, x in enumerate(found)]
-            reach *= 2
-        return found
-    size, found = int(rng.integers(1, count + 1)), []
-    for first in range(0, count, size):
-        block = list(itertools.accumulate(parts[first : first + size], join))
-        found += [join(found[-1], x) for x in block] if found else block
-    return found
-
-
 ORDERED = {
     "cumsum": (np.add, {"axis": -2}), "cumprod": (np.multiply, {"axis": -2}),
     "sum": (np.add, {"axis": (-2,), "keepdims": False}), "prod": (np.multiply, {"axis": (-2,), "keepdims": False}),
@@ -233,3 +207,18 @@ def test_the_bound_of_a_product_is_tight():
     *_, bound = bound_of("prod", [f32], [IntervalArray(x)], {"axis": (-2,), "keepdims": False})
     np.testing.assert_array_equal(bound.value[2:7], [inf, 0.0, -inf, nan, nan])
     assert (bound.radius[2:7] == 0).all() and (bound.radius[[0, 1, 7]] < 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "var", "matmul", "scatter_add", "cumsum"])
+def test_whole_programs_in_random_orders(name):
+    for dtype in ("f32", "f16"):
+        found = bound_orders.examine(name, dtype, 2000, 1)
+        assert found["evaluations"] >= 2000 and found["outside"] == 0 and found["bits"] > 6
+
+
+def test_an_order_that_leaves_a_part_out_is_outside(monkeypatch):
+    def forgetful(rng, parts, join):
+        return combine_in_some_order(rng, parts[:-1], join)
+
+    monkeypatch.setattr(bound_orders, "combine_in_some_order", forgetful)
+    assert bound_orders.examine("sum", "f32", 2000, 1)["outside"] > 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from conformance.case import all_cases
 from conformance.run import list_engines, run_case
+from tessera.core.errors import OutOfBoundsError
 from tessera.core.types import Policy, RefType, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
@@ -20,6 +21,7 @@ from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.lower.pipeline import PIPELINE
 from tessera.ops.tensor import basic, contractions, nn, shape
 from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor.scatter import scatter_add
 from tests.lower.levels import modules
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -128,3 +130,29 @@ def test_a_folded_constant_keeps_its_policy():
     (constant,) = (n for n in folded.body.nodes if n.op is basic.full)
     (cast,) = (n for n in folded.body.nodes if n.op is basic.cast)
     assert constant.attrs["value"] == 2.0 and constant.out.type.policy is None and cast.out.type.policy == policy
+
+
+def test_attention_on_permuted_heads_becomes_one_op_with_and_without_a_mask():
+    q = np.ones((1, 5, 2, 4), np.float32)
+    for mask in ((), (np.zeros((5, 5), np.float32),)):
+
+        def program(q, *mask):
+            heads = shape.permute(q, axes=nn.HEADS_SECOND_ORDER)
+            found = nn.scaled_dot_product_attention(heads, heads, heads, *mask)
+            return shape.permute(found, axes=nn.HEADS_SECOND_ORDER)
+
+        names = [n.op.__name__ for n in passed(jit(program).trace(q, *mask).function).body.nodes]
+        assert names == ["positional_attention"], names
+
+
+def test_the_indices_of_a_scatter_are_checked_before_a_library_kernel_adds():
+    def program(x, i, u):
+        return scatter_add(x, i, u)
+
+    x, i, u = np.zeros((40, 3), np.float32), np.arange(30) % 7, np.ones((30, 3), np.float32)
+    (add,) = [n for n in passed(jit(program).trace(x, i, u).function).body.nodes if n.op is scatter_add]
+    (check,) = [n for n in passed(jit(program).trace(x, i, u).function).body.nodes if n.op is shape.check_index]
+    assert add.args[1].hint == check.out.hint and check.attrs["size"] == 40
+    for index in (40, -41):
+        with pytest.raises(OutOfBoundsError):
+            jit(program, target="llvm")(x, np.where(i == 3, index, i), u)

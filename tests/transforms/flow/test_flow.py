@@ -173,3 +173,22 @@ def test_random_numbers_of_each_step():
     rows = np.stack([ts.rand(4, generator=ts.Generator(int(s))).numpy() for s in seeds])
     np.testing.assert_array_equal(drawn, rows)
     np.testing.assert_allclose(total, rows.sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("moving", ["carry", "constant", "stack"])
+def test_forward_mode_of_a_scan_in_one_operand(moving):
+    """A tangent of the carry, of a captured constant or of the stack alone, against central differences."""
+
+    def program(start, w, xs):
+        return ts.scan(lambda s, x: (s * w + x, s * x), start, xs)
+
+    operands = {"carry": np.array([0.5, -1.0]), "constant": np.array([0.7, 1.3]), "stack": X[:, :2].copy()}
+    tangent = np.linspace(-1, 1, operands[moving].size).reshape(operands[moving].shape)
+
+    def of(v):
+        return program(*({**operands, moving: v}.values()))
+
+    _, found = ts.jvp(of, (operands[moving],), (tangent,))
+    high, low = (of(ts.Tensor(operands[moving] + h * tangent)) for h in (1e-5, -1e-5))
+    for got, up, down in zip(found, high, low, strict=True):
+        np.testing.assert_allclose(got.numpy(), (up.numpy() - down.numpy()) / 2e-5, rtol=1e-6, atol=1e-8)
