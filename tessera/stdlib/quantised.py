@@ -169,16 +169,19 @@ def byte_product(x, codes, scale, low, out, *, BM: int = 64, BN: int = 64, BB: i
 MANY_ROWS = 9
 
 
-# What one step of a program decodes: rows of W, and blocks of each.
-PRODUCT_STEP: ContextVar[tuple[int, int]] = ContextVar("product step", default=(8, 1))
+# What one step of a program decodes: rows of W, and blocks of each; None: what suits processors.
+PRODUCT_STEP: ContextVar[tuple[int, int] | None] = ContextVar("product step", default=None)
 GPU_STEP = (4, 16)
+CPU_STEP = (8, 1)
+STREAMED_STEP = (1, 2)  # for matrices that come from memory: row by row, as their bytes lie
+STREAMED_BYTES = 1 << 22
 
 
 @contextmanager
 def use_product_step(rows: int, blocks: int) -> Iterator[None]:
     """In the block, products with few rows of x decode so many rows of W, and blocks of each, at a time.
 
-    The default, 8 rows and 1 block, suits processors; `GPU_STEP` suits GPUs.
+    The default, `CPU_STEP` or `STREAMED_STEP`, suits processors; `GPU_STEP` suits GPUs.
     """
     token = PRODUCT_STEP.set((rows, blocks))
     try:
@@ -226,13 +229,19 @@ def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
     if not m:
         return reshape(zeros((m, n)), shape=(*lead, n))
     if m < MANY_ROWS:
-        rows, blocks = PRODUCT_STEP.get()
+        rows, blocks = PRODUCT_STEP.get() or _choose_step(matrix)
         grid: Any = lambda c: (tile.cdiv(n, c["BN"]),)  # noqa: E731
         y = launch(few, grid, x, codes, matrix.scale, matrix.low, out=out, BN=rows, BB=blocks)
     else:
         grid = lambda c: (tile.cdiv(m, c["BM"]), tile.cdiv(n, c["BN"]))  # noqa: E731
         y = launch(many, grid, x, codes, matrix.scale, matrix.low, out=out)
     return reshape(y, shape=(*lead, n))
+
+
+def _choose_step(matrix: QuantisedMatrix) -> tuple[int, int]:
+    """What a step decodes on a processor. Codes of a byte are limited by memory, packed ones by their decoding."""
+    streamed = not matrix.packed and math.prod(matrix.codes.shape) >= STREAMED_BYTES
+    return STREAMED_STEP if streamed and matrix.scale.shape[-1] % STREAMED_STEP[1] == 0 else CPU_STEP
 
 
 def dequantise(matrix: QuantisedMatrix) -> Tensor:

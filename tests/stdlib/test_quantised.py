@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.core.errors import DTypeError, ShapeError
+from tessera.stdlib import quantised
 from tessera.stdlib.quantised import QuantisedMatrix, dequantise, quantised_matmul, use_product_step
 
 RNG = np.random.default_rng(0)
@@ -68,3 +69,15 @@ def test_misfits_are_errors(x, change, error):
     w = QuantisedMatrix(np.ones((4, 32), np.uint8), np.ones((4, 2), np.float16))
     with pytest.raises(error):
         quantised_matmul(x, w._replace(**change))
+
+
+@pytest.mark.parametrize(("rows", "blocks", "step"), [(1, 4, (1, 2)), (3, 6, (1, 2)), (1, 5, (8, 1))])
+def test_matrices_that_come_from_memory_are_read_row_by_row(rows, blocks, step, monkeypatch):
+    w = make_matrix("uint8 in 32", 22, blocks)
+    assert quantised._choose_step(w) == quantised.CPU_STEP
+    monkeypatch.setattr(quantised, "STREAMED_BYTES", 1)
+    assert quantised._choose_step(w) == step
+    assert quantised._choose_step(make_matrix("packed", 22, blocks)) == quantised.CPU_STEP
+    x = RNG.standard_normal((rows, w.shape[1])).astype(np.float32)
+    got = ts.jit(lambda x, w: quantised_matmul(x, w), target="llvm")(x, w).numpy()
+    assert np.abs(got - x.astype(np.float64) @ expand(w).T).max() <= 3e-6 * (np.abs(x) @ np.abs(expand(w)).T).max()
