@@ -20,8 +20,10 @@ from tessera.ir.rewrite import has_effect
 from tessera.lower.extensions import (
     EXTENSIONS,
     GRAPH,
+    HIDDEN,
     INSTALLED,
     SCHEDULE,
+    SCOPED,
     PipelineExtension,
     register_extension,
     use_extensions,
@@ -66,12 +68,23 @@ class GraphPass:
 
 
 def _name_pass(source: Any) -> str:
-    """The name of a pass in the pipeline: that of its class or function; with its module if another one has it."""
-    kind = source if inspect.isclass(source) or inspect.isfunction(source) else type(source)
-    held = EXTENSIONS.get(kind.__name__)
-    if held is None or _find_kind(held.source).__qualname__ == kind.__qualname__:
-        return str(kind.__name__)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    """The name of a pass in the pipeline: that of its class or function, with a number where another one has it.
+
+    A class or function of a module that is defined again, as by a notebook's cell, takes the place of the old one.
+    """
+    name = _find_kind(source).__name__.strip("<>")
+    number, found = 1, name
+    while found in EXTENSIONS and not _redefines(source, EXTENSIONS[found].source):
+        number += 1
+        found = f"{name} {number}"
+    return found
+
+
+def _redefines(source: Any, held: Any) -> bool:
+    if not (inspect.isclass(source) or inspect.isfunction(source)) or type(source) is not type(held):
+        return False
+    same = (source.__module__, source.__qualname__) == (held.__module__, held.__qualname__)
+    return same and "<" not in source.__qualname__  # a class or function inside of a function has many lives
 
 
 def _find_kind(source: Any) -> Any:
@@ -237,13 +250,16 @@ class passes(ContextDecorator):  # noqa: N801  # a context manager, used as a fu
 
 @contextmanager
 def only(*sources: Any) -> Iterator[None]:
-    """Only these passes of users, none of the installed ones, in this context."""
-    held, INSTALLED[:] = INSTALLED[:], []
+    """Only these passes of users in this context, and those installed in it, which are taken out at its end."""
+    before = frozenset(INSTALLED)
+    token, scoped = HIDDEN.set(before), SCOPED.set(())
     try:
         with use_extensions(tuple(make_extension(s).name for s in sources)):
             yield
     finally:
-        INSTALLED[:] = held
+        SCOPED.reset(scoped)
+        HIDDEN.reset(token)
+        INSTALLED[:] = [n for n in INSTALLED if n in before]
 
 
 def run_passes(function: Function, sources: Sequence[Any]) -> Function:

@@ -7,10 +7,11 @@ in order; those of the Schedule level run after the pass `schedule`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.core.errors import UnknownNameError
@@ -29,6 +30,7 @@ class PipelineExtension:
     level: str
     run: Callable[[Module, LoweringPlan], Module]
     source: Any = None  # what it was made from
+    serial: int = field(default_factory=itertools.count(1).__next__)  # of no other extension, as an id may be
 
 
 # The extensions by name, and the names of those that every program has.
@@ -36,6 +38,7 @@ EXTENSIONS: dict[str, PipelineExtension] = {}
 INSTALLED: list[str] = []
 # The names of the extensions that programs traced in this context have besides, and their fusion.
 SCOPED: ContextVar[tuple[str, ...]] = ContextVar("scoped passes", default=())
+HIDDEN: ContextVar[frozenset[str]] = ContextVar("hidden passes", default=frozenset())  # installed, but not here
 SCOPED_FUSION: ContextVar[Attrs | None] = ContextVar("fusion", default=None)
 # The rules of `ts.fusion.pattern` by name: rule(producer, consumer) says whether two ops may share a kernel.
 FUSION_RULES: dict[str, Callable[[Any, Any], bool]] = {}
@@ -54,7 +57,9 @@ def register_extension(extension: PipelineExtension) -> PipelineExtension:
 
 def list_active_names() -> tuple[str, ...]:
     """The names of the extensions of a program that is traced now."""
-    return (*INSTALLED, *(n for n in SCOPED.get() if n not in INSTALLED))
+    hidden = HIDDEN.get()
+    installed = [n for n in INSTALLED if n not in hidden]
+    return (*installed, *(n for n in SCOPED.get() if n not in installed))
 
 
 def make_extension_key() -> Hashable:
@@ -62,7 +67,7 @@ def make_extension_key() -> Hashable:
     names, fusion, observed = list_active_names(), SCOPED_FUSION.get(), RUN_OBSERVER.get() is not None
     if not names and fusion is None and not observed:
         return None
-    return tuple((n, id(EXTENSIONS.get(n))) for n in names), fusion, observed
+    return tuple((n, EXTENSIONS[n].serial) for n in names), fusion, observed
 
 
 def make_program_attributes(passes: Sequence[str] = (), fusion: Mapping[str, Any] | None = None) -> dict[str, Any]:

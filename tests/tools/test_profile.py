@@ -206,3 +206,42 @@ def test_errors(tmp_path):
     with pytest.raises(ArgumentError, match="nothing has run"):
         session.save(tmp_path / "x.json")
     assert find_function(ts.errors.Location("nowhere.py", 3)) == "<module>"
+
+
+PROGRAMS = {
+    "scan": lambda x: ts.scan(lambda c, _: (ts.exp(c * 0.1), c), x, xs=ts.zeros((3,)))[0],
+    "cond": lambda x: ts.cond(ts.sum(x) > 0, lambda x: ts.exp(x), lambda x: x * 2.0, x),
+    "topk": lambda x: ts.topk(ts.exp(x), 3),
+    "cholesky": lambda x: ts.cholesky(x @ x.T + ts.eye(4)),
+    "dropout": lambda x: ts.dropout(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_loops_and_host_ops(name, target):
+    x = R.standard_normal((4, 8)).astype("f4")
+    report = profile_program(prepare(ts.jit(PROGRAMS[name]), (x,), target), target)
+    assert 0 < len(report.kernels) < 12 and report.total > 0 and len({k.unit for k in report.kernels}) == 1
+    assert str(report)
+
+
+def test_composites_count_as_their_parts_and_symbolic_sizes_are_those_of_the_call():
+    q = R.standard_normal((1, 1, 6, 4)).astype("f4")
+    function = ts.jit(lambda q: ts.scaled_dot_product_attention(q, q, q))
+    (one,) = profile_program(prepare(function, (q,), "interp"), "interp").kernels
+    assert one.flops > 2 * (2 * 6 * 6 * 4)
+    x = np.ones((5, 3), "f4")
+    program = prepare(ts.jit(lambda x: ts.exp(x)), (x,), "llvm", dynamic={"x": {0: "B"}})
+    assert profile_program(program, "llvm").kernels[0].bytes == 2 * x.nbytes
+
+
+def test_prints_are_not_repeated(capsys):
+    @ts.kernel
+    def talk(x: ts.Tensor["N"]):
+        i = ts.tile.program_id(0)
+        print("hello", i)
+        x[i] *= 2.0
+
+    profile_program(prepare(talk, (np.ones(2, "f4"),), "llvm", grid=(2,)), "llvm")
+    assert "hello" not in capsys.readouterr().out

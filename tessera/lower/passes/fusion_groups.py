@@ -6,21 +6,19 @@ memory. Inside of a group the fusion of the lowering decides as ever. A barrier 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tessera.core.errors import UnknownNameError
-from tessera.core.symbolic_dim import estimate_size
-from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.levels import KERNEL_OP
 from tessera.ir.rewrite import RewritePatterns, UseDef, rewrite_function
 from tessera.lower.extensions import FUSION, FUSION_RULES
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS, match_chain, strip_views
+from tessera.lower.op_counts import count_elements, count_flops
 from tessera.ops.dialects import host
-from tessera.ops.tensor import basic, contractions
+from tessera.ops.tensor import basic
 
 # Operations a byte above which an op is bound by arithmetic on the devices of the performance models.
 COMPUTE_BOUND_INTENSITY = 8.0
@@ -35,7 +33,7 @@ class FusionUnit:
     @property
     def name(self) -> str:
         """The name of its op: of the one that does the most work."""
-        return max(self.nodes, key=_count_flops).op.name.removeprefix("ts.")
+        return max(self.nodes, key=count_flops).op.name.removeprefix("ts.")
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -51,22 +49,22 @@ class FusionUnit:
     @property
     def input_size(self) -> int:
         """The elements of its largest operand."""
-        return max((_count_elements(v) for v in self.inputs), default=0)
+        return max((count_elements(v) for v in self.inputs), default=0)
 
     @property
     def output_size(self) -> int:
         """The elements of its results."""
-        return sum(_count_elements(v) for v in self.outputs)
+        return sum(count_elements(v) for v in self.outputs)
 
     @property
     def flops(self) -> int:
         """Its arithmetic operations; one for each element of a pointwise op."""
-        return sum(_count_flops(n) for n in self.nodes)
+        return sum(count_flops(n) for n in self.nodes)
 
     @property
     def bytes(self) -> int:
         """The bytes of its operands and results."""
-        return sum(_count_elements(v) * v.type.dtype.bits // 8 for v in (*self.inputs, *self.outputs))
+        return sum(count_elements(v) * v.type.dtype.bits // 8 for v in (*self.inputs, *self.outputs))
 
     @property
     def compute_bound(self) -> bool:
@@ -77,16 +75,6 @@ class FusionUnit:
     def memory_bound(self) -> bool:
         """Whether it does few operations for each byte."""
         return not self.compute_bound
-
-
-def _count_elements(value: Value) -> int:
-    return math.prod(estimate_size(n) for n in value.type.shape) if isinstance(value.type, TensorType) else 0
-
-
-def _count_flops(node: Node) -> int:
-    if node.op is contractions.dot:
-        return 2 * _count_elements(node.out) * int(estimate_size(node.args[0].type.shape[-1]))
-    return max((_count_elements(v) for v in (*node.args, *node.results)), default=0)
 
 
 # Groups.

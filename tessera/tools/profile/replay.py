@@ -6,9 +6,11 @@ the launch without that of the call. In an emulator what the launch executes is 
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +28,7 @@ from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import KERNEL_OP
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
+from tessera.lower.op_counts import count_flops
 from tessera.ops.dialects import host
 from tessera.runtime import driver
 from tessera.tools.debug.profiler import KernelProfile, LaunchCounts
@@ -81,7 +84,9 @@ def make_module(module: Module, node: Node, times: int) -> Module:
     used = tuple(dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)]))
     params = {v: Value(v.type, v.hint) for v in used}
     nodes = tuple(_rename(node, params) for _ in range(times))
-    main = Function(module.main.name, Block(tuple(params.values()), nodes, ()), Attrs({"workspace": 0}), node.loc)
+    # Regions have buffers of their own, at their places in the workspace.
+    attrs = Attrs({"workspace": module.main.attrs.get("workspace", 0)})
+    main = Function(module.main.name, Block(tuple(params.values()), nodes, ()), attrs, node.loc)
     return module.replace(main, *_find_launched(module, node))
 
 
@@ -133,6 +138,13 @@ class ReplayBuffers:
 
 def replay(levels: Mapping[str, Module], arrays: Sequence[Any], target: str, detailed: bool) -> list[KernelMeasurement]:
     """Measure or count each launch of a program, in the order of the program."""
+    with redirect_stdout(io.StringIO()):  # what kernels print, they print in every replay
+        return _replay(levels, arrays, target, detailed)
+
+
+def _replay(
+    levels: Mapping[str, Module], arrays: Sequence[Any], target: str, detailed: bool
+) -> list[KernelMeasurement]:
     module = levels["tile"]
     scheduled = _match_schedule(levels, module)
     buffers, found = ReplayBuffers.of(module.main, arrays), []
@@ -240,7 +252,8 @@ def _time_module(module: Module, arrays: Sequence[Any], target: str) -> float:
 
 
 def _count_emulator(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
-    if node.op is not host.launch:
+    one.unit = INSTRUCTIONS
+    if node.op is host.call:  # runs on the host
         return
     generator, counters = get_backend(target), LaunchCounters()
     run = load_interpreter(generator, emit_artifact(generator, make_module(module, node, 1), {}))
@@ -249,7 +262,7 @@ def _count_emulator(one: KernelMeasurement, module: Module, node: Node, arrays: 
         run(_copy(arrays))
     finally:
         LAUNCH_OBSERVER.reset(token)
-    one.unit, one.counters = INSTRUCTIONS, counters
+    one.counters = counters
     one.cost = float(sum(counters.instructions.values()))
     one.lines = {place: float(c.instructions) for place, c in counters.lines.items()}
 
@@ -274,7 +287,7 @@ _COSTS: dict[str, Callable[..., None]] = {
 
 def time_graph(function: Function, arrays: Sequence[Any]) -> list[KernelMeasurement]:
     """The seconds of each op in the Graph interpreter."""
-    return [replace(one, cost=seconds) for one, seconds in _walk_graph(function, arrays, _time_node)]
+    return _merge_runs([replace(one, cost=seconds) for one, seconds in _walk_graph(function, arrays, _time_node)])
 
 
 def count_mesh_cycles(function: Function, arrays: Sequence[Any], target: str) -> list[KernelMeasurement]:
@@ -288,7 +301,29 @@ def count_mesh_cycles(function: Function, arrays: Sequence[Any], target: str) ->
             return None
         return float(runtime.cycles)  # type: ignore[attr-defined]
 
-    return [replace(one, cost=c, unit=CYCLES) for one, c in _walk_graph(function, arrays, count) if c is not None]
+    found = [replace(one, cost=c, unit=CYCLES) for one, c in _walk_graph(function, arrays, count) if c is not None]
+    return _merge_runs(found)
+
+
+LONGEST_RUN = 8  # ops of one call of the user that are shown apart
+
+
+def _merge_runs(found: Sequence[KernelMeasurement]) -> list[KernelMeasurement]:
+    """Long runs of ops at one source location, as of a random number, as one row each."""
+    runs: list[list[KernelMeasurement]] = []
+    for one in found:
+        if runs and runs[-1][-1].location == one.location:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return [one for run in runs for one in ([_merge(run)] if len(run) > LONGEST_RUN else run)]
+
+
+def _merge(run: Sequence[KernelMeasurement]) -> KernelMeasurement:
+    ops = tuple(dict.fromkeys(o for one in run for o in one.ops))
+    name = f"{max(run, key=lambda one: one.cost).name} and {len(run) - 1} more"
+    sums = {k: sum(getattr(one, k) for one in run) for k in ("cost", "flops", "bytes")}
+    return replace(run[0], name=name, ops=ops, writes=run[-1].writes, **sums)
 
 
 def _time_node(function: Function, arrays: Sequence[Any]) -> float:
@@ -314,13 +349,7 @@ def _walk_graph(
         name = node.op.name.removeprefix("ts.")
         one = KernelMeasurement(name, (name,), node.loc, 0.0, SECONDS, matrix=name == "dot")
         one.reads, one.writes = tuple(map(id, used)), tuple(map(id, node.results))
-        one.bytes = sum(np.asarray(env[v]).nbytes for v in (*used, *node.results))
-        one.flops = _count_graph_flops(node, env)
+        if not node.regions:
+            one.bytes = sum(np.asarray(env[v]).nbytes for v in (*used, *node.results))
+            one.flops = count_flops(node)
         yield one, measure(alone, given)
-
-
-def _count_graph_flops(node: Node, env: Mapping[Value, Any]) -> int:
-    sizes = [np.size(env[v]) for v in (*node.args, *node.results)]
-    if node.op.name == "ts.dot":
-        return 2 * np.size(env[node.out]) * int(np.shape(env[node.args[0]])[-1])
-    return max(sizes, default=0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, user_location
-from tessera.ir.core import Function
+from tessera.interp.graph import bind_sizes
+from tessera.ir.core import Function, find_size_names
 from tessera.ir.tensor import RESULT_OBSERVERS, Tensor, get_elements
 from tessera.lower.extensions import RUN_OBSERVER
+from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram
 from tessera.tools.profile.replay import SECONDS, KernelMeasurement, count_mesh_cycles, replay, time_graph
@@ -141,6 +144,8 @@ def profile_function(
 ) -> ProfileReport:
     """The report of a Graph function of concrete shapes on a device."""
     target = find_generator_name(device)
+    if find_size_names(function):
+        function = specialise_shapes(function, bind_sizes(function, arrays))
     if target == INTERP:
         return ProfileReport(function.name, INTERP, time_graph(function, arrays), device=find_device(INTERP))
     if target.partition(":")[0] == "csl":
@@ -155,10 +160,11 @@ def _profile_levels(
     report = ProfileReport(name, target, kernels, device=find_device(target, gpu))
     if report.unit == SECONDS:
         run, times = driver.make_runtime(levels["tile"], target).run, []
-        for _ in range(5):
-            given, start = [np.array(a) for a in arrays], time.perf_counter()
-            run(given)
-            times.append(time.perf_counter() - start)
+        with redirect_stdout(io.StringIO()):  # what its kernels print
+            for _ in range(5):
+                given, start = [np.array(a) for a in arrays], time.perf_counter()
+                run(given)
+                times.append(time.perf_counter() - start)
         report.whole = min(times)
     else:
         report.notes.append(
