@@ -116,6 +116,8 @@ def start_server(models: dict[str, str], slots: int) -> Any:
                "1024"]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     line = process.stderr.readline()
+    while '"compiling"' in line:
+        line = process.stderr.readline()
     if '"serving"' not in line:
         raise SystemExit(line + process.stderr.read())
     try:

@@ -2,7 +2,7 @@
 
 The shapes of a step are fixed: a prompt is read in chunks of one page, and a decoding step has a row for each slot,
 used or not. The result of a row is therefore the same, bit for bit, whatever the other rows hold: a request gives the
-tokens that it gives alone.
+tokens that it gives alone. A single request runs in a step of one row where that was found to give the same bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tessera.llm.sampling import GREEDY, Sampling
 from tessera.llm.shared_pages import SharedPages, name_prefixes
 
 LONGEST = 2048  # positions of a request, by default
+COMPARED_STEPS = 4
 
 
 @dataclass(eq=False)
@@ -97,6 +98,7 @@ class GenerationScheduler:
         self.waiting: deque[Generation] = deque()
         self.running: dict[int, Generation] = {}  # by slot
         self._numbers = count()
+        self._equal_steps = -1 if model._resident else 0  # of one row and of all slots; -1: not the same
         self._keys, self._values = make_cache(model, self.pages.count)
 
     def submit(self, prompt: Any, max_tokens: int = 128, sampling: Sampling = GREEDY) -> Generation:
@@ -158,6 +160,11 @@ class GenerationScheduler:
         self.pages = SharedPages(self.pages.count, self.pages.size)
         self._keys, self._values = make_cache(self.model, self.pages.count)
 
+    def warm_up(self) -> None:
+        """Compile the programs of a prompt and of greedy steps, before the first request."""
+        self.submit([0], min(3, self.longest - 1) or 1)
+        self.run()
+
     def run(self) -> None:
         """Step until nothing waits or runs."""
         while self.busy:
@@ -202,7 +209,7 @@ class GenerationScheduler:
         if request.past < len(request.prompt) or request.tokens:
             return []
         chooser = TokenChooser(self.model, [request.sampling])
-        return [self._give(request, int(chooser.choose(out, np.array([request.past]))[0]))]
+        return [self._give(request, int(self._choose(chooser, out, np.array([request.past]))[0]))]
 
     def _share(self, request: Generation) -> None:
         """Take the pages of the prompt's next prefixes that others computed."""
@@ -223,22 +230,50 @@ class GenerationScheduler:
         ready = [r for r in ready if len(r.pages) * self.pages.size > r.past]
         if not ready:
             return []
-        rows: list[Generation | None] = [None] * self.slots
-        tokens, places = np.zeros((self.slots, 1), np.int32), np.zeros(self.slots, np.int32)
-        for r in ready:
-            rows[r.slot], places[r.slot] = r, r.past
-            tokens[r.slot] = r.tokens[r.past - len(r.prompt)]
-        chooser = TokenChooser(self.model, [r.sampling if r else GREEDY for r in rows])
-        counts = np.array([r is not None for r in rows], np.int32)
-        out = self._compute(tokens, rows, places, counts, chooser.greedy)
-        self.counts.decode_steps += 1
-        found = chooser.choose(out, places + counts)
+        found = self._choose_tokens(ready)
         given = []
         for r in ready:
             r.past += 1
             if r.past == len(r.prompt) + len(r.tokens):  # otherwise it is computed again, and the token is known
-                given.append(self._give(r, int(found[r.slot])))
+                given.append(self._give(r, found[r.number]))
         return given
+
+    def _choose_tokens(self, ready: Sequence[Generation]) -> dict[int, int]:
+        """The next token of each request, by its number: a step of all slots, or of one row where that is the same.
+
+        A step of one row is cheaper, but its products may sum in another order. It is used once the logits of a few
+        requests had the same bits both ways.
+        """
+        rows: list[Generation | None] = [None] * self.slots
+        for r in ready:
+            rows[r.slot] = r
+        self.counts.decode_steps += 1
+        if len(ready) > 1 or self.slots == 1 or self._equal_steps < 0:
+            return self._run_rows(rows)[1]
+        bits, tokens = self._run_rows(ready)
+        if self._equal_steps < COMPARED_STEPS:
+            want, tokens = self._run_rows(rows)  # the last one writes what the cache keeps
+            self._equal_steps = self._equal_steps + 1 if bits == want else -1
+        return tokens
+
+    def _run_rows(self, rows: Sequence[Generation | None]) -> tuple[bytes, dict[int, int]]:
+        """A decoding step: the bits of the first request's logits, and the tokens by the requests' numbers."""
+        tokens, places = np.zeros((len(rows), 1), np.int32), np.zeros(len(rows), np.int32)
+        for i, r in enumerate(rows):
+            if r is not None:
+                tokens[i], places[i] = r.tokens[r.past - len(r.prompt)], r.past
+        chooser = TokenChooser(self.model, [r.sampling if r else GREEDY for r in rows])
+        counts = np.array([r is not None for r in rows], np.int32)
+        out = self._compute(tokens, rows, places, counts, chooser.greedy)
+        found = self._choose(chooser, out, places + counts)
+        first = int(np.argmax(counts))
+        bits = out.numpy()[first].tobytes() if self._equal_steps >= 0 else b""
+        return bits, {r.number: int(found[i]) for i, r in enumerate(rows) if r is not None}
+
+    def _choose(self, chooser: TokenChooser, out: Any, places: np.ndarray) -> np.ndarray:
+        if chooser.greedy and not self.model._resident:  # the logits are here: no other program need be compiled
+            return np.argmax(out.numpy(), axis=-1)
+        return chooser.choose(out, places)
 
     def _compute(
         self, tokens: np.ndarray, rows: Sequence[Generation | None], past: np.ndarray, counts: np.ndarray, greedy: bool
@@ -247,7 +282,7 @@ class GenerationScheduler:
         for i, r in enumerate(rows):
             if r is not None:
                 table[i, : len(r.pages)] = r.pages
-        run = self.model._greedy if greedy else self.model._step
+        run = self.model._greedy if greedy and self.model._resident else self.model._step
         out, self._keys, self._values = run(
             self.model.weights, tokens, table, past.astype(np.int32), counts.astype(np.int32), self._keys,
             self._values, every=False,

@@ -229,11 +229,6 @@ class ServedLanguageModel:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
-    async def warm_up(self) -> None:
-        """Compile the programs of a prompt and of a step."""
-        async for _ in self.engine.stream([0], 2):
-            pass
-
     def close(self) -> None:
         """End the engine."""
         self.engine.close()

@@ -13,6 +13,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.monitoring.structured_logs import JSONFormatter
 from tessera.serving.application import check_installed, create_app
+from tessera.serving.generation_engine import ServedLanguageModel
 from tessera.serving.options import ServerOptions
 
 LOG = logging.getLogger("tessera.serving")
@@ -37,6 +38,10 @@ def run_server(
     listener = _listen(host, port)
     set_up_logs()
     app = create_app(models, options)
+    for name, model in app.app.state.served.items():
+        if isinstance(model, ServedLanguageModel):
+            LOG.info("compiling", extra={"fields": {"model": name}})
+            model.engine.scheduler.warm_up()  # the engine has no request yet, and does not step
     _make_server(app, options).run([listener])
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ResourceError
+from tessera.ir.tensor import Tensor
 from tessera.llm import DecoderConfig, GenerationScheduler, LanguageModel, Sampling, draw_weights
 from tessera.llm.shared_pages import SharedPages, name_prefixes
 
@@ -60,6 +61,8 @@ def record_logits(scheduler, requests):
 
     def record(tokens, rows, past, counts, greedy):
         out = compute(tokens, rows, past, counts, False)
+        if tokens.shape == (1, 1):  # a step of one row, which is only compared with that of all slots
+            return out
         for row, request in enumerate(rows):
             if request is not None and id(request) in found:
                 found[id(request)].setdefault(int(past[row] + counts[row]), []).append(out.numpy()[row].tobytes())
@@ -80,6 +83,53 @@ def test_logits_do_not_depend_on_the_other_requests(model):
         (want,) = record_logits(alone, [alone.submit(prompt, 12, warm)])
         assert all(set(bits) == set(want[place]) for place, bits in found.items())
         assert max(found) == max(want)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_steps_of_one_row_need_the_same_bits(model, same):
+    scheduler, sizes = make_scheduler(model), []
+
+    def compute(tokens, rows, past, counts, greedy):
+        """Logits that depend on the position, and on the number of rows by one unit in the last place."""
+        sizes.append(len(rows))
+        logits = np.zeros((len(rows), 50), np.float32)
+        logits[np.arange(len(rows)), (past + counts) % 50] = (
+            1 if same or len(rows) == 1 else np.nextafter(np.float32(1), np.float32(2))
+        )
+        return Tensor(logits)
+
+    scheduler._compute = compute
+    first = scheduler.submit([1, 2], 10)
+    scheduler.run()
+    assert first.tokens == list(range(2, 12))
+    assert sizes == [1, *([1, 4] * 4 + [1] * 5 if same else [1, 4] + [4] * 8)]
+    sizes.clear()
+    scheduler.generate([[1], [2]], 4)
+    assert sizes.count(4) >= 2  # two requests are always in a step of all slots
+
+
+def test_the_request_that_came_last_is_preempted_and_goes_first_again(model):
+    scheduler = make_scheduler(model, pages=4)
+    scheduler._compute = lambda tokens, rows, *rest: Tensor(np.zeros((len(rows), 50), np.float32))
+    first, second = scheduler.submit(list(range(20)), 30), scheduler.submit(list(range(20, 40)), 30)
+    third, lost = scheduler.submit([1], 2), []
+    preempt = scheduler._preempt
+    scheduler._preempt = lambda r: lost.append(r) or preempt(r)
+    while not lost:
+        scheduler.step()
+    assert lost == [third] or lost == [second]
+    while second not in lost:
+        scheduler.step()
+    assert scheduler.waiting[0] is second and first.slot >= 0
+    late = scheduler.submit([2], 2)
+    scheduler.run()
+    assert first not in lost and [len(r.tokens) for r in (first, second, third, late)] == [30, 30, 2, 2]
+
+
+def test_warm_up_leaves_nothing(model):
+    scheduler = make_scheduler(model)
+    scheduler.warm_up()
+    assert not scheduler.busy and scheduler.pages.available == scheduler.pages.count
 
 
 def test_requests_come_and_go(model):
@@ -107,6 +157,8 @@ def test_shared_prefix_is_computed_once(model):
     (found,) = scheduler.generate([[*prompt[:32], 1, 2]], 3)
     assert (scheduler.counts.prefill_steps - before, scheduler.counts.shared_pages) == (1, 2)
     assert found.tokens == model.generate([*prompt[:32], 1, 2], 3).tokens
+    whole = [scheduler.generate([prompt[:32]], 3)[0] for _ in range(2)]  # the last token of whole pages is computed
+    assert whole[0].tokens == whole[1].tokens and len(whole[0].tokens) == 3
     other = make_scheduler(model, share_prefixes=False)
     other.generate([prompt, prompt], 2)
     assert other.counts.shared_pages == 0

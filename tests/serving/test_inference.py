@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import services
 
+from tessera.core.types import as_dtype
 from tessera.serving import ServerOptions, create_app
 
 X = np.array([[1, 2, 3, 4], [0.5, 0, 0, -1]], np.float32)
@@ -192,6 +193,24 @@ def test_integers_and_flags():
         ([1], [True], [1e5]),
     ):
         assert send(*wrong).status_code == 400
+
+
+def test_binary_tensors_one_after_the_other():
+    from tessera.serving import ServedModel, TensorDescription
+
+    kinds = {"a": "int8", "b": "f64", "c": "bf16", "d": "int16"}
+    specs = [TensorDescription(name, kind, (-1, 1)) for name, kind in kinds.items()]
+    app = create_app({"echo": ServedModel("echo", lambda *x: x, inputs=specs, outputs=specs)})
+    values = [np.arange(i, i + 3)[:, None].astype(as_dtype(k).numpy) for i, k in enumerate(kinds.values())]
+    types = ("INT8", "FP64", "BF16", "INT16")
+    tensors = [{"name": n, "datatype": t, "shape": [3, 1], "parameters": {"binary_data_size": v.nbytes}}
+               for n, t, v in zip(kinds, types, values, strict=True)]  # fmt: skip
+    head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+    raw = b"".join(v.tobytes() for v in values)
+    response = post(app, head + raw, "/v2/models/echo/infer", Inference_Header_Content_Length=str(len(head)))
+    size = int(response.headers["inference-header-content-length"])
+    assert response.content[size:] == raw
+    assert [o["datatype"] for o in json.loads(response.content[:size])["outputs"]] == list(types)
 
 
 def test_a_model_that_fails_tells_nothing_of_itself():

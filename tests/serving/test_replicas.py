@@ -20,6 +20,7 @@ from tessera.serving import (
     TensorDescription,
     ThreadReplica,
 )
+from tessera.serving.replicas import ReplicaLostError
 
 
 def test_least_connections():
@@ -98,6 +99,27 @@ def test_no_request_is_lost_when_processes_are_killed(processes):
         time.sleep(0.05)
     assert [r.restarts - b for r, b in zip(processes.replicas, before, strict=True)] == [1, 1]
     run_many(processes, 4)
+
+
+@pytest.mark.parametrize(("lost", "works"), [([True, True], True), ([True] * 3, False), ([False] * 9 + [True], True)])
+def test_requests_that_end_processes(lost, works):
+    """A request may end two processes; one that waited for a process that another ended runs again without limit."""
+    replica, left = ThreadReplica(lambda x: x), list(lost)
+
+    async def execute(inputs, model=None):
+        if left:
+            error = ReplicaLostError("lost")
+            error.started = left.pop()
+            raise error
+        return "result"
+
+    replica.execute = execute
+    balancer = LoadBalancer([replica])
+    if works:
+        assert asyncio.run(balancer.infer([[1.0]])) == "result"
+    else:
+        with pytest.raises(ReplicaLostError):
+            asyncio.run(balancer.infer([[1.0]]))
 
 
 def test_a_process_that_cannot_load_its_model(tmp_path):
