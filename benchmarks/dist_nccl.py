@@ -2,7 +2,7 @@
 
     python -m benchmarks.dist --engine nccl -n 2 --out results
 
-Starts a process for each GPU and ends within 180 s: a process that waits longer prints where, and all end. NVLink
+Starts a process for each GPU. A step that takes longer than 25 s (training: 60 s) prints where, and all end. NVLink
 multicast stays off. Rank 0 writes nccl.json into the folder after each step, so that what was measured is kept.
 """
 
@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-SECONDS = 165
+STEP_SECONDS = 25  # of one step; a step that takes longer prints all stacks, and the process ends
+TRAINING_SECONDS = 60
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes of the operand on each rank
 SMALL = 1 << 16
 DTYPES = ("f32", "f64", "f16", "bf16", "int8", "int32", "int64", "uint8", "fp8_e4m3")
@@ -56,6 +57,7 @@ class Report:
     def run(self, name: str, step: Callable[[], Any]) -> None:
         """Run a step; an error is its result."""
         self.log(name, "...")
+        faulthandler.dump_traceback_later(TRAINING_SECONDS if name == "training" else STEP_SECONDS, exit=True)
         try:
             self.found[name] = step()
         except Exception:
@@ -112,38 +114,66 @@ def check_collectives(report: Report, world: Any) -> dict[str, Any]:
     return {"cases": count, "failed": everyone}
 
 
-def check_others() -> dict[str, bool]:
+def check_others(report: Report) -> dict[str, bool]:
     """Large operands, NaN, asynchronous calls, messages, tensors of the host, compiled functions."""
     import tessera as ts
 
     rank, size = ts.get_rank(), ts.get_world_size()
     rows = [np.random.default_rng(r).standard_normal(1 << 20).astype("f4") for r in range(size)]
-    total, x = np.sum(rows, 0), ts.Tensor(rows[rank]).to(DEVICE)
-    near = dict(rtol=1e-5, atol=1e-5)
-    found = {"large": np.allclose(ts.all_reduce(x).numpy(), total, **near)}
-    handle = ts.all_reduce_async(x)
-    double = x * 2.0
-    found["async"] = np.allclose(handle.wait().numpy(), total, **near) and np.allclose(double.numpy(), rows[rank] * 2)
-    handles = [ts.all_reduce_async(x * float(i)) for i in range(20)]
-    found["many_async"] = all(np.allclose(h.wait().numpy(), total * i, **near) for i, h in enumerate(handles))
-    nan = ts.Tensor(np.array([np.nan if rank == 0 else 1.0, rank], "f4")).to(DEVICE)
-    found["nan"] = np.array_equal(ts.all_reduce(nan, "max").numpy(), np.array([np.nan, size - 1], "f4"), equal_nan=True)
-    found["host"] = np.allclose(ts.all_reduce(ts.Tensor(rows[rank])).numpy(), total, **near)
-    shifted = x
-    for _ in range(size):
-        shifted = ts.dist.mesh_shift(shifted, 0)
-    found["ring"] = np.array_equal(shifted.numpy(), rows[rank])
-    ts.send(x, dst=(rank + 1) % size, tag=2)
-    ts.send(ts.full((3,), float(rank)), dst=(rank + 1) % size, tag=1)
-    before = (rank - 1) % size
-    found["messages"] = ts.recv((3,), src=before, tag=1).tolist() == [float(before)] * 3 and np.array_equal(
-        ts.recv(ts.zeros((1 << 20,)).to(DEVICE), src=before, tag=2).numpy(), rows[before]
-    )
-    jitted = ts.jit(lambda x: ts.all_reduce(ts.exp(x) * 0.5) + 1.0, target="ptx")
-    want = sum(np.exp(r) * np.float32(0.5) for r in rows) + 1
-    found["jit"] = all(np.allclose(jitted(x).numpy(), want, rtol=1e-4) for _ in range(3))
-    found["part"] = np.array_equal(ts.shard(x).numpy(), np.split(rows[rank], size)[rank])
-    return {name: bool(value) for name, value in found.items()}
+    total, x, before = np.sum(rows, 0), ts.Tensor(rows[rank]).to(DEVICE), (rank - 1) % size
+
+    def near(found: Any, want: Any, rtol: float = 1e-5) -> bool:
+        return np.allclose(found.numpy(), want, rtol=rtol, atol=1e-5)
+
+    def run_async() -> bool:
+        handle = ts.all_reduce_async(x)
+        double = x * 2.0
+        return near(handle.wait(), total) and near(double, rows[rank] * 2)
+
+    def run_many() -> bool:
+        handles = [ts.all_reduce_async(x * float(i)) for i in range(20)]
+        return all(near(h.wait(), total * i) for i, h in enumerate(handles))
+
+    def keep_nan() -> bool:
+        nan = ts.Tensor(np.array([np.nan if rank == 0 else 1.0, rank], "f4")).to(DEVICE)
+        want = np.array([np.nan, size - 1], "f4")
+        return np.array_equal(ts.all_reduce(nan, "max").numpy(), want, equal_nan=True)
+
+    def go_around() -> bool:
+        shifted = x
+        for _ in range(size):
+            shifted = ts.dist.mesh_shift(shifted, 0)
+        return np.array_equal(shifted.numpy(), rows[rank])
+
+    def exchange_messages() -> bool:
+        ts.send(x, dst=(rank + 1) % size, tag=2)
+        ts.send(ts.full((3,), float(rank)), dst=(rank + 1) % size, tag=1)
+        small = ts.recv((3,), src=before, tag=1).tolist()
+        large = ts.recv(ts.zeros((1 << 20,)).to(DEVICE), src=before, tag=2)
+        return small == [float(before)] * 3 and np.array_equal(large.numpy(), rows[before])
+
+    def compile_it() -> bool:
+        jitted = ts.jit(lambda x: ts.all_reduce(ts.exp(x) * 0.5) + 1.0, target="ptx")
+        want = sum(np.exp(r) * np.float32(0.5) for r in rows) + 1
+        return all(near(jitted(x), want, 1e-4) for _ in range(3))
+
+    cases: dict[str, Callable[[], bool]] = {
+        "large": lambda: near(ts.all_reduce(x), total),
+        "repeated": lambda: all(near(ts.all_reduce(x * float(i)), total * i) for i in range(5)),
+        "async": run_async,
+        "many_async": run_many,
+        "nan": keep_nan,
+        "host": lambda: near(ts.all_reduce(ts.Tensor(rows[rank])), total),
+        "ring": go_around,
+        "jit": compile_it,
+        "part": lambda: np.array_equal(ts.shard(x).numpy(), np.split(rows[rank], size)[rank]),
+        "messages": exchange_messages,
+    }
+    found = {}
+    for name, case in cases.items():
+        report.log("case", name)
+        found[name] = bool(case())
+    return found
 
 
 # Speed.
@@ -306,7 +336,7 @@ def train(report: Report, world: Any) -> dict[str, Any]:
 
 def work(options: argparse.Namespace) -> None:
     """All steps, as one rank."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(2 * STEP_SECONDS, exit=True)
     rank, size = int(os.environ["TESSERA_RANK"]), int(os.environ["TESSERA_WORLD_SIZE"])
     report = Report(options.out, rank)
     report.log("importing torch")
@@ -332,11 +362,11 @@ def work(options: argparse.Namespace) -> None:
     steps: dict[str, Callable[[], Any]] = {
         "machine": lambda: describe(world),
         "collectives": in_ranks(lambda: check_collectives(report, world)),
-        "others": in_ranks(check_others),
         "speed": in_ranks(lambda: measure(report, world)),
         "overlap": in_ranks(measure_overlap),
         "prediction": in_ranks(lambda: validate_prediction(report, world)),
         "training": lambda: train(report, world),
+        "others": in_ranks(lambda: check_others(report)),
     }
     for name, step in steps.items():
         if not options.steps or name in options.steps:

@@ -14,6 +14,7 @@ from tessera.core.types import DType, TensorType, as_dtype, f32
 from tessera.dist.direct_calls import direct
 from tessera.dist.mesh import Mesh, MeshAxis
 from tessera.dist.ranks import Pending, current_axes, require_rank, start_exchange, takes_device_arrays
+from tessera.dist.routing import exchange_tokens
 from tessera.dist.sharding import Dims, ShardSpec
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
@@ -154,17 +155,23 @@ def _check_root(root: Any, where: MeshAxis) -> int:
 
 
 @direct
-def all_to_all(x: Any, mesh: Where = None, split_axis: int = 0, concat_axis: int = 0, axis: Any = None) -> Tensor:
+def all_to_all(
+    x: Any, mesh: Any = None, split_axis: int = 0, concat_axis: int = 0, axis: Any = None, *,
+    src_axis: str | None = None, dst_axis: str | None = None,
+) -> Any:  # fmt: skip
     """Part number j of `x` along `split_axis` goes to member number j, which concatenates what it gets.
 
-    Shapes: `split_axis` is divided by the number of ranks, `concat_axis` multiplied by it.
+    Shapes: `split_axis` is divided by the number of ranks, `concat_axis` multiplied by it. With `src_axis` and
+    `dst_axis` tokens go to experts or back, in a function of `ts.expert_parallel`: `tessera.dist.routing`.
 
     Raises:
         ShapeError: the axis has no equal parts.
         ArgumentError: as `all_reduce`.
     """
+    if src_axis is not None or dst_axis is not None:
+        return exchange_tokens(x, mesh, str(src_axis), str(dst_axis))
     where = current_axes(mesh, axis, "all_to_all")
-    return ops.all_to_all(x, split=split_axis, join=concat_axis, groups=where.groups, site=_site())  # type: ignore[no-any-return]
+    return ops.all_to_all(x, split=split_axis, join=concat_axis, groups=where.groups, site=_site())
 
 
 def collective_permute(x: Any, pairs: Sequence[tuple[int, int]], mesh: Where = None, axis: Any = None) -> Tensor:

@@ -6,13 +6,13 @@ Each function runs in the ranks of an SPMD function, on this rank's parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import f32, f64, int64
 from tessera.dist.collectives import all_reduce, all_to_all, collective_permute
 from tessera.dist.ranks import current_axes, get_rank
+from tessera.dist.routing import route_function
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import full, zeros
 from tessera.ops.tensor.basic import cast
@@ -107,17 +107,23 @@ def _add_block(q: Tensor, k: Tensor, v: Tensor, state: Any, places: tuple[int, i
 # Expert parallelism: tokens travel to the rank of their expert and back.
 
 
-def expert_parallel(x: Any, gates: Any, experts: Callable[[Tensor], Tensor], capacity: int, axis: Any = None) -> Tensor:
+def expert_parallel(x: Any, gates: Any = None, experts: Any = None, capacity: int = 0, axis: Any = None) -> Any:
     """A mixture of experts whose experts are cut over the ranks of a mesh axis (GShard; the best expert of each token).
 
     `x` [T, D] are this rank's tokens, `gates` [T, E] their probabilities of all E experts. `experts` maps
     [E / ranks, tokens, D] to the same shape: the experts of this rank on the tokens that came to each. One expert takes
     up to `capacity` tokens of one rank; the result is zero for a token beyond them. Shapes: as `x`.
 
+    With a function alone this is a decorator: `ts.all_to_all(x, indices, src_axis="batch", dst_axis="expert")` in it
+    gives the tokens of each of `self.experts`, and `ts.all_to_all(results, weights, src_axis="expert",
+    dst_axis="batch")` the weighted sum for each token.
+
     Raises:
         ShapeError: the gates do not fit the tokens, or the ranks do not divide the experts.
         ArgumentError: the mesh has no such axis, or the caller is not a rank.
     """
+    if gates is None and experts is None and callable(x):
+        return route_function(x)
     x, gates = as_tensor(x), as_tensor(gates)
     where_ = current_axes(None, axis, "expert_parallel")
     if x.ndim != 2 or gates.ndim != 2 or gates.shape[0] != x.shape[0] or gates.shape[1] % where_.size:

@@ -251,7 +251,6 @@ class NcclWorld:
 
     def close(self) -> None:
         """Wait for what is queued, and leave the communicators: NCCL waits for their other members."""
-        self.mailbox.close()
         for comm in self._comms.values():
             self.library.comm_destroy(comm)
         self._comms.clear()

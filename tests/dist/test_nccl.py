@@ -15,9 +15,10 @@ from fake_nccl import FakeNccl, NCCLError, run_on_fake
 
 import tessera as ts
 from examples.dist import gpt
+from tessera.core.effects import watch_effects
 from tessera.dist import engines
 from tessera.dist.rendezvous import FileRendezvous, find_rendezvous
-from tessera.errors import CollectiveError, DeadlockError, DeviceUnavailable
+from tessera.errors import CollectiveError, DeadlockError, DeviceUnavailable, EffectError
 
 P = ts.dist.P
 
@@ -65,6 +66,19 @@ def test_nan_and_small_types():
         for i, array in enumerate(found):
             np.testing.assert_array_equal(array.astype("f8"), (np.maximum, np.minimum)[i % 2](*rows))
         assert small == [-5, 200] and flags == [True, False]
+
+
+def test_signs_of_integers():
+    for dtype in ("i1", "i4", "i8", "u1", "u4", "u8", "i2", "u2"):
+        rows = np.array([[-5, 3, 0], [2, -7, 100]]).astype(dtype)
+
+        def program(rows=rows):
+            x = ts.Tensor(rows[ts.get_rank()]).to("ptx")
+            return [ts.all_reduce(x, kind).numpy() for kind in ("max", "min", "sum", "prod")]
+
+        for found in run_on_fake(ts.Mesh(2), program):
+            for array, reduce in zip(found, (np.maximum, np.minimum, np.add, np.multiply), strict=True):
+                np.testing.assert_array_equal(array, reduce(*rows), err_msg=dtype)
 
 
 def test_operands_stay_on_the_device():
@@ -248,7 +262,7 @@ def test_calls_after_the_first_are_the_same():
             for x in (ts.full((2, 4), scale * (rank + 1)), ts.full((4, 2), scale * (rank + 1), dtype=ts.int32)):
                 x = x.to("ptx")
                 found += [ts.all_reduce(x, op) for op in ("sum", "max")]
-                found += [ts.all_reduce(x, axis=name) for name in ("a", "b")]
+                found += [ts.all_reduce(x), *(ts.all_reduce(x, axis=name) for name in ("a", "b"))]
                 with mesh.axis("b"):
                     found += [ts.all_reduce(x), ts.all_gather(x), ts.reduce_scatter(x, op="max"), ts.broadcast(x, 1)]
                 found += [ts.all_gather(x, mesh.axis("a"), axis=1), ts.all_to_all(x, mesh.axis("a"), 0, 1)]
@@ -274,6 +288,8 @@ def test_a_direct_call_keeps_effects_and_errors():
     def program():
         x = ts.ones((2,)).to("ptx")
         assert ts.all_reduce(x).tolist() == ts.all_reduce(x).tolist() == [2.0, 2.0]
+        with watch_effects(frozenset(), "a function", "it has no effects"), pytest.raises(EffectError):
+            ts.all_reduce(x)
         ts.all_reduce(x)
 
     with pytest.raises(CollectiveError, match="the third call") as caught:
