@@ -2,7 +2,7 @@
 
 # Names by module.
 EXPORTS = {
-    "tessera.state": "Cache KVCache PageTable RingBuffer Stateful stateful with_state",
+    "tessera.state": "Cache KVCache PageTable RingBuffer Stateful rolling_window stateful with_state",
     "tessera.runtime.artifacts": "build",
     "tessera.deploy": "optimize",
     "tessera.runtime.bundles": "bundle",

@@ -15,6 +15,7 @@ HOMES = {
     "PageTable": "caches",
     "RingBuffer": "caches",
     "Stateful": "stateful_objects",
+    "rolling_window": "kv_cache",
     "stateful": "stateful_objects",
     "with_state": "stateful_objects",
 }

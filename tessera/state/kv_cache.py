@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,59 @@ from tessera.ops.tensor.basic import full
 from tessera.state.caches import Cache, check_sizes
 from tessera.state.stateful_objects import stateful
 from tessera.stdlib.paged_attention import append_pages, paged_attention
+
+
+class RollingWindow:
+    """The policy of a cache that keeps the last positions alone, in a ring."""
+
+    def __repr__(self) -> str:
+        return "rolling_window"
+
+
+rolling_window = RollingWindow()
+
+
+@dataclass(frozen=True)
+class KVCacheType:
+    """Sizes and element type of key-value caches; a call with the sizes that have names makes one.
+
+    >>> kind = KVCache["B", 2, 16, 4] @ rolling_window
+    >>> kind, kind(B=3).window
+    (KVCache['B', 2, 16, 4, f32] @ rolling_window, 16)
+    """
+
+    sizes: tuple[int | str, ...]
+    dtype: DType
+    rolling: bool = False
+
+    def __matmul__(self, policy: Any) -> KVCacheType:
+        if not isinstance(policy, RollingWindow):
+            raise ArgumentError(
+                f"a key-value cache has no policy {policy!r}", location=user_location(), expected="ts.rolling_window",
+                suggestion='a cache is moved with cache.to("cuda:0")',
+            )  # fmt: skip
+        return replace(self, rolling=True)
+
+    def __call__(self, *, page_size: int = 64, step: int = 1, **sizes: int) -> KVCache:
+        """A cache; with a rolling window the number of positions is the window.
+
+        Raises:
+            ArgumentError: a name has no size, or there is no such name.
+        """
+        names = {n for n in self.sizes if isinstance(n, str)}
+        if names != sizes.keys():
+            raise ArgumentError(
+                f"the sizes of {self} are not known", location=user_location(),
+                expected=", ".join(f"{n}=" for n in self.sizes if n in names) or "no sizes",
+                received=", ".join(f"{n}=" for n in sizes) or "nothing",
+            )  # fmt: skip
+        batch, heads, longest, head_size = (sizes[n] if isinstance(n, str) else n for n in self.sizes)
+        window = longest if self.rolling else None
+        return KVCache(batch, heads, longest, head_size, self.dtype, page_size=page_size, window=window, step=step)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(map(repr, self.sizes))
+        return f"KVCache[{listed}, {self.dtype}]" + (" @ rolling_window" if self.rolling else "")
 
 
 class KVCache(Cache):
@@ -31,9 +85,23 @@ class KVCache(Cache):
     >>> cache.lengths
     Tensor([1], int32)
 
+    `KVCache["B", "H", 16, 4, bf16] @ rolling_window` is a `KVCacheType`, which makes such caches.
+
     Raises:
         ArgumentError: a size is not positive.
     """
+
+    def __class_getitem__(cls, sizes: Any) -> KVCacheType:
+        """A type of caches: batch, heads, positions and head size (numbers or names), and the element type."""
+        listed = sizes if isinstance(sizes, tuple) else (sizes,)
+        dtype = as_dtype(listed[4]) if len(listed) == 5 else f32
+        named = all(isinstance(n, (int, str)) and not isinstance(n, bool) for n in listed[:4])
+        if len(listed) not in (4, 5) or not named:
+            raise ArgumentError(
+                "the sizes of a key-value cache are wrong", location=user_location(), received=repr(sizes),
+                expected="KVCache[batch, heads, longest, head_size] or KVCache[..., dtype], of numbers or names",
+            )  # fmt: skip
+        return KVCacheType(tuple(listed[:4]), dtype)
 
     def __init__(
         self, batch: int, heads: int, longest: int, head_size: int, dtype: DType = f32, *, page_size: int = 64,

@@ -123,6 +123,26 @@ def test_key_value_cache(target, window):
                                           np.array([*values[0][:3], v[0, 0]]), None), atol=1e-5)  # fmt: skip
 
 
+def test_types_of_caches():
+    kind = ts.KVCache["B", 2, "S", 8, ts.bf16]
+    plain, rolling = kind(B=3, S=20, page_size=4), (kind @ ts.rolling_window)(B=3, S=5, page_size=2, step=3)
+    assert plain.keys.dtype == ts.bf16 and plain.keys.shape == (15, 2, 4, 8) and plain.window is None
+    assert (rolling.window, rolling.longest, rolling.step, rolling.keys.shape) == (5, 5, 3, (12, 2, 2, 8))
+    assert kind == ts.KVCache["B", 2, "S", 8, "bf16"] and kind != kind @ ts.rolling_window
+    cache, rows = (ts.KVCache[1, 1, 3, 4] @ ts.rolling_window)(), RNG.standard_normal((3, 6, 1, 4)).astype(np.float32)
+    for i in range(6):
+        q, k, v = rows[:, None, i : i + 1]
+        got = cache.append(k, v).attend(q).numpy()
+        want = attend(rows[0, i : i + 1], rows[1, : i + 1], rows[2, : i + 1], 3)
+        np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-6)
+    for call in (
+        lambda: kind(B=3), lambda: kind(B=3, S=4, D=1), lambda: ts.KVCache[1, 1, 4], lambda: ts.KVCache[1, 1, 4, True],
+        lambda: ts.KVCache[1, 1, 4, 2.0], lambda: kind @ "cuda:0", lambda: kind(B=0, S=4),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError):
+            call()
+
+
 @pytest.mark.parametrize("target", [None, "llvm"])
 def test_a_cache_is_not_written_past_its_end(target):
     cache = ts.KVCache(1, 1, 4, 2, page_size=4)
