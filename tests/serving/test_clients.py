@@ -77,6 +77,7 @@ def test_openai_completions(client, language_model):
     same = client.completions.create(model="letters", prompt=tokens, max_tokens=12, temperature=0)
     assert same.choices[0].text == want[0].text
     warm = client.completions.create(model="letters", prompt="x", max_tokens=9, seed=4, temperature=0.8, top_p=0.9, n=2)
+    assert warm.usage.prompt_tokens == 1  # each prompt counts once
     for i, choice in enumerate(warm.choices):
         assert choice.text == services.complete_alone(language_model, "x", 9, Sampling(0.8, 0, 0.9, 4 + i)).text
     assert client.completions.create(model="letters", prompt="x", temperature=0).usage.completion_tokens <= 16
