@@ -34,6 +34,13 @@ def test_interleaved(columns, count):
     np.testing.assert_array_equal(got, np.stack(parts, -1).reshape(9, -1))
 
 
+def test_interleaved_rows_of_several_tiles():
+    """Tiles after the first one start within the rows."""
+    parts = [draw(2, 12000, seed=i) for i in range(2)]
+    got = run_everywhere(lambda *p: ts.reshape(ts.stack(list(p), axis=-1), (2, 24000)), *parts)
+    np.testing.assert_array_equal(got, np.stack(parts, -1).reshape(2, -1))
+
+
 @pytest.mark.parametrize("count", [2, 4, 16, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64], ids=lambda d: d.__name__)
 def test_repeated(count, dtype):

@@ -67,6 +67,14 @@ def test_windows_are_not_written_to_memory():
     assert workspace < 64 * 9 * 28 * 28 * 4  # less than im2col needs
 
 
+def test_lines_are_cut_after_the_product():
+    """A slice that leaves gaps between the rows of a product is a kernel of its own: the product keeps whole lines."""
+    x, w = draw((1, 64, 28, 28), 0), draw((64, 64, 3, 3), 1)
+    traced = ts.jit(lambda x, w: ts.conv2d(x, w, padding=1)).trace(x, w)
+    names = [f.name for f in lower(traced.function, "llvm")["tile"].functions[1:]]
+    assert len(names) == 3 and "matmul" in names[1]
+
+
 def test_a_product_of_the_first_columns_is_computed_in_its_kernel():
     """A slice that leaves no gaps in an axis is fused with the product that it is cut from."""
     a, b = draw((64, 40), 0), draw((40, 96), 1)
