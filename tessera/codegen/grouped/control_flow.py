@@ -10,8 +10,8 @@ from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser, RunB
 from tessera.codegen.legality import get_tensor_type, static_shape
 from tessera.core.types import TensorType, int64, scalar
 from tessera.ir.core import Block, Node, Value
-from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import elementwise, reduce
+from tessera.ops.dialects import control_flow, tile
+from tessera.ops.tensor import basic, elementwise, reduce
 
 
 @contextmanager
@@ -98,6 +98,8 @@ def _vectorise_divergent_if(group: GroupVectoriser, node: Node, condition: Value
 
 def _vectorise_side(group: GroupVectoriser, node: Node, mask: Value, block: Block, run: RunBlock) -> list[GroupValue]:
     """One side of a divergent branch, guarded by whether any tile takes it."""
+    if group.counted and (found := _predicate_side(group, mask, block, run)) is not None:
+        return found
     types = tuple(_make_group_type(v, True, group.size) for v in node.results)
 
     def taken() -> list[Value]:
@@ -110,6 +112,18 @@ def _vectorise_side(group: GroupVectoriser, node: Node, mask: Value, block: Bloc
     blocks = (build_region(group, (), taken), build_region(group, (), left))
     results = group.builder.add(control_flow.if_, [any_active(group, mask)], types=types, regions=blocks).results
     return [GroupValue(v, True) for v in results]
+
+
+def _predicate_side(group: GroupVectoriser, mask: Value, block: Block, run: RunBlock) -> list[GroupValue] | None:
+    """A side under its mask alone, where all its accesses have it; None where one would be made for no tile."""
+    with group.builder.region() as nodes, restrict_to_mask(group, mask):
+        results = [GroupValue(group.to_varying(p), True) for p in run(block)]
+    inner = [n for node in nodes for n in (node, *(m for r in node.regions for m in r.walk()))]
+    if any(n.op in (tile.load, tile.store) for n in inner):
+        return None
+    for node in nodes:
+        group.builder.append(node)
+    return results
 
 
 def solve_varying(varying: list[bool], step: Callable[[list[bool]], list[GroupValue]]) -> list[bool]:
@@ -156,6 +170,8 @@ def _vectorise_divergent_for(
     group: GroupVectoriser, node: Node, bounds: Sequence[GroupValue], inits: Sequence[GroupValue], run: RunBlock
 ) -> list[GroupValue]:
     """A loop whose bounds differ between tiles: iterates while any tile has an iteration left."""
+    if group.counted and _is_positive(group, bounds[2]):
+        return _emit_counted_loop(group, node, bounds, inits, run)
     lower, upper, step = (group.to_varying(p) for p in bounds)
     zero = group.full(0, int64, group.size)
     up = group.add(elementwise.greater, step, zero)
@@ -169,6 +185,41 @@ def _vectorise_divergent_for(
         return [GroupValue(group.add(elementwise.add, i.value, step), True), *after]
 
     return _emit_masked_loop(group, node, [GroupValue(lower, True), *inits], holds, body)[1:]
+
+
+def _is_positive(group: GroupVectoriser, step: GroupValue) -> bool:
+    """Whether a step is a constant of at least 1."""
+    node = group.builder.producers.get(step.value)
+    return node is not None and node.op is basic.full and not step.varying and int(node.attrs["value"]) > 0
+
+
+def _emit_counted_loop(
+    group: GroupVectoriser, node: Node, bounds: Sequence[GroupValue], inits: Sequence[GroupValue], run: RunBlock
+) -> list[GroupValue]:
+    """A loop with a positive step whose bounds differ between tiles as one of a known number of trips."""
+    lower, upper = (group.to_varying(p) for p in bounds[:2])
+    step, one = bounds[2].value, group.full(1, int64)
+    low = group.add(reduce.min, lower, axis=(-1,), keepdims=False)
+    high = group.add(reduce.max, upper, axis=(-1,), keepdims=False) if bounds[1].varying else bounds[1].value
+    span = group.add(elementwise.sub, high, low)
+    rest = group.add(elementwise.sub, step, one)
+    trips = group.add(elementwise.floor_divide, group.add(elementwise.add, span, rest), step)
+    first = [group.to_varying(p) for p in inits]
+
+    def emit_iteration(j: Value, *values: Value) -> list[Value]:
+        offset = group.broadcast(group.add(elementwise.mul, j, step), (group.size,))
+        index = group.add(elementwise.add, lower, offset)
+        mask = intersect_active(group, group.add(elementwise.less, index, upper))
+        old = [GroupValue(v, True) for v in values]
+        with restrict_to_mask(group, mask):
+            new = run(node.regions[0], GroupValue(index, True), *old)
+            return [select_by_mask(group, mask, n, o).value for n, o in zip(new, old, strict=True)]
+
+    types = [scalar(int64), *(v.type for v in first)]
+    block = build_region(group, types, emit_iteration)
+    values = [group.full(0, int64), trips, one, *first]
+    results = group.builder.add(control_flow.for_, values, types=tuple(types[1:]), regions=(block,)).results
+    return [GroupValue(v, True) for v in results]
 
 
 def _emit_masked_loop(

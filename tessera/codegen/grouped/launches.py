@@ -22,12 +22,13 @@ def _ungroup_block(block: Block) -> Block:
 
 def _ungroup_node(node: Node) -> Node:
     if node.op is control_flow.launch:
-        return _ungroup_launch(node) if int(node.attrs["attrs"].get("group", 1)) > 1 else node
+        return ungroup_launch(node) if int(node.attrs["attrs"].get("group", 1)) > 1 else node
     regions = tuple(map(_ungroup_block, node.regions))
     return node if all(a is b for a, b in zip(regions, node.regions, strict=True)) else replace(node, regions=regions)
 
 
-def _ungroup_launch(node: Node) -> Node:
-    made = vectorise_function(host.launched_function(node))
+def ungroup_launch(node: Node, counted: bool = False) -> Node:
+    """The launch with one program for each group of tiles; `counted` loops have a known number of trips."""
+    made = vectorise_function(host.launched_function(node), counted)
     hints = Attrs({name: value for name, value in made.attrs.items() if name not in ("grid", "tiles")})
     return replace(node, regions=(made.body,), attrs=Attrs({**node.attrs, "attrs": hints}))

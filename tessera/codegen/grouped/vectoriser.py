@@ -54,8 +54,9 @@ class GroupVectoriser:
     tile is `subgroup_start`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, counted: bool = False) -> None:
         self.size = self.total = size
+        self.counted = counted  # whether loops have a known number of trips, as their reverse mode needs
         self.subgroup_start: Value | None = None
         self.builder = Builder()
         self.active: Value | None = None
@@ -154,12 +155,12 @@ def vectorise_groups(module: Module) -> Module:
     return module.replace(module.main, *(vectorise_function(f) for f in module.functions[1:]), level=LEVEL)
 
 
-def vectorise_function(function: Function) -> Function:
+def vectorise_function(function: Function, counted: bool = False) -> Function:
     """A tile function whose groups have one tile; each of its programs is a group."""
     size = int(function.attrs.get("group", 1))
     if size == 1 and not any(n.op in GROUP_OPS for n in function.body.walk()):
         return function
-    function, group = duplicate_tails(function), GroupVectoriser(size)
+    function, group = duplicate_tails(function), GroupVectoriser(size, counted)
     params = [Value(p.type, p.hint) for p in function.params]
     evaluate_block(function.body, [GroupValue(p) for p in params], group.vectorise_node)
     attrs = Attrs({**function.attrs, "group": 1, "tiles": size})

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from tessera.core.errors import UnsupportedOpError
+from tessera.core.hooks import ungroup_launch
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, RefType, TensorType, f32, f64, int64, scalar
 from tessera.frontend.jit.line_marks import strip_marks
@@ -101,7 +102,7 @@ def launch_adjoint(
     node: Node, moves: Sequence[bool], primals: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
     """Launch the adjoint kernel of a launch: the cotangents of the operands that move."""
-    kernel = AdjointKernel(node, tuple(moves))
+    kernel = AdjointKernel(_ungroup_communication(node), tuple(moves))
     function = kernel.build()
     moving = [x for x, m in zip(primals, moves, strict=True) if m]
     zeros = [splat(0, TensorType(x.shape, sum_dtype(x.dtype))) for x in moving]
@@ -115,6 +116,16 @@ def launch_adjoint(
     found = bind_region_op(node.op, operands, attrs, [function.body], types)
     made = [g for g, i in zip(found, written, strict=True) if first <= i < len(operands)]
     return [cast(g, dtype=x.dtype) if g.dtype != x.dtype else g for g, x in zip(made, moving, strict=True)]
+
+
+_COMMUNICATION = {tile.alloc, tile.collect, tile.exchange, tile.meet}
+
+
+def _ungroup_communication(node: Node) -> Node:
+    """A launch whose tiles communicate as one of single programs, whose values and memory the adjoint can follow."""
+    group = int(node.attrs["attrs"].get("group", 1))
+    ops = {n.op for n in node.regions[0].walk()}
+    return ungroup_launch(node, counted=True) if group > 1 and ops & _COMMUNICATION else node
 
 
 def sum_dtype(dtype: DType) -> DType:
@@ -138,6 +149,9 @@ class AdjointKernel:
     active: set[Value] = field(default_factory=set)
     memory: dict[Value, Value] = field(default_factory=dict)
     scratch: list[Value] = field(default_factory=list)
+    local: set[Value] = field(default_factory=set)  # memory that the kernel allocates
+    reread: set[Value] = field(default_factory=set)  # which of it the way back reads again
+    loops: int = 0  # how many loops and branches are around a node
     is_recording: bool = True  # whether nodes leave steps for the way back
 
     @cached_property
@@ -205,8 +219,10 @@ class AdjointKernel:
 
     def run(self, block: Block) -> list[Step]:
         """Add the nodes of a block again; the steps for the way back, in program order."""
+        self.loops = int(block is not self.body)
         steps: list[Step] = []
         for node in block.nodes:
+            self.loops = int(block is not self.body)
             with self.builder.at(node.loc):
                 rule = reverse_rules.get(node.op) or _reverse_pure
                 step = rule(self, node)
@@ -330,11 +346,67 @@ def _reverse_pure(adjoint: AdjointKernel, node: Node) -> Step | None:
 # Memory.
 
 
+@reverse_rules(tile.alloc)
+def _(adjoint: AdjointKernel, node: Node) -> Step | None:
+    """Memory of a program: the adjoint kernel has it too, and memory for its cotangent."""
+    if adjoint.loops or adjoint.group > 1:
+        raise adjoint.make_error(node, "memory in a loop or branch" if adjoint.loops else "memory of a group of tiles")
+    adjoint.values[node.out] = adjoint.builder.add(node.op, [], node.attrs).out
+    if node.out.type.dtype.is_float:
+        attrs = {**node.attrs, "dtype": sum_dtype(node.out.type.dtype)}
+        made = adjoint.builder.add(node.op, [], attrs).out
+        zero = full(shape=(), value=0, dtype=int64).data
+        zeros = splat(0, TensorType(made.type.shape, made.type.dtype)).data
+        adjoint.builder.add(tile.store, [made, zeros, *[zero] * made.type.rank], {})
+        adjoint.memory[node.out] = made
+    adjoint.local.add(node.out)
+    return None
+
+
+def _store_locally(adjoint: AdjointKernel, node: Node) -> Step | None:
+    """A store to a program's own memory: its loads need it, and on the way back it takes the cotangent."""
+    ref, value = node.args[:2]
+    if adjoint.loops or ref in adjoint.reread:
+        where_ = "in a loop or branch" if adjoint.loops else "after a loop that reads it"
+        raise adjoint.make_error(node, f"a store to memory that the kernel allocates, {where_}")
+    adjoint.add(node, [adjoint.get(v) for v in node.args])
+    moves = value in adjoint.active
+    if not moves and ref not in adjoint.active:
+        return None
+    adjoint.active |= {ref} if moves else set()
+    rest = [adjoint.get(v).data for v in node.args[2:]]
+
+    def pull() -> None:
+        target, type = adjoint.memory[ref], value.type
+        if moves:
+            g = _load_cotangent(adjoint, node, target, rest)
+            g = _sum_spread(g, type)  # type: ignore[arg-type]
+            adjoint.accumulate(value, cast(g, dtype=type.dtype) if g.dtype != type.dtype else g)
+        adjoint.builder.add(node.op, [target, splat(0, type.with_dtype(target.type.dtype)).data, *rest], node.attrs)  # type: ignore[union-attr]
+
+    return pull
+
+
+def _load_cotangent(adjoint: AdjointKernel, node: Node, target: Value, rest: list[Value]) -> Tensor:
+    """The cotangents of the elements that a store writes; 0 where its mask does not hold."""
+    if node.op is tile.store:
+        attrs = {"shape": node.args[1].type.shape, "edge": node.attrs["edge"], "vector": node.attrs["vector"]}
+        return Tensor(adjoint.builder.add(tile.load, [target, *rest], attrs).out)
+    return Tensor(adjoint.builder.add(tile.gather, [target, *rest], {}).out)
+
+
+def _sum_spread(g: Tensor, type: TensorType) -> Tensor:
+    """The cotangent of a value that is stored along axes where it has one element."""
+    spread = [a for a, (n, m) in enumerate(zip(g.shape, type.shape, strict=False)) if m == 1 and n != 1]
+    return reshape(sum_(g, axis=tuple(spread)), shape=type.shape) if spread else g
+
+
 @reverse_rules(tile.load, tile.gather)
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     ref = node.args[0]
     args = [adjoint.get(v) for v in node.args]
     rest, other = args[1:], node.args[ref.type.rank + 2 :]  # type: ignore[union-attr]
+    adjoint.reread |= {ref} & adjoint.local if adjoint.loops else set()
     moves, other_moves = ref in adjoint.memory and ref in adjoint.active, adjoint.is_active(other)
     adjoint.set_results(node, adjoint.add(node, args), moves or other_moves)
 
@@ -370,7 +442,7 @@ def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor, rest: list[Any]) 
 def add_block(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
     """Add a block to the memory that it was loaded from."""
     rank, shape = target.type.rank, node.attrs["shape"]  # type: ignore[union-attr]
-    if not adjoint.accesses.is_owned_by_program(node.args[0]):
+    if node.args[0] in adjoint.local or not adjoint.accesses.is_owned_by_program(node.args[0]):
         indices = [start + _make_ramp(shape, axis) for axis, start in enumerate(rest[:rank])]
         mask = _find_mask(node, indices, rest, target)
         _add_atomically(adjoint, target, g, indices, mask)
@@ -418,6 +490,8 @@ def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: V
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     """A store, which the adjoint kernel leaves out: the cotangent of its value is in the memory's cotangent."""
     ref, value = node.args[:2]
+    if ref in adjoint.local:
+        return _store_locally(adjoint, node)
     if ref not in adjoint.memory:
         return None
     moves, overwritten = value in adjoint.active, adjoint.accesses.may_be_overwritten(node)
