@@ -87,9 +87,12 @@ class ConstantProgram:
         """The number of ops."""
         return sum(1 for _ in self.function.body.walk())
 
-    def rewrite(self, rule: ProductRule | None = None) -> ConstantProgram:
-        """Fold what depends on constants alone, and replace products with constant matrices as the rule says."""
-        return _Rewriting(rule).run(self)
+    def rewrite(self, rule: ProductRule | None = None, skip: Callable[[str], None] | None = None) -> ConstantProgram:
+        """Fold what depends on constants alone, and replace products with constant matrices as the rule says.
+
+        `skip(reason)` hears of products with constants that are no matrix.
+        """
+        return _Rewriting(rule, skip).run(self)
 
     def observe(self, read: Callable[[ConstantProduct], Tensor]) -> ConstantProgram:
         """A program whose results are what `read` makes of each product with a constant matrix, in order."""
@@ -124,6 +127,7 @@ class _Rewriting:
     """One walk over a program; values are `Constant`s where they are known, else values of the new function."""
 
     rule: ProductRule | None
+    skip: Callable[[str], None] | None = None
     builder: Builder = field(default_factory=Builder)
     products: int = 0
     folded: dict[Any, list[Constant]] = field(default_factory=dict)
@@ -199,6 +203,8 @@ class _Rewriting:
         right = places[0] == 1
         matrix = self.take_matrix(args[places[0]], right)
         if matrix is None:
+            if self.skip is not None:
+                self.skip("its weights are a batch of matrices")
             return None
         number, self.products = self.products, self.products + 1
         product = ConstantProduct(number, matrix, right, Tensor(args[0 if right else 1]), node)

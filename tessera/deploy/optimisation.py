@@ -133,7 +133,12 @@ CONSTRAINTS: dict[str, tuple[Callable[[Any], float], str]] = {
 }
 
 
-def _parse_constraints(given: Mapping[str, Any], target: str) -> dict[str, float]:
+def _parse_constraints(given: Any, target: str) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            "constraints is no mapping", location=user_location(), expected='{"size": "10MB"}',
+            received=f"{type(given).__name__} {given!r:.60}",
+        )  # fmt: skip
     if "power" in given:
         raise ArgumentError(
             "power cannot be measured here", location=user_location(), expected=", ".join(CONSTRAINTS),
@@ -529,8 +534,8 @@ def optimize(
     calls = _read_calls(calibration, "calibration")
     named = optimizations if optimizations is not None else DESTINATIONS.get(target, ("", GRAPH))[1]
     passes = find_passes(named, bool(calls))
-    limits = _parse_constraints(constraints or {}, name)
-    made = OptimisedModel(model, name, passes, limits, weights)
+    limits = _parse_constraints({} if constraints is None else constraints, name)
+    made = OptimisedModel(model, name, passes, limits, (weights,) if isinstance(weights, str) else weights)
     first = _read_call(example) if example is not None else calls[0] if calls else None
     if first is None:
         if limits or evaluate is not None or any(getattr(p, "calibrated", False) for p in passes):

@@ -262,7 +262,7 @@ def _apply_rule(
     what: str,
 ) -> ConstantProgram:  # fmt: skip
     tally = _Tally()
-    made = program.rewrite(_make_rule(tally, rule, find_reason))
+    made = program.rewrite(_make_rule(tally, rule, find_reason), tally.leave)
     tally.report(record, what)
     record.figures |= {"weight_bytes_before": program.constant_bytes, "weight_bytes": made.constant_bytes}
     return made

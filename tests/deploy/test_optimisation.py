@@ -218,6 +218,34 @@ def test_tied_weights_are_stored_once():
     assert f.report.figures["weight_bytes"] == 24 * 24 + 24 * 4
 
 
+def test_a_matrix_on_both_sides_and_transposed_twice():
+    w = ts.Tensor(W[:24].copy())
+    x = X[:, :24]
+    f = optimised("weight_int8", x=x, f=lambda x: (x @ w.T) @ w.T + ts.matmul(w, x.T).T)
+    want = x @ w.numpy().T @ w.numpy().T + (w.numpy() @ x.T).T
+    assert norm(f(x).numpy() - want) < 0.02 * norm(want)
+    assert f.report.figures["weight_bytes"] <= 2 * (24 * 24 + 24 * 4)  # once for each side
+
+
+def test_what_is_broadcast_stays_small():
+    b = ts.Tensor(W[:, 0].copy())
+    f = optimised("constant_folding", f=lambda x: x * ts.broadcast_to(b, shape=(5, 64)))
+    np.testing.assert_array_equal(f(X).numpy(), X * W[:, 0])
+    assert f.report.figures["weight_bytes"] == 64 * 4
+
+
+def test_each_product_has_a_range_of_its_own():
+    f = optimised("static_int8", f=lambda x: x @ W * 100.0 + (x * 100.0) @ W)
+    assert f.report.figures["accuracy_loss"] < 0.03
+
+
+def test_batches_of_matrices_are_left_and_named():
+    w = np.stack([W, W])
+    x = np.stack([X, X])
+    f = ts.optimize(lambda x: x @ w, target="server", optimizations=["weight_int8"], example=(x,))
+    assert f.report.passes[0].figures["left"] == {"its weights are a batch of matrices": 1}
+
+
 def test_arguments_as_weights_and_results_in_containers():
     @ts.jit
     def f(p, x):
@@ -297,6 +325,7 @@ def test_limits_that_are_met():
         ({"optimizations": ["weight_int8", "weight_int4"]}, ArgumentError, "2 passes quantise the same weights"),
         ({"optimizations": ["static_int8"], "calibration": None}, ArgumentError, "are measured on a call"),
         ({"constraints": {"power": "5W"}}, ArgumentError, "power cannot be measured"),
+        ({"constraints": ["size"]}, ArgumentError, "constraints is no mapping"),
         ({"constraints": {"speed": 1}}, UnknownNameError, "no constraint speed"),
         ({"constraints": {"latency": "fast"}}, ArgumentError, "is no duration"),
         ({"constraints": {"size": "big"}}, ArgumentError, "no size of memory"),
