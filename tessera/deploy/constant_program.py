@@ -181,8 +181,7 @@ class _Rewriting:
         """The results of a node on constants; None where they are much larger than these."""
         shapes = [_read_shape(v) for v in node.results]
         if node.op is broadcast_to:
-            array = args[0].expand()
-            return [Constant(_strip(array) if array.size > args[0].array.size else args[0].array, shapes[0])]
+            return [Constant(args[0].array, shapes[0])]
         size = sum(math.prod(s) * v.type.dtype.numpy.itemsize for s, v in zip(shapes, node.results, strict=True))
         if node.op is full:
             return [Constant(np.asarray(node.attrs["value"]).astype(node.out.type.dtype.numpy), shapes[0])]

@@ -218,20 +218,22 @@ def test_tied_weights_are_stored_once():
     assert f.report.figures["weight_bytes"] == 24 * 24 + 24 * 4
 
 
-def test_a_matrix_on_both_sides_and_transposed_twice():
+def test_a_matrix_on_both_sides():
     w = ts.Tensor(W[:24].copy())
     x = X[:, :24]
-    f = optimised("weight_int8", x=x, f=lambda x: (x @ w.T) @ w.T + ts.matmul(w, x.T).T)
-    want = x @ w.numpy().T @ w.numpy().T + (w.numpy() @ x.T).T
+    f = optimised("weight_int8", x=x, f=lambda x: (x @ w) @ w + ts.matmul(w, x.T).T)
+    want = x @ w.numpy() @ w.numpy() + (w.numpy() @ x.T).T
     assert norm(f(x).numpy() - want) < 0.02 * norm(want)
     assert f.report.figures["weight_bytes"] <= 2 * (24 * 24 + 24 * 4)  # once for each side
 
 
 def test_what_is_broadcast_stays_small():
     b = ts.Tensor(W[:, 0].copy())
-    f = optimised("constant_folding", f=lambda x: x * ts.broadcast_to(b, shape=(5, 64)))
-    np.testing.assert_array_equal(f(X).numpy(), X * W[:, 0])
-    assert f.report.figures["weight_bytes"] == 64 * 4
+    f = optimised(
+        "constant_folding", f=lambda x: x * ts.broadcast_to(b, shape=(5, 64)) + ts.broadcast_to(b, shape=(5, 64)).T.T
+    )
+    np.testing.assert_allclose(f(X).numpy(), X * W[:, 0] + W[:, 0], rtol=1e-6, atol=1e-6)
+    assert f.report.figures["weight_bytes"] <= 2 * 64 * 4
 
 
 def test_each_product_has_a_range_of_its_own():
