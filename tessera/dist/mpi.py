@@ -108,7 +108,7 @@ class MpiWorld:
     """
 
     on_device = False
-    direct_arrays = np.ndarray
+    direct_arrays: type | None = np.ndarray
     last: Exchanged | None = None
     recording = False
 

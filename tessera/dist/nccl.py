@@ -91,7 +91,7 @@ class NcclWorld:
     """
 
     on_device = True
-    direct_arrays = DeviceArray
+    direct_arrays: type | None = DeviceArray
 
     def __init__(
         self, check: bool = False, library: Any = None, memory: DeviceMemory | None = None,

@@ -216,8 +216,9 @@ def _cut_type(name: str, leaf: Any, spec: Any, mesh: Mesh) -> Any:
         return leaf
     if spec is None:
         return type
-    dims = check_spec(spec, type.shape, mesh, name)
-    return TensorType(tuple(int(n) // mesh.count(d) for n, d in zip(type.shape, dims, strict=True)), type.dtype)
+    shape = [int(n) for n in type.shape]
+    dims = check_spec(spec, shape, mesh, name)
+    return TensorType(tuple(n // mesh.count(d) for n, d in zip(shape, dims, strict=True)), type.dtype)
 
 
 def trace_rank(body: Any, mesh: Mesh, local: Any, links: Mapping[str, Link], compute: Compute) -> RankProgram:

@@ -84,7 +84,7 @@ class SimulatedWorld:
     """
 
     on_device = False
-    direct_arrays = None  # each call is compared with those of the other ranks
+    direct_arrays: type | None = None  # each call is compared with those of the other ranks
 
     def __init__(self, size: int) -> None:
         self.size = size
