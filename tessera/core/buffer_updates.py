@@ -55,10 +55,11 @@ def store_updates(value: Any, updates: Mapping[str, Any], path: str = "") -> Non
         for i, item in enumerate(value):
             store_updates(item, updates, f"{inside}{i}")
     elif value.__class__ in REGISTERED:
+        owner: Any = value
         parts = REGISTERED[value.__class__].take_apart(value)
         for key, item in zip(parts.keys, parts.children, strict=True):
             if f"{inside}{key}" in updates:
-                value.set_tensor(key, updates[f"{inside}{key}"])
+                owner.set_tensor(key, updates[f"{inside}{key}"])
             else:
                 store_updates(item, updates, f"{inside}{key}")
 
