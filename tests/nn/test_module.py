@@ -172,6 +172,23 @@ def test_a_compiled_step_keeps_statistics_through_an_optimizer():
         np.testing.assert_allclose(model.state_dict()[path].numpy(), tensor.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("donate", [(), ("model",)])
+def test_calls_that_are_known_by_their_key_keep_statistics(donate):
+    """The second call and later ones of one compiled function; another module of the same kind has its own."""
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    run = ts.jit(lambda model, x: model(x).sum(), target="cpu", donate=donate)
+    if donate:
+        run(first, ts.Tensor(X))
+        assert first.num_batches_tracked.item() == 1
+        return
+    for count in (1, 2, 3):
+        run(first, ts.Tensor(X))
+        assert first.num_batches_tracked.item() == count
+    np.testing.assert_allclose(first.running_mean.numpy(), (1 - 0.9**3) * X.mean(0), rtol=1e-5)
+    run(x=ts.Tensor(X), model=second)
+    assert (first.num_batches_tracked.item(), second.num_batches_tracked.item()) == (3, 1)
+
+
 def test_a_trace_keeps_nothing_in_a_module_that_it_was_not_given():
     model = nn.BatchNorm1d(4)
     with pytest.raises(ts.errors.TraceError, match=r"pass the module as an argument and return it"):
