@@ -54,6 +54,7 @@ def test_barriers_mean_nothing_on_any_target(target):
         (lambda x, y: (ts.exp(x), ts.sum(y, axis=-1)), 2),  # other dims
         (lambda x, y: ts.softmax(ts.softmax(x) @ y.T), 3),  # each needs the one before
         (lambda x, y: (x + 1.0, y * 2.0, x - y), 1),
+        (lambda x, y: (lambda a: (a, ts.exp(a)))(ts.sin(x)), 2),  # the same dims, but one reads what the other writes
     ],
 )
 @pytest.mark.parametrize("target", ["llvm", "ptx"])

@@ -1,11 +1,14 @@
 """Passes of users over graphs: what they rewrite, that they are verified, and where they appear."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera.compiler import GraphIR, GraphPass, graph_pass, only, passes
 from tessera.errors import ArgumentError, ShapeError, UnknownNameError, VerifyError
+from tessera.ir.core import Block
 from tessera.runtime import driver
 from tessera.tools.cli.main import main
 
@@ -269,3 +272,31 @@ def test_a_class_of_a_module_that_is_defined_again_takes_the_place_of_the_old():
         assert seen == [1] and ts.compiler.installed_passes().count("Cell") == 1
     finally:
         ts.compiler.uninstall(made)
+
+
+@ts.kernel
+def talk(x, out):
+    i = ts.tile.program_id(0)
+    print("row", i)
+    out[i, :] = x[i, :] * 2.0
+
+
+def test_a_pass_may_not_drop_an_effect():
+    def program(x):
+        out = ts.zeros(x.shape)
+        talk[4,](x, out)
+        return x
+
+    def silence(graph):
+        function = graph.function
+        return GraphIR(replace(function, body=Block(function.params, (), function.params)))
+
+    with passes(silence), pytest.raises(VerifyError, match="changes the effects"):
+        ts.jit(program)(X)
+
+    def retype(graph):
+        function = graph.function
+        return GraphIR(replace(function, body=replace(function.body, results=())))
+
+    with passes(retype), pytest.raises(VerifyError, match="changes the type"):
+        ts.jit(program)(X)

@@ -45,6 +45,18 @@ def test_samples_have_the_probabilities_and_repeat_by_seed():
     assert [ts.nas.Controller(SPACE, seed=5).sample() for _ in range(3)][0] == ts.nas.Controller(SPACE, seed=5).sample()
 
 
+def test_one_step_is_the_gradient_of_the_log_probability():
+    controller = ts.nas.Controller({"op": ["a", "b", "c"]}, learning_rate=0.5, entropy=0.0)
+    architecture = next(a for a in iter(controller.sample, None) if a["op"] == "b")
+    controller.update(architecture, 0.0)  # the baseline
+    controller._logits["op"] = before = np.array([0.0, 1.0, -1.0])
+    controller.update(architecture, 2.0)
+    p = np.exp(before) / np.exp(before).sum()
+    logits = before + 0.5 * 2.0 * (np.array([0, 1, 0]) - p)  # d log p(b) / d logits
+    want = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(list(controller.probabilities()["op"].values()), want)
+
+
 def test_without_signal_nothing_is_decided():
     controller, rng = ts.nas.Controller({"op": ["x", "y"]}, learning_rate=0.05), np.random.default_rng(0)
     for _ in range(300):

@@ -72,6 +72,11 @@ def test_times_grow_with_the_work_and_add_up_to_the_call():
     assert large.rows[0].roofline == large.limit_seconds / large.total
 
 
+def test_the_cost_of_a_launch_leaves_out_that_of_the_call():
+    report = profile_program(prepare(ts.jit(lambda x: x + 1.0), (np.ones(8, "f4"),), "llvm"), "llvm")
+    assert 0 < report.total < report.whole / 2
+
+
 def _split(made):
     return made[0], made[1:]
 
