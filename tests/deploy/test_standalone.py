@@ -1,5 +1,6 @@
 """Standalone programs: C libraries that link and run without Python, on this processor and on AArch64."""
 
+import ctypes
 import shutil
 import subprocess
 
@@ -148,6 +149,12 @@ def test_a_failed_assertion_is_a_result(tmp_path):
     (tmp_path / "in").write_bytes(np.float32([1, -1, 1, 0, 0, 0]).tobytes())
     done = subprocess.run(["./example", "in"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "test_standalone.py" in done.stderr and "not positive" in done.stderr
+    library = ctypes.CDLL(str(made.library))  # a failure does not outlive its call
+    for first, fails in ((-1, True), (1, False)):
+        x = np.float32([first, 1, 1])
+        assert (
+            bool(library.positive(x.ctypes.data_as(ctypes.c_void_p), (x * 0).ctypes.data_as(ctypes.c_void_p))) is fails
+        )
 
 
 @needs_compiler
