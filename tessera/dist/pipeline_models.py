@@ -42,7 +42,7 @@ class PipelineDecorator:
     ...     return ((y - targets) * (y - targets)).mean()
     >>> value, grads = Model().value_and_grad(ts.ones((4, 3)), ts.zeros((4, 1)), loss)
     >>> value.shape, grads.first.weight.shape
-    ((), (3, 4))
+    ((), (4, 3))
     """
 
     def __call__(
