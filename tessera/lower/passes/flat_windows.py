@@ -112,8 +112,10 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         return None
     windows = FlatWindows(view)
     *batch, depth, count = get_shape(args[1])
+    if not isinstance(depth, int) or not isinstance(count, int) or depth < MIN_DEPTH or not windows.is_flat():
+        return None
     outer = _find_outer(windows, count)
-    if outer is None or depth < MIN_DEPTH or not windows.is_flat():
+    if outer is None:
         return None
     width = windows.source[-1]
     columns = math.prod(outer) * windows.rows * width

@@ -184,7 +184,7 @@ def _find_repeated(body: LoopBody, address: LaneAddress, places: Sequence[tuple[
     varying = sorted((x for x in places if not x[0].uniform), key=lambda x: -x[0].repeat)
     if not varying or not varying[0][0].repeat or isinstance(varying[0][1], Dim):
         return address
-    (lane, step), rest = varying[0], varying[1:]
+    lane, step, rest = varying[0][0], int(varying[0][1]), varying[1:]
     if not rest and step == 1:
         return replace(address, repeat=lane.repeat, first=body.text.add(address.scalar, lane.base))
     if len(rest) == 1 and rest[0][0].cycle == lane.repeat and rest[0][1] * lane.repeat == step:
