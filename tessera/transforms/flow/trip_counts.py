@@ -62,6 +62,9 @@ class _SizeForms:
             yield {None: int(node.attrs["value"])}
         elif op is basic.dim_value:
             yield {None: node.attrs["size"]}
+        elif op is tile.program_id:  # one value for all that ask for the same place
+            same = (n for n in self.producers.values() if n.op is op and n.attrs["axis"] == node.attrs["axis"])
+            yield {next(same).out: 1}
         elif op in _SCALAR_MOVES and _is_index(args[0]) and _is_index(node.out):
             yield from self.bound(args[0], above)
         elif op in (elementwise.add, elementwise.sub):
