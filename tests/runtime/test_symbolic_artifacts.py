@@ -86,6 +86,11 @@ def test_wrong_names_are_said(tmp_path):
         ts.build(double, draw(3), out=tmp_path / "a", dynamic={"y": {0: "B"}})
     with pytest.raises(ShapeError, match="axis 3 is out of range"):
         ts.build(double, draw(3), out=tmp_path / "a", dynamic={"x": {3: "B"}})
+    for name in ("?", "..."):
+        with pytest.raises(ArgumentError, match="is no name of a size"):
+            ts.build(double, draw(3), out=tmp_path / "a", dynamic={"x": {0: name}})
+    with pytest.raises(ArgumentError, match="no axis says what the size B is"):
+        ts.build(double, draw(6), out=tmp_path / "a", dynamic={"x": {0: "B*S"}})
     with pytest.raises(ArgumentError, match="no size is named"):
         ts.build(ts.jit(lambda x: x * 2.0), np.float32(3), out=tmp_path / "a", dynamic=True)
 

@@ -245,7 +245,14 @@ def name_axes(
         raise _make_dynamic_error("dynamic is neither True nor a mapping", dynamic)
     if not has_symbols(patterns):
         raise _make_dynamic_error("no size is named", dynamic)
-    if misfit := bind_shapes(list(zip(patterns, shapes, strict=True)), {}):
+    sizes: dict[str, Any] = {}
+    misfit = bind_shapes(list(zip(patterns, shapes, strict=True)), sizes)
+    names_of = sorted({n for p in patterns for n in symbol_names(p)})
+    if unnamed := [n for n in names_of if not n.isidentifier()]:
+        raise _make_dynamic_error(f"{unnamed[0]!r} is no name of a size", dynamic)
+    if misfit is None and (unsolved := [n for n in names_of if n not in sizes]):
+        raise _make_dynamic_error(f"no axis says what the size {unsolved[0]} is", dynamic)
+    if misfit:
         raise ShapeError(
             f"the example of {names[misfit.number]} does not fit its symbolic sizes: {misfit.problem}",
             location=user_location(), expected=str(patterns[misfit.number]), received=str(shapes[misfit.number]),
