@@ -115,13 +115,13 @@ def start_server(models: dict[str, str], slots: int) -> Any:
                "--replicas", "2", "--processes", "--slots", str(slots), "--longest", "256", "--max-queue",
                "1024"]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    line = process.stderr.readline()
-    while '"compiling"' in line:
-        line = process.stderr.readline()
-    if '"serving"' not in line:
-        raise SystemExit(line + process.stderr.read())
+    seen = [process.stderr.readline()]
+    while seen[-1] and '"message": "serving"' not in seen[-1]:
+        seen.append(process.stderr.readline())
+    if not seen[-1]:
+        raise SystemExit("".join(seen))
     try:
-        yield json.loads(line)["port"], process
+        yield json.loads(seen[-1])["port"], process
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)

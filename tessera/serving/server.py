@@ -18,6 +18,7 @@ from tessera.serving.options import ServerOptions
 
 LOG = logging.getLogger("tessera.serving")
 BACKLOG = 2048
+KEEP_ALIVE = 75  # seconds: longer than clients keep idle connections, which otherwise send to one that just closes
 
 
 def run_server(
@@ -78,7 +79,7 @@ def _make_server(app: Any, options: ServerOptions) -> Any:
     seconds = max(1, math.ceil(options.drain_timeout))
     return DrainingServer(uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=seconds, server_header=False, lifespan="on",
-        ws="none",
+        ws="none", timeout_keep_alive=KEEP_ALIVE,
     ))  # fmt: skip
 
 
