@@ -6,6 +6,7 @@
 import re
 import sys
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,7 @@ from tessera.core.effects import watch_effects
 from tessera.dist import engines
 from tessera.dist.rendezvous import FileRendezvous, find_rendezvous
 from tessera.errors import CollectiveError, DeadlockError, DeviceUnavailable, EffectError
+from tessera.tools.cli.launch import run_on_gpus
 
 P = ts.dist.P
 
@@ -295,3 +297,31 @@ def test_a_direct_call_keeps_effects_and_errors():
     with pytest.raises(CollectiveError, match="the third call") as caught:
         run_on_fake(ts.Mesh(2), program, wrap=Broken)
     assert caught.value.location.file == __file__
+
+
+# The launcher: one process for each GPU that is visible.
+
+
+def test_each_process_sees_its_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6")
+    text = "import os; e = os.environ; open(e['OUT'] + e['TESSERA_RANK'], 'w').write(' '.join(e[k] for k in KEYS))"
+    text = f"KEYS = ('CUDA_VISIBLE_DEVICES', 'TESSERA_WORLD_SIZE', 'TESSERA_RENDEZVOUS'); {text}"
+    monkeypatch.setenv("OUT", str(tmp_path / "rank"))
+    assert run_on_gpus([sys.executable, "-c", text], 2) == 0
+    first, second = ((tmp_path / f"rank{r}").read_text().split() for r in (0, 1))
+    assert first[:2] == ["3", "2"] and second[:2] == ["5", "2"] and first[2] == second[2]
+    with pytest.raises(DeviceUnavailable, match="4 ranks need 4 GPUs"):
+        run_on_gpus([sys.executable, "-c", text], 4)
+
+
+def test_a_process_that_fails_ends_the_others(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    text = "import os, sys, time; sys.exit(7) if os.environ['TESSERA_RANK'] == '1' else time.sleep(60)"
+    start = time.monotonic()
+    assert run_on_gpus([sys.executable, "-c", text], 2) == 7
+    assert time.monotonic() - start < 30
+
+
+def test_a_mesh_without_a_launcher():
+    with pytest.raises(DeviceUnavailable, match="no launcher started"):
+        ts.spmd(lambda: 1, mesh=ts.Mesh(2, engine="nccl"))()
