@@ -21,6 +21,7 @@ from benchmarks.machine import keep
 
 BATCH, LENGTH, ROUNDS = 32, 128, 7
 OTHER_SIZES = ((1, 8), (1, 128), (8, 64), (64, 32), (16, 256))
+VARIANTS = ("B == 1 and S <= 8", "B == 1 and S == 8")  # measured at the first of the other sizes
 
 
 def draw(batch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,14 +32,16 @@ def draw(batch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
-def build(folder: Path, ids: np.ndarray, mask: np.ndarray, dynamic: bool) -> tuple[Any, float]:
+def build(
+    folder: Path, ids: np.ndarray, mask: np.ndarray, dynamic: bool, variants: tuple[str, ...] = ()
+) -> tuple[Any, float]:
     """The loaded artifact, and the processor seconds of its build."""
     import tessera as ts
     from examples.minilm import model
 
     os.environ["TESSERA_CACHE"] = str(folder / "cache")
     start = time.process_time()
-    options = {"dynamic": True} if dynamic else {}
+    options = {"dynamic": True, "variants": variants} if dynamic else {}
     ts.build(model.encode, model.parameters(), ids, mask, out=folder / "a", weights=["params"], **options)
     return ts.load(folder / "a"), time.process_time() - start
 
@@ -67,6 +70,7 @@ def main() -> None:
         found["call"] = {"size": [BATCH, LENGTH], **timed}
         print(f"compile: {seconds / static_seconds:.2f} times the static build's {static_seconds:.2f} s")
         print(f"call at {BATCH} x {LENGTH}: " + ratio(timed))
+        found["variants"] = measure_variants(Path(name))
         found["others"] = []
         for batch, length in OTHER_SIZES:
             ids, mask = draw(batch, length)
@@ -76,6 +80,18 @@ def main() -> None:
             found["others"].append({"size": [batch, length], "error": error, **timed})
             print(f"call at {batch} x {length}: {ratio(timed)}, largest difference {error:.1e}")
     keep("dynamic_sizes", found)
+
+
+def measure_variants(folder: Path) -> dict[str, Any]:
+    """The times of a small call of artifacts with one variant each, beside those of a static build."""
+    small, (ids, mask) = draw(*OTHER_SIZES[0]), draw(BATCH, LENGTH)
+    static, _ = build(folder / "small", *small, dynamic=False)
+    found = {}
+    for number, text in enumerate(VARIANTS):
+        program, _ = build(folder / f"variant{number}", ids, mask, dynamic=True, variants=(text,))
+        found[text] = alternate({"static": lambda: static(*small), "dynamic": lambda: program(*small)}, 30)  # noqa: B023
+        print(f"call at {OTHER_SIZES[0][0]} x {OTHER_SIZES[0][1]} with the variant {text}: {ratio(found[text])}")
+    return found
 
 
 def ratio(timed: dict[str, dict[str, float]]) -> str:
