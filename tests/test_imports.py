@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tessera"
 LAYERS = (
     *"core ir ops lower interp frontend transforms codegen runtime stdlib state nn optim".split(),
-    *"torch onnx stablehlo cuda triton dist train llm pyflame compiler research deploy monitoring serving tools".split(),
+    *"torch onnx stablehlo cuda triton dist train llm pyflame".split(),
+    *"compiler research deploy monitoring serving tools".split(),
 )
 # Public namespaces at the root, by the layer whose names they give. What is not here belongs above all layers.
 NAMESPACES = {"errors": "core", "stable": "ops", "tree": "core"}

@@ -120,7 +120,7 @@ def _match_exactly(
     pattern: Callable[..., Any], skeleton: Function, found: _Unification, root: Node, uses: UseDef
 ) -> PatternMatch | None:
     operands = [found.operands[p] for p in skeleton.params]
-    function = _trace(pattern, tuple(v.type for v in operands))  # type: ignore[arg-type]
+    function = _trace(pattern, tuple(v.type for v in operands))  # type: ignore[misc, arg-type]
     if function is None:
         return None
     exact = _Unification(function, uses, exact=True)

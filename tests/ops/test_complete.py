@@ -57,6 +57,7 @@ NO_CASE = {
     **dict.fromkeys(("tile.line", "tile.pause"), "made by the debugger: tests/tools/debug"),
     **dict.fromkeys(COLLECTIVES, "runs in ranks, which a case does not have: tests/dist/test_collectives.py"),
     "ts.strided_view": "made of slices by the lowering: tests/lower/test_lower_levels.py",
+    "ts.fusion_barrier": "made by ts.fusion: tests/compiler/test_fusion.py",
     "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
     "host.call": "runs NumPy on the host, at every level the same",
     "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -321,7 +321,7 @@ class ProfileReport:
         )
 
 
-FORMATS = {
+FORMATS: dict[str, Callable[[ProfileReport], str]] = {
     ".folded": ProfileReport.folded_stacks,
     ".speedscope.json": lambda r: json.dumps(r.as_speedscope()),
     ".trace.json": lambda r: json.dumps({"traceEvents": r.trace_events(), "displayTimeUnit": "ns"}),

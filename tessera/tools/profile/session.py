@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
@@ -17,7 +18,7 @@ from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, user_location
 from tessera.interp.graph import bind_sizes
 from tessera.ir.core import Function, find_size_names
-from tessera.ir.tensor import RESULT_OBSERVERS, Tensor, get_elements
+from tessera.ir.tensor import RESULT_OBSERVERS, Tensor
 from tessera.lower.extensions import RUN_OBSERVER
 from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.runtime import driver
@@ -87,14 +88,12 @@ class ProfileSession(AbstractContextManager["ProfileSession"]):
         one = self._eager.setdefault(
             (name, location), KernelMeasurement(name, (name,), location, 0.0, SECONDS, matrix=name == "dot")
         )
-        arrays = [get_elements(t) for t in (*operands, *results)]
+        tensors = (*operands, *results)
+        sizes = [math.prod(int(n) for n in t.shape) for t in tensors]
         one.cost += now - self._last
-        one.bytes += sum(
-            int(np.size(a)) * t.dtype.bits // 8 for a, t in zip(arrays, (*operands, *results), strict=True)
-        )
+        one.bytes += sum(n * t.dtype.bits // 8 for n, t in zip(sizes, tensors, strict=True))
         depth = int(operands[0].shape[-1]) if name == "dot" else 0
-        sizes = [int(np.size(a)) for a in arrays]
-        one.flops += 2 * depth * int(np.size(arrays[-1])) if depth else max(sizes, default=0)
+        one.flops += 2 * depth * sizes[-1] if depth else max(sizes, default=0)
         self._last = time.perf_counter()
 
     def reports(self) -> list[ProfileReport]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.ir.rules import REGISTRY, jvp, lower
 from tessera.ops.tensor import nn
+from tessera.ops.tensor.basic import fusion_barrier
 from tessera.transforms.autodiff import linearisation
 
 STEP = 1e-6
@@ -52,6 +53,7 @@ OTHERS = {
     "clip": lambda x, y: ts.clip(x, -0.5, 1.1) * y,
     "kept": lambda x, y: ts.checkpoint_here(x) * y,
     "recompute": lambda x, y: ts.checkpoint(lambda a: ts.sin(a) * y)(x),
+    "fusion_barrier": lambda x, y: fusion_barrier(ts.sin(x)) * y,
 }
 COLLECTIVES = [o.__name__ for o in REGISTRY.values() if "collective" in o.effects]
 NEEDS_ELEMENTS = "max min logsumexp softmax log_softmax mean std var normalize gather scatter_add scatter".split()
