@@ -39,6 +39,12 @@ def constant_dividend(x: Any) -> Any:
     return ts.remainder(0.5, x), ts.floor_divide(x, 0.5)
 
 
+def extremes(x: Any) -> Any:
+    """Extremes of types with and without infinities: what is past the end of an axis must not win."""
+    ends = [f(x, axis=-1) for f in (ts.max, ts.min, ts.argmax, ts.argmin)]
+    return *ends, ts.max(x, axis=0)
+
+
 def folded(x: Any) -> Any:
     """What algebra simplifies and arithmetic does not: with NaN, infinities and zeros of both signs."""
     negated = -x
@@ -52,6 +58,10 @@ def cases() -> Iterator[Case]:
     for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
         x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
         yield Case(f"graph/found/constant-dividend-{dtype}", lambda x=x: (Jit(constant_dividend), (x,)))  # type: ignore[misc]
+    for dtype, columns in itertools.product(("fp8_e4m3", "fp8_e5m2", "fp6", "fp4", "bf16", "int8", "f32"), (3, 33)):
+        for kind in ("extreme", "ties"):
+            x = edge_values(kind, 1, (5, columns), dtype)
+            yield Case(f"graph/found/extremes-{dtype}-{columns}-{kind}", lambda x=x: (Jit(extremes), (x,)), exact=True)  # type: ignore[misc]
     for dtype, kind in itertools.product(("f64", "f32", "f16", "bf16"), ("special", "zeros", "extreme")):
         x = edge_values(kind, 1, (3, 11), dtype)
         yield Case(f"graph/found/folded-{dtype}-{kind}", lambda x=x: (Jit(folded), (x,)), unknown=True)  # type: ignore[misc]

@@ -22,6 +22,7 @@ from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import DType, bool_, int64
 from tessera.ir.core import Node
 from tessera.ir.rules import Op
+from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
 
@@ -47,36 +48,17 @@ def make_combiner(op: Op, dtype: DType) -> Combiner:
     """The combiner of a reduction of elements of a type."""
     if op in ARGREDUCE_OPS:
         join = _make_indexed_join(ARGREDUCE_OPS[op], dtype)
-        return Combiner((dtype, int64), join, (NEUTRAL_ELEMENTS[op](dtype), LAST_INDEX))
+        return Combiner((dtype, int64), join, (find_neutral_element(op.__name__, dtype), LAST_INDEX))
     rule = emit.of(ELEMENT_OPS[op])
 
     def join_values(text: PtxBuilder, a: ReductionElement, b: ReductionElement) -> ReductionElement:
         return (rule(ScalarContext(text, dtype, dtype), a[0], b[0]),)
 
-    return Combiner((dtype,), join_values, (NEUTRAL_ELEMENTS[op](dtype),))
-
-
-def _zero(dtype: DType) -> float | bool:
-    return 0
-
-
-def _lowest(dtype: DType) -> float | bool:
-    if dtype.is_float:
-        return -math.inf
-    return False if dtype == bool_ else 0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))
-
-
-def _highest(dtype: DType) -> float | bool:
-    if dtype.is_float:
-        return math.inf
-    return True if dtype == bool_ else (1 << dtype.bits) - 1 if dtype.kind == "uint" else (1 << (dtype.bits - 1)) - 1
+    return Combiner((dtype,), join_values, (find_neutral_element(op.__name__, dtype),))
 
 
 ELEMENT_OPS: dict[Op, Op] = {reduce.sum: e.add, reduce.max: e.maximum, reduce.min: e.minimum}
 ARGREDUCE_OPS: dict[Op, Op] = {reduce.argmax: e.greater, reduce.argmin: e.less}
-NEUTRAL_ELEMENTS: dict[Op, Callable[[DType], float | bool]] = {
-    reduce.sum: _zero, reduce.max: _lowest, reduce.argmax: _lowest, reduce.min: _highest, reduce.argmin: _highest,
-}  # fmt: skip
 
 
 def _make_indexed_join(
