@@ -68,7 +68,7 @@ def split_channels(x, parts, *, order, channels, BC, BP):
 
 
 @kernel
-def convolve_windows(weights, image, out, *, parts, taps, steps, channels, depth, BM, BN, BK):
+def multiply_windows(weights, image, out, *, parts, taps, steps, channels, depth, BM, BN, BK):
     """out [Z, O, P] = the sum over parts, taps and channels of weights [G, O, parts · taps · depth] times
     image [Z, P, parts · channels], shifted by `steps` for each tap, on the grid (Z, blocks of O, blocks of P).
 
@@ -263,7 +263,7 @@ class PositionConvolution:
         constants = {"parts": parts, "taps": self.taps, "steps": self.steps, "channels": channels, "depth": depth}
         blocks = {"BM": rows, "BN": columns, "BK": DEPTH}
         grid = count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
-        return launch(convolve_windows, grid, weights, image, memory, **constants, **blocks)
+        return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
     def _check(self, sums: Tensor, weights: Tensor, image: Tensor) -> Tensor:
         """The sums, or results in f32 where they are not finite."""
