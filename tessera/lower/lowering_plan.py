@@ -45,6 +45,7 @@ class LoweringPlan:
     stack_views: bool = True
     flat_windows: bool = False  # products read the windows of convolutions along flat lines of the padded array
     vector_products: int = 0  # products of at most so many rows or columns are reductions
+    vector_results: int | None = None  # the results of such a product whose sums run across rows of memory; None: any
     tensor_cores: bool = False  # convolutions are implicit GEMMs, and large f32 products split into bf16
     serial_scans: bool = False  # scans walk their rows in one pass; else all elements double their reach together
     flash: bool = True

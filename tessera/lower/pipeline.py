@@ -111,7 +111,8 @@ def distribute_on_mesh(module: Module, plan: LoweringPlan) -> Module:
 
 def rewrite_vector_products(module: Module, plan: LoweringPlan) -> Module:
     """Products of few rows or columns as reductions, where the plan says so."""
-    return module.replace(form_vector_products(module.main, plan.vector_products), *module.functions[1:])
+    made = form_vector_products(module.main, plan.vector_products, plan.vector_results)
+    return module.replace(made, *module.functions[1:])
 
 
 def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:

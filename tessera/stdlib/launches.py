@@ -10,14 +10,14 @@ import math
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
-from tessera.core.types import RefType, bf16, f16, f32, f64, int32, int64
+from tessera.core.types import DType, RefType, bf16, f16, f32, f64, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
-from tessera.ops.tensor import contractions, nn, reduce, shape, sorting
+from tessera.ops.tensor import contractions, elementwise, nn, reduce, shape, sorting
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_scans, row_sorting
@@ -56,7 +56,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
     result = _view_as_rank4(get_shape(node.out))
     heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
-    if not _is_supported(node, heads_first) or _is_decoding(heads_first, plan):
+    if not _is_supported(node, heads_first) or _is_decoding(heads_first, get_tensor_type(node.args[0]).dtype, plan):
         return None
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
@@ -73,10 +73,11 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
 
 
-def _is_decoding(shapes: list[tuple[Size, ...]], plan: LoweringPlan) -> bool:
+def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPlan) -> bool:
     """Whether each key serves so few queries that their products are reductions, which read the keys once."""
     q, k = shapes[:2]
-    return proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
+    slow = not plan.tensor_cores or dtype == f32  # as a product of blocks
+    return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
 
 
 def _choose_block_length(block: int, length: Size) -> int:
@@ -234,6 +235,36 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
     found = match_split_product(uses, *node.args) if types[0].dtype == f32 else None
     return found and LibraryLowering((found.left.source, found.right.source), found.compute)
+
+
+@library_lowerings(reduce.argmin, reduce.argmax)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The place of an extreme along an outer axis by two reductions, as the first element that is equal to it.
+
+    A kernel that carries pairs would exchange both between its threads in each iteration.
+    """
+    type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
+    sizes = type.shape
+    if plan.parallel is None or axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
+        return None
+    at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
+    if at == last or int(sizes[at]) >= 1 << 31:
+        return None
+    extreme = reduce.min if node.op is reduce.argmin else reduce.max
+
+    def find(x: Tensor) -> Tensor:
+        best = extreme(x, axis=(at,), keepdims=True)
+        # Where there is NaN, it is the extreme.
+        found = elementwise.where(
+            elementwise.equal(best, best), elementwise.equal(x, best), elementwise.not_equal(x, x)
+        )
+        places = shape.iota(shape=tuple(int(n) for n in sizes), axis=at, dtype=int32)
+        first = reduce.min(
+            elementwise.where(found, places, int(sizes[at])), axis=(at,), keepdims=node.attrs["keepdims"]
+        )
+        return cast(first, dtype=get_tensor_type(node.out).dtype)
+
+    return LibraryLowering(node.args, find)
 
 
 MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused

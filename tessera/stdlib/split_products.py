@@ -226,8 +226,8 @@ def _align(size: int) -> int:
 
 
 LEAST_SIZE = 64  # rows, columns and depth
-F32_RATE, BF16_RATE = 35e12, 600e12  # operations a second of products
-MEMORY_RATE = 3e12  # bytes a second
+F32_RATE, BF16_RATE = 30e12, 600e12  # operations a second of products
+MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
 
 

@@ -61,7 +61,7 @@ def choose_split(node: Node, plan: LoweringPlan) -> AxisSplit | None:
     if type.policy is not None or symbol_names(type.shape) or not axes or 0 in type.shape:
         return None
     sizes = [int(n) for n in type.shape]
-    programs = _count_programs(sizes, axes, plan.lanes)
+    programs = _count_programs(sizes, axes, plan.result_lanes or plan.lanes)
     each = math.prod(sizes) // programs
     parts = min(plan.parallel // programs, each // MIN_PART_ELEMENTS)
     axis = max(axes, key=lambda a: (sizes[a], -a))

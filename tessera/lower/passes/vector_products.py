@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from tessera.core.types import TensorType
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 
-def form_vector_products(function: Function, most: int) -> Function:
-    """Rewrite products of at most `most` rows or columns."""
-    patterns = RewritePatterns("vector products", same_types=True)
+def form_vector_products(function: Function, most: int, across: int | None = None) -> Function:
+    """Rewrite products of at most `most` rows or columns.
+
+    Sums that run across the rows of a matrix in memory have at most `across` results for each of its batch (None: any).
+    """
+    patterns, uses = RewritePatterns("vector products", same_types=True), UseDef(function)
 
     @patterns(contractions.dot)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
@@ -23,9 +26,24 @@ def form_vector_products(function: Function, most: int) -> Function:
         n = get_shape(args[1])[-1]
         if not all(isinstance(size, int) for size in (m, n, k)) or min(m, n) > most or k < 2:
             return None
+        matrix, results, turned = (node.args[1], n, True) if m < n else (node.args[0], m, False)
+        if across is not None and results > across and _is_turned(uses, matrix) is not turned:
+            return None
         return _reduce_products(rewriter, node, args) if _has_plain_floats(node, args) else None
 
     return rewrite_function(function, patterns, remove_dead=True) if most else function
+
+
+def _is_turned(uses: UseDef, value: Value) -> bool:
+    """Whether a matrix is the transpose of what is in memory."""
+    node = uses.get(value)
+    if node is not None and node.op in (shape.reshape, basic.broadcast_to, basic.cast):
+        return _is_turned(uses, node.args[0])
+    return (
+        node is not None
+        and node.op is shape.permute
+        and node.attrs["axes"][-1] % len(get_shape(value)) != len(get_shape(value)) - 1
+    )
 
 
 def _has_plain_floats(node: Node, args: list[Value]) -> bool:
