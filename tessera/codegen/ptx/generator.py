@@ -93,8 +93,8 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
 PLAN = LoweringPlan(
     stack_views=False,
     m=128, n=256, busy_n=128, k=64, whole_k=64, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32,
-    result_lanes=256, programs=96, flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1,
-    vector_results=512, find_refused=find_refused, parallel=528,
+    result_lanes=1024, collapse=True, programs=96, flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True,
+    vector_products=1, vector_results=512, find_refused=find_refused, parallel=528,
 )  # fmt: skip
 OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
