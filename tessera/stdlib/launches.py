@@ -234,7 +234,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if types[0].dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
     found = match_split_product(uses, *node.args) if types[0].dtype == f32 else None
-    return found and LibraryLowering((found.left.source, found.right.source), found.compute)
+    return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 
 @library_lowerings(reduce.argmin, reduce.argmax)

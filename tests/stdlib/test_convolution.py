@@ -88,13 +88,13 @@ def test_other_products_are_no_windows(found):
 
 
 def test_a_nest_of_loops_begins_where_its_indices_do():
-    from tessera.codegen.ptx.passes.mainloop import LoopNest
+    from tessera.codegen.ptx.passes.mainloop import CollapsibleNest
     from tessera.core.types import TensorType, int64
     from tessera.ir.core import Block, Node, Value
     from tessera.ops.dialects import control_flow
 
     i, j, base = (Value(TensorType((), int64)) for _ in range(3))
     loops = tuple(Node(control_flow.for_, (), {}, (), (Block((v,), (), ()),)) for v in (i, j))
-    nest = LoopNest(loops, (3, 4), (2, 0), (1, 64))
+    nest = CollapsibleNest(loops, (3, 4), (2, 0), (1, 64))
     form, strides = nest.place(AffineForm(5, {i: 10, j: 1, base: 7}))
     assert (form.constant, dict(form.scalars), strides) == (25, {base: 7}, (10, 64))

@@ -36,7 +36,9 @@ def run_device_op(
     if op.name in EXCHANGES and operands[0].data.__class__ is DeviceArray:
         done = exchange_on_device(op.name.removeprefix("ts."), operands[0].data, attrs)
         if done is not None:
-            return [wrap_array(done, op.result_types((operands[0].type,), attrs)[0])]
+            (type,) = op.result_types((operands[0].type,), attrs)
+            assert isinstance(type, TensorType)
+            return [wrap_array(done, type)]
     operands, shapes = _split_constants(operands)
     device = _find_common_device(operands)
     given = tuple(t.type for t in operands)

@@ -79,7 +79,7 @@ class MatmulLoop:
     left: OperandSource
     right: OperandSource
     step: int
-    nest: LoopNest | None = None
+    nest: CollapsibleNest | None = None
 
     @property
     def depth(self) -> int:
@@ -94,7 +94,7 @@ class MatmulLoop:
 
 
 @dataclass(frozen=True)
-class LoopNest:
+class CollapsibleNest:
     """A perfect nest of loops with constant bounds: the index and the iterations of each, from the outermost."""
 
     loops: tuple[Node, ...]
@@ -161,9 +161,14 @@ def _build_mainloop(
 
 
 def _build_collapsed(
-    builder: Builder, loop: MatmulLoop, nest: LoopNest, args: Sequence[Value], env: dict[Value, Value], uses: UseDef
+    builder: Builder,
+    loop: MatmulLoop,
+    nest: CollapsibleNest,
+    args: Sequence[Value],
+    env: dict[Value, Value],
+    uses: UseDef,
 ) -> Sequence[Value]:
-    """Build the `gemm_mainloop` of a nest of loops, which it collapses into one."""
+    """Build the `gemm_mainloop` of a nest of loops, collapsed into one."""
     analysis, starts = AffineAnalysis(uses), list[Value]()
     numbers, strides = list[tuple[int, ...]](), list[list[tuple[int, ...]]]()
     for side in (loop.left, loop.right):
@@ -231,7 +236,7 @@ def _match_mainloop(function: Function, uses: UseDef, node: Node) -> MatmulLoop 
     return found if fits else None
 
 
-def _find_nest(uses: UseDef, node: Node) -> LoopNest | None:
+def _find_nest(uses: UseDef, node: Node) -> CollapsibleNest | None:
     """The perfect nest of loops that a loop is the outermost of; None where it has no other loop in it."""
     loops = [node]
     while (inner := _find_inner_loop(loops[-1])) is not None:
@@ -241,7 +246,7 @@ def _find_nest(uses: UseDef, node: Node) -> LoopNest | None:
         return None
     lowers, uppers, steps = (tuple(int(n or 0) for n in column) for column in zip(*bounds, strict=True))
     counts = tuple(-((low - up) // step) for low, up, step in zip(lowers, uppers, steps, strict=True))
-    return LoopNest(tuple(loops), counts, lowers, steps) if min(counts) > 0 else None
+    return CollapsibleNest(tuple(loops), counts, lowers, steps) if min(counts) > 0 else None
 
 
 def _find_inner_loop(loop: Node) -> Node | None:
@@ -262,7 +267,7 @@ def _read_constant(uses: UseDef, v: Value) -> int | None:
     return int(node.attrs["value"]) if node is not None and node.op is basic.full else None
 
 
-def _match_nest(function: Function, uses: UseDef, nest: LoopNest) -> MatmulLoop | None:
+def _match_nest(function: Function, uses: UseDef, nest: CollapsibleNest) -> MatmulLoop | None:
     """A nest as a matching loop, if starts of blocks are affine in its indices."""
     (body,) = nest.loops[-1].regions
     last, inside = uses.get(body.results[0]), UseDef(body, nested=False)
