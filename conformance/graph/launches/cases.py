@@ -23,9 +23,8 @@ NO_DERIVATIVE = {
     "stdlib/attention-cache-f32": "a loop whose trips have no known bound",
     "tutorials/layer-norm-backward-f32": "reads `dw`, which it writes",
     "tutorials/grouped-gemm": "ts.while",
-    "groups/block-sum-32": "tile.alloc",
-    "groups/stretches-of-64-in-64": "tile.collect",
 }
+GROUP_GRADIENTS = ("groups/block-sum-32", "groups/stretches-of-64-in-64")  # of kernels whose tiles communicate
 CHECKPOINTED = ("stdlib/layernorm-f32", "stdlib/product-gelu-f32", "stdlib/attention-causal-f32")
 
 
@@ -99,7 +98,7 @@ def _make_cases(name: str, each: LaunchedKernel, case: Case) -> Iterator[Case]:
         yield Case(f"graph/launches/vmap/{name}", lambda: (Jit(batched), batch), exact=case.exact)
     if "stdlib" in name:
         yield Case(f"graph/launches/scan/{name}", lambda: (Jit(scanned(each)), inputs), exact=case.exact)
-    if "groups" not in name or name in NO_DERIVATIVE:
+    if "groups" not in name or name in GROUP_GRADIENTS:
         yield from _make_gradient(name, each, inputs)
 
 
