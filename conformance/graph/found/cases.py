@@ -42,7 +42,7 @@ def constant_dividend(x: Any) -> Any:
 def extremes(x: Any) -> Any:
     """Extremes of types with and without infinities: what is past the end of an axis must not win."""
     ends = [f(x, axis=-1) for f in (ts.max, ts.min, ts.argmax, ts.argmin)]
-    return *ends, ts.max(x, axis=0)
+    return *ends, ts.max(x, axis=0), ts.argmax(-x, axis=0), ts.argmin(-x, axis=0)
 
 
 def folded(x: Any) -> Any:

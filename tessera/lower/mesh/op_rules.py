@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ml_dtypes
-
-from tessera.core.types import TensorType, bool_, f32, int32
+from tessera.core.types import TensorType, bool_, f16, f32, int32
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.lower.mesh.mesh_lowering import (
@@ -20,6 +18,7 @@ from tessera.lower.mesh.mesh_lowering import (
     find_common_sharding,
     tensor_type_of,
 )
+from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.dialects import mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, reduce, shape
@@ -140,7 +139,7 @@ def _(lowering, node, x):
     if short:  # what leaves a maximum as it is may be none of its numbers
         value = lowering.add(basic.cast, value, dtype=f32)
     for axis in axes:
-        value = lowering.fill_padding(x, tuple(split), axis, find_reduction_identity(kind, x.type), value)
+        value = lowering.fill_padding(x, tuple(split), axis, find_neutral_element(kind, x.type.dtype), value)
     summed = kind == "sum" and x.type.dtype.is_float
     wide = x.type.accumulate if summed else f32 if short else node.out.type.dtype
     if value.type.dtype != wide:
@@ -154,24 +153,16 @@ def _(lowering, node, x):
 
 
 def emit_all_reduce(lowering: MeshLowering, value: Value, cuts: list[int], kind: str) -> Value:
-    """All-reduce along the sharded axes."""
+    """All-reduce along the sharded axes; elements that memory holds as codes are exchanged as f32."""
+    dtype = tensor_type_of(value).dtype
+    if dtype.is_float and dtype.bits <= 16 and dtype != f16 and any(cut >= 0 for cut in cuts):
+        wide = emit_all_reduce(lowering, lowering.add(basic.cast, value, dtype=f32), cuts, kind)
+        return lowering.add(basic.cast, wide, dtype=dtype)
     for cut in cuts:
         if cut >= 0:
             value = lowering.add(mesh.all_reduce, value, axis=cut, kind=kind)
             lowering.cycles += 3 * count_piece_elements(value) + 8 * lowering.mesh.grid[cut]
     return value
-
-
-def find_reduction_identity(kind: str, type: TensorType) -> float:
-    """The neutral element of a sum, maximum or minimum."""
-    if kind == "sum":
-        return 0
-    if type.dtype.is_float:
-        return float("-inf") if kind == "max" else float("inf")
-    if type.dtype == bool_:
-        return kind == "min"
-    info = ml_dtypes.iinfo(type.dtype.numpy)
-    return info.min if kind == "max" else info.max
 
 
 @mesh_op_rules(shape.mesh_shift)
@@ -212,7 +203,7 @@ def _(lowering, node, x):
     split = list(lowering.settle(x))
     split[axis] = UNSPLIT if split[axis] == CONSTANT else split[axis]
     kind, cut, type = best.__name__, split[axis], x.type
-    value = lowering.fill_padding(x, tuple(split), axis, find_reduction_identity(kind, type))
+    value = lowering.fill_padding(x, tuple(split), axis, find_neutral_element(kind, type.dtype))
     if type.dtype == bool_:
         value = lowering.add(basic.cast, value, dtype=int32)
     extreme = lowering.add(best, value, axis=(axis - type.rank,), keepdims=True)

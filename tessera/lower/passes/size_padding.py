@@ -17,7 +17,7 @@ from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Function, Node, Value, evaluate_attribute, find_size_names
 from tessera.ir.tensor import Tensor
-from tessera.lower.mesh.op_rules import find_reduction_identity
+from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 # For each axis its factors, the outermost first: the elements of B*S are those of S for each of B. An axis along which
@@ -263,7 +263,7 @@ def _pad_reduction(padding: _SizePadding, node: Node) -> None:
     held, kind = padding.get_layout(x), node.op.__name__.removeprefix("arg")
     if kind != node.op.__name__ and any(len(held[a]) > 1 and _has_symbols(held[a]) for a in axes):
         raise padding.make_error(node, sorted(symbol_names([n for a in axes for n in held[a]])))  # places move
-    given = padding.fill(node, x, axes, find_reduction_identity(kind, x.type))  # type: ignore[arg-type]
+    given = padding.fill(node, x, axes, find_neutral_element(kind, x.type.dtype))  # type: ignore[arg-type]
     layout = tuple((1,) if a in axes else f for a, f in enumerate(held) if a not in axes or node.attrs["keepdims"])
     padding.add(node, [given], [layout])
 
