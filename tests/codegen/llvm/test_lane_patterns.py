@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend
+from tessera.codegen.llvm.text import memory
 from tessera.runtime.driver import lower
 
 
@@ -85,3 +86,16 @@ def interleave(x):
 @pytest.mark.parametrize("function", [lambda x: x[:, ::3] + 1, interleave], ids=["strided", "interleaved"])
 def test_no_gather_is_emitted(function):
     assert "masked.gather" not in compile_text(function, draw(64, 96))
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize("stride", range(2, 9))
+def test_loads_of_strided_lanes_have_all_lanes_and_nothing_past_the_last(stride, width):
+    starts = memory._find_starts(stride, width)
+    read = {start + i for start in starts for i in range(width)}
+    assert read >= {lane * stride for lane in range(width)} and max(read) == (width - 1) * stride
+    found = list(range(starts[0], width))
+    for number in range(1, len(starts)):
+        pool = [*found, *range(starts[number], starts[number] + width)]
+        found = [pool[memory._pick_lane(lane, stride, width, number, starts)] for lane in range(width)]
+    assert found == [lane * stride for lane in range(width)]

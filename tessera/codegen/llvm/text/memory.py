@@ -304,27 +304,37 @@ def load_then_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: Lan
 
 def _load_strided(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
     """Lanes a few elements apart: contiguous loads, the last of which ends at the last lane's element, and shuffles."""
-    stride, width = address.stride, t.width
-    starts = [*range(0, (stride - 1) * width, width), (width - 1) * (stride - 1)]
+    width, starts = t.width, _find_starts(address.stride, t.width)
     parts = []
     for offset in starts:
         at = emit_pointer(body, m, LaneAddress(body.text.add(address.scalar, str(offset)), 1))
         parts.append(body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}"))
     found = parts[0]
-    for number in range(1, stride):
-        # A lane of an earlier part has its place, or will be at it after this first shuffle.
-        picks = [_pick_lane(lane, stride, width, number, starts[number]) for lane in range(width)]
+    for number in range(1, len(parts)):
+        picks = [_pick_lane(lane, address.stride, width, number, starts) for lane in range(width)]
         listed = ", ".join(f"i32 {p}" for p in picks)
         found = body.text.let(f"shufflevector {t} {found}, {t} {parts[number]}, <{width} x i32> <{listed}>")
     return found
 
 
-def _pick_lane(lane: int, stride: int, width: int, number: int, start: int) -> int:
-    """The element for a lane of a shuffle of the lanes found so far and part `number`, which begins at `start`."""
+def _find_starts(stride: int, width: int) -> list[int]:
+    """The starts of contiguous loads that have all lanes and nothing past the last one."""
+    starts: list[int] = []
+    for place in range(0, width * stride, stride):
+        if not starts or place >= starts[-1] + width:
+            starts.append(min(place, (width - 1) * (stride - 1)))
+    return starts
+
+
+def _pick_lane(lane: int, stride: int, width: int, number: int, starts: Sequence[int]) -> int:
+    """The element for a lane of a shuffle of the lanes found so far and of part `number`.
+
+    The first shuffle moves the lanes of the first part to their places.
+    """
     place = lane * stride
-    part = min(place // width, stride - 1)
+    part = next(i for i, start in enumerate(starts) if start <= place < start + width)
     if part == number:
-        return width + place - start
+        return width + place - starts[number]
     return place if part == 0 and number == 1 else lane
 
 
