@@ -325,5 +325,6 @@ def _is_useless(bounded: IntervalArray, ambiguous: np.ndarray) -> bool:
     if not bounded.size:
         return False
     size = np.abs(np.where(np.isfinite(bounded.value), bounded.value, 0).astype(np.float64))
-    wide = bounded.radius > 0.5 * np.maximum(size, size.mean()) + np.finfo(np.float32).tiny
+    with np.errstate(over="ignore"):  # the mean of the largest numbers
+        wide = bounded.radius > 0.5 * np.maximum(size, size.mean()) + np.finfo(np.float32).tiny
     return bool(np.mean(wide & (ambiguous | np.isfinite(bounded.radius))) > 0.5)
