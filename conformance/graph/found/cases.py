@@ -45,6 +45,11 @@ def extremes(x: Any) -> Any:
     return *ends, ts.max(x, axis=0), ts.argmax(-x, axis=0), ts.argmin(-x, axis=0)
 
 
+def extremes_below_zero(x: Any) -> Any:
+    """Extremes of numbers that are all on one side of 0: the padding of pieces on a mesh must not win."""
+    return ts.max(x), ts.min(-x), ts.max(x, axis=0), ts.argmax(x, axis=1), ts.argmin(-x, axis=0)
+
+
 def folded(x: Any) -> Any:
     """What algebra simplifies and arithmetic does not: with NaN, infinities and zeros of both signs."""
     negated = -x
@@ -53,15 +58,23 @@ def folded(x: Any) -> Any:
     return ts.stack([*parts, *signs, ts.maximum(x, x), ts.where(x == x, x, negated)])
 
 
+def _extreme_cases() -> Iterator[Case]:
+    """Extremes of values that bite, and of numbers on one side of 0."""
+    for dtype in ("f32", "int32"):
+        x = tensor("negative", (7, 35), dtype, -90, -1)
+        yield Case(f"graph/found/extremes-below-zero-{dtype}", lambda x=x: (Jit(extremes_below_zero), (x,)), exact=True)  # type: ignore[misc]
+    for dtype, columns in itertools.product(("fp8_e4m3", "fp8_e5m2", "fp6", "fp4", "bf16", "int8", "f32"), (3, 33)):
+        for kind in ("extreme", "ties"):
+            x = edge_values(kind, 1, (5, columns), dtype)
+            yield Case(f"graph/found/extremes-{dtype}-{columns}-{kind}", lambda x=x: (Jit(extremes), (x,)), exact=True)  # type: ignore[misc]
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
         x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
         yield Case(f"graph/found/constant-dividend-{dtype}", lambda x=x: (Jit(constant_dividend), (x,)))  # type: ignore[misc]
-    for dtype, columns in itertools.product(("fp8_e4m3", "fp8_e5m2", "fp6", "fp4", "bf16", "int8", "f32"), (3, 33)):
-        for kind in ("extreme", "ties"):
-            x = edge_values(kind, 1, (5, columns), dtype)
-            yield Case(f"graph/found/extremes-{dtype}-{columns}-{kind}", lambda x=x: (Jit(extremes), (x,)), exact=True)  # type: ignore[misc]
+    yield from _extreme_cases()
     for dtype, kind in itertools.product(("f64", "f32", "f16", "bf16"), ("special", "zeros", "extreme")):
         x = edge_values(kind, 1, (3, 11), dtype)
         yield Case(f"graph/found/folded-{dtype}-{kind}", lambda x=x: (Jit(folded), (x,)), unknown=True)  # type: ignore[misc]
