@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,11 @@ import tessera as ts
 THREADS = 8
 GROWTH_BYTES = 24 << 20  # memory that may be added after the first quarter of the calls
 BUILD = """
-import numpy as np, sys, tessera as ts
+import resource, signal, sys
+if int(sys.argv[3]):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+import numpy as np, tessera as ts
 def model(x, w):
     return ts.softmax(ts.tanh(x @ w) * float(sys.argv[2]), axis=-1)
 x = np.ones((8, 16), np.float32)
@@ -70,9 +72,11 @@ def soak_calls(calls: int) -> dict[str, Any]:
             "ok": not wrong and grown < GROWTH_BYTES}  # fmt: skip
 
 
-def _start_build(folder: Path, factor: float, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUILD, str(folder), str(factor)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def _start_build(folder: Path, factor: float, limit: int = 0) -> subprocess.Popen[str]:
+    """A build in a process of its own; with a limit, its files may not grow beyond so many bytes."""
+    # The child limits itself: a function between fork and exec is unsafe where threads run.
+    command = [sys.executable, "-B", "-c", BUILD, str(folder), str(factor), str(limit)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_artifact(folder: Path) -> bool:
@@ -122,13 +126,7 @@ def soak_full_disk(count: int) -> dict[str, Any]:
         assert first.returncode == 0
         for number in range(count):
             limit = 1 << (number % 16)
-
-            def restrict(limit: int = limit) -> None:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-            environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-            process = _start_build(folder, 2.0, preexec_fn=restrict, env=environment)
+            process = _start_build(folder, 2.0, limit)
             _, said = process.communicate()
             if process.returncode and not is_refused(process.returncode, said):
                 bad.append(f"limit {limit}: {said[-300:]}")
