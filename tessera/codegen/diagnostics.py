@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera.codegen.symbolic_plan import parse_size
 from tessera.core.errors import ExecutionError, Location, OutOfBoundsError, TesseraError
+from tessera.core.symbolic_dim import round_up
 from tessera.core.types import as_dtype
 from tessera.ops.tensor.shape import make_index_error
 
@@ -185,6 +186,6 @@ def _decode_record_operands(site: Site, record: np.ndarray) -> list[Any]:
     values: list[Any] = []
     start = len(record)
     for operand in reversed(site["operands"]):
-        start -= -(-count_operand_bytes(operand) // PRINT_ALIGN) * PRINT_ALIGN
+        start -= round_up(count_operand_bytes(operand), PRINT_ALIGN)
         values.insert(0, decode_operand(operand, record[start:]))
     return [v[()] if not v.ndim else v for v in values]

@@ -29,7 +29,7 @@ from tessera.codegen.artifact import (
 )
 from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
-from tessera.core.symbolic_dim import Dim, Size, ceil_divide, proves_at_most
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up
 from tessera.core.types import DTYPES, RefType, TensorType, as_dtype
 from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rules import REGISTRY, Rules
@@ -489,7 +489,7 @@ class HostPlanBuilder:
 
     def reserve(self, count: Size) -> Size:
         """The offset of `count` new bytes at the end of the workspace."""
-        start = ceil_divide(self.workspace, WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        start = round_up(self.workspace, WORKSPACE_ALIGN)
         self.workspace = start + count
         return start
 

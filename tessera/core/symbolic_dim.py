@@ -361,6 +361,19 @@ def ceil_divide(size: Size, by: Size) -> Size:
     return (size + by - 1) // by if exact is None else exact
 
 
+@overload
+def round_up(size: int, multiple: int) -> int: ...
+@overload
+def round_up(size: Size, multiple: Size) -> Size: ...
+def round_up(size: Size, multiple: Size) -> Size:
+    """The least multiple that is not less than the size.
+
+    >>> round_up(65, 64), round_up(128, 64), round_up(0, 8)
+    (128, 128, 0)
+    """
+    return ceil_divide(size, multiple) * multiple
+
+
 def find_size_bounds(size: Size | float) -> tuple[float, float]:
     """The least and the greatest value that are proven for a size; infinite where there is none.
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import DType, TensorType, bf16, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -37,6 +37,8 @@ from tessera.stdlib.split_products import (
     PRODUCTS,
     RIGHT_ORDER,
     find_narrow_type,
+    has_nonfinite,
+    select_part,
     split_memory,
     split_number,
 )
@@ -60,11 +62,10 @@ def split_channels(x, parts, *, order, channels, BC, BP):
     if len(order) == 0:
         tile.store(parts[z, p : p + BP, c : c + BC], tile.load(turned[:, :]), edge="clip")
     else:
-        high, middle, low = split_number(tile.load(turned[:, :]))
+        found = split_number(tile.load(turned[:, :]))
     for place in tile.static_range(len(order)):
-        part = high if order[place] == 0 else middle if order[place] == 1 else low
         start = place * channels + c
-        tile.store(parts[z, p : p + BP, start : start + BC], part, edge="clip")
+        tile.store(parts[z, p : p + BP, start : start + BC], select_part(order[place], found), edge="clip")
 
 
 @kernel
@@ -98,7 +99,7 @@ def check_windows(sums, weights, image, out, *, taps, steps, BM, BN):
     z, o, p = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
     group = z % weights.shape[0]
     total = tile.load(sums[z, o : o + BM, p : p + BN], edge="clip")
-    wrong = tile.max(tile.where(total - total != 0.0, 1, 0)) > 0
+    wrong = has_nonfinite(total)
     total = tile.where(wrong, 0.0, total)
     for c in tile.range(0, tile.where(wrong, image.shape[1], 0), 1):
         for i in tile.range(0, taps[0], 1):
@@ -200,23 +201,23 @@ class PositionConvolution:
         if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
             return self._fold_last_taps(image, weights, dtype)
         channels = int(image.shape[1])
-        aligned = _round_up(channels, ALIGNMENT)
+        aligned = round_up(channels, ALIGNMENT)
         if image.dtype != f32:
-            depth = _round_up(aligned, DEPTH)
+            depth = round_up(aligned, DEPTH)
             left = self._order_taps(weights, depth)
             return self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
         parts = _move_channels(image, RIGHT_ORDER, aligned)
         if fold_parts(channels):
             left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
         else:
-            left, number, channels = self._split_ordered(weights, _round_up(aligned, DEPTH)), PRODUCTS, aligned
-        sums = self._launch(parts, left, number, channels, _round_up(channels, DEPTH), dtype)
+            left, number, channels = self._split_ordered(weights, round_up(aligned, DEPTH)), PRODUCTS, aligned
+        sums = self._launch(parts, left, number, channels, round_up(channels, DEPTH), dtype)
         return self._check(sums, weights, image)
 
     def _count_depth(self, image: Tensor, folded: int) -> int:
         """The elements that the products contract, where so many taps along the last axis are channels."""
-        channels = _round_up(int(image.shape[1]) * folded, ALIGNMENT) * (PRODUCTS if image.dtype == f32 else 1)
-        return math.prod(self.taps) // folded * _round_up(channels, DEPTH)
+        channels = round_up(int(image.shape[1]) * folded, ALIGNMENT) * (PRODUCTS if image.dtype == f32 else 1)
+        return math.prod(self.taps) // folded * round_up(channels, DEPTH)
 
     def _fold_last_taps(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
         """The convolution of few channels: the taps along the last axis are channels of a stack of shifted images."""
@@ -252,7 +253,7 @@ class PositionConvolution:
         left = shape.reshape(self._order_taps(weights, aligned), shape=(groups * outputs, 1, 1, taps * aligned))
         parts = shape.reshape(split_memory(left, LEFT_ORDER), shape=(groups * outputs, PRODUCTS, taps, aligned))
         parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
-        depth = _round_up(PRODUCTS * aligned, DEPTH)
+        depth = round_up(PRODUCTS * aligned, DEPTH)
         return shape.reshape(_resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
     def _launch(self, image: Tensor, weights: Tensor, parts: int, channels: int, depth: int, dtype: DType) -> Tensor:
@@ -277,8 +278,8 @@ class PositionConvolution:
 
 def fold_parts(channels: int) -> bool:
     """Whether all parts of a channel are side by side: where rounding each part to whole blocks costs more."""
-    aligned = _round_up(channels, ALIGNMENT)
-    return PRODUCTS * _round_up(aligned, DEPTH) > 1.1 * _round_up(PRODUCTS * aligned, DEPTH)
+    aligned = round_up(channels, ALIGNMENT)
+    return PRODUCTS * round_up(aligned, DEPTH) > 1.1 * round_up(PRODUCTS * aligned, DEPTH)
 
 
 def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tensor:
@@ -289,10 +290,6 @@ def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tenso
     grid = count, aligned // width, ceil_divide(positions, SPLIT_POSITIONS)
     blocks = {"BC": width, "BP": SPLIT_POSITIONS}
     return launch(split_channels, grid, image, memory, order=order, channels=aligned, **blocks)
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return ceil_divide(size, multiple) * multiple
 
 
 # Which products are convolutions, and where this pays.
@@ -366,7 +363,7 @@ def _pays(product: WindowProduct) -> bool:
     if phases == 1:
         positions = math.prod(int(n) for n in get_shape(windows.image)) // int(channels)
     deep = int(channels) // product.groups * phases
-    depth = _round_up(PRODUCTS * deep if f32_parts else deep, DEPTH) * math.prod(_fold_taps(windows))
+    depth = round_up(PRODUCTS * deep if f32_parts else deep, DEPTH) * math.prod(_fold_taps(windows))
     outputs = int(product.result[1] * product.result[2])
     moved = positions * (int(channels) * phases * (40 if f32_parts else 6) + outputs * (20 if f32_parts else 6))
     apart = 2 * positions * outputs * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import DType, TensorType, bf16, f16, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -55,6 +55,16 @@ def split_number(block):
     return high, middle, low
 
 
+def select_part(place, parts):
+    """The part that an order names at a place."""
+    return parts[0] if place == HIGH else parts[1] if place == MIDDLE else parts[2]
+
+
+def has_nonfinite(block):
+    """Whether a block of floats has an infinity or a NaN."""
+    return tile.max(tile.where(block - block != 0.0, 1, 0)) > 0
+
+
 @kernel
 def split_parts(x, parts, *, order, rows, columns):
     """parts [S, P, 6, R', C'] = the parts of x [P, S, R, C] in this order, on the grid (P, S, blocks of R' · C').
@@ -65,9 +75,9 @@ def split_parts(x, parts, *, order, rows, columns):
     across = tile.cdiv(parts.shape[4], columns)
     row, column = tile.program_id(2) // across * rows, tile.program_id(2) % across * columns
     block = tile.load(x[one, chunk, row : row + rows, column : column + columns], edge="clip")
-    high, middle, low = split_number(block)
+    found = split_number(block)
     for place in tile.static_range(PRODUCTS):
-        part = high if order[place] == HIGH else middle if order[place] == MIDDLE else low
+        part = select_part(order[place], found)
         tile.store(parts[chunk, one, place, row : row + rows, column : column + columns], part, edge="clip")
 
 
@@ -82,7 +92,7 @@ def add_checked(sums, a, b, out, *, turned_a, turned_b, BM, BN, BK):
     for part in tile.static_range(1, sums.shape[0]):
         total = total + tile.load(sums[part, z, i : i + BM, j : j + BN], edge="clip")
     depth = a.shape[1] if turned_a else a.shape[2]
-    wrong = tile.max(tile.where(total - total != 0.0, 1, 0)) > 0
+    wrong = has_nonfinite(total)
     product = tile.zeros((BM, BN), "f32")
     za, zb = z % a.shape[0], z % b.shape[0]
     for k in tile.range(0, tile.where(wrong, depth, 0), BK):
@@ -171,10 +181,15 @@ class SplitProduct:
 
     @property
     def chunks(self) -> int:
-        """The parts into which the contraction is cut."""
+        """The parts into which the contraction is cut: even ones, where there are some."""
         depth = self.sizes[2]
         least = ceil_divide(depth, MAX_DEPTH)
-        return next((n for n in range(least, 2 * least) if depth % (n * ALIGNMENT) == 0), 1)
+        return next((n for n in range(least, 2 * least) if depth % (n * ALIGNMENT) == 0), least)
+
+    @property
+    def depth(self) -> int:
+        """The length of the contraction, with the zeros that make its parts even."""
+        return round_up(self.sizes[2], self.chunks * ALIGNMENT) if self.chunks > 1 else self.sizes[2]
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
@@ -191,7 +206,10 @@ class SplitProduct:
 
     def _split(self, x: Tensor, side: ProductOperand, order: tuple[int, ...], deep: bool) -> Tensor:
         """The parts of an operand: [S, Z, M, 6 K'] or [S, Z, 6 K', N']; `deep`: K is its inner axis in memory."""
-        (batch, rows, columns), chunks = side.folded, self.chunks
+        chunks, missing = self.chunks, self.depth - self.sizes[2]
+        if missing:
+            x = shape.pad(x, low=(0, 0, 0), high=(0, 0, missing) if deep else (0, missing, 0), value=0)
+        batch, rows, columns = (int(n) for n in x.shape)
         inner = (batch * rows, chunks, 1, columns // chunks) if deep else (batch, chunks, rows // chunks, columns)
         parts = split_memory(shape.reshape(x, shape=inner), order, not deep)
         *_, height, width = (int(n) for n in parts.shape)
@@ -206,7 +224,7 @@ class SplitProduct:
 def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> Tensor:
     """The parts of x [P, S, R, C] as [S, P, 6, R', C']: columns are padded to units of 16 bytes, rows as much."""
     count, chunks, rows, columns = (int(n) for n in x.shape)
-    high, wide = _align(rows) if pad_rows else rows, _align(columns)
+    high, wide = round_up(rows, ALIGNMENT) if pad_rows else rows, round_up(columns, ALIGNMENT)
     split, folded = (high, wide), (high, wide) == (rows, columns)
     if folded:  # all rows as one
         x, split = shape.reshape(x, shape=(count, chunks, 1, rows * columns)), (1, rows * columns)
@@ -216,10 +234,6 @@ def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> T
     grid = count, chunks, ceil_divide(split[0], height) * ceil_divide(split[1], width)
     out = launch(split_parts, grid, x, memory, order=order, rows=height, columns=width)
     return shape.reshape(out, shape=(chunks, count, PRODUCTS, high, wide))
-
-
-def _align(size: int) -> int:
-    return ceil_divide(size, ALIGNMENT) * ALIGNMENT
 
 
 # Where it pays: the time of both ways, by rates that a GPU with tensor cores reaches.

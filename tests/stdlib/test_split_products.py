@@ -80,3 +80,15 @@ def test_only_where_it_pays(monkeypatch):
     assert split_products.match_split_product(*_operands(a, b)) is not None
     monkeypatch.undo()
     assert split_products.match_split_product(*_operands(a, b)) is None  # 59 kflop
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_contraction_that_divides_into_no_even_parts_is_padded(turned, monkeypatch):
+    monkeypatch.setattr(split_products, "MAX_DEPTH", 16)
+    a, b = draw(9, 37), draw(37, 24)
+    found = split_products.match_split_product(*_operands(a, b))
+    assert (found.chunks, found.depth) == (3, 48)
+    arrays = (a.T.copy(), b.T.copy()) if turned else (a, b)
+    function = (lambda a, b: a.T @ b.T) if turned else (lambda a, b: a @ b)
+    got = np.asarray(ts.jit(function, target="ptx")(*arrays))
+    assert (abs(got - a.astype("f8") @ b.astype("f8")) <= bound(a, b)).all()

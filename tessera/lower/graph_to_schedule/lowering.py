@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from tessera.core.errors import Location, UnsupportedOpError
-from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit
+from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
 from tessera.core.types import RefType, Type
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
@@ -80,7 +80,7 @@ class TileSizeSearch:
             return 0
         radices, extent = self._radices(dim), self.extents[dim]
         fits = [t for t in range(most // 2, most + 1) if t % multiple == 0 and _fits_radices(t, radices)]
-        return min(fits, key=lambda t: (-(-extent // t) * t, -t), default=0)
+        return min(fits, key=lambda t: (round_up(extent, t), -t), default=0)
 
     def is_static(self, dim: int) -> bool:
         """Whether the size of a dim is known."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tessera.core.symbolic_dim import Dim, Size, ceil_divide, estimate_size, proves_at_most
+from tessera.core.symbolic_dim import Dim, Size, estimate_size, proves_at_most, round_up
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.levels import KERNEL_OP
 from tessera.ops.dialects import host
@@ -138,7 +138,7 @@ def assign_symbolic_offsets(found: Sequence[BufferLifetime]) -> tuple[dict[Value
 
 def _count_aligned_bytes(value: Value) -> Size:
     size = math.prod(value.type.shape) * value.type.dtype.numpy.itemsize
-    return ceil_divide(size or 1, ALIGNMENT) * ALIGNMENT
+    return round_up(size or 1, ALIGNMENT)
 
 
 def _set_block_offsets(block: Block, offsets: Mapping[Value, Size]) -> Block:

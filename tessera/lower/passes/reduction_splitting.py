@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.core.symbolic_dim import symbol_names
+from tessera.core.symbolic_dim import round_up, symbol_names
 from tessera.core.types import TensorType
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
@@ -85,7 +85,7 @@ def _divide_axis(axis: int, size: int, parts: int) -> AxisSplit:
     exact = next((n for n in range(length, min(2 * length, size // 2) + 1) if size % n == 0), None)
     if exact is not None:
         return AxisSplit(axis, size // exact, exact, 0)
-    length = -(-length // PART_MULTIPLE) * PART_MULTIPLE
+    length = round_up(length, PART_MULTIPLE)
     return AxisSplit(axis, size // length, length, size % length)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
+from tessera.core.symbolic_dim import round_up
 
 EXCHANGE_ALIGN = 128
 SHARED_SYMBOL = "tessera_shared"
@@ -21,13 +22,13 @@ class SharedMemoryAllocator:
 
     def allocate_shared(self, size: int, alignment: int) -> int:
         """Allocate shared memory; its offset."""
-        place = _align_up(self._shared, max(alignment, 16))
+        place = round_up(self._shared, max(alignment, 16))
         self._shared = place + size
         return place
 
     def allocate_local(self, size: int) -> int:
         """Allocate local memory of each thread; its offset."""
-        place = _align_up(self._local, 16)
+        place = round_up(self._local, 16)
         self._local = place + size
         return place
 
@@ -48,12 +49,12 @@ class SharedMemoryAllocator:
     @property
     def shared_bytes(self) -> int:
         """The bytes of dynamic shared memory that a block needs."""
-        exchange = _align_up(self._exchange, EXCHANGE_ALIGN) * (self._team.teams - 1) + self._exchange
-        return _align_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.exchange_is_local else 0)
+        exchange = round_up(self._exchange, EXCHANGE_ALIGN) * (self._team.teams - 1) + self._exchange
+        return round_up(self._shared, EXCHANGE_ALIGN) + (exchange if self._base and not self.exchange_is_local else 0)
 
     def format_prologue(self) -> Iterator[str]:
         """The first lines of the entry: the local memory, and the address of the exchange buffer."""
-        start = _align_up(self._local, 16)
+        start = round_up(self._local, 16)
         total = start + (self._exchange if self._base and self.exchange_is_local else 0)
         if total:
             yield f"\t.local .align 16 .b8 {LOCAL_SYMBOL}[{total}];"
@@ -62,13 +63,9 @@ class SharedMemoryAllocator:
             yield f"\tadd.s64 {self._base}, {self._base}, {start};"
         elif self._base:
             yield f"\tmov.u32 {self._base}, {SHARED_SYMBOL};"
-            yield f"\tadd.s32 {self._base}, {self._base}, {_align_up(self._shared, EXCHANGE_ALIGN)};"
+            yield f"\tadd.s32 {self._base}, {self._base}, {round_up(self._shared, EXCHANGE_ALIGN)};"
             if self._start:  # each team has its own
                 yield f"\tmov.u32 {self._start}, %tid.x;"
                 yield f"\tdiv.u32 {self._start}, {self._start}, {self._team.threads};"
-                stride = _align_up(self._exchange, EXCHANGE_ALIGN)
+                stride = round_up(self._exchange, EXCHANGE_ALIGN)
                 yield f"\tmad.lo.s32 {self._base}, {self._start}, {stride}, {self._base};"
-
-
-def _align_up(n: int, alignment: int) -> int:
-    return -(-n // alignment) * alignment

@@ -40,7 +40,7 @@ from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import UnsupportedOpError
-from tessera.core.symbolic_dim import proves_less
+from tessera.core.symbolic_dim import proves_less, round_up
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ops.dialects import control_flow, mbarrier, tile
@@ -300,15 +300,11 @@ def _(ctx: EmissionContext, node: Node) -> None:
 
 def _plan_record(node: Node, loops: int) -> tuple[list[int], int]:
     """The offsets of the operands in a record, and its size."""
-    starts, size = [], _align_up(WORD_BYTES * (2 + loops))
+    starts, size = [], round_up(WORD_BYTES * (2 + loops), PRINT_ALIGN)
     for v in node.args:
         starts.append(size)
-        size += _align_up(math.prod(static_shape(v)) * element_bytes(v.type.dtype))  # type: ignore[union-attr]
+        size += round_up(math.prod(static_shape(v)) * element_bytes(v.type.dtype), PRINT_ALIGN)  # type: ignore[union-attr]
     return starts, size
-
-
-def _align_up(count: int) -> int:
-    return -(-count // PRINT_ALIGN) * PRINT_ALIGN
 
 
 def _describe_print(ctx: EmissionContext, node: Node, path: list[int | None], size: int) -> dict[str, Any]:

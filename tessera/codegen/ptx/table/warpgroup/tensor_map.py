@@ -11,6 +11,7 @@ from typing import Any
 from tessera.codegen.ptx.ops import async_mma, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.text.builder import element_bytes
+from tessera.core.symbolic_dim import round_up
 from tessera.ir.core import Function, Node, Value
 
 WGMMA_ROWS = 64  # rows of one wgmma instruction's accumulator
@@ -43,7 +44,7 @@ def stage_bytes(node: Node) -> tuple[int, int]:
 def count_fetched_rows(node: Node) -> int:
     """The rows of a left block that are fetched: those that the memory has, rounded up to the swizzle's period."""
     rows, block = int(node.args[1].type.shape[-2]), int(node.attrs["block"][0])  # type: ignore[union-attr]
-    return block if node.attrs["turned"] else min(block, -(-rows // SWIZZLE_ROWS) * SWIZZLE_ROWS)
+    return block if node.attrs["turned"] else min(block, round_up(rows, SWIZZLE_ROWS))
 
 
 def source_ref(node: Node) -> Value:
