@@ -1,15 +1,16 @@
 """Launch fusion: pointwise producers and consumers of a kernel's memories become part of its loads and stores.
 
-As the epilogues of products (CUTLASS): a tensor that only the launch uses, or that the launch alone makes for one
-pointwise op, is then never in memory. A producer is taken in if its elements are not loaded in a loop nor by many
-programs, and a consumer if its memory is only stored to, outside of loops.
+As the epilogues of products (CUTLASS): a tensor that only the launch uses, or that the launch makes for pointwise ops
+alone, is then never in memory. A producer is taken in if its elements are not loaded in a loop nor by many programs,
+and consumers if the memory is only stored to, outside of loops: all those with one result, whose other operands
+broadcast to what is stored.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
 
+NAMED_OPS = 6  # of what is fused
+MOST_CONSUMERS = 32  # nodes that become part of a launch at once
 MOST_LOADS = 2  # how often programs may load an element of a tensor that is computed where it is loaded
 CLIP = "clip"
 
@@ -46,27 +49,49 @@ def _fuse_block(block: Block) -> Block:
 
 def _fuse_once(block: Block) -> list[Node] | None:
     """The nodes after one fusion; None if there is none to do."""
-    producers = {v: n for n in block.nodes for v in n.results}
-    uses: dict[Value, list[Node | None]] = {}
-    for each in block.nodes:
-        for value in each.args:
-            uses.setdefault(value, []).append(each)
-    for value in block.results:
-        uses.setdefault(value, []).append(None)
+    scope = _Scope(block)
     for launch in block.nodes:
-        if launch.op is not control_flow.launch or not _is_plain(launch):
-            continue
-        for number, value in enumerate(launch.args):
-            node = producers.get(value)
-            if len(uses[value]) == 1 and node is not None and (made := _take_producer(launch, number, node, producers)):
-                return [made if n is launch else n for n in block.nodes if n is not node]
-        for number, value in enumerate(launch.results):
-            users = uses.get(value, [])
-            user = users[0] if users and all(u is users[0] for u in users) else None
-            alone = all(not uses.get(v) for v in launch.results if v is not value)
-            if user is not None and alone and (made := _take_consumer(launch, number, user, producers)):
-                return [made if n is user else n for n in block.nodes if n is not launch]
+        if launch.op is control_flow.launch and _is_plain(launch):
+            made = _fuse_producers(scope, launch) or _fuse_consumers(scope, launch)
+            if made is not None:
+                return made
     return None
+
+
+class _Scope:
+    """What makes and what uses each value of a block, and where."""
+
+    def __init__(self, block: Block) -> None:
+        self.nodes = block.nodes
+        self.producers = {v: n for n in block.nodes for v in n.results}
+        self.places = {n: i for i, n in enumerate(block.nodes)}
+        self.uses: dict[Value, list[Node | None]] = {}  # None: a result of the block
+        for each in block.nodes:
+            for value in each.args:
+                self.uses.setdefault(value, []).append(each)
+        for value in block.results:
+            self.uses.setdefault(value, []).append(None)
+
+
+def _fuse_producers(scope: _Scope, launch: Node) -> list[Node] | None:
+    for number, value in enumerate(launch.args):
+        node = scope.producers.get(value)
+        alone = node is not None and len(scope.uses[value]) == 1
+        if alone and (made := _take_producer(launch, number, node, scope.producers)):  # type: ignore[arg-type]
+            return [made if n is launch else n for n in scope.nodes if n is not node]
+    return None
+
+
+def _fuse_consumers(scope: _Scope, launch: Node) -> list[Node] | None:
+    used = [i for i, v in enumerate(launch.results) if scope.uses.get(v)]
+    if len(used) != 1:
+        return None
+    region = _RegionSearch(launch, launch.results[used[0]], scope).find()
+    made = _take_consumers(launch, used[0], region) if region is not None else None
+    if region is None or made is None:
+        return None
+    gone, last = {launch, *region.nodes[:-1]}, region.nodes[-1]
+    return [m for n in scope.nodes if n not in gone for m in (made if n is last else [n])]
 
 
 def _is_plain(launch: Node) -> bool:
@@ -76,12 +101,17 @@ def _is_plain(launch: Node) -> bool:
 
 
 def _is_fusible(node: Node) -> bool:
+    """Whether a node is pointwise, and all that it reads and makes can be in memory."""
+    return _is_pointwise(node) and all(v.type.dtype != bool_ for v in (*node.args, *node.results))  # type: ignore[union-attr]
+
+
+def _is_pointwise(node: Node) -> bool:
     """Whether a node is pointwise on tensors of one known shape, in formats without a policy of their own."""
     types = [v.type for v in (*node.args, *node.results)]
     if not node.op.pointwise or node.op.effects or len(node.results) != 1 or not node.out.type.shape:
         return False
     tensors = [t for t in types if isinstance(t, TensorType)]
-    plain = all(t.policy is None and t.dtype != bool_ and not symbol_names(t.shape) for t in tensors)
+    plain = all(t.policy is None and not symbol_names(t.shape) and 0 not in t.shape for t in tensors)
     return len(tensors) == len(types) and plain and all(t.shape == node.out.type.shape for t in tensors)
 
 
@@ -100,18 +130,17 @@ def _list_looped(body: Block) -> set[Node]:
 
 @dataclass
 class _Fusion:
-    """A pointwise node and a launch that becomes one: the splats and the memories among the node's other operands."""
+    """A pointwise node before a launch, which becomes part of it: the splats and the memories among its operands."""
 
     launch: Node
     node: Node
-    own: Value  # the tensor between the two
     splats: dict[Value, Any]
     builder: Builder
 
     @property
     def memories(self) -> list[Value]:
         """The operands of the node that are new operands of the launch."""
-        return [v for v in dict.fromkeys(self.node.args) if v not in self.splats and v is not self.own]
+        return [v for v in dict.fromkeys(self.node.args) if v not in self.splats]
 
     def make_refs(self) -> dict[Value, Value]:
         """A parameter of the kernel for each of them."""
@@ -134,15 +163,10 @@ class _Fusion:
     ) -> Node:  # fmt: skip
         """The launch with another body; its name tells what it computes besides."""
         known = self.launch.attrs
-        name = known["kernel"] if "_with_" in known["kernel"] else f"{known['kernel']}_with"
-        attrs = Attrs({**known, "kernel": f"{name}_{self.node.op.__name__}", "written": tuple(written)})
+        name = name_fused(known["kernel"], [self.node.op.__name__])
+        attrs = Attrs({**known, "kernel": name, "written": tuple(written)})
         region = Block(tuple(params), tuple(nodes), ())
         return replace(self.launch, args=tuple(args), attrs=attrs, results=tuple(results), regions=(region,))
-
-
-def _plan(launch: Node, node: Node, own: Value, producers: dict[Value, Node]) -> _Fusion:
-    splats = {v: n for v in node.args if v is not own and (n := _find_splat(v, producers)) is not None}
-    return _Fusion(launch, node, own, splats, Builder())
 
 
 def _take_producer(launch: Node, number: int, node: Node, producers: dict[Value, Node]) -> Node | None:
@@ -157,7 +181,8 @@ def _take_producer(launch: Node, number: int, node: Node, producers: dict[Value,
         return None
     if loads > MOST_LOADS * math.prod(map(int, param.type.shape)):  # type: ignore[union-attr]
         return None
-    fusion = _plan(launch, node, node.out, producers)
+    splats = {v: n for v in node.args if (n := _find_splat(v, producers)) is not None}
+    fusion = _Fusion(launch, node, splats, Builder())
     refs, copy = fusion.make_refs(), make_copier(fusion.builder)
     if not refs:
         return None
@@ -222,37 +247,242 @@ def _broadcast(builder: Builder, x: Value, sizes: tuple[int, ...]) -> Value:
     return x if same else builder.add(basic.broadcast_to, [x], {"shape": sizes}).out
 
 
-def _take_consumer(launch: Node, number: int, node: Node, producers: dict[Value, Node]) -> Node | None:
-    """The launch that stores what a pointwise op makes of its result."""
+@dataclass(frozen=True)
+class ConsumerRegion:
+    """Pointwise nodes, and reshapes between them, that make one tensor of a launch's result."""
+
+    own: Value  # the result
+    nodes: tuple[Node, ...]
+    operands: dict[Value, tuple[Value, tuple[int, ...]]]  # for each from outside: a tensor, and its shape to broadcast
+    splats: dict[Value, Any]
+
+    @property
+    def result(self) -> Value:
+        """The tensor that is used outside."""
+        return self.nodes[-1].out
+
+    def list_reads(self) -> list[tuple[Value, tuple[int, ...]]]:
+        """The tensors that are new operands of the launch, each once, with their shapes."""
+        return list(dict.fromkeys(self.operands.values()))
+
+    def compute(self, builder: Builder, block: Value, loaded: dict[Any, Value]) -> Value:
+        """The nodes on a block of the launch's result."""
+        sizes = tuple(map(int, block.type.shape))  # type: ignore[union-attr]
+        known = {self.own: block}
+        for node in self.nodes:
+            if node.op is shape.reshape:
+                known[node.out] = known[node.args[0]]
+                continue
+            for v in node.args:
+                if v in self.splats:
+                    attrs = {"shape": sizes, "value": self.splats[v], "dtype": v.type.dtype}  # type: ignore[union-attr]
+                    known[v] = builder.add(basic.full, (), attrs).out
+                elif v not in known:
+                    known[v] = _broadcast(builder, loaded[self.operands[v]], sizes)
+            known[node.out] = builder.add(node.op, [known[v] for v in node.args], node.attrs, loc=node.loc).out
+        return known[self.result]
+
+
+@dataclass
+class _RegionSearch:
+    """The search for the nodes after a launch that become part of it."""
+
+    launch: Node
+    own: Value
+    scope: _Scope
+    operands: dict[Value, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
+    splats: dict[Value, Any] = field(default_factory=dict)
+
+    def find(self) -> ConsumerRegion | None:
+        """The largest region whose last node alone is used outside."""
+        found = [] if symbol_names(self.own.type.shape) else self._list_dependent()  # type: ignore[union-attr]
+        for last in reversed(found):
+            if last.op is shape.reshape or last.out.type.dtype == bool_:  # type: ignore[union-attr]
+                continue
+            region = self._find_ancestors(last, found)
+            held = {n.out for n in region[:-1]} | {self.own}
+            if all(user in region for v in held for user in self.scope.uses.get(v, ())):
+                return ConsumerRegion(self.own, tuple(region), *self._select_operands(region))
+        return None
+
+    def _list_dependent(self) -> list[Node]:
+        """The nodes, in order, that can be computed from the launch's result."""
+        found: list[Node] = []
+        inside, waiting = {self.own}, [self.own]
+        candidates: dict[Node, int] = {}
+        while (waiting or candidates) and len(found) < MOST_CONSUMERS:
+            for value in waiting:
+                candidates.update({n: self.scope.places[n] for n in self.scope.uses.get(value, ()) if n is not None})
+            node = min(candidates, key=candidates.__getitem__, default=None)
+            waiting = []
+            if node is None:
+                break
+            del candidates[node]
+            if node not in found and self._can_compute(node, inside):
+                found.append(node)
+                inside.add(node.out)
+                waiting = [node.out]
+        return found
+
+    def _can_compute(self, node: Node, inside: set[Value]) -> bool:
+        if node.op is shape.reshape:
+            return True
+        return _is_pointwise(node) and all(v in inside or self._can_read(v) for v in node.args)
+
+    def _can_read(self, value: Value) -> bool:
+        """Whether the kernel can read a tensor from outside, in the shape of the launch's result."""
+        if value in self.operands or value in self.splats:
+            return True
+        splat = _find_splat(value, self.scope.producers)
+        if splat is not None:
+            self.splats[value] = splat
+            return True
+        if value.type.dtype == bool_ or self._depends(value):  # type: ignore[union-attr]
+            return False
+        sizes = tuple(map(int, self.own.type.shape))  # type: ignore[union-attr]
+        found = find_broadcast(value, self.scope.producers, sizes)
+        if found is not None:
+            self.operands[value] = found
+        return found is not None
+
+    def _depends(self, value: Value) -> bool:
+        """Whether a value depends on the launch."""
+        first, seen, waiting = self.scope.places[self.launch], set(), [value]
+        while waiting:
+            node = self.scope.producers.get(waiting.pop())
+            if node is self.launch:
+                return True
+            if node is not None and node not in seen and self.scope.places[node] > first:
+                seen.add(node)
+                waiting.extend(node.args)
+        return False
+
+    def _find_ancestors(self, last: Node, found: Sequence[Node]) -> list[Node]:
+        needed, region = {last.out}, []
+        for node in reversed(found):
+            if node.out in needed:
+                region.append(node)
+                needed.update(node.args)
+        return region[::-1]
+
+    def _select_operands(self, region: Sequence[Node]) -> tuple[dict[Value, Any], dict[Value, Any]]:
+        used = {v for n in region for v in n.args}
+        return tuple({v: x for v, x in held.items() if v in used} for held in (self.operands, self.splats))  # type: ignore[return-value]
+
+
+def find_broadcast(
+    value: Value, producers: dict[Value, Node], sizes: tuple[int, ...]
+) -> tuple[Value, tuple[int, ...]] | None:
+    """A tensor that has the elements of a value, and the shape in which it broadcasts to `sizes`; or None."""
+    node = producers.get(value)
+    while node is not None and node.op is shape.reshape:
+        value = node.args[0]
+        node = producers.get(value)
+    if node is None or node.op is not basic.broadcast_to:
+        return value, sizes
+    (inner,), whole = node.args, tuple(map(int, value.type.shape))  # type: ignore[union-attr]
+    held = tuple(map(int, inner.type.shape))  # type: ignore[union-attr]
+    kept = regroup_axes((1,) * (len(whole) - len(held)) + held, whole, sizes)
+    return None if kept is None else (inner, kept)
+
+
+def regroup_axes(held: tuple[int, ...], whole: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that broadcasts to `sizes` as `held` does to `whole`, a reshape of `sizes`; None if there is none.
+
+    >>> regroup_axes((1, 6, 1, 1), (2, 6, 4, 5), (2, 6, 20)), regroup_axes((1, 6), (4, 6), (24,))
+    ((1, 6, 1), None)
+    """
+    found: list[int] = []
+    i = j = 0
+    while i < len(whole) or j < len(sizes):
+        first, begin, left, right = i, j, 1, 1
+        while (i, j) == (first, begin) or left != right:  # the next axes of both with as many elements
+            if i < len(whole) and (left <= right or j == len(sizes)):
+                left, i = left * whole[i], i + 1
+            else:
+                right, j = right * sizes[j], j + 1
+        if held[first:i] == whole[first:i]:
+            found.extend(sizes[begin:j])
+        elif all(n == 1 for n in held[first:i]):
+            found.extend([1] * (j - begin))
+        else:
+            return None
+    return tuple(found)
+
+
+def _take_consumers(launch: Node, number: int, region: ConsumerRegion) -> list[Node] | None:
+    """The launch that stores what a region makes of its result, with the reshapes around it; None if it cannot."""
     (body,), count, at = launch.regions, len(launch.args), launch.attrs["written"][number]
-    param, own = body.params[at], launch.results[number]
+    param, own = body.params[at], region.own
     stores = [n for n in body.walk() if param in n.args]
-    if not _is_fusible(node) or at < count or param.type.policy is not None or not stores:  # type: ignore[union-attr]
+    if at < count or param.type.policy is not None or not stores:  # type: ignore[union-attr]
         return None
     if any(n.op is not tile.store for n in stores) or not _list_looped(body).isdisjoint(stores):
-        return None
-    if any(v in launch.results and v is not own for v in node.args):
         return None
     stored = math.prod(launch.attrs["grid"]) * sum(math.prod(map(int, n.args[1].type.shape)) for n in stores)  # type: ignore[union-attr]
     if stored < math.prod(map(int, param.type.shape)):  # type: ignore[union-attr]
         return None  # what is not stored would be another value after the op
-    fusion = _plan(launch, node, own, producers)
-    refs, copy = fusion.make_refs(), make_copier(fusion.builder)
-    out = Value(RefType(param.type.shape, node.out.type.dtype), param.hint)  # type: ignore[union-attr]
+    reads, sizes = region.list_reads(), tuple(map(int, own.type.shape))  # type: ignore[union-attr]
+    if any(shaped != sizes for _, shaped in reads) and any(len(n.args) > 2 + len(sizes) for n in stores):
+        return None  # a mask has the shape of what is stored
+    builder, result = Builder(), region.result.type
+    copy = make_copier(builder)
+    refs = {r: Value(RefType(r[1], r[0].type.dtype), r[0].hint or "fused") for r in reads}  # type: ignore[union-attr]
+    out = Value(RefType(param.type.shape, result.dtype), param.hint)  # type: ignore[union-attr]
 
     def place(each: Node, args: list[Value], walk: Any) -> Sequence[Value]:
         if each not in stores:
             return copy(each, args, walk)
-        with fusion.builder.at(each.loc):
-            sizes = tuple(map(int, args[1].type.shape))  # type: ignore[union-attr]
-            attrs = {**each.attrs, "shape": sizes}
-            loaded = {v: fusion.builder.add(tile.load, [ref, *args[2:]], attrs).out for v, ref in refs.items()}
-            found = fusion.compute({**loaded, own: args[1]}, sizes)
-            return fusion.builder.add(tile.store, [out, found, *args[2:]], each.attrs).results
+        with builder.at(each.loc):
+            loaded = {r: _load_broadcast(builder, each, args, ref, sizes) for r, ref in refs.items()}
+            found = region.compute(builder, args[1], loaded)
+            return builder.add(tile.store, [out, found, *args[2:]], each.attrs).results
 
     params = [out if p is param else p for p in body.params]
     evaluate_block(body, params, place)
     params = [*params[:count], *refs.values(), *params[count:]]
-    written = [i if i < count else i + len(refs) for i in launch.attrs["written"]]
-    results = [node.out if v is own else v for v in launch.results]
-    return fusion.make_launch([*launch.args, *refs], params, fusion.builder.block((), ()).nodes, results, written)
+    kernel = Block(tuple(params), builder.block((), ()).nodes, ())
+    return _make_fused_launch(launch, number, region, kernel)
+
+
+def _load_broadcast(builder: Builder, store: Node, args: list[Value], ref: Value, sizes: tuple[int, ...]) -> Value:
+    """The block of a new operand that a store's block meets: one element along the axes on which it broadcasts."""
+    kept, starts = ref.type.shape, args[2 : 2 + len(sizes)]  # type: ignore[union-attr]
+    one = [k == 1 != n for k, n in zip(kept, sizes, strict=True)]
+    if any(one):
+        zero = builder.add(basic.full, (), {"shape": (), "value": 0, "dtype": int64}).out
+        starts = [zero if alone else start for alone, start in zip(one, starts, strict=True)]
+    block = tuple(1 if alone else int(n) for alone, n in zip(one, args[1].type.shape, strict=True))  # type: ignore[union-attr]
+    rest = args[2 + len(sizes) :]
+    return builder.add(tile.load, [ref, *starts, *rest], {**store.attrs, "shape": block}).out
+
+
+def _make_fused_launch(launch: Node, number: int, region: ConsumerRegion, kernel: Block) -> list[Node]:
+    reads, known, result, builder = region.list_reads(), launch.attrs, region.result, Builder()
+    with builder.at(launch.loc):
+        args = [
+            v if tuple(v.type.shape) == n else builder.add(shape.reshape, [v], {"shape": n}).out  # type: ignore[union-attr]
+            for v, n in reads
+        ]
+    count, sizes = len(launch.args), tuple(region.own.type.shape)  # type: ignore[union-attr]
+    written = tuple(i if i < count else i + len(reads) for i in known["written"])
+    ops = [n.op.__name__ for n in region.nodes if n.op is not shape.reshape]
+    attrs = Attrs({**known, "kernel": name_fused(known["kernel"], ops), "written": written})
+    same = tuple(result.type.shape) == sizes  # type: ignore[union-attr]
+    made = result if same else Value(TensorType(sizes, result.type.dtype))  # type: ignore[union-attr]
+    results = tuple(made if i == number else v for i, v in enumerate(launch.results))
+    builder.append(replace(launch, args=(*launch.args, *args), attrs=attrs, results=results, regions=(kernel,)))
+    if not same:
+        attrs = Attrs({"shape": tuple(result.type.shape)})  # type: ignore[union-attr]
+        builder.append(Node(shape.reshape, (made,), attrs, (result,), (), launch.loc))
+    return list(builder.block((), ()).nodes)
+
+
+def name_fused(kernel: str, ops: Sequence[str]) -> str:
+    """The name of a launch that computes some ops besides: it names the first ones.
+
+    >>> name_fused("scale", ["exp", "mul"]), name_fused("scale_with_exp", ["add"])
+    ('scale_with_exp_mul', 'scale_with_exp_add')
+    """
+    name, _, before = kernel.partition("_with_")
+    return f"{name}_with_{'_'.join([*(before and [before]), *ops][:NAMED_OPS])}"

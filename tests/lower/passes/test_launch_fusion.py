@@ -46,6 +46,12 @@ def looped(x, out):
 
 
 @ts.kernel
+def rows(x, out):
+    i = tile.program_id(0)
+    out[i, :] = tile.load(x[i, :]) * 2.0
+
+
+@ts.kernel
 def in_place(x):
     i = tile.program_id(0) * B
     tile.store(x[i : i + B], tile.load(x[i : i + B], edge="clip") + 1.0, edge="clip")
@@ -70,6 +76,16 @@ CASES = {
     "a producer of a clipped load": (lambda x: on(summed, ts.exp(x), 3), r(10), ["summed_with_exp"]),
     "other of a masked load": (lambda x: on(filled, ts.exp(x)), r(10), ["filled_with_exp"]),
     "a consumer": (lambda x: ts.tanh(on(scale, x)) * 2.0 + x, r(10), ["scale_with_tanh_mul_add"]),
+    "consumers that share operands": (lambda x: (lambda y: y * ts.sigmoid(y))(on(scale, x)), r(10),
+                                      ["scale_with_neg_exp_add_div_mul"]),
+    "a choice": (lambda x: (lambda y: ts.where(y > 1.5, y, x - y))(on(scale, x)), r(10),
+                 ["scale_with_greater_sub_where"]),
+    "a broadcast operand": (lambda x: ts.relu(on(rows, x) + x[:, 1]), r(3, 3), ["k0_copy", "rows_with_add_maximum"]),
+    "reshapes on the way": (lambda x: (on(rows, x).reshape(3, 2, 3) * x[0, :2, None]).reshape(9, 2) - 1.0, r(3, 6),
+                            None),
+    "a broadcast of a part of an axis": (lambda x: on(rows, x).reshape(3, 2, 3) + x[0, :3], r(3, 6), None),
+    "an operand from the launch": (lambda x: (lambda y: y + y.sum())(on(scale, x)), r(10), None),
+    "a part that others use": (lambda x: (lambda y: ts.concatenate([y * 2.0, y * 2.0 + x]))(on(scale, x)), r(10), None),
     "its result twice": (lambda x: (lambda y: y * y)(on(scale, x)), r(10), ["scale_with_mul"]),
     "casts": (lambda x: on(scale, x.to(ts.f32)).to(ts.f16), r(10, dtype="f2"), ["scale_with_cast_cast"]),
     "inside a scan": (lambda x: ts.scan(lambda c, _: (on(scale, c * 0.1), c[0]), x, None, length=3)[0], r(10),
