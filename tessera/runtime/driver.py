@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -38,14 +39,20 @@ LEVELS = ("graph", "schedule", "tile", "target")
 RunFunction = Callable[[Sequence[Any]], list[np.ndarray]]
 
 
-def find_plan(target: str) -> LoweringPlan:
-    """Return the tile sizes that a target prefers; the interpreter has no preference."""
-    return LoweringPlan() if target == INTERP else get_backend(target).capabilities.plan or LoweringPlan()
+def find_plan(target: str, choice: Mapping[str, Any] = MappingProxyType({})) -> LoweringPlan:
+    """Return the tile sizes that a target prefers, with the fields of a choice; the interpreter has no preference."""
+    plan = LoweringPlan() if target == INTERP else get_backend(target).capabilities.plan or LoweringPlan()
+    return replace(plan, **choice) if choice else plan
 
 
-def lower(function: Function, target: str = INTERP) -> dict[str, Module]:
-    """Lower a Graph function of concrete shapes: the module of each level above Target, from Graph down."""
-    traced, *lowered = iterate_passes(function, find_plan(target))
+def lower(
+    function: Function, target: str = INTERP, choice: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Module]:
+    """Lower a Graph function of concrete shapes: the module of each level above Target, from Graph down.
+
+    `choice` has the fields of the lowering plan that differ from the target's own (`tessera.runtime.planning`).
+    """
+    traced, *lowered = iterate_passes(function, find_plan(target, choice))
     levels = {module.level: module for _, module in lowered}
     return {**levels, "graph": traced[1]}
 
@@ -104,15 +111,16 @@ def takes_symbolic_sizes(device: str, asked: bool) -> bool:
 
 
 def compile_graph(
-    function: Function, device: str, constants: range = range(0), donated: Collection[int] = ()
-) -> RunFunction:
+    function: Function, device: str, constants: range = range(0), donated: Collection[int] = (),
+    choice: Mapping[str, Any] = MappingProxyType({}),
+) -> RunFunction:  # fmt: skip
     """Compile a Graph function for a device: what runs it in the Graph interpreter or a generator's runtime.
 
     Where the device has a memory of its own, arrays of the device are taken and given (`Backend.memory`); `constants`
     are the places of parameters whose copies on the device are kept. Results may take the memory of the parameters at
-    the places `donated`.
+    the places `donated`. `choice` is the schedule, as in `lower`.
     """
-    run = _compile_graph(function, device, constants, donated)
+    run = _compile_graph(function, device, constants, donated, choice)
     return run if RUN_OBSERVER.get() is None else _note_runs(function, device, run)
 
 
@@ -126,12 +134,14 @@ def _note_runs(function: Function, device: str, run: RunFunction) -> RunFunction
     return noting
 
 
-def _compile_graph(function: Function, device: str, constants: range, donated: Collection[int]) -> RunFunction:
+def _compile_graph(
+    function: Function, device: str, constants: range, donated: Collection[int], choice: Mapping[str, Any]
+) -> RunFunction:
     target = find_generator_name(device)
     if target == INTERP:
         extended = apply_graph_extensions(function)
         return lambda arrays: graph_interpreter.run(extended, _copy_to_host(arrays))
-    module = lower(function, target)["tile"]
+    module = lower(function, target, choice)["tile"]
     if donated and get_backend(target).capabilities.donation:
         module = reuse_donated(module, donated)
     runtime = make_runtime(module, target)

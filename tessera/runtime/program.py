@@ -42,6 +42,7 @@ from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
 from tessera.runtime.launch import tuner
 from tessera.runtime.launch.streams import find_written_params
+from tessera.runtime.planning.tuning import format_choice, tune_schedule
 
 # Autotuned kernels of `run`, `build` and `inspect` are tuned for the target, or predicted where the device is absent.
 
@@ -64,9 +65,10 @@ def tune_launch(
 
 def format_tuning(found: Tuned) -> str:
     """Format the configuration and how it was found: "BM=64, BN=32 (fastest of 8, measured now: 0.41 ms)"."""
-    chosen = ", ".join(f"{k}={v!r}" for k, v in sorted(found.config.items()))
-    ran = sum(t.latency_ms is not None for t in found.trials)
-    refused = f", {len(found.trials) - ran} could not run" if ran < len(found.trials) else ""
+    chosen = format_choice(found.config)
+    tried = [t for t in found.trials if t.latency_ms is not None or t.refused or found.model]
+    ran = sum(not t.refused for t in tried)
+    refused = f", {len(tried) - ran} could not run" if ran < len(tried) else ""
     if found.model:
         return f"{chosen} (of {ran}, by {found.model}{refused}; nothing was measured)"
     when = "measured before" if found.cached else "measured now"
@@ -105,9 +107,10 @@ class PreparedProgram:
 
     `names` and `arrays` are the parameters in order (captured arrays last); `written` are the
     places of those that a kernel writes, which are then its results. `tuned` is how an autotuned kernel's configuration
-    was found; None for any other entry. `random` are its draws from the default generator, whose state is in the last
-    two arrays; to run the program leaves the generator as it is. `rules` are what it requires of symbolic sizes, and
-    `variant` is which of several programs for them it is. `padding` tells how its arrays are padded, if they are.
+    or a tuned function's schedule was found; None for any other entry. `random` are its draws from the default
+    generator, whose state is in the last two arrays; to run the program leaves the generator as it is. `rules` are what
+    it requires of symbolic sizes, and `variant` is which of several programs for them it is. `padding` tells how its
+    arrays are padded, if they are.
     """
 
     name: str
@@ -125,6 +128,11 @@ class PreparedProgram:
     def top(self) -> str:
         """The highest level this program has: "graph", or "tile" for a kernel."""
         return next(iter(self.levels))
+
+    @property
+    def choice(self) -> Mapping[str, Any]:
+        """The fields of the target's lowering plan that a tuned function changes; {} for any other."""
+        return self.tuned.config if self.tuned is not None and self.top == "graph" else {}
 
     @property
     def conditions(self) -> list[SizeConstraint]:
@@ -277,9 +285,12 @@ def prepare(
     names = tuple(p.hint for p in traced.function.params)
     if dynamic and target != INTERP and not driver.takes_symbolic_sizes(target, asked=True):
         return _prepare_padded(traced, names, arrays, target)
+    found = tune_schedule(traced.function, target, arrays) if tune and entry.tune and not dynamic else None
+    choice = found.config if found is not None else {}
     with estimate_sizes(traced.function, arrays, variant.sizes if variant else None):
-        levels = driver.lower(traced.function, target) if lower else {"graph": Module("graph", (traced.function,))}
-    made = PreparedProgram(traced.function.name, levels, names, arrays, random=traced.random)
+        traced_levels = {"graph": Module("graph", (traced.function,))}
+        levels = driver.lower(traced.function, target, choice) if lower else traced_levels
+    made = PreparedProgram(traced.function.name, levels, names, arrays, tuned=found, random=traced.random)
     return replace(made, rules=traced.rules, variant=variant)
 
 

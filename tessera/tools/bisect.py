@@ -114,7 +114,7 @@ def judge_steps(
     def current() -> Any:
         return state
 
-    for step in lowering_steps(program.top, target, options, current):
+    for step in lowering_steps(program.top, target, options, current, program.choice):
         verdict = replace(judge_step(step, state, given), path=(*path, step))
         earlier = None
         if verdict.bad and step.fallback is not None:
@@ -130,15 +130,20 @@ def judge_steps(
 
 
 def lowering_steps(
-    top: str, target: str, options: Mapping[str, Any], current: Callable[[], Module]
+    top: str,
+    target: str,
+    options: Mapping[str, Any],
+    current: Callable[[], Module],
+    choice: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[LoweringStep]:
     """Every step from the first level of a program to a target's device.
 
     `current` gives the module that the steps so far have made: once they are done, the one that the generator takes.
+    `choice` is the schedule of a tuned function.
     """
     yield LoweringStep("trace" if top == "graph" else "kernel", top, lambda module: module, _run_module)
     if top == "graph":
-        for name, rewrite in list_steps(driver.find_plan(target), current().main):
+        for name, rewrite in list_steps(driver.find_plan(target, choice), current().main):
             yield LoweringStep(name, "", rewrite, _run_module)
     if target != INTERP:
         yield from _pass_steps(target, options, current())

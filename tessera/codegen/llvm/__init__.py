@@ -36,6 +36,17 @@ TILING_PLAN = LoweringPlan(
     serial_scans=True,
     vector_products=1,
 )
+# What tuning tries in the place of these: tiles of products and their depth, elements of a row and of a pointwise
+# program, programs of a launch, the lanes of reductions, products as reductions, queries and keys of attention.
+PLAN_CHOICES: tuple[Mapping[str, tuple[Any, ...]], ...] = (
+    {"m": (32, 64, 256), "n": (64, 256, 512), "k": (128, 256, 1024)},
+    {"rows": (1024, 4096, 32768), "result_lanes": (64, 1024)},
+    {"pointwise": (2048, 32768)},
+    {"programs": (2, 32)},
+    {"vector_products": (0, 4)},
+    {"serial_scans": (False,)},
+    {"flash_m": (32, 128), "flash_n": (32, 128)},
+)
 # Blocks and shared buffers are in an arena of each thread; a larger one is probably a mistake in a size.
 MAX_ARENA_BYTES = 1 << 30
 
@@ -62,6 +73,7 @@ class LlvmBackend:
             plan=TILING_PLAN,
             symbolic=True,
             donation=True,
+            plan_choices=PLAN_CHOICES,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:

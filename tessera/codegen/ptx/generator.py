@@ -96,6 +96,14 @@ PLAN = LoweringPlan(
     result_lanes=1024, collapse=True, programs=96, flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True,
     vector_products=1, vector_results=512, find_refused=find_refused, parallel=528,
 )  # fmt: skip
+# What tuning tries in the place of these; the resource model (`find_refused`) judges each before it is emitted.
+PLAN_CHOICES: tuple[Mapping[str, tuple[Any, ...]], ...] = (
+    {"m": (64, 256), "n": (64, 128), "k": (32, 128)},
+    {"rows": (1024, 8192), "lanes": (64,), "parallel": (132, 1056)},
+    {"pointwise": (512, 4096)},
+    {"vector_products": (0, 8)},
+    {"flash_m": (32, 128), "flash_n": (32, 128)},
+)
 OPTION_NAMES = ("arch", "debug", "schedule")
 MAX_COOPERATIVE_GROUPS = (
     132 * 32
@@ -121,6 +129,7 @@ class PtxGenerator:
             prefers_static=True,
             plan=PLAN,
             donation=True,
+            plan_choices=PLAN_CHOICES,
         )
 
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:

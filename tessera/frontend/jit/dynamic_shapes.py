@@ -319,3 +319,20 @@ def estimate_sizes(
 def has_symbols(patterns: Sequence[ShapePattern]) -> bool:
     """Whether any size is symbolic."""
     return any(symbol_names(p) for p in patterns)
+
+
+def check_tuning(tune: Any, dynamic: bool | None) -> None:
+    """Check that a function can be tuned: a schedule is chosen for known sizes.
+
+    Raises:
+        ArgumentError: `tune` is not a bool, or symbolic sizes are asked for, too.
+    """
+    if not isinstance(tune, bool):
+        raise ArgumentError(
+            "tune says whether schedules are measured", location=user_location(), expected="a bool", received=repr(tune)
+        )
+    if tune and dynamic:
+        raise ArgumentError(
+            "a schedule is tuned for known sizes", location=user_location(), expected="tune=True or dynamic=True",
+            received="both", suggestion="dynamic=False, or no tuning",
+        )  # fmt: skip

@@ -28,7 +28,7 @@ from tessera.core.errors import (
     hides_frames_of,
     user_location,
 )
-from tessera.core.hooks import compile_graph, takes_symbolic_sizes
+from tessera.core.hooks import compile_graph, compile_tuned_graph, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, flatten, leaf_paths
 from tessera.core.shapes import (
     bind_shapes,
@@ -49,6 +49,7 @@ from tessera.frontend.jit.dynamic_shapes import (
     SizeRules,
     SizeVariant,
     SymbolicProgram,
+    check_tuning,
     has_symbols,
     make_patterns,
     name_axes,
@@ -61,6 +62,7 @@ from tessera.frontend.jit.line_marks import (
     mark_lines,
     strip_marks,
 )
+from tessera.frontend.kernel.autotuning import Tuned
 from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER, Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value
@@ -113,10 +115,16 @@ class TracedFunction:
     updates: tuple[str, ...] = ()
     # What it requires of its symbolic sizes.
     rules: SizeRules = field(default_factory=SizeRules)
+    # How its schedule was found, if it was tuned.
+    tuned: Tuned | None = None
 
     def hidden_arguments(self) -> tuple[np.ndarray, ...]:
         """The arrays after the arguments of one call; the numbers that this call draws count as drawn."""
         return self.captures if self.random is None else (*self.captures, *self.random.reserve())
+
+    def example_arguments(self) -> tuple[np.ndarray, ...]:
+        """The arrays after the arguments of a call that leaves the default generator as it is."""
+        return self.captures if self.random is None else (*self.captures, *self.random.peek())
 
 
 def _call_without_updates(function: Callable[..., Any], *given: Any) -> tuple[Any, dict[str, Any]]:
@@ -195,8 +203,10 @@ class Jit:
         device: str | None = None,
         dynamic: bool | None = None,
         donate: Sequence[str] | str = (),
+        tune: bool = False,
     ) -> None:
         check_function(function, "jit")
+        check_tuning(tune, dynamic)
         functools.update_wrapper(self, function)
         self.function = function
         # A partial function has the name of its function, another object that can be called that of its type.
@@ -204,6 +214,7 @@ class Jit:
         self.name = getattr(named, "__name__", type(named).__name__)
         self.target = target or device
         self.dynamic = dynamic
+        self.tune = tune
         self.signature = inspect.signature(function)
         names = list(self.signature.parameters)
         self.static = frozenset(resolve_static_names(names, static_argnames, static_argnums))
@@ -349,17 +360,23 @@ class Jit:
             first = len(traced.function.params) - len(traced.captures) - (0 if traced.random is None else 2)
             constants = range(first, first + len(traced.captures))
             donated = self.donation.find_places(call.names)
-            compiled = traced, executable(traced.function, self.target or default_device(), constants, donated)
+            device = self.target or default_device()
+            if self.tune:
+                arrays = [*(to_operand(leaf) for leaf in call.leaves), *traced.example_arguments()]
+                run, tuned = compile_tuned_graph(traced.function, device, arrays, constants, donated)
+                compiled = replace(traced, tuned=tuned), run
+            else:
+                compiled = traced, executable(traced.function, device, constants, donated)
         COMPILE_LOG.info(
             "compiled %s(%s) for %s in %.0f ms", self.name, ", ".join(map(str, call.types)),
-            self.target or default_device(), 1e3 * (time.perf_counter() - start),
+            device, 1e3 * (time.perf_counter() - start),
         )  # fmt: skip
         return compiled
 
     def _find_symbolic(self, call: BoundCall, executable: Callable[..., Any]) -> tuple[TracedFunction, Any] | None:
         """A program of symbolic sizes for this call; None where it gets a program for its own sizes."""
         device = self.target or default_device()
-        if self.dynamic is False or not call.types or not takes_symbolic_sizes(device, bool(self.dynamic)):
+        if self.dynamic is False or self.tune or not call.types or not takes_symbolic_sizes(device, bool(self.dynamic)):
             return None
         if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
             return None  # the tape differentiates what was called, of known sizes
@@ -401,6 +418,19 @@ class Jit:
             return None
         history.programs.append(found)
         return found if found.fits(shapes) else None  # it serves other sizes: a guard does not hold for these
+
+    def tuning(self, *args: Any, **named: Any) -> Tuned:
+        """How the schedule for these arguments was found: the choice, its time, and every schedule that was tried.
+
+        Tunes now, if no call has done it.
+
+        Raises:
+            ArgumentError: the function is not tuned.
+        """
+        if not self.tune:
+            raise ArgumentError(f"{self.name} is not tuned", location=user_location(), suggestion="ts.jit(tune=True)")
+        traced, _ = self._compiled(self.bind(args, named), compile_graph)
+        return traced.tuned  # type: ignore[no-any-return]
 
     def trace(self, *args: Any, **named: Any) -> TracedFunction:
         """Trace the Graph function for these arguments: arrays, tensors or types (with symbolic sizes, if wanted)."""
@@ -612,6 +642,9 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     `donate=("cache",)` gives the tensors of these arguments up: results may take their memory, and to use one after the
     call is an error that names the call.
+
+    `tune=True` measures schedules of the function at the first call with arguments of new types, on these arguments,
+    and keeps the fastest in a file (`docs/tuning.md`); each combination of sizes is then a program of its own.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
     ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a

@@ -207,12 +207,16 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration tried: its median latency (or a model's), or why it cannot run; what all its runs took."""
+    """One configuration tried: its median latency (or a model's), or why it cannot run; what all its runs took.
+
+    `predicted_ms` is what a model predicted of it, where one ranked what is measured.
+    """
 
     config: Configuration
     latency_ms: float | None = None
     refused: str = ""
     spent_ms: float = 0.0
+    predicted_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def tune_launch(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch
     settings: TuningSettings = launch.kernel.options.tuning
     key, about = _make_cache_key(launch, args, named)
     cache = None if settings.cache is False else TuningCache(None if settings.cache is True else settings.cache)
-    here = _has_device(about["target"])
+    here = has_device(about["target"])
     place = f"{cache.path if cache else ''}#{key}" + ("" if here else f"#{arch}")
     if place not in _RESULTS:
         held = cache.get(key) if cache else None
@@ -158,7 +158,7 @@ def tune_launch(launch: Any, args: Sequence[Any], named: Mapping[str, Any], arch
     return _RESULTS[place]
 
 
-def _has_device(target: str) -> bool:
+def has_device(target: str) -> bool:
     """Whether this machine can measure the target's times."""
     if target == INTERP:
         return True
@@ -286,7 +286,7 @@ def _make_cache_key(launch: Any, args: Sequence[Any], named: Mapping[str, Any]) 
         "constants": {k: repr(v) for k, v in found.constants.items() if k not in free},
         "launch": "a function of the constants" if callable(launch.grid) else repr((launch.grid, launch.group)),
         "target": target,
-        "machine": _describe_machine(target),
+        "machine": describe_machine(target),
         "search": kernel.options.tuning.search.about,
     }
     source = [hash_text(_source_text(kernel)), [sorted(c.items()) for c in _list_configurations(kernel)]]
@@ -301,7 +301,7 @@ def _source_text(kernel: Any) -> str:
     return "\n".join(ast.unparse(s) for s in read_source(kernel.kernel_function).body)
 
 
-def _describe_machine(target: str) -> str:
+def describe_machine(target: str) -> str:
     """Describe the processor as the target sees it."""
     if target == INTERP:
         return f"{platform.machine()} numpy {np.__version__}"

@@ -155,7 +155,9 @@ def _pass_sections(program: PreparedProgram, target: str, options: Mapping[str, 
 def _iterate_modules(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Module]]:
     """The module after each pass, with the name of the pass."""
     if program.top == "graph":
-        for name, module in driver.iterate_passes(program.levels["graph"].main, driver.find_plan(target)):
+        for name, module in driver.iterate_passes(
+            program.levels["graph"].main, driver.find_plan(target, program.choice)
+        ):
             yield name, module
     else:
         module = program.levels["tile"]

@@ -18,6 +18,7 @@ COMMANDS = {
     "debug": "step through an entry point or a program, line by line or op by op, backwards too",
     "inspect": "print the IR of each level with the source line of each op",
     "profile": "time or count each kernel of an entry point: share of the roofline, bottleneck, advice, flame graph",
+    "tune": "rank and measure the schedules of a function for a target, and keep the fastest",
     "bisect": "find the first pass whose results exceed their error bound, and the fewest ops that reproduce it",
     "conformance": "run the conformance suite against interpreters and generators",
     "fuzz": "run random programs at every level and on targets, and write a small case for each kind of failure",
@@ -195,6 +196,17 @@ def _profile(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _tune(command: argparse.ArgumentParser) -> None:
+    _entry(command)
+    command.add_argument("--target", default="llvm", help="the target to tune for (default llvm)")
+    command.add_argument("--keep", type=_count, default=8, metavar="N", help="schedules to measure (default 8)")
+    command.add_argument("--samples", type=_count, default=5, metavar="N", help="least samples of each (default 5)")
+    command.add_argument("--no-measure", dest="measure", action="store_false", help="take the model's first")
+    command.add_argument("--cache", metavar="X.json", help="the file of results (default: the user's own)")
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
+    command.add_argument("--json", action="store_true", help="print a JSON object")
+
+
 def _bisect(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
@@ -328,6 +340,7 @@ ARGUMENTS = {
     "check": _check,
     "debug": _debug,
     "inspect": _inspect,
+    "tune": _tune,
     "bisect": _bisect,
     "profile": _profile,
     "conformance": _conformance,

@@ -1,5 +1,6 @@
 """A tuned kernel given to `tessera run`, `build` and `inspect`: tuned, or from the cache, and said so."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,57 @@ def test_nor_is_it_by_a_launch(program, monkeypatch):
 def double(x, *, BLOCK: int = 8):
     i = tile.program_id(0) * BLOCK
     x[i : i + BLOCK] *= 2.0
+
+
+FUNCTION = """import numpy as np
+import tessera as ts
+
+
+def inputs(rng):
+    return {"x": rng.random((70, 4096), np.float32)}
+
+
+@ts.example(inputs, lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+@ts.jit(tune=True)
+def normalise(x):
+    return ts.softmax(x)
+"""
+
+
+def test_the_schedules_of_a_function_are_listed_and_the_tuned_one_is_used(tmp_path, monkeypatch, capsys):
+    from tessera.runtime.planning import tuning
+
+    path = tmp_path / "normalise.py"
+    path.write_text(FUNCTION)
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning, "_RESULTS", {})
+    monkeypatch.setattr(tuning, "_measure", _measure_rows)
+    assert main(["tune", str(path), "--keep", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"].keys() == {"rows"} and found["target"] == "llvm" and not found["cached"]
+    assert [t["measured_ms"] for t in found["trials"]].count(None) == 1 == len(found["trials"]) - 2
+    assert main(["tune", str(path), "--no-measure"]) == 0
+    assert "nothing was measured" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--level", "tile", "--plain"]) == 0
+    assert main(["inspect", str(path), "--level", "tile", "--plain", "--no-tune"]) == 0
+    tuned = capsys.readouterr()
+    assert "rows=" in tuned.err
+    assert main(["run", str(path), "--target", "llvm"]) == 0
+
+
+def _measure_rows(function, target, arrays, wanted, samples):
+    from tessera.runtime.planning import tuning
+
+    return [tuning._make_trial(c, [0.5 if "rows" in c.choice else 1.0], "") for c in wanted]
+
+
+def test_what_the_command_cannot_tune(program, tmp_path, capsys):
+    path = tmp_path / "plain.py"
+    path.write_text(FUNCTION)
+    assert main(["tune", str(path), "--target", "interp"]) == 2
+    assert "no schedules to tune" in capsys.readouterr().err
+    assert main(["tune", str(program)]) == 0  # an autotuned kernel
+    assert "BLOCK" in capsys.readouterr().out
+    path.write_text(Path(program).read_text().replace('.autotune(space={"BLOCK": [8, 16, 32]}, samples=1)', ""))
+    assert main(["tune", str(path)]) == 2
+    assert "nothing to tune" in capsys.readouterr().err
