@@ -105,10 +105,11 @@ def draw_mutant(component: str, draw: random.Random) -> Mutant:
             return Mutant(component, str(path.relative_to(ROOT)), line, kind, source)
 
 
-def list_planted() -> list[Mutant]:
-    """The bugs of scripts/planted_bugs.json: each replaces a text that its file has once."""
+def list_planted(word: str = "") -> list[Mutant]:
+    """The bugs of scripts/planted_bugs.json whose name has a word: each replaces a text that its file has once."""
     found = []
-    for row in json.loads((ROOT / "scripts" / "planted_bugs.json").read_text()):
+    rows = json.loads((ROOT / "scripts" / "planted_bugs.json").read_text())
+    for row in (r for r in rows if word in r["bug"]):
         text = (ROOT / row["file"]).read_text()
         if text.count(row["old"]) != 1:
             raise ValueError(f"{row['bug']}: {row['file']} has {row['old']!r} {text.count(row['old'])} times")
@@ -202,6 +203,7 @@ def main() -> int:
     options.add_argument("--count", type=int, default=20, help="mutants for each component")
     options.add_argument("--component", action="append", default=[], choices=list(COMPONENTS))
     options.add_argument("--planted", action="store_true", help="the bugs of scripts/planted_bugs.json instead")
+    options.add_argument("--bug", default="", help="only the planted bugs whose name has this text")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--first", type=int, default=0, help="the number of the first mutant")
     options.add_argument("--seconds", type=float, default=30.0, help="processor seconds of each stage")
@@ -211,7 +213,7 @@ def main() -> int:
     chosen = given.component or list(COMPONENTS)
     numbers = range(given.first, given.first + given.count)
     mutants: Iterable[Mutant] = (
-        (m for m in list_planted() if m.component in chosen)
+        (m for m in list_planted(given.bug) if m.component in chosen)
         if given.planted
         else (draw_mutant(c, random.Random(f"{c}/{given.seed}/{n}")) for n in numbers for c in chosen)
     )

@@ -127,6 +127,7 @@ def list_checks(component: Component) -> tuple[list[Any], list[Any]]:
     engines = [found[n] if n in found else found[f"{n} text"] for n in component.engines]
     order = sorted([*all_cases(), *cases()], key=lambda c: random.Random(c.name).random())
     near = [c for c in order if c.name.startswith(component.areas)]
+    near.sort(key=lambda c: "/found/" not in c.name)  # what found bugs before comes first
     # One of ten is from elsewhere.
     far = iter([c for c in order if not c.name.startswith(component.areas)])
     mixed = [c for i, own in enumerate(near) for c in ([own, next(far, own)] if i % 9 == 8 else [own])]

@@ -50,6 +50,32 @@ def extremes_below_zero(x: Any) -> Any:
     return ts.max(x), ts.min(-x), ts.max(x, axis=0), ts.argmax(x, axis=1), ts.argmin(-x, axis=0)
 
 
+def places_of_extremes(x: Any) -> Any:
+    """Places of extremes along a line of several tiles: the first NaN wins, then the first of equal numbers."""
+    return ts.argmax(x, axis=0), ts.argmin(x, axis=0)
+
+
+def whole_to_float(x: Any) -> Any:
+    """Integers that f32 does not hold: a conversion to a narrower float rounds once."""
+    return ts.cast(x, dtype=ts.bf16), ts.cast(x, dtype=ts.f32)
+
+
+def whole_toward_zero(x: Any) -> Any:
+    """Integers that f64 or f32 does not hold, toward zero: no result is larger than the number."""
+    return [ts.cast(x, dtype=d @ ts.toward_zero) for d in (ts.f32, ts.bf16, ts.f16, ts.fp8_e5m2)]
+
+
+def list_halves(dtype: str) -> np.ndarray:
+    """Integers halfway between neighbours of 4, 8, 11, 24 and 53 digits, and those beside them."""
+    info = np.iinfo(dtype)
+    found = {info.min, info.max, 0}
+    for power, digits, odd in itertools.product(range(5, info.bits), (4, 8, 11, 24, 53), (0, 1)):
+        if power >= digits:
+            half = (1 << power) + (odd << (power - digits + 1)) + (1 << (power - digits))
+            found |= {sign * (half + d) for d in (-1, 0, 1) for sign in (1, -1)}
+    return np.array(sorted(n for n in found if info.min <= n <= info.max), dtype)
+
+
 def folded(x: Any) -> Any:
     """What algebra simplifies and arithmetic does not: with NaN, infinities and zeros of both signs."""
     negated = -x
@@ -69,8 +95,29 @@ def _extreme_cases() -> Iterator[Case]:
             yield Case(f"graph/found/extremes-{dtype}-{columns}-{kind}", lambda x=x: (Jit(extremes), (x,)), exact=True)  # type: ignore[misc]
 
 
+def _long_lines() -> Iterator[Case]:
+    """Lines longer than a tile, with what wins in the first tile, in the last, in both, or nowhere."""
+    for shape, marked in itertools.product(((9001,), (5000, 3)), (np.nan, 3.0, -3.0)):
+        for name, places in (("last", [-1]), ("both", [7, -1]), ("first", [0]), ("late", [-2, -1])):
+            x = tensor("line", shape, "f32")
+            x[places] = marked
+            title = f"graph/found/places-{'x'.join(map(str, shape))}-{marked:g}-{name}"
+            yield Case(title, lambda x=x: (Jit(places_of_extremes), (x,)), exact=True)  # type: ignore[misc]
+
+
+def _whole_numbers() -> Iterator[Case]:
+    """Conversions of integers that lie between two floats."""
+    for dtype, cut in itertools.product(("int64", "uint64", "int32", "uint32", "int16"), (False, True)):
+        function = whole_toward_zero if cut else whole_to_float
+        x = list_halves(dtype)
+        title = f"graph/found/{function.__name__.replace('_', '-')}-{dtype}"
+        yield Case(title, lambda f=function, x=x: (Jit(f), (x,)), alike=True)  # type: ignore[misc]
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
+    yield from _long_lines()
+    yield from _whole_numbers()
     for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
         x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
         yield Case(f"graph/found/constant-dividend-{dtype}", lambda x=x: (Jit(constant_dividend), (x,)))  # type: ignore[misc]

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.core.types import DType, Policy, f32, f64, fp4, fp6, fp6_e2m3, int4, tf32, uint64
+from tessera.core.types import DType, Policy, bf16, f32, f64, fp4, fp6, fp6_e2m3, int4, tf32, uint64
 
 # Philox4x32-10: the counter-based random generator of Salmon et al. (2011), on anything with int64 arithmetic.
 
@@ -98,7 +98,8 @@ def round_to_format(
     >>> round_to_format([1.06, 1000.0, -1000.0], fp8_e4m3, "toward_zero").astype(float)
     array([   1.,  448., -448.])
     """
-    wide = np.asarray(array).astype(np.float64)
+    toward_zero = rounding == "toward_zero"
+    wide = widen_to_double(np.asarray(array), odd=to.bits <= 32 and rounding != "stochastic", toward_zero=toward_zero)
     if to.bits > 32:
         wide = np.where(np.isinf(wide), np.copysign(np.finfo(np.float64).max, wide), wide) if saturate else wide
         return wide if not flush else np.where(np.abs(wide) < np.finfo(np.float64).tiny, np.copysign(0.0, wide), wide)
@@ -109,7 +110,7 @@ def round_to_format(
         exponent = np.maximum(np.frexp(size)[1] - 1, grid.least) - grid.digits
         steps = ROUNDING_DIRECTIONS[rounding](np.ldexp(size, -exponent), seed, draw)
         near = np.where(known, np.ldexp(steps, exponent), size)
-        near = _apply_overflow(near, known & (rounding == "toward_zero"), to, grid, saturate)
+        near = _apply_overflow(near, known & toward_zero, to, grid, saturate)
         near = np.where(near < 2.0**grid.least, 0.0, near) if flush else near
         return np.copysign(near, wide).astype(to.numpy)
 
@@ -170,6 +171,8 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
         array = array.astype(np.int8)
     if to.is_integer and array.dtype.kind not in "iub":
         return _convert_to_integer(array, to)
+    if to in (bf16, tf32) and array.dtype.kind in "iu" and array.itemsize > 2:
+        array = widen_to_double(array, odd=True)  # not every one is an f32, and only the last rounding counts
     if to is tf32:
         return _round_mantissa(_clip_to_range(array, to) if saturate else array, 13)
     if to.is_float and to.bits < 32 and array.dtype == f64.numpy and to.numpy != np.dtype(np.float16):
@@ -205,6 +208,23 @@ def _convert_to_integer(array: np.ndarray, to: DType) -> np.ndarray:
     top, bottom = wide >= float(info.max), wide <= float(info.min)
     out = np.where(top | bottom, 0.0, wide).astype(np.uint64 if to is uint64 else np.int64)
     return np.where(top, int(info.max), np.where(bottom, int(info.min), out)).astype(to.numpy)
+
+
+def widen_to_double(array: np.ndarray, odd: bool = False, toward_zero: bool = False) -> np.ndarray:
+    """Numbers as f64. Integers beyond 53 bits are rounded to odd, so that a second rounding is exact, or toward zero.
+
+    >>> [hex(int(v)) for v in widen_to_double(np.array([2**60 + 1, 1 - 2**60]), odd=True)]
+    ['0x1000000000000100', '-0xfffffffffffff80']
+    """
+    if array.dtype.kind not in "iu" or array.itemsize < 8 or not (odd or toward_zero):
+        return array.astype(np.float64)
+    size = np.abs(array).view(np.uint64)  # the magnitude of the least int64, too
+    near = size.astype(np.float64)
+    beyond = near >= 2.0**64
+    cut = np.where(beyond | (np.where(beyond, 0.0, near).astype(np.uint64) > size), np.nextafter(near, 0.0), near)
+    if odd:
+        cut = (cut.view(np.uint64) | (cut.astype(np.uint64) != size)).view(np.float64)
+    return np.where(array < 0, -cut, cut)
 
 
 def _round_to_odd(array: np.ndarray) -> np.ndarray:

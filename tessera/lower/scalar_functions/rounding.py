@@ -59,6 +59,18 @@ def build_rounding_to_odd() -> Function:
 
 
 @cache
+def build_double_truncation() -> Function:
+    """The function from f64 to f32 by rounding toward zero; finite numbers stay finite."""
+
+    def truncate(x: Tensor) -> Tensor:
+        near = cast(x, dtype=f32)
+        bits = bitcast(near, dtype=int32)
+        return bitcast(where(e.abs(cast(near, dtype=f64)) > e.abs(x), bits - 1, bits), dtype=f32)
+
+    return trace_rule(truncate, (f64,))
+
+
+@cache
 def build_saturation(dtype: DType, top: float) -> Function:
     """The function that gives the largest number for larger ones, infinities among them; NaN stays."""
 

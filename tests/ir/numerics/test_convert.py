@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
+from conformance.graph.found.cases import list_halves
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import (  # fmt: skip
     bf16,
@@ -29,7 +30,7 @@ from tessera.core.types import (  # fmt: skip
     tf32,
     uint8,
 )
-from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.runtime.program import prepare
 
 SMALL = (f16, bf16, fp8_e4m3, fp8_e5m2, fp6, fp6_e2m3, fp4)
@@ -166,3 +167,22 @@ def test_bool_and_integers():
 def test_same_type_is_the_same_array():
     x = np.ones(3, np.float32)
     assert convert(x, f32) is x
+
+
+def round_whole(number, digits, toward_zero):
+    """An integer with so many binary digits: to nearest even, or toward zero."""
+    shift = max(abs(number).bit_length() - digits, 0)
+    whole, rest = divmod(abs(number), 1 << shift)
+    half = (1 << shift) // 2
+    up = shift and not toward_zero and (rest > half or (rest == half and whole % 2))
+    return (whole + bool(up) << shift) * (-1 if number < 0 else 1)
+
+
+@pytest.mark.parametrize("toward_zero", [False, True])
+@pytest.mark.parametrize("dtype, digits", [(bf16, 8), (tf32, 11), (f32, 24), (f64, 53)], ids=str)
+@pytest.mark.parametrize("source", ["int32", "uint32", "int64", "uint64"])
+def test_integers_round_once(source, dtype, digits, toward_zero):
+    numbers = list_halves(source)
+    policy = dtype @ ts.toward_zero if toward_zero else None
+    found = round_to_storage(numbers, dtype, policy)
+    assert [int(v) for v in found.astype(np.float64)] == [round_whole(int(n), digits, toward_zero) for n in numbers]

@@ -310,6 +310,9 @@ def _(element, node, x):
         limits = ml_dtypes.iinfo(target.numpy)
         low, high = (str(n) for n in (limits.min, limits.max))
         return f"@as({CSL_TYPES[target]}, whole_{kind}({x}, {low}, {high}))"
+    if target is bf16 and source.bits > 16:
+        element.functions["round_to_odd"] = INT_TO_ODD_HELPER
+        return f"round_to_odd(@as(i64, {x}))"
     return f"@as({CSL_TYPES[target] if not target.is_float else 'f32'}, {x})"
 
 
@@ -318,6 +321,16 @@ def _(element, node, x):
     return f"@bitcast({CSL_TYPES[node.out.type.dtype]}, {x})"
 
 
+# An integer as f32, rounded to odd: what is dropped stays in the last bit, so that a second rounding is exact.
+INT_TO_ODD_HELPER = """fn round_to_odd(x: i64) f32 {
+  var left: i64 = x;
+  var scale: f32 = 1.0;
+  while (left >= 16777216 or left < -16777216) {
+    left = (left >> 1) | (left & 1);
+    scale *= 2.0;
+  }
+  return @as(f32, left) * scale;
+}"""
 # Toward zero, and what lies beyond a type at its end; NaN is 0.
 _FLOAT_TO_INT = """fn whole_i32(x: f32, low: i32, high: i32) i32 {
   if (x != x) return 0;

@@ -21,6 +21,7 @@ from tessera.core.errors import Location, UnsupportedOpError
 from tessera.core.types import DType, Policy, TensorType, bf16, bool_, f16, f32, f64, int4, tf32
 from tessera.ir.numerics.conversion import FINITE_ONLY, find_float_grid
 from tessera.lower.scalar_functions.rounding import (
+    build_double_truncation,
     build_flush,
     build_mantissa_rounding,
     build_rounding_to_odd,
@@ -150,11 +151,32 @@ def _cast_integer_to_integer(source: DType, s: RegisterType, t: RegisterType, d:
 def _cast_integer_to_float(source: DType, to: DType, width: int, d: str, x: str) -> Lines:
     s, t = get_register_type(source, width), get_register_type(to, width)
     convert = f"{'s' if source.kind == 'int' else 'u'}itofp {s} {x} to {t}"
-    if to in NARROW_FLOATS:
+    if to in DROPPED_BITS and source.bits > 16:
+        # Not every one is an f32: only the last rounding counts.
+        yield from _widen_to_odd(source, width, f"{d}.o", x)
+        yield from _cast_float_to_float(f64, to, width, d, f"{d}.o")
+    elif to in NARROW_FLOATS:
         yield f"{d}.c = {convert}"
         yield from round_to_format(to, width, d, f"{d}.c")
     else:
         yield f"{d} = {convert}"
+
+
+def _widen_to_odd(source: DType, width: int, d: str, x: str) -> Lines:
+    """An integer as f64; one beyond 53 bits is rounded to odd, so that a second rounding is exact."""
+    s, t, sign = get_register_type(source, width), get_register_type(f64, width), "su"[source.kind != "int"]
+    if source.bits == 64:
+        b, start = s.of("i1"), 2**53 if sign == "s" else 0  # an offset that makes the numbers of 53 bits the least
+        yield f"{d}.p = add {s} {x}, {s.const(start)}"
+        yield f"{d}.f = icmp ult {s} {d}.p, {s.const(2**53 + start)}"
+        yield f"{d}.l = and {s} {x}, {s.const(2047)}"
+        yield f"{d}.n = icmp ne {s} {d}.l, {s.const(0)}"
+        yield f"{d}.q = select {b} {d}.n, {s} {s.const(2048)}, {s} {s.const(0)}"
+        yield f"{d}.k = and {s} {x}, {s.const(-2048)}"
+        yield f"{d}.c = or {s} {d}.k, {d}.q"
+        yield f"{d}.i = select {b} {d}.f, {s} {x}, {s} {d}.c"
+        x = f"{d}.i"
+    yield f"{d} = {sign}itofp {s} {x} to {t}"
 
 
 def _cast_float_to_float(source: DType, to: DType, width: int, d: str, x: str) -> Lines:
@@ -185,7 +207,7 @@ def round_by_policy(wide: DType, type: TensorType, width: int, d: str, x: str) -
         yield from cast_lanes(wide, dtype, width, d, x)
         return
     if wide is not f32:
-        yield from cast_lanes(wide, f32, width, f"{d}.in", x)
+        yield from _narrow_for_policy(wide, type, width, f"{d}.in", x)
         x = f"{d}.in"
     grid, flush = find_float_grid(dtype), policy.denormals == "flush"
     if policy.rounding == "toward_zero" and dtype is not f32:
@@ -197,6 +219,20 @@ def round_by_policy(wide: DType, type: TensorType, width: int, d: str, x: str) -
     yield from cast_lanes(f32, dtype, width, f"{d}.ro" if flush else d, x)
     if flush:
         yield from inline_function(build_flush(f32, 2.0**grid.least), width, d, f"{d}.ro")
+
+
+def _narrow_for_policy(wide: DType, type: TensorType, width: int, d: str, x: str) -> Lines:
+    """A register as f32 from which it is rounded to its storage: an integer that f32 lacks is rounded there once."""
+    if wide.is_float or wide.bits <= 16:
+        yield from cast_lanes(wide, f32, width, d, x)
+        return
+    yield from _widen_to_odd(wide, width, f"{d}.o", x)
+    if type.dtype is not f32:
+        yield from inline_function(build_rounding_to_odd(), width, d, f"{d}.o")
+    elif type.policy is not None and type.policy.rounding == "toward_zero":
+        yield from inline_function(build_double_truncation(), width, d, f"{d}.o")
+    else:
+        yield from _cast_float_to_float(f64, f32, width, d, f"{d}.o")
 
 
 def round_stochastically(to: Policy, width: int, d: str, x: str, draw: str) -> Lines:

@@ -111,11 +111,25 @@ def _integer_to_float(text: PtxBuilder, source: DType, to: DType, x: str) -> str
     return round_to_narrow(text, to, found) if to in NARROW_FLOATS else found
 
 
-def _widen_to_odd(text: PtxBuilder, source: DType, x: str) -> str:
-    """An integer as f64; one of 64 bits rounded to odd."""
+def _widen_by_policy(text: PtxBuilder, source: DType, to: DType, policy: Policy, x: str) -> str:
+    """An integer as f64, from which it is rounded to a type by a policy."""
+    if to is not f64:
+        return _widen_to_odd(text, source, x)
+    return _cut_to_double(text, source, x) if policy.rounding == "toward_zero" else convert(text, source, f64, x)
+
+
+def _cut_to_double(text: PtxBuilder, source: DType, x: str) -> str:
+    """An integer or a bool as f64, rounded toward zero."""
     if source.bits < 64:
-        return text.let(f"cvt.rn.f64.{ptx_type(source)}", "f64", x)
-    near = text.let(f"cvt.rz.f64.{ptx_type(source)}", "f64", x)
+        return convert(text, source, f64, x)
+    return text.let(f"cvt.rz.f64.{ptx_type(source)}", "f64", x)
+
+
+def _widen_to_odd(text: PtxBuilder, source: DType, x: str) -> str:
+    """An integer or a bool as f64; one of 64 bits rounded to odd."""
+    near = _cut_to_double(text, source, x)
+    if source.bits < 64:
+        return near
     back = text.let(f"cvt.rzi.{ptx_type(source)}.f64", "b64", near)
     off = text.let("setp.ne.s64", "pred", back, x)
     bits = text.let("mov.b64", "b64", near)
@@ -173,7 +187,7 @@ def convert_for_storage(text: PtxBuilder, wide: DType, type: TensorType, x: str)
     if policy is None or not is_special_policy(policy) or not to.is_float:
         return convert(text, wide, to, x)
     if not wide.is_float:
-        wide, x = f64, convert(text, wide, f64, x)
+        wide, x = f64, _widen_by_policy(text, wide, to, policy, x)
     if to is f64:
         return _apply_exact_policy(text, f64, policy, F64_MAX, F64_MIN_NORMAL, convert(text, wide, f64, x))
     grid = find_float_grid(to)

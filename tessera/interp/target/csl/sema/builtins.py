@@ -188,7 +188,8 @@ def _cast_constant(to: t.CslType, o: ExprValue, loc: Location) -> Any:
 
 def _render_cast(f: AnalysisContext, to: t.CslType, o: ExprValue) -> str:
     if isinstance(to, t.CslFloat):
-        return f"{f.unit.add_constant(to.dtype.type)}({o.code})"
+        whole = f"{f.unit.add_constant(o.type.dtype.type)}({o.code})" if isinstance(o.type, t.CslInt) else o.code
+        return f"{f.unit.add_constant(to.dtype.type)}({whole})"  # NumPy rounds its own integers once
     if to is t.BOOL:
         return f"bool({o.code})"
     whole = o.code if t.is_integer(o.type) or isinstance(o.type, t.CslEnum) else f"int({o.code})"
