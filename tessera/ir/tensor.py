@@ -337,10 +337,22 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
         for size in getattr(result, "shape", ()):
             if not isinstance(size, int):
                 int(size)  # a size known by name alone: this says so
-    found = [_make_tensor(a, t) for a, t in zip(op.execute(types, results, attrs, arrays), results, strict=True)]
+    if _takes_numbers(op, arrays, types):  # a broadcast number again, which may meet operands of any device
+        made = op.execute(types, results, attrs, [np.asarray(a[(0,) * a.ndim]) for a in arrays])
+        made = tuple(np.broadcast_to(a, t.shape) for a, t in zip(made, results, strict=True))
+    else:
+        made = op.execute(types, results, attrs, arrays)
+    found = [_make_tensor(a, t) for a, t in zip(made, results, strict=True)]
     for observe in RESULT_OBSERVERS:
         observe(op, operands, found)
     return found
+
+
+def _takes_numbers(op: Op, arrays: Sequence[np.ndarray], types: Sequence[Any]) -> bool:
+    """Whether a pointwise op has arrays as operands of which each is one number in memory."""
+    if not op.pointwise or any([a.size == 0 or any(a.strides) for a in arrays]):
+        return False
+    return any([a.ndim for a in arrays]) and all([t.policy is None for t in types])
 
 
 # What sees the operands and results of ops that execute at once: the checks of ts.debug.

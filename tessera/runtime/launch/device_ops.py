@@ -78,9 +78,14 @@ def _split_constants(operands: Sequence[Tensor]) -> tuple[list[Tensor], tuple[An
     split, shapes = [], []
     for t in operands:
         constant = t.data.__class__ is np.ndarray and t.ndim and not any(t.data.strides)
-        split.append(wrap_array(t.data.ravel()[:1].reshape(()), t.type.with_shape(())) if constant and t.size else t)
-        shapes.append(t.shape if constant and t.size else None)
+        split.append(wrap_array(_take_number(t.data), t.type.with_shape(())) if constant else t)
+        shapes.append(t.shape if constant else None)
     return split, tuple(shapes)
+
+
+def _take_number(array: np.ndarray) -> np.ndarray:
+    """The number that a broadcast array holds; zero for one without elements."""
+    return np.asarray(array[(0,) * array.ndim]) if array.size else np.zeros((), array.dtype)
 
 
 def _find_common_device(operands: Sequence[Tensor]) -> str:

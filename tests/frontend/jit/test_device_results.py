@@ -138,3 +138,20 @@ def test_loops_outside_of_a_trace_run_on_the_device(memory):
     (total, sums), copies = counted(memory, lambda: ts.scan(lambda c, row: (c + row, c * 2.0), x[0], x))
     assert copies == (0, 0) and total.device == sums.device == memory.name
     np.testing.assert_allclose(total.numpy(), X[0] + X.sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [2.0, 3, 0.5, 0.0, -1.0])
+def test_the_gradient_of_a_power_with_a_constant_stays_on_the_device(exponent):
+    for values in (X[:, 1:] ** 2 + 1, X[:1, :1] ** 2 + 1, X[:0]):  # many elements, one, none
+        x = ts.Tensor(values).to("ptx")
+        g = ts.grad(lambda x: ts.sum(x**exponent))(x)
+        assert g.device == x.device
+        np.testing.assert_allclose(g.numpy(), exponent * values ** (exponent - 1.0), rtol=1e-5)
+
+
+def test_pointwise_ops_on_broadcast_numbers_give_broadcast_numbers():
+    y = ts.where(ts.full((2, 3), 4, dtype=ts.bf16) > 1.0, ts.full((2, 3), 7.0), ts.full((1, 3), 2.0)) * 2.0 + 1.0
+    assert y.numpy().tolist() == [[15.0] * 3] * 2 and not any(y.numpy().strides)
+    assert (ts.Tensor(np.ones((2, 3), "f4")).to("ptx") + y).numpy().tolist() == [[16.0] * 3] * 2
+    assert np.array_equal((ts.full((0, 3), 1.0) + 1.0).numpy(), np.zeros((0, 3), "f4"))
+    assert (ts.full((3,), 2.0) + ts.Tensor(np.arange(3, dtype="f4"))).numpy().tolist() == [2.0, 3.0, 4.0]
