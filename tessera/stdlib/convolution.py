@@ -3,7 +3,7 @@
 A padded image is a list of positions with all channels of each. A tap of the window meets, for all windows at once, the
 same list from another position on: position p + (i · height + j) · width + k for tap (i, j, k). So a convolution of
 stride 1 is a sum over taps of products [O, C] · [C, positions]: one loop over taps and channels. It computes positions
-that wrap around an edge too, which are dropped.
+that wrap around an edge too, which the check of the results drops.
 
 A window with strides is one of stride 1 over the phases of the image, which count as channels. f32 is multiplied in
 three parts (`tessera.stdlib.split_products`).
@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -48,7 +48,8 @@ from tessera.stdlib.split_products import (
 AXES = 3  # spatial axes of the kernels
 DEPTH = 64  # channels of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
-CHECKED_ROWS, CHECKED_COLUMNS = 32, 256  # the block of results that a program checks
+CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
+MAX_WASTE = 1.2  # places of blocks for each window
 BUSY_PROGRAMS = 132  # programs that keep a GPU busy
 
 
@@ -93,12 +94,15 @@ def multiply_windows(weights, image, out, *, parts, taps, steps, channels, depth
 
 
 @kernel
-def check_windows(sums, weights, image, out, *, taps, steps, BM, BN):
-    """out [Z, O, P] = sums, or where a block of sums is not finite the convolution of the image [Z, C, P] by weights
-    [G, O, C · taps] in f32; on the grid (Z, blocks of O, blocks of P)."""
-    z, o, p = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
+def check_windows(sums, weights, image, out, *, taps, gaps, BO, BH, BW):
+    """out [Z, O, D, H, W] = sums [Z, O, D', H', W'] at the windows, or where a block of sums is not finite the
+    convolution of the image [Z, C, D', H', W'] by weights [G, O, C · taps] in f32; on the grid (Z · D, blocks of O,
+    blocks of H · W)."""
+    depth, across = out.shape[2], tile.cdiv(out.shape[4], BW)
+    z, d, o = tile.program_id(0) // depth, tile.program_id(0) % depth, tile.program_id(1) * BO
+    h, w = tile.program_id(2) // across * BH, tile.program_id(2) % across * BW
     group = z % weights.shape[0]
-    total = tile.load(sums[z, o : o + BM, p : p + BN], edge="clip")
+    total = tile.load(sums[z, o : o + BO, d, h : h + BH, w : w + BW], edge="clip")
     wrong = has_nonfinite(total)
     total = tile.where(wrong, 0.0, total)
     for c in tile.range(0, tile.where(wrong, image.shape[1], 0), 1):
@@ -106,10 +110,11 @@ def check_windows(sums, weights, image, out, *, taps, steps, BM, BN):
             for j in tile.range(0, taps[1], 1):
                 for k in tile.range(0, taps[2], 1):
                     tap = ((c * taps[0] + i) * taps[1] + j) * taps[2] + k
-                    start = p + i * steps[0] + j * steps[1] + k * steps[2]
-                    left = tile.load(weights[group, o : o + BM, tap : tap + 1], edge="clip")
-                    total = total + left * tile.load(image[z, c : c + 1, start : start + BN], edge="clip")
-    tile.store(out[z, o : o + BM, p : p + BN], total, edge="clip")
+                    y, x = h + j * gaps[1], w + k * gaps[2]
+                    left = tile.reshape(tile.load(weights[group, o : o + BO, tap : tap + 1], edge="clip"), (BO, 1, 1))
+                    seen = tile.load(image[z, c : c + 1, d + i * gaps[0], y : y + BH, x : x + BW], edge="clip")
+                    total = total + left * seen
+    tile.store(out[z, o : o + BO, d, h : h + BH, w : w + BW], total, edge="clip")
 
 
 # A convolution as the product that it is at the Graph level: weights [B, G, O, C · taps] times stacked slices.
@@ -147,14 +152,13 @@ class WindowProduct:
             taps, gaps = _fold_taps(windows), (1,) * len(taps)
             image, weights = _fold_phases(image, weights, windows)
         batch, (_, _, *sizes) = int(image.shape[0]), image.shape
-        positions = math.prod(sizes)
-        image = shape.reshape(image, shape=(batch * groups, -1, positions))
-        steps = [math.prod(sizes[a + 1 :]) * gap for a, gap in enumerate(gaps)]
-        sums = PositionConvolution(
-            (1,) * (AXES - len(taps)) + tuple(taps), (0,) * (AXES - len(taps)) + tuple(steps)
-        ).compute(image, shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps))), dtype)
-        sums = shape.reshape(sums, shape=(batch, groups, outputs, *sizes))
-        return shape.reshape(_resize(sums, (*sums.shape[:3], *windows.counts)), shape=self.result)
+        missing = (1,) * (AXES - len(taps))
+        convolution = PositionConvolution(
+            missing + tuple(taps), missing + tuple(gaps), missing + tuple(sizes), missing + windows.counts
+        )
+        image = shape.reshape(image, shape=(batch * groups, -1, math.prod(sizes)))
+        weights = shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps)))
+        return shape.reshape(convolution.compute(image, weights, dtype), shape=self.result)
 
 
 def _fold_taps(windows: StackedWindows) -> tuple[int, ...]:
@@ -191,13 +195,20 @@ def _resize(x: Tensor, sizes: Sequence[Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class PositionConvolution:
-    """A convolution over a list of positions: the taps of the window, and how many positions are between them."""
+    """A convolution over a list of positions, each along three axes."""
 
     taps: tuple[int, ...]
-    steps: tuple[int, ...]
+    gaps: tuple[int, ...]  # positions along the axis from one tap to the next
+    sizes: tuple[int, ...]  # of the image
+    counts: tuple[int, ...]  # of the windows
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The positions from one tap to the next."""
+        return tuple(gap * math.prod(self.sizes[a + 1 :]) for a, gap in enumerate(self.gaps))
 
     def compute(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
-        """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each position: [Z, O, P]."""
+        """The convolution of an image [Z, C, P] by weights [G, O, C, taps] at each window: [Z, O, *counts]."""
         if self._count_depth(image, self.taps[-1]) < 0.85 * self._count_depth(image, 1):
             return self._fold_last_taps(image, weights, dtype)
         channels = int(image.shape[1])
@@ -205,7 +216,8 @@ class PositionConvolution:
         if image.dtype != f32:
             depth = round_up(aligned, DEPTH)
             left = self._order_taps(weights, depth)
-            return self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
+            sums = self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
+            return _resize(shape.reshape(sums, shape=(*sums.shape[:2], *self.sizes)), (*sums.shape[:2], *self.counts))
         parts = _move_channels(image, RIGHT_ORDER, aligned)
         if fold_parts(channels):
             left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
@@ -232,8 +244,7 @@ class PositionConvolution:
         groups, outputs, _, taps = weights.shape
         moved = shape.reshape(weights, shape=(groups, outputs, channels, taps // last, last))
         moved = shape.reshape(shape.permute(moved, axes=(0, 1, 4, 2, 3)), shape=(groups, outputs, -1, taps // last))
-        inner = PositionConvolution((*self.taps[:-1], 1), (*self.steps[:-1], 0))
-        return inner.compute(stacked, moved, dtype)
+        return replace(self, taps=(*self.taps[:-1], 1)).compute(stacked, moved, dtype)
 
     def _order_taps(self, weights: Tensor, depth: int) -> Tensor:
         """Weights [G, O, C, taps] as [G, O, taps · depth]."""
@@ -267,13 +278,28 @@ class PositionConvolution:
         return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
     def _check(self, sums: Tensor, weights: Tensor, image: Tensor) -> Tensor:
-        """The sums, or results in f32 where they are not finite."""
-        count, outputs, positions = (int(n) for n in sums.shape)
-        grid = count, ceil_divide(outputs, CHECKED_ROWS), ceil_divide(positions, CHECKED_COLUMNS)
+        """The sums at the windows, or results in f32 where they are not finite."""
+        (count, outputs, _), (depth, height, width) = sums.shape, self.counts
+        columns = find_block_width(width)
+        rows = min(CHECKED_WINDOWS // columns, 1 << (height - 1).bit_length())
+        grid = int(count) * depth, ceil_divide(int(outputs), CHECKED_OUTPUTS), ceil_divide(height, rows)
+        grid = (*grid[:2], grid[2] * ceil_divide(width, columns))
+        sums, image = (shape.reshape(x, shape=(*x.shape[:2], *self.sizes)) for x in (sums, image))
         plain = shape.reshape(weights, shape=(*weights.shape[:2], -1))
-        blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS}
-        memory = OutputMemory(sums.type)
-        return launch(check_windows, grid, sums, plain, image, memory, taps=self.taps, steps=self.steps, **blocks)
+        memory = OutputMemory(TensorType((int(count), int(outputs), *self.counts), f32))
+        constants = {"taps": self.taps, "gaps": self.gaps, "BO": CHECKED_OUTPUTS, "BH": rows, "BW": columns}
+        return launch(check_windows, grid, sums, plain, image, memory, **constants)
+
+
+def find_block_width(width: int) -> int:
+    """The widest block of windows, of a power of two, whose last one leaves few places empty.
+
+    >>> find_block_width(32), find_block_width(34), find_block_width(56), find_block_width(3)
+    (32, 8, 64, 4)
+    """
+    least = 1 << (width - 1).bit_length()
+    fits = [1 << n for n in range(9) if 1 << n <= least and round_up(width, 1 << n) <= MAX_WASTE * width]
+    return min(max(8, *fits), least, CHECKED_WINDOWS) if fits else min(8, least)
 
 
 def fold_parts(channels: int) -> bool:
