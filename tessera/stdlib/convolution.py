@@ -30,6 +30,7 @@ from tessera.ops.tensor import basic, shape
 from tessera.stdlib.split_products import (
     ALIGNMENT,
     BF16_RATE,
+    BUSY_PROGRAMS,
     F32_RATE,
     LAUNCH_SECONDS,
     LEFT_ORDER,
@@ -50,7 +51,6 @@ DEPTH = 64  # channels of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
 MAX_WASTE = 1.2  # places of blocks for each window
-BUSY_PROGRAMS = 132  # programs that keep a GPU busy
 
 
 @kernel
@@ -71,38 +71,45 @@ def split_channels(x, parts, *, order, channels, BC, BP):
 
 @kernel
 def multiply_windows(weights, image, out, *, parts, taps, steps, channels, depth, BM, BN, BK):
-    """out [Z, O, P] = the sum over parts, taps and channels of weights [G, O, parts · taps · depth] times
-    image [Z, P, parts · channels], shifted by `steps` for each tap, on the grid (Z, blocks of O, blocks of P).
+    """out [S, Z, O, P] = the sum over parts, taps and channels of weights [G, O, S · parts · taps · depth] times
+    image [Z, P, S · parts · channels], shifted by `steps` for each tap, on the grid (S · Z, blocks of O, blocks of P).
 
     `depth` is the number of channels rounded up to a multiple of BK; weights after the channels are 0.
     """
-    z, o, p = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
-    group = z % weights.shape[0]
+    z, o, p = tile.program_id(0) % out.shape[1], tile.program_id(1) * BM, tile.program_id(2) * BN
+    group, chunk = z % weights.shape[0], tile.program_id(0) // out.shape[1]
+    first = chunk * parts
     total = tile.zeros((BM, BN), "f32")
     for part in tile.range(0, parts, 1):
         for i in tile.range(0, taps[0], 1):
             for j in tile.range(0, taps[1], 1):
                 for k in tile.range(0, taps[2], 1):
                     for c in tile.range(0, depth, BK):
-                        tap = ((part * taps[0] + i) * taps[1] + j) * taps[2] + k
-                        deep, place = tap * depth + c, part * channels + c
+                        tap = (((first + part) * taps[0] + i) * taps[1] + j) * taps[2] + k
+                        deep, place = tap * depth + c, (first + part) * channels + c
                         start = p + i * steps[0] + j * steps[1] + k * steps[2]
                         left = tile.load(weights[group, o : o + BM, deep : deep + BK], edge="clip")
                         right = tile.load(image[z, start : start + BN, place : place + BK], edge="clip")
                         total = total + tile.dot(left, tile.transpose(right))
-    tile.store(out[z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
+    tile.store(out[chunk, z, o : o + BM, p : p + BN], tile.cast(total, out.dtype), edge="clip")
 
 
 @kernel
-def check_windows(sums, weights, image, out, *, taps, gaps, BO, BH, BW):
-    """out [Z, O, D, H, W] = sums [Z, O, D', H', W'] at the windows, or where a block of sums is not finite the
-    convolution of the image [Z, C, D', H', W'] by weights [G, O, C · taps] in f32; on the grid (Z · D, blocks of O,
-    blocks of H · W)."""
+def check_windows(sums, weights, image, out, *, joined, taps, gaps, BO, BH, BW):
+    """out [Z, O, D, H, W] = the sum of sums [S, Z, O, D', H', W'], or [S, O, Z, …] if joined, at the windows, or where
+    a block is not finite the convolution of the image [Z, C, D', H', W'] by weights [G, O, C · taps] in f32; on the
+    grid (Z · D, blocks of O, blocks of H · W)."""
     depth, across = out.shape[2], tile.cdiv(out.shape[4], BW)
     z, d, o = tile.program_id(0) // depth, tile.program_id(0) % depth, tile.program_id(1) * BO
     h, w = tile.program_id(2) // across * BH, tile.program_id(2) % across * BW
     group = z % weights.shape[0]
-    total = tile.load(sums[z, o : o + BO, d, h : h + BH, w : w + BW], edge="clip")
+    total = tile.zeros((BO, BH, BW), "f32")
+    for chunk in tile.static_range(sums.shape[0]):
+        if joined:
+            part = tile.load(sums[chunk, o : o + BO, z, d, h : h + BH, w : w + BW], edge="clip")
+        else:
+            part = tile.load(sums[chunk, z, o : o + BO, d, h : h + BH, w : w + BW], edge="clip")
+        total = part if chunk == 0 else total + part
     wrong = has_nonfinite(total)
     total = tile.where(wrong, 0.0, total)
     for c in tile.range(0, tile.where(wrong, image.shape[1], 0), 1):
@@ -217,14 +224,23 @@ class PositionConvolution:
             depth = round_up(aligned, DEPTH)
             left = self._order_taps(weights, depth)
             sums = self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
-            return _resize(shape.reshape(sums, shape=(*sums.shape[:2], *self.sizes)), (*sums.shape[:2], *self.counts))
+            lead = sums.shape[1:3]
+            return _resize(shape.reshape(sums, shape=(*lead, *self.sizes)), (*lead, *self.counts))
         parts = _move_channels(image, RIGHT_ORDER, aligned)
         if fold_parts(channels):
             left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
         else:
             left, number, channels = self._split_ordered(weights, round_up(aligned, DEPTH)), PRODUCTS, aligned
+        joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
+        if joined:  # the windows that begin in one image and end in the next are dropped like those that wrap around
+            parts = shape.reshape(parts, shape=(1, -1, parts.shape[2]))
         sums = self._launch(parts, left, number, channels, round_up(channels, DEPTH), dtype)
-        return self._check(sums, weights, image)
+        return self._check(sums, weights, image, joined)
+
+    def _wastes_positions(self, image: Tensor) -> bool:
+        """Whether blocks of positions of one image are much longer than it."""
+        count, _, positions = (int(n) for n in image.shape)
+        return count > 1 and round_up(positions, 128) > 1.1 * positions
 
     def _count_depth(self, image: Tensor, folded: int) -> int:
         """The elements that the products contract, where so many taps along the last axis are channels."""
@@ -268,26 +284,39 @@ class PositionConvolution:
         return shape.reshape(_resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
     def _launch(self, image: Tensor, weights: Tensor, parts: int, channels: int, depth: int, dtype: DType) -> Tensor:
+        """The sums [S, Z, O, P]: over all parts, or over some of them where the results are few."""
         count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
         rows = 64 if outputs <= 64 else 128
-        columns = 256 if count * ceil_divide(outputs, rows) * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
-        memory = OutputMemory(TensorType((count, outputs, positions), dtype))
-        constants = {"parts": parts, "taps": self.taps, "steps": self.steps, "channels": channels, "depth": depth}
-        blocks = {"BM": rows, "BN": columns, "BK": DEPTH}
-        grid = count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
+        lines = count * ceil_divide(outputs, rows)
+        columns = 256 if lines * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
+        programs = lines * ceil_divide(positions, columns)
+        chunks = max(n for n in range(1, parts + 1) if parts % n == 0 and (n == 1 or n * programs <= BUSY_PROGRAMS))
+        memory = OutputMemory(TensorType((chunks, count, outputs, positions), dtype))
+        constants = {"parts": parts // chunks, "taps": self.taps, "steps": self.steps}
+        blocks = {"channels": channels, "depth": depth, "BM": rows, "BN": columns, "BK": DEPTH}
+        grid = chunks * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
         return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
-    def _check(self, sums: Tensor, weights: Tensor, image: Tensor) -> Tensor:
-        """The sums at the windows, or results in f32 where they are not finite."""
-        (count, outputs, _), (depth, height, width) = sums.shape, self.counts
+    def _check(self, sums: Tensor, weights: Tensor, image: Tensor, joined: bool) -> Tensor:
+        """The sums at the windows, or results in f32 where they are not finite; `joined`: of images as one list."""
+        (chunks, _, outputs, _), (depth, height, width) = sums.shape, self.counts
+        count, sizes = int(image.shape[0]), self.sizes
         columns = find_block_width(width)
         rows = min(CHECKED_WINDOWS // columns, 1 << (height - 1).bit_length())
-        grid = int(count) * depth, ceil_divide(int(outputs), CHECKED_OUTPUTS), ceil_divide(height, rows)
+        grid = count * depth, ceil_divide(int(outputs), CHECKED_OUTPUTS), ceil_divide(height, rows)
         grid = (*grid[:2], grid[2] * ceil_divide(width, columns))
-        sums, image = (shape.reshape(x, shape=(*x.shape[:2], *self.sizes)) for x in (sums, image))
+        lead = (chunks, outputs, count) if joined else (chunks, count, outputs)
+        sums, image = shape.reshape(sums, shape=(*lead, *sizes)), shape.reshape(image, shape=(*image.shape[:2], *sizes))
         plain = shape.reshape(weights, shape=(*weights.shape[:2], -1))
-        memory = OutputMemory(TensorType((int(count), int(outputs), *self.counts), f32))
-        constants = {"taps": self.taps, "gaps": self.gaps, "BO": CHECKED_OUTPUTS, "BH": rows, "BW": columns}
+        memory = OutputMemory(TensorType((count, int(outputs), *self.counts), f32))
+        constants = {
+            "joined": joined,
+            "taps": self.taps,
+            "gaps": self.gaps,
+            "BO": CHECKED_OUTPUTS,
+            "BH": rows,
+            "BW": columns,
+        }
         return launch(check_windows, grid, sums, plain, image, memory, **constants)
 
 

@@ -39,6 +39,9 @@ RIGHT_ORDER = (HIGH, LOW, MIDDLE, HIGH, MIDDLE, HIGH)
 PRODUCTS = len(LEFT_ORDER)
 LARGEST, SMALLEST = 2.0**127, 2.0**-110  # of the numbers that are sums of three bf16, beside 0
 MAX_DEPTH = 1024  # elements of a contraction that one product adds up
+LEAST_DEPTH = 128  # elements of a part of a contraction that is cut to fill a GPU
+MOST_CHUNKS = 33  # parts into which it is cut
+BUSY_PROGRAMS = 132  # programs that keep a GPU busy
 ALIGNMENT = 8  # bf16 elements of 16 bytes, to which rows are padded for tensor maps
 SPLIT_BLOCK = 2048  # elements that a program splits
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 128, 128, 32  # the block of results that a program checks
@@ -181,10 +184,15 @@ class SplitProduct:
 
     @property
     def chunks(self) -> int:
-        """The parts into which the contraction is cut: even ones, where there are some."""
-        depth = self.sizes[2]
-        least = ceil_divide(depth, MAX_DEPTH)
-        return next((n for n in range(least, 2 * least) if depth % (n * ALIGNMENT) == 0), least)
+        """The parts into which the contraction is cut (split K): even ones, where there are some.
+
+        Results of few blocks are cut further, as long as all blocks run at once.
+        """
+        batch, m, depth, n = self.sizes
+        least, programs = ceil_divide(depth, MAX_DEPTH), batch * ceil_divide(m, 64) * ceil_divide(n, 128)
+        even = [c for c in range(least, max(2 * least, MOST_CHUNKS)) if depth % (c * ALIGNMENT) == 0]
+        filling = [c for c in even if c * LEAST_DEPTH <= depth and c * programs <= BUSY_PROGRAMS]
+        return max(filling) if filling else even[0] if even and even[0] < 2 * least else least
 
     @property
     def depth(self) -> int:

@@ -15,6 +15,7 @@ nn = torch.nn.functional
 CASES = {
     "padding": (2, (2, 12, 10, 11), (20, 12, 3, 3), {"padding": 1}),
     "one part after the other": (2, (1, 64, 9, 9), (16, 64, 3, 3), {"padding": 1}),
+    "whole blocks of positions": (2, (2, 8, 14, 14), (20, 8, 3, 3), {"padding": 1}),
     "strides": (2, (2, 5, 10, 11), (20, 5, 3, 3), {"padding": 1, "stride": 2}),
     "long strides": (2, (1, 3, 30, 27), (20, 3, 7, 7), {"padding": 2, "stride": (4, 3)}),
     "dilation": (2, (2, 3, 12, 14), (20, 3, 3, 3), {"padding": 2, "dilation": 2}),
@@ -64,6 +65,16 @@ def test_special_values_reach_the_windows_that_see_them_alone(found):
     got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
     np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-5)
     assert found[0] is not None and np.isnan(want).sum() == 20 * 9 and np.isinf(want).any()
+
+
+@pytest.mark.parametrize(("busy", "parts"), [(1, 6), (2, 3), (132, 1)])
+def test_few_results_are_cut_by_parts(busy, parts, found, monkeypatch):
+    made, launch = [], convolution.launch
+    monkeypatch.setattr(convolution, "BUSY_PROGRAMS", busy)
+    monkeypatch.setattr(convolution, "launch", lambda k, *a, **named: made.append((k, named)) or launch(k, *a, **named))
+    x, w = draw(1, 64, 9, 9), draw(16, 64, 3, 3)
+    np.testing.assert_allclose(compute(2, {}, x, w), expect(2, {}, x, w), atol=1e-4, rtol=1e-5)
+    assert [named["parts"] for k, named in made if k is convolution.multiply_windows] == [parts]
 
 
 def test_tiny_numbers_keep_their_digits(found):

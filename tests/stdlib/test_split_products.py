@@ -50,6 +50,12 @@ def test_long_contractions_are_cut(monkeypatch):
     assert (abs(got - a.astype("f8") @ b.astype("f8")) <= bound(a, b)).all()
 
 
+def test_products_of_few_blocks_are_cut_until_they_fill_the_gpu():
+    a, b = np.zeros((128, 1024), np.float32), np.zeros((1024, 1024), np.float32)
+    assert split_products.match_split_product(*_operands(a, b)).chunks == 8  # 16 blocks of 64 x 128
+    assert split_products.match_split_product(*_operands(np.zeros((1024, 1024), np.float32), b)).chunks == 1
+
+
 def _operands(a, b):
     function = ts.jit(lambda a, b: a @ b).trace(a, b).function
     (node,) = [n for n in function.body.walk() if n.op is contractions.dot]
