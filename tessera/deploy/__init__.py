@@ -13,6 +13,7 @@ from tessera.deploy.passes import (
     WeightInt8,
 )
 from tessera.deploy.standalone import StandaloneProgram, standalone
+from tessera.deploy.webassembly import WebModule
 
 __all__ = [
     "ConstantFolding",
@@ -24,6 +25,7 @@ __all__ = [
     "StandaloneProgram",
     "StaticInt8",
     "StructuredPruning",
+    "WebModule",
     "WeightFp8",
     "WeightInt4",
     "WeightInt8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -16,10 +17,12 @@ import numpy as np
 from tessera.codegen.artifact import encode_content
 from tessera.codegen.c_plan import make_c_name
 from tessera.codegen.contract import emit_artifact, get_capable_backend
+from tessera.codegen.web_module import DESCRIPTION_FILE, OBJECT_FILE
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.core.io import write_file
 from tessera.deploy.optimisation import OptimisedModel
+from tessera.deploy.webassembly import link_module
 from tessera.runtime.artifacts import describe_interface, find_stored_parameters
 from tessera.runtime.program import CallArguments, PreparedProgram, prepare
 
@@ -76,7 +79,10 @@ def standalone(
         type(artifact)(described, artifact.files), own, held, machine
     )
     folder = _write_folder(Path(out), files)
-    library = _link(folder, own, machine, threads) if link and "kernels.o" in files else None
+    if DESCRIPTION_FILE in files:
+        library = _link_web_module(folder, own) if link else None
+    else:
+        library = _link(folder, own, machine, threads) if link and "kernels.o" in files else None
     return StandaloneProgram(folder, own, library)
 
 
@@ -124,6 +130,13 @@ def find_c_compiler(machine: str | None) -> list[str]:
             suggestion="install one, set CC, or give link=False and link it elsewhere: the folder has a Makefile",
         )  # fmt: skip
     return [found]
+
+
+def _link_web_module(folder: Path, name: str) -> Path:
+    """Link the WebAssembly module of an object file, which knows how much memory it needs."""
+    needed = json.loads((folder / DESCRIPTION_FILE).read_text())["bytes"]
+    code = link_module((folder / OBJECT_FILE).read_bytes(), needed)
+    return _write_folder(folder, {f"{name}.wasm": code}) / f"{name}.wasm"
 
 
 def _link(folder: Path, name: str, machine: str | None, threads: bool) -> Path:

@@ -29,9 +29,11 @@ from tessera.codegen.c_plan import (
     read_program,
 )
 from tessera.codegen.cpp_wrapper import make_common_files
+from tessera.codegen.llvm import webassembly
 from tessera.codegen.llvm.runtime.jit import compile_for_machine, describe_host, get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE
 from tessera.codegen.llvm.text import protocol
+from tessera.codegen.web_module import MACHINE as WASM
 from tessera.core.errors import UnknownNameError, user_location
 
 
@@ -50,6 +52,7 @@ MACHINES = {
     "x86-64-v3": Machine("x86_64-unknown-linux-gnu", "x86-64-v3", "", 32),  # AVX2: from 2013 on
     "x86-64-v4": Machine("x86_64-unknown-linux-gnu", "x86-64-v4", "", 64),  # AVX-512
     "aarch64": Machine("aarch64-unknown-linux-gnu", "generic", "+neon", 16),
+    WASM: Machine(webassembly.TRIPLE, "generic", webassembly.FEATURES, webassembly.VECTOR_BYTES),
 }
 
 
@@ -73,6 +76,8 @@ def emit_standalone(
     artifact: Artifact, name: str, stored: Mapping[str, bytes], machine: str | None
 ) -> dict[str, bytes | str]:
     """The files of a library; `stored` has the bytes of its weights."""
+    if machine == WASM:
+        return webassembly.emit_web_object(artifact, name, stored)
     program, found = read_program(artifact, name, stored), find_machine(machine)[1]
     own = program.name
     return {

@@ -222,10 +222,12 @@ def _compile_part(text: str) -> bytes:
     return code
 
 
-def compile_for_machine(text: str, triple: str, cpu: str, features: str, public: str) -> bytes:
+def compile_for_machine(
+    text: str, triple: str, cpu: str, features: str, public: str | tuple[str, ...]
+) -> bytes:
     """The object file of a text for another machine, position-independent: it is linked, not loaded here.
 
-    Functions whose names do not end with `public` are internal, so that they meet no names of other objects.
+    Functions whose names do not end with (one of) `public` are internal, so that they meet no names of other objects.
 
     Raises:
         UnsupportedOpError: the text declares a function that does not exist.
@@ -244,7 +246,7 @@ def _initialise_all_targets() -> bool:
     return True
 
 
-def _optimise_and_emit(text: str, machine: Any, public: str = "") -> bytes:
+def _optimise_and_emit(text: str, machine: Any, public: str | tuple[str, ...] = "") -> bytes:
     module = _parse_text(text)
     for function in module.functions:
         if not function.is_declaration and not function.name.endswith(public):
