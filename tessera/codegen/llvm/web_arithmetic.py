@@ -201,8 +201,6 @@ def _widen(body: _Body) -> str:
     special = body.put(f"icmp uge {i} {size}, {body.const('i32', str(0x7C00))}")
     more, few = (body.const("i32", str(n << 23)) for n in (224, 112))
     up = body.put(f"select {b} {special}, {i} {more}, {i} {few}")
-        f"select {b} {special}, {i} {body.const('i32', str(224 << 23))}, {i} {body.const('i32', str(112 << 23))}"
-    )
     normal = body.put(f"add {i} {body.integer('shl', size, 13)}, {up}")
     tiny = body.put(f"fmul {f} {body.put(f'uitofp {i} {size} to {f}')}, {body.const('float', '0x3E70000000000000')}")
     small = body.put(f"icmp ult {i} {size}, {body.const('i32', str(0x400))}")
