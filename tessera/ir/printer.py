@@ -138,24 +138,34 @@ def print_module(module: Module, locations: bool = True) -> str:
     }) {ts.level = "graph"} : () -> ()
     <BLANKLINE>
     """
+    return "\n".join([*(line for line, _ in iterate_lines(module, locations)), ""])
+
+
+# What a line of text shows: a node's first or last line, the parameters of a block, the edges of a function.
+LineOwner = Node | Block | Function | None
+
+
+def iterate_lines(module: Module, locations: bool = True) -> Iterator[tuple[str, LineOwner]]:
+    """The lines of `print_module`, each with the node, block (its parameters) or function that it shows."""
     # MLIR wants the attributes of its own module op qualified by a dialect, hence the inner dictionary.
     attrs = {"ts.level": module.level} | ({"ts.attrs": module.attrs} if module.attrs else {})
-    lines = ['"builtin.module"() ({']
+    yield '"builtin.module"() ({', None
     for function in module.functions:
-        lines.extend("  " + line for line in _function_lines(function, locations))
-    return "\n".join([*lines, f"}}) {print_dictionary(attrs)} : () -> ()", ""])
+        for line, owner in _function_lines(function, locations):
+            yield "  " + line, owner
+    yield f"}}) {print_dictionary(attrs)} : () -> ()", None
 
 
 def print_function(function: Function, locations: bool = True) -> str:
     """One function as text, as in its module."""
-    return "\n".join([*_function_lines(function, locations), ""])
+    return "\n".join([*(line for line, _ in _function_lines(function, locations)), ""])
 
 
-def _function_lines(function: Function, locations: bool) -> Iterator[str]:
-    yield '"ts.func"() ({'
+def _function_lines(function: Function, locations: bool) -> Iterator[tuple[str, LineOwner]]:
+    yield '"ts.func"() ({', function
     yield from _FunctionPrinter(locations).block(function.body, "ts.return", "  ")
     attrs = print_dictionary({"sym_name": function.name, **function.attrs})
-    yield f"}}) {attrs} : () -> (){_location_suffix(function, locations)}"
+    yield f"}}) {attrs} : () -> (){_location_suffix(function, locations)}", function
 
 
 def _location_suffix(item: Function | Node, locations: bool) -> str:
@@ -173,17 +183,17 @@ class _FunctionPrinter:
         self.locations = locations
         self.names: dict[Value, str] = {}
 
-    def block(self, block: Block, terminator: str, indent: str) -> Iterator[str]:
+    def block(self, block: Block, terminator: str, indent: str) -> Iterator[tuple[str, LineOwner]]:
         """The lines of a block: its parameters, its nodes, and a terminator with its results."""
         if block.params:
             params = ", ".join(f"{self.define(v)}: {print_type(v.type)}" for v in block.params)
-            yield f"{indent[2:]}^bb0({params}):"
+            yield f"{indent[2:]}^bb0({params}):", block
         for node in block.nodes:
             yield from self.node(node, indent)
         types = _print_types([v.type for v in block.results])
-        yield f'{indent}"{terminator}"{self.operands(block.results)} : {types} -> ()'
+        yield f'{indent}"{terminator}"{self.operands(block.results)} : {types} -> ()', None
 
-    def node(self, node: Node, indent: str) -> Iterator[str]:
+    def node(self, node: Node, indent: str) -> Iterator[tuple[str, LineOwner]]:
         """The lines of a node: one, or more where it has regions."""
         operands = self.operands(node.args)
         results = f"{', '.join(map(self.define, node.results))} = " if node.results else ""
@@ -191,14 +201,14 @@ class _FunctionPrinter:
         attrs = f" {print_dictionary(node.attrs)}" if node.attrs else ""
         tail = f"{attrs} : {self.signature(node)}{_location_suffix(node, self.locations)}"
         if not node.regions:
-            yield head + tail
+            yield head + tail, node
             return
-        yield head + " ({"
+        yield head + " ({", node
         for number, region in enumerate(node.regions):
             if number:
-                yield indent + "}, {"
+                yield indent + "}, {", None
             yield from self.block(region, "ts.yield", indent + "  ")
-        yield f"{indent}}}){tail}"
+        yield f"{indent}}}){tail}", node
 
     def signature(self, node: Node) -> str:
         """The types of the operands and results; a single result goes without parentheses."""

@@ -18,18 +18,20 @@ from rich.table import Table
 from rich.theme import Theme
 
 from tessera.codegen.artifact import MANIFEST, read_artifact
-from tessera.codegen.contract import get_backend, list_target_passes
-from tessera.core.device import INTERP, find_generator_name
+from tessera.codegen.contract import get_backend
+from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, read_source_line
+from tessera.core.io import check_writable, write_file
 from tessera.core.types import TensorType, as_dtype
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.lower.extensions import check_values
-from tessera.runtime import driver
 from tessera.runtime.artifacts import get_parameter_shape
 from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
 from tessera.runtime.program import PreparedProgram, make_level_error
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
+from tessera.tools.inspector import make_page
+from tessera.tools.inspector.sections import iterate_modules
 
 LOCATION_PATTERN = re.compile(r' loc\((?:"to \d+"\()?"(?P<file>[^"]*)":(?P<line>\d+):\d+\)?\)')
 UNKNOWN_LOCATION_PATTERN = re.compile(r" loc\(unknown\)")
@@ -59,10 +61,13 @@ def main(options: argparse.Namespace) -> int:
         return _inspect_artifact(options)
     target = find_generator_name(options.target)
     entry = find_entry_point(options.entry, options.size)
-    program = prepare_program(entry, make_inputs(entry, options.seed), target, options.tune)
+    _check_page_options(options)
+    program = prepare_program(entry, make_inputs(entry, options.seed, options.input), target, options.tune)
     if tuned := describe_configuration(entry, program):
         print(f"configuration: {tuned}", file=sys.stderr)  # what programs read on stdout is the IR alone
     arch = {"arch": options.arch} if options.arch else {}
+    if options.html:
+        return _write_page(program, target, arch, options)
     levels = list(dict.fromkeys([*program.levels, "target"]))
     if options.level not in (None, *levels):
         raise make_level_error(program, options.level)
@@ -79,12 +84,36 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_page_options(options: argparse.Namespace) -> None:
+    if not options.html:
+        return
+    check_writable(options.html)
+    for name, given in (("--level", options.level), ("--pass-by-pass", options.pass_by_pass), ("--json", options.json),
+                        ("--plain", options.plain)):  # fmt: skip
+        if given:
+            raise ArgumentError(f"--html is written without {name}", suggestion="the page has all levels and passes")
+    if options.max_lines < 1:
+        raise ArgumentError("--max-lines is no number of lines", expected="at least 1", received=options.max_lines)
+
+
+def _write_page(program: PreparedProgram, target: str, arch: Mapping[str, Any], options: argparse.Namespace) -> int:
+    """Write the page, and print its size and the limits that it reached."""
+    page = make_page(program, target, arch, options.max_lines, values=not options.no_values)
+    text = page.html.encode()
+    write_file(options.html, lambda handle: handle.write(text))
+    print(f"{options.html}: {len(text):,} bytes")
+    for note in page.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0
+
+
 def _inspect_artifact(options: argparse.Namespace) -> int:
     """Print what an artifact takes, and which of its programs serves which sizes; nothing in it is executed."""
     for name, given in (
         ("--level", options.level),
         ("--pass-by-pass", options.pass_by_pass),
         ("--plain", options.plain),
+        ("--html", options.html),
     ):
         if given:
             raise ArgumentError(f"an artifact is inspected without {name}", suggestion="inspect the file of its source")
@@ -145,28 +174,11 @@ def _level_sections(program: PreparedProgram, target: str, options: Mapping[str,
 def _pass_sections(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[IrSection]:
     """The module after each pass of the lowering and of the generator that changed it."""
     before = ""
-    for name, module in _iterate_modules(program, target, options):
+    for name, module in iterate_modules(program, target, options):
         section = _section(f"after {name}", module)
         if section[3] != before:
             yield section
         before = section[3]
-
-
-def _iterate_modules(program: PreparedProgram, target: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Module]]:
-    """The module after each pass, with the name of the pass."""
-    if program.top == "graph":
-        for name, module in driver.iterate_passes(
-            program.levels["graph"].main, driver.find_plan(target, program.choice)
-        ):
-            yield name, module
-    else:
-        module = program.levels["tile"]
-        yield "kernel", module
-    if target == INTERP:
-        return
-    for each in list_target_passes(target, module, options):
-        module = each.run(module)
-        yield each.name, module
 
 
 def _show(sections: list[IrSection]) -> None:

@@ -180,6 +180,14 @@ def _inspect(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", action="store_true", help="print a JSON object: level or pass to text and hash")
     command.add_argument("--plain", action="store_true", help="print the IR text alone")
+    command.add_argument(
+        "--html", metavar="FILE", help="write a page with all levels and passes, their values and their timeline"
+    )
+    command.add_argument("--no-values", action="store_true", help="of --html: do not run the program")
+    command.add_argument(
+        "--max-lines", type=int, default=20_000, metavar="N", help="of --html: lines of a text (default 20,000)"
+    )
+    command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
 
 
 def _profile(command: argparse.ArgumentParser) -> None:

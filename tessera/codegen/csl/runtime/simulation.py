@@ -159,6 +159,11 @@ class CslSimulation:
             ("memory", f"up to {memory:,} of {PE_MEMORY:,} bytes of a PE"),
         ]
 
+    @property
+    def last_run(self) -> Simulation | None:
+        """The simulation of the last run, with its timeline; None before the first."""
+        return self._last
+
     def draw_run(self, path: str | Path) -> None:
         """Draw the last run: memory and traffic of the grid, and the tasks of each PE over time."""
         assert self._last is not None, "nothing has run"

@@ -179,6 +179,8 @@ class RouterChannel:
         for direction in tx:
             links[direction] = time + 1
             traffic[direction] += len(sent)
+            if self.node.fabric.log is not None:
+                self.node.fabric.log(self.node.x, self.node.y, direction, sent[0][0] - 1, sent[-1][0] - 1, len(sent))
             if direction == RAMP:
                 self.node.inputs[self.ramp_color].extend(sent)
             else:
@@ -275,6 +277,8 @@ class RouterChannel:
         for direction in targets:
             links[direction] = time + 1
             node.traffic[direction] += 1
+            if node.fabric.log is not None:
+                node.fabric.log(node.x, node.y, direction, time, time, 1)
             if direction == RAMP:
                 node.inputs[self.ramp_color].add(time + 1, word)
                 continue

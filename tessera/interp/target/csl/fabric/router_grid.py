@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from tessera.interp.target.csl.fabric.queues import InputQueue
@@ -190,6 +191,12 @@ QUEUE_DEPTHS = {
 }
 
 
+# Told of each burst of wavelets on a link: column, row, direction, first and last cycle, wavelets.
+TrafficLog = Callable[[int, int, int, int, int, int], None]
+# The log of the fabrics that are made in this context.
+TRAFFIC_LOG: ContextVar[TrafficLog | None] = ContextVar("CSL traffic log", default=None)
+
+
 class Fabric:
     """All routers of a program rectangle.
 
@@ -215,7 +222,7 @@ class Fabric:
         depth: int = BUFFER_DEPTH,
         arch: str = "",
     ) -> None:
-        self.arch = arch
+        self.arch, self.log = arch, TRAFFIC_LOG.get()
         self.events, self.width, self.height, self.depth = events, width, height, depth
         self.nodes = {(x, y): RouterNode(self, x, y) for y in range(height) for x in range(width)}
         for place, configs in colors.items():
