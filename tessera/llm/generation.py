@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,7 +24,6 @@ from tessera.llm.tokenizer import Tokenizer
 from tessera.llm.weights import check_parts, to_tensors
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.shape import reshape
-from tessera.stdlib.quantised import GPU_STEP, use_product_step
 
 PAGE_SIZE = 64
 LONGEST_CHUNK = 256  # tokens of a prompt that one step takes
@@ -74,9 +72,8 @@ class LanguageModel:
         self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
     ) -> tuple[Any, Any, Any]:
         """Logits [B, V] after the last counted token of each request, or of `every` one [B, S, V]; and the cache."""
-        with use_product_step(*GPU_STEP) if self._resident else nullcontext():
-            x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
-            logits = compute_logits(weights, x if every else take_last(x, count))
+        x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
+        logits = compute_logits(weights, x if every else take_last(x, count))
         if every:
             logits = reshape(logits, shape=(*tokens.shape, self.config.vocabulary))
         return logits, cache.keys, cache.values

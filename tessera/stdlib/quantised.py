@@ -12,16 +12,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from tessera.core.device import find_generator_name
 from tessera.core.errors import DTypeError, ShapeError, library_caller_location
 from tessera.core.types import TensorType, as_dtype, f32, int8, uint8
-from tessera.frontend.kernel import kernel
+from tessera.frontend.jit.tracing import TRACE_DEVICE
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import bitwise_and, shift_right
-from tessera.ops.tensor.shape import concatenate, expand_dims, gather, reshape
+from tessera.ops.tensor.shape import concatenate, expand_dims, gather, permute, reshape
+from tessera.stdlib.quantised_kernels import (
+    byte_product,
+    byte_rows,
+    gpu_byte_product,
+    gpu_byte_rows,
+    gpu_packed_product,
+    gpu_packed_rows,
+    packed_product,
+    packed_rows,
+)
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -85,103 +96,21 @@ def check_matrix(matrix: QuantisedMatrix) -> None:
             )
 
 
-@kernel
-def packed_rows(x, codes, scale, low, out, *, BN: int = 32, BB: int = 1):
-    """out[m] = W x[m] for few rows m: the grid is (ceil(N / BN),); x is [M, blocks, 2, 16], codes [N, 16 · blocks].
-
-    Each step decodes BB blocks of BN rows once, and multiplies them with all rows of x.
-    """
-    n = tile.program_id(0) * BN
-    acc = tile.zeros((x.shape[0], BN, BB, 16), f32)
-    for b in tile.range(0, x.shape[1], BB):
-        c = tile.reshape(tile.load(codes[n : n + BN, b * 16 : (b + BB) * 16], edge="clip"), (BN, BB, 16))
-        s = tile.cast(tile.load(scale[n : n + BN, b : b + BB], edge="clip"), f32)[None, :, :, None]
-        first = tile.load(x[0 : x.shape[0], b : b + BB, 0, 0:16], edge="clip")[:, None, :, :]
-        second = tile.load(x[0 : x.shape[0], b : b + BB, 1, 0:16], edge="clip")[:, None, :, :]
-        t = tile.cast(c & 15, f32)[None] * first + tile.cast(c >> 4, f32)[None] * second
-        if low is None:
-            acc += t * s
-        else:
-            below = tile.cast(tile.load(low[n : n + BN, b : b + BB], edge="clip"), f32)[None, :, :, None]
-            acc += t * s + below * (first + second)
-    y = tile.sum(tile.sum(acc, axis=2), axis=2)
-    tile.store(out[0 : x.shape[0], n : n + BN], tile.cast(y, out.dtype), edge="clip")
-
-
-@kernel
-def byte_rows(x, codes, scale, low, out, *, BN: int = 32, BB: int = 1):
-    """As `packed_rows` for codes of one byte: x is [M, blocks, block], codes [N, blocks, block]."""
-    n = tile.program_id(0) * BN
-    size = x.shape[2]
-    acc = tile.zeros((x.shape[0], BN, BB, size), f32)
-    for b in tile.range(0, x.shape[1], BB):
-        c = tile.load(codes[n : n + BN, b : b + BB, 0:size], edge="clip")
-        s = tile.cast(tile.load(scale[n : n + BN, b : b + BB], edge="clip"), f32)[None, :, :, None]
-        v = tile.load(x[0 : x.shape[0], b : b + BB, 0:size], edge="clip")[:, None, :, :]
-        if low is None:
-            acc += tile.cast(c, f32)[None] * v * s
-        else:
-            below = tile.cast(tile.load(low[n : n + BN, b : b + BB], edge="clip"), f32)[None, :, :, None]
-            acc += (tile.cast(c, f32)[None] * s + below) * v
-    y = tile.sum(tile.sum(acc, axis=2), axis=2)
-    tile.store(out[0 : x.shape[0], n : n + BN], tile.cast(y, out.dtype), edge="clip")
-
-
-@kernel
-def packed_product(x, codes, scale, low, out, *, BM: int = 64, BN: int = 64, BB: int = 4):
-    """out = x Wᵀ for many rows: the grid is (ceil(M / BM), ceil(N / BN)); operands as for `packed_rows`.
-
-    Each step decodes BB blocks of BN rows to f32, and multiplies them as two matrices, of the low and the high halves.
-    """
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    acc = tile.zeros((BM, BN), f32)
-    for b in tile.range(0, x.shape[1], BB):
-        c = tile.reshape(tile.load(codes[n : n + BN, b * 16 : (b + BB) * 16], edge="clip"), (BN, BB, 16))
-        s = tile.cast(tile.load(scale[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
-        below: Any = 0.0
-        if low is not None:
-            below = tile.cast(tile.load(low[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
-        first = tile.reshape(tile.cast(c & 15, f32) * s + below, (BN, BB * 16))
-        second = tile.reshape(tile.cast(c >> 4, f32) * s + below, (BN, BB * 16))
-        left = tile.reshape(tile.load(x[m : m + BM, b : b + BB, 0, 0:16], edge="clip"), (BM, BB * 16))
-        right = tile.reshape(tile.load(x[m : m + BM, b : b + BB, 1, 0:16], edge="clip"), (BM, BB * 16))
-        acc += tile.dot(left, tile.transpose(first)) + tile.dot(right, tile.transpose(second))
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
-
-
-@kernel
-def byte_product(x, codes, scale, low, out, *, BM: int = 64, BN: int = 64, BB: int = 4):
-    """As `packed_product` for codes of one byte; operands as for `byte_rows`."""
-    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
-    size = x.shape[2]
-    acc = tile.zeros((BM, BN), f32)
-    for b in tile.range(0, x.shape[1], BB):
-        c = tile.cast(tile.load(codes[n : n + BN, b : b + BB, 0:size], edge="clip"), f32)
-        w = c * tile.cast(tile.load(scale[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
-        if low is not None:
-            w = w + tile.cast(tile.load(low[n : n + BN, b : b + BB], edge="clip"), f32)[:, :, None]
-        left = tile.reshape(tile.load(x[m : m + BM, b : b + BB, 0:size], edge="clip"), (BM, BB * size))
-        acc += tile.dot(left, tile.transpose(tile.reshape(w, (BN, BB * size))))
-    tile.store(out[m : m + BM, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
-
-
 # From this many rows of x, blocks are decoded to matrices and multiplied; below, they are multiplied as they lie.
-MANY_ROWS = 9
+MANY_ROWS = 5
+MANY_ROWS_OF_GPUS = 9
+COLUMN_STEPS = (8, 16, 32)  # the rows of x that a program of a processor multiplies, from the fewest that hold all
 
-
-# What one step of a program decodes: rows of W, and blocks of each; None: what suits processors.
+# What one step of a program on a GPU decodes: rows of W, and blocks of each; None: what suits the target.
 PRODUCT_STEP: ContextVar[tuple[int, int] | None] = ContextVar("product step", default=None)
 GPU_STEP = (4, 16)
-CPU_STEP = (8, 1)
-STREAMED_STEP = (1, 2)  # for matrices that come from memory: row by row, as their bytes lie
-STREAMED_BYTES = 1 << 22
 
 
 @contextmanager
 def use_product_step(rows: int, blocks: int) -> Iterator[None]:
-    """In the block, products with few rows of x decode so many rows of W, and blocks of each, at a time.
+    """In the block, products take the kernels of GPUs on every target, with steps of so many rows of W, and blocks.
 
-    The default, `CPU_STEP` or `STREAMED_STEP`, suits processors; `GPU_STEP` suits GPUs.
+    By default the target decides: ptx takes the kernels of GPUs with `GPU_STEP`, all others those of processors.
     """
     token = PRODUCT_STEP.set((rows, blocks))
     try:
@@ -193,7 +122,7 @@ def use_product_step(rows: int, blocks: int) -> Iterator[None]:
 def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
     """x Wᵀ for x [..., K] of f32 and a quantised matrix W [N, K]: [..., N] of f32, summed in f32.
 
-    The codes are read as they lie and dequantised in the kernel: up to 8 rows of x are multiplied by blocks of codes,
+    The codes are read as they lie and dequantised in the kernel: few rows of x are multiplied by blocks of codes,
     more by decoded blocks as matrices.
 
     Raises:
@@ -214,34 +143,55 @@ def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
         raise ShapeError("the operands of a quantised product do not fit", location=library_caller_location(),
                          expected=f"x [..., {k}]", received=str(x.type))  # fmt: skip
     lead, m = x.shape[:-1], math.prod(x.shape[:-1])
-    out = OutputMemory(TensorType((m, n), f32))
-    count = matrix.scale.shape[-1]
-    if matrix.packed:
-        x, codes, few, many = reshape(x, shape=(m, count, 2, HALF)), matrix.codes, packed_rows, packed_product
-    else:
-        shape = (n, count, matrix.block)
-        x, codes, few, many = (
-            reshape(x, shape=(m, count, matrix.block)),
-            matrix.codes.reshape(shape),
-            byte_rows,
-            byte_product,
-        )
     if not m:
         return reshape(zeros((m, n)), shape=(*lead, n))
-    if m < MANY_ROWS:
-        rows, blocks = PRODUCT_STEP.get() or _choose_step(matrix)
-        grid: Any = lambda c: (tile.cdiv(n, c["BN"]),)  # noqa: E731
-        y = launch(few, grid, x, codes, matrix.scale, matrix.low, out=out, BN=rows, BB=blocks)
-    else:
-        grid = lambda c: (tile.cdiv(m, c["BM"]), tile.cdiv(n, c["BN"]))  # noqa: E731
-        y = launch(many, grid, x, codes, matrix.scale, matrix.low, out=out)
+    step = _choose_gpu_step()
+    rows = reshape(x, shape=(m, k))
+    y = _multiply_on_processor(rows, matrix) if step is None else _multiply_on_gpu(rows, matrix, step)
     return reshape(y, shape=(*lead, n))
 
 
-def _choose_step(matrix: QuantisedMatrix) -> tuple[int, int]:
-    """What a step decodes on a processor. Codes of a byte are limited by memory, packed ones by their decoding."""
-    streamed = not matrix.packed and math.prod(matrix.codes.shape) >= STREAMED_BYTES
-    return STREAMED_STEP if streamed and matrix.scale.shape[-1] % STREAMED_STEP[1] == 0 else CPU_STEP
+def _choose_gpu_step() -> tuple[int, int] | None:
+    """What a step on a GPU decodes; None where the kernels of processors run."""
+    device = TRACE_DEVICE.get()
+    return PRODUCT_STEP.get() or (GPU_STEP if device and find_generator_name(device) == "ptx" else None)
+
+
+def _multiply_on_processor(x: Tensor, matrix: QuantisedMatrix) -> Tensor:
+    """The product of rows x [M, K] by the kernels of processors."""
+    m, n = x.shape[0], matrix.shape[0]
+    codes, blocks = _split_blocks(x, matrix)
+    if m < MANY_ROWS:
+        return launch(packed_rows if matrix.packed else byte_rows, lambda c: (tile.cdiv(n, c["BN"]),), blocks, codes,
+                      matrix.scale, matrix.low, out=OutputMemory(TensorType((m, n), f32)))  # fmt: skip
+    step = next((s for s in COLUMN_STEPS if m <= s), COLUMN_STEPS[-1])
+    y = launch(
+        packed_product if matrix.packed else byte_product,
+        lambda c: (tile.cdiv(n, c["BN"]), tile.cdiv(m, c["BM"])), permute(x, axes=(1, 0)), codes, matrix.scale,
+        matrix.low, out=OutputMemory(TensorType((n, m), f32)), BM=step,
+    )  # fmt: skip
+    return permute(y, axes=(1, 0))
+
+
+def _multiply_on_gpu(x: Tensor, matrix: QuantisedMatrix, step: tuple[int, int]) -> Tensor:
+    """The product of rows x [M, K] by the kernels of GPUs; `step` is what a step decodes where M is small."""
+    m, n = x.shape[0], matrix.shape[0]
+    codes, blocks = _split_blocks(x, matrix)
+    out = OutputMemory(TensorType((m, n), f32))
+    if m < MANY_ROWS_OF_GPUS:
+        return launch(gpu_packed_rows if matrix.packed else gpu_byte_rows, lambda c: (tile.cdiv(n, c["BN"]),), blocks,
+                      codes, matrix.scale, matrix.low, out=out, BN=step[0], BB=step[1])  # fmt: skip
+    return launch(gpu_packed_product if matrix.packed else gpu_byte_product,
+                  lambda c: (tile.cdiv(m, c["BM"]), tile.cdiv(n, c["BN"])), blocks, codes, matrix.scale, matrix.low,
+                  out=out)  # fmt: skip
+
+
+def _split_blocks(x: Tensor, matrix: QuantisedMatrix) -> tuple[Any, Tensor]:
+    """The codes, those of a byte as [N, blocks, block], and x as [M, blocks, 2, 16] or [M, blocks, block]."""
+    m, (n, count) = x.shape[0], matrix.scale.shape
+    if matrix.packed:
+        return matrix.codes, reshape(x, shape=(m, count, 2, HALF))
+    return matrix.codes.reshape((n, count, matrix.block)), reshape(x, shape=(m, count, matrix.block))
 
 
 def dequantise(matrix: QuantisedMatrix) -> Tensor:
