@@ -47,11 +47,11 @@ REGISTER_STEPS = (16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 22
 def classify(op: tuple[str, ...]) -> int:
     """The category of an instruction."""
     head = op[0]
-    if head in ("mma", "wgmma", "wmma", "ldmatrix") and head != "ldmatrix":
+    if head in ("mma", "wgmma", "wmma"):
         return MATRIX
     if head in ("bar", "barrier"):
         return BARRIER
-    if head == "mbarrier":
+    if head == "mbarrier" or (head == "cp" and any("wait" in w for w in op)):
         return WAIT if any("wait" in w for w in op) else BARRIER
     if "shared" in op or "shared::cta" in op or "shared::cluster" in op or head in ("ldmatrix", "stmatrix"):
         return GLOBAL if "global" in op or head == "cp" else SHARED

@@ -558,7 +558,7 @@ function occupancy(g, kernel) {
     const h = ((H - top - 14) * groups) / most;
     svg.append(draw("rect", { class: "barx" + (i === now ? " now" : ""), x: i * step + 2, y: H - 14 - h, width: step - 4, height: Math.max(h, 1), rx: 2 }));
     const t = draw("text", { x: i * step + step / 2, y: H - 3, "text-anchor": "middle" });
-    t.textContent = registers;
+    t.textContent = registers < 100 || i % 2 ? registers : "";
     const n = draw("text", { x: i * step + step / 2, y: H - 17 - h, "text-anchor": "middle" });
     n.textContent = groups;
     svg.append(t, n);
@@ -637,7 +637,7 @@ function showMesh() {
       c.fillStyle = color("--same"); c.fillRect(left, top, size, size);
       c.globalAlpha = Math.min(1, 0.06 + 0.94 * share); c.fillStyle = hot; c.fillRect(left, top, size, size); c.globalAlpha = 1;
       c.strokeStyle = color("--line"); c.strokeRect(left + 0.5, top + 0.5, size - 1, size - 1);
-      if (cell >= 46) { c.fillStyle = share > 0.55 ? "#fff" : color("--dim"); c.font = "10px system-ui, sans-serif"; c.fillText(mesh.memory ? (m.memory[i] / 1024).toFixed(1) + " KB" : f[i] + " %", left + 4, top + size - 5); }
+      if (cell >= 46) { c.fillStyle = share > 0.55 ? color("--panel") : color("--dim"); c.font = "10px system-ui, sans-serif"; c.fillText(mesh.memory ? (m.memory[i] / 1024).toFixed(1) + " KB" : f[i] + " %", left + 4, top + size - 5); }
     });
     const steps = m.steps;
     for (const [p, d, n] of m.traffic[mesh.frame]) {

@@ -72,7 +72,7 @@ def _to_plain(x: Any) -> Any:
     if isinstance(x, (bool, np.bool_)):
         return bool(x)
     if isinstance(x, (np.integer, int)):
-        return int(x)
+        return int(x) if abs(int(x)) < 1 << 53 else str(int(x))  # a number of JavaScript is a float
     number = float(x)
     return float(f"{number:.7g}") if np.isfinite(number) else str(number)
 
