@@ -1,14 +1,18 @@
 """Fuzz the readers of files that may come from strangers: only typed errors, within 2 seconds and 512 MB.
 
     python scripts/fuzz_parsers.py --seconds 60 [--reader ir] [--seed 0] [--report out.json]
+    python scripts/fuzz_parsers.py --guided --reader ir --seconds 600
 
 Inputs are mutations of valid ones: bytes and tokens are deleted, repeated, swapped, replaced, and numbers made extreme.
+With `--guided` the inputs that reach new lines are kept and mutated further (needs the package atheris). The limits are
+of processor time and of the memory that a reader adds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import resource
@@ -20,22 +24,18 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
-import numpy as np
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+GUIDED = "--guided" in sys.argv
+if GUIDED:
+    import atheris
+import fuzz_readers  # noqa: E402
 
-import tessera as ts
-from tessera.codegen.contract import emit_artifact, get_backend
-from tessera.core.io import load_npy
-from tessera.interp.target.csl.text.parser import parse as parse_csl
-from tessera.interp.target.llvm.text.module_parser import parse_module as parse_llvm
-from tessera.interp.target.ptx.text.parser import parse_module as parse_ptx
-from tessera.ir.parser import parse_module
-from tessera.ir.printer import print_module
-from tessera.ir.verify import verify
-from tessera.runtime.artifacts import load
-from tessera.runtime.program import prepare
+import tessera as ts  # noqa: E402
+from tessera.serving.json_bodies import ProtocolError  # noqa: E402
 
 LIMIT_SECONDS = 2.0
 LIMIT_BYTES = 512 << 20
@@ -101,63 +101,6 @@ def _splice(out: bytearray, place: int, width: int, draw: random.Random, others:
 CHANGES = (_delete, _repeat, _replace, _nest, _set_number, _set_word, _splice)
 
 
-def _program(x: Any, y: Any) -> Any:
-    return ts.softmax(x @ y, axis=-1), ts.where(x > 0, x, 1.0).sum(axis=0)
-
-
-def _flow(x: Any, y: Any) -> Any:
-    return ts.scan(lambda s, r: (ts.tanh(s) + r, s), x[0], x)[1] * y.sum()
-
-
-def list_seeds(folder: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], Any]]]:
-    """For each reader valid inputs and the function that reads one."""
-    x, y = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
-    programs = [prepare(ts.jit(f), (x, y)) for f in (_program, _flow)]
-    texts = [print_module(m).encode() for p in programs for m in p.levels.values()]
-    path = folder / "file"
-
-    def in_file(read: Callable[[Path], Any], name: str = "file") -> Callable[[bytes], Any]:
-        target = folder / name
-
-        def run(data: bytes) -> Any:
-            target.write_bytes(data)
-            return read(target)
-
-        return run
-
-    emitted = {
-        t: [emit_artifact(get_backend(t), p.lower_for_target(t)["tile"], {}) for p in programs] for t in ("llvm", "ptx")
-    }
-    csl = emit_artifact(get_backend("csl"), programs[0].lower_for_target("csl:2x2")["tile"], {})
-    np.save(path.with_suffix(".npy"), x)
-    ts.save({"w": ts.Tensor(x), "b": ts.Tensor(y)}, folder / "w.safetensors")
-    return {
-        "ir": (texts, lambda d: verify(parse_module(d.decode(errors="replace")))),
-        "llvm": (_read_texts(emitted["llvm"]), lambda d: parse_llvm(d.decode(errors="replace"))),
-        "ptx": (_read_texts(emitted["ptx"]), lambda d: parse_ptx(d.decode(errors="replace"))),
-        "csl": (_read_texts([csl], ".csl"), lambda d: parse_csl(d.decode(errors="replace"))),
-        "npy": ([path.with_suffix(".npy").read_bytes()], in_file(load_npy, "x.npy")),
-        "safetensors": ([(folder / "w.safetensors").read_bytes()], in_file(ts.load, "x.safetensors")),
-        "manifest": _list_manifests(folder, x, y),
-    }
-
-
-def _read_texts(artifacts: list[Any], suffix: str = "") -> list[bytes]:
-    files = [(n, f) for a in artifacts for n, f in a.files.items() if n.endswith(suffix)]
-    return [f.encode() for _, f in files if isinstance(f, str) and len(f) < 200_000]
-
-
-def _list_manifests(folder: Path, x: Any, y: Any) -> tuple[list[bytes], Callable[[bytes], Any]]:
-    built = ts.build(ts.jit(_program), x, y, target="llvm", out=folder / "artifact")
-    manifest = built / "manifest.json"
-
-    def read(data: bytes) -> Any:
-        manifest.write_bytes(data)
-        return load(built)
-
-    return [manifest.read_bytes()], read
-
-
 class TimeOver(BaseException):
     """A reader took longer than its limit."""
 
@@ -166,17 +109,21 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise TimeOver
 
 
-def run(name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: float, seed: int) -> dict[str, Any]:
-    """Read mutations for some seconds: the counts, and the first input of each kind of failure."""
-    draw, counts, failures = random.Random(f"{name}/{seed}"), Counter[str](), {}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        data = mutate(draw.choice(seeds), draw, seeds)
-        signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+class Session:
+    """The inputs that one reader has had: counts of each outcome, and the first input of each kind of failure."""
+
+    def __init__(self, name: str, read: Callable[[bytes], Any]) -> None:
+        self.name, self.read = name, read
+        self.counts: Counter[str] = Counter()
+        self.failures: dict[str, str] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Read one input within the limit of processor time."""
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
         try:
-            read(data)
+            self.read(data)
             kind = "read"
-        except ts.TesseraError:
+        except (ts.TesseraError, ProtocolError):
             kind = "typed error"
         except TimeOver:
             kind = "too long"
@@ -184,11 +131,80 @@ def run(name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: fl
             place = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        counts[kind] += 1
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        self.counts[kind] += 1
         if kind not in ("read", "typed error"):
-            failures.setdefault(kind, repr(data[:4000]))
-    return {"reader": name, "inputs": counts.total(), "counts": dict(counts), "failures": failures}
+            self.failures.setdefault(kind, repr(data[:4000]))
+
+    def report(self) -> dict[str, Any]:
+        """What was read, as JSON."""
+        found = {"inputs": self.counts.total(), "counts": dict(self.counts), "failures": self.failures}
+        return {"reader": self.name, "guided": GUIDED, **found}
+
+
+def run(name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: float, seed: int) -> dict[str, Any]:
+    """Read mutations for some seconds."""
+    draw, session = random.Random(f"{name}/{seed}"), Session(name, read)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        session.feed(mutate(draw.choice(seeds), draw, seeds))
+    return session.report()
+
+
+def run_guided(session: Session, seeds: list[bytes], folder: Path, seconds: float, seed: int, report: str) -> None:
+    """Read inputs that atheris chooses by the lines that they reach; its own mutations and ours take turns.
+
+    It ends the process: status 0 only if every input gave a value or a typed error.
+    """
+    for function in list_functions(fuzz_readers.MODULES[session.name]):
+        atheris.instrument_func(function)
+    corpus, end = folder / "corpus", time.perf_counter() + seconds
+    corpus.mkdir()
+    for number, data in enumerate(seeds):
+        (corpus / str(number)).write_bytes(data)
+
+    def feed(data: bytes) -> None:
+        session.feed(data)
+        if time.perf_counter() > end:
+            write_reports([session.report()], report)
+            sys.stdout.flush()
+            os._exit(1 if session.failures else 0)
+
+    def change(data: bytes, size: int, number: int) -> bytes:
+        draw = random.Random(number)
+        return (mutate(data, draw, seeds) if draw.random() < 0.5 else atheris.Mutate(data, len(data)))[:size]
+
+    longest = 2 * max(map(len, seeds)) + 4096
+    settings = [
+        f"-seed={seed + 1}",
+        f"-max_len={longest}",
+        "-rss_limit_mb=0",
+        "-verbosity=0",
+        f"-artifact_prefix={folder}/",
+        str(corpus),
+    ]
+    atheris.Setup([sys.argv[0], *settings], feed, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def list_functions(prefixes: tuple[str, ...]) -> list[Any]:
+    """The functions and methods of the loaded modules whose names begin with one of these."""
+    found: dict[int, Any] = {}
+    for module in [m for n, m in sorted(sys.modules.items()) if n.startswith(prefixes)]:
+        classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+        for each in [v for scope in (module, *classes) for v in vars(scope).values()]:
+            each = getattr(each, "__wrapped__", getattr(each, "__func__", each))
+            if isinstance(each, FunctionType) and each.__module__ == module.__name__:
+                found[id(each)] = each
+    return list(found.values())
+
+
+def write_reports(results: list[dict[str, Any]], report: str) -> None:
+    """Print the counts of readers, and write them as JSON."""
+    for result in results:
+        print(f"{result['reader']}: {result['inputs']} inputs, {result['counts']}")
+    if report:
+        Path(report).write_text(json.dumps(results, indent=1))
 
 
 def main() -> int:
@@ -196,20 +212,23 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=60.0, help="for all readers together")
     options.add_argument("--reader", action="append", default=[])
+    options.add_argument("--guided", action="store_true", help="choose inputs by coverage, of one reader (atheris)")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--report")
+    options.add_argument("--report", default="")
     given = options.parse_args()
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     with tempfile.TemporaryDirectory() as folder:
-        found = list_seeds(Path(folder))
+        found = fuzz_readers.list_readers(Path(folder))
         chosen = given.reader or list(found)
+        if unknown := [n for n in chosen if n not in found]:
+            options.error(f"{unknown[0]} is no reader; there are {', '.join(found)}")
         held = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
         resource.setrlimit(resource.RLIMIT_AS, (held + LIMIT_BYTES,) * 2)
+        if given.guided:
+            seeds, read = found[chosen[0]]
+            run_guided(Session(chosen[0], read), seeds, Path(folder), given.seconds, given.seed, given.report)
         results = [run(n, *found[n], given.seconds / len(chosen), given.seed) for n in chosen]
-    for result in results:
-        print(f"{result['reader']}: {result['inputs']} inputs, {result['counts']}")
-    if given.report:
-        Path(given.report).write_text(json.dumps(results, indent=1))
+    write_reports(results, given.report)
     return 1 if any(r["failures"] for r in results) else 0
 
 

@@ -183,7 +183,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
         try:
             if not target.exists():
                 temporary.rename(target)
-            elif not _exchange_folders(temporary, target):
+            elif not exchange_folders(temporary, target):
                 _move_aside(temporary, target)
             return
         except OSError as error:
@@ -205,7 +205,7 @@ def _load_exchange() -> Callable[[bytes, bytes], int] | None:
     return None
 
 
-def _exchange_folders(one: Path, other: Path) -> bool:
+def exchange_folders(one: Path, other: Path) -> bool:
     """Exchange two folders in one step; False where the system or its file system cannot."""
     exchange = _load_exchange()
     if exchange is None:

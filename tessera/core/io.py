@@ -105,6 +105,15 @@ def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
         raise
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically.
+
+    Raises:
+        FileError: there can be no file at the path.
+    """
+    write_file(path, lambda handle: handle.write(text.encode()))
+
+
 def check_writable(path: str | Path) -> Path:
     """The path, if a file can be written there: a check before a long run.
 

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera.core.errors import ArgumentError, FileError, user_location
-from tessera.core.io import hash_text
+from tessera.core.io import hash_text, write_text
 
 # JSON files of schedules and measurements.
 
@@ -41,12 +41,15 @@ SCHEMA = 1
 
 def write_json(path: str | Path, content: dict[str, Any]) -> Path:
     """Replace the file at `path` in one step: a reader sees the old file or the new one, never a part."""
-    from tessera.core.io import write_file  # not needed by who only imports schedules
-
     target = Path(path).expanduser()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"schema": SCHEMA, **content}, indent=2, sort_keys=True) + "\n"
-    write_file(target, lambda file: file.write(text.encode()))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"{target} cannot be written", location=user_location(), received=error.strerror,
+            suggestion="use another path",
+        ) from None  # fmt: skip
+    write_text(target, json.dumps({"schema": SCHEMA, **content}, indent=2, sort_keys=True) + "\n")
     return target
 
 
@@ -275,7 +278,7 @@ def canonicalise_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(
                 f"a schedule has no field `{name}`", location=user_location(), expected=", ".join(FIELD_NAMES)
             )
-        if values.get(field, value) != value:
+        if field in values and values[field] != value:
             raise ArgumentError(
                 f"{field} is given twice", location=user_location(), received=f"{values[field]} and {value}"
             )

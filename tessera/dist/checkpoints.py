@@ -1,12 +1,13 @@
 """Sharded checkpoints: each rank writes its parts, a manifest says where they belong; loaded on a mesh of any shape.
 
-A checkpoint is a folder of safetensors files and `manifest.json`. It is written under another name and renamed when it
-is complete, so that a reader finds a whole one or none.
+A checkpoint is a folder of safetensors files and `manifest.json`. It is written under another name and exchanged with
+the old one when it is complete, so that a reader finds a whole one at every moment.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.artifact import exchange_folders
 from tessera.core.errors import FileError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.types import as_dtype
@@ -96,7 +98,10 @@ def write_parts(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh, ra
             array = np.ascontiguousarray(x.numpy())
             own[_leaf_name(name)] = array.reshape(-1).view(np.uint8)  # bytes: element types that safetensors lacks too
     path = folder / f"rank-{rank:05d}.safetensors"
-    _import_safetensors().save_file(own, path)
+    try:
+        _import_safetensors().save_file(own, path)
+    except importlib.import_module("safetensors").SafetensorError as error:
+        raise OSError(str(error)) from None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     made = path.with_suffix(".sha256.new")
     made.write_text(digest)
@@ -123,7 +128,10 @@ def write_manifest(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh)
 
 
 def replace_checkpoint(target: Path, partial: Path) -> None:
-    """Put the new folder in place of the old one."""
+    """Put the new folder in place of the old one: in one step where the system can exchange two folders."""
+    if target.is_dir() and exchange_folders(partial, target):
+        shutil.rmtree(partial, ignore_errors=True)
+        return
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():

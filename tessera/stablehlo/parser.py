@@ -6,7 +6,7 @@ types. One rule reads all of them; `while` and `reduce` have regions after it.
 
 from __future__ import annotations
 
-import ast
+import re
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tessera.stablehlo.text import (
     unquote,
 )
 
+_HEX = re.compile("0x([0-9a-fA-F]{2})*")
 _MAX_DEPTH = 150  # of regions, attributes and locations inside one another
 
 
@@ -98,7 +99,7 @@ class Parser:
         numbers = []
         while self.lexer.at(":") and self.lexer.ahead().kind == "number":
             self.lexer.take()
-            numbers.append(int(self.lexer.take().text))
+            numbers.append(self.lexer.take_integer())
         return numbers
 
     def _parse_trailing_location(self) -> Location:
@@ -186,12 +187,17 @@ class Parser:
         return value
 
     def _parse_number(self, typed: bool) -> Any:
+        start = self.lexer.here.start
         text = self.lexer.take().text
-        if typed and self.lexer.accept(":"):
-            type = self.parse_type()
-            if isinstance(type, str) and type[0] in "fb" and "0x" in text:
-                return float(make_dense(text, parse_tensor_type(f"tensor<{type}>")))
-        return ast.literal_eval(text) if "0x" not in text else int(text, 16)
+        name = self.parse_type() if typed and self.lexer.accept(":") else None
+        try:
+            if isinstance(name, str) and name[:1] in "fb" and "0x" in text:
+                type = parse_tensor_type(f"tensor<{name}>")
+                return float(make_dense(text, type)) if isinstance(type, TensorType) else type
+            return int(text, 16) if "0x" in text else float(text) if set(text) & set(".eE") else int(text)
+        except (ValueError, OverflowError):
+            location = self.lexer.place(start)
+            raise ParseError("this is no number", location=location, received=text[:60]) from None
 
     def _parse_symbol(self) -> str:
         name = self.lexer.take_kind("symbol")[1:]
@@ -228,7 +234,7 @@ class Parser:
     def _parse_dense(self) -> Any:
         lexer = self.lexer
         lexer.expect("dense", "<")
-        elements = [] if lexer.at(">") else self._parse_elements()
+        elements: Any = [] if lexer.at(">") else self._parse_elements()
         lexer.expect(">", ":")
         start = lexer.here.start
         type = self.parse_type()
@@ -244,7 +250,10 @@ class Parser:
     def _parse_elements(self) -> Any:
         lexer = self.lexer
         if lexer.here.kind == "string":
-            text = unquote(lexer.take().text)
+            text = unquote(lexer.here.text)
+            if text.startswith("0x") and not _HEX.fullmatch(text):
+                raise lexer.error("pairs of hexadecimal digits")
+            lexer.take()
             return bytes.fromhex(text[2:]) if text.startswith("0x") else b""
         if lexer.at("["):
             return lexer.many("[", "]", self._parse_elements)
@@ -438,7 +447,7 @@ class Parser:
         results: list[tuple[str, int]] = []
         while lexer.here.kind == "value":
             name = lexer.take().text
-            results.append((name, int(lexer.take().text) if lexer.accept(":") else 1))
+            results.append((name, lexer.take_integer() if lexer.accept(":") else 1))
             if not lexer.accept(","):
                 break
         if results:
@@ -562,8 +571,7 @@ class Parser:
 
     def _parse_range(self) -> list[int]:
         """`0:6:2` of a slice."""
-        first = int(self.lexer.take_kind("number"))
-        return [first, *self._parse_colon_numbers()]
+        return [self.lexer.take_integer(), *self._parse_colon_numbers()]
 
     def _parse_named_clause(self, operation: Operation, word: str) -> bool:
         lexer = self.lexer

@@ -162,6 +162,13 @@ class Lexer:
             raise self.error(f"a {kind}")
         return self.take().text
 
+    def take_integer(self) -> int:
+        """The next token, which must be a whole number."""
+        text = self.here.text
+        if not text.lstrip("-").isdecimal() or len(text) > 20:
+            raise self.error("an integer")
+        return int(self.take().text)
+
     def many(self, open: str, close: str, item: Callable[[], Item]) -> list[Item]:
         """A bracketed list, separated by commas."""
         self.expect(open)
@@ -214,6 +221,8 @@ def parse_tensor_type(text: str) -> Any:
         return RefusedType(text, "its sizes are known only when the program runs")
     if element not in _ELEMENTS or element == "tf32":
         return RefusedType(text, f"there is no element type for {element}")
+    if not all(n.isdecimal() and len(n) < 19 for n in sizes):
+        return RefusedType(text, "its sizes are no numbers of 64 bits")
     return TensorType(tuple(int(n) for n in sizes), _ELEMENTS[element])
 
 
@@ -222,12 +231,12 @@ def _decode_bytes(raw: bytes, type: TensorType) -> np.ndarray:
     count = math.prod(n for n in type.shape if isinstance(n, int))
     if type.dtype.kind == "bool":
         if len(raw) == 1 and count > 8:
-            return np.full(type.shape, raw[0] != 0)
+            return np.broadcast_to(raw[0] != 0, type.shape)
         if len(raw) == count:
             return (np.frombuffer(raw, np.uint8) != 0).reshape(type.shape)
         return np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:count].astype(bool).reshape(type.shape)
     flat = np.frombuffer(raw, type.dtype.numpy)
-    return np.full(type.shape, flat[0]) if flat.size == 1 else flat.reshape(type.shape)
+    return np.broadcast_to(flat[0], type.shape) if flat.size == 1 else flat.reshape(type.shape)
 
 
 def _decode_number(text: str, dtype: DType) -> Any:
@@ -253,7 +262,7 @@ def make_dense(elements: Any, type: TensorType) -> np.ndarray:
         array = wide.astype(type.dtype.numpy)
     else:
         array = np.array(values, type.dtype.numpy)
-    return np.full(type.shape, array.reshape(())) if array.size == 1 else array.reshape(type.shape)
+    return np.broadcast_to(array.reshape(()), type.shape) if array.size == 1 else array.reshape(type.shape)
 
 
 def _flatten(elements: Any, flat: list[str]) -> None:

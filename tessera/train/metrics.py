@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
-from tessera.core.io import check_writable
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
+from tessera.core.io import check_writable, write_text
+
+
+def _format_rows(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
 
 
 class CsvLog:
@@ -36,20 +45,33 @@ class CsvLog:
         self.columns = rows[0]
         place = self.columns.index("step") if "step" in self.columns else 0
         kept = [r for r in rows[1:] if len(r) == len(rows[0]) and int(r[place]) <= step]
-        with open(self.path, "w", newline="") as file:
-            csv.writer(file).writerows([rows[0], *kept])
+        write_text(self.path, _format_rows([rows[0], *kept]))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add a row; it is on disk when this returns."""
-        first = self.columns is None
-        self.columns = list(row) if self.columns is None else self.columns
-        if list(row) != self.columns:
+        """Add a row; it is in the file when this returns, or nothing of it is."""
+        columns = list(row) if self.columns is None else self.columns
+        if list(row) != columns:
             raise ArgumentError(
-                "a row of metrics has other columns", location=user_location(), expected=", ".join(self.columns),
+                "a row of metrics has other columns", location=user_location(), expected=", ".join(columns),
                 received=", ".join(row),
             )  # fmt: skip
-        with open(self.path, "w" if first else "a", newline="") as file:
-            csv.writer(file).writerows([*([self.columns] if first else []), [row[name] for name in self.columns]])
+        if self.columns is None:
+            write_text(self.path, _format_rows([columns, [row[name] for name in columns]]))
+        else:
+            self._append(_format_rows([[row[name] for name in columns]]))
+        self.columns = columns
+
+    def _append(self, text: str) -> None:
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        try:
+            with open(self.path, "ab") as file:
+                file.write(text.encode())
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.path, size)  # a part of a row would spoil the next one
+            raise FileError(
+                f"{self.path} cannot be written", location=user_location(), received=error.strerror
+            ) from None
 
     def close(self) -> None:
         """The file is closed after each row."""

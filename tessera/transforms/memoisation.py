@@ -9,15 +9,17 @@ import io
 import json
 import sqlite3
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, user_location
+from tessera.core.errors import ArgumentError, FileError, user_location
 from tessera.core.pytree import TreeDef, flatten
 from tessera.core.types import DType, Policy, as_dtype
 from tessera.ir.builder import CURRENT_BUILDER
@@ -116,8 +118,11 @@ def persistent_cache(path: str | Path) -> Callable[[Function], Function]:
     Results are tensors, numbers, strings and containers of them: dicts, lists, tuples, and named tuples whose
     class is defined at the top level of a module. Inside a trace nothing is cached.
 
+    A file that cannot be written is a RuntimeWarning: the results hold without it.
+
     Raises:
         ArgumentError: an argument or a result is of another kind, or the class of a cached result is missing.
+        FileError: the file is no cache of results.
     """
     file = Path(path).expanduser()
 
@@ -129,14 +134,11 @@ def persistent_cache(path: str | Path) -> Callable[[Function], Function]:
             if CURRENT_BUILDER.get() is not None:
                 return function(*args, **keywords)
             key = hashlib.sha256(f"{own}|{hash_arguments(args, keywords, True)}".encode()).hexdigest()
-            with _CacheConnection(file) as connection:
-                row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
-            if row is not None:
-                return _deserialise_result(row[0])
+            held = _read_result(file, key)
+            if held is not None:
+                return _deserialise_result(held)
             result = function(*args, **keywords)
-            content = _serialise_result(result)
-            with _CacheConnection(file) as connection:
-                connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, content))
+            _write_result(file, key, _serialise_result(result))
             return result
 
         return wrapper
@@ -151,20 +153,30 @@ def _hash_source(function: Function) -> str:
         return hashlib.sha256(inspect.unwrap(function).__code__.co_code).hexdigest()
 
 
-class _CacheConnection:  # noqa: N801  (a context manager that reads as a verb)
-    """A connection to a cache file, created if missing; committed and closed at the end."""
+def _read_result(file: Path, key: str) -> bytes | None:
+    """What a cache file holds for a key; None without a file, or while it cannot be read."""
+    try:
+        with closing(sqlite3.connect(file, timeout=30)) as connection:
+            row = connection.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as error:
+        raise FileError(
+            f"{file} is no cache of results", location=user_location(), received=str(error),
+            suggestion="delete it: the results are computed again",
+        ) from None  # fmt: skip
+    return None if row is None else row[0]
 
-    def __init__(self, file: Path) -> None:
+
+def _write_result(file: Path, key: str, content: bytes) -> None:
+    """Add a result to a cache file. One that cannot be written is a warning: the result holds without it."""
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = sqlite3.connect(file, timeout=30)
-
-    def __enter__(self) -> sqlite3.Connection:
-        self.connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value BLOB)")
-        return self.connection
-
-    def __exit__(self, *error: Any) -> None:
-        self.connection.commit()
-        self.connection.close()
+        with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value BLOB)")
+            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?)", (key, content))
+    except (sqlite3.OperationalError, OSError) as error:
+        warnings.warn(f"{file} cannot be written ({error}): the result is not kept", RuntimeWarning, stacklevel=4)
 
 
 def _serialise_result(result: Any) -> bytes:

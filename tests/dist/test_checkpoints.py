@@ -90,6 +90,7 @@ def test_a_checkpoint_is_replaced_whole(tmp_path, monkeypatch):
         move(source, target)
 
     with monkeypatch.context() as patch:
+        patch.setattr("tessera.dist.checkpoints.exchange_folders", lambda a, b: False)  # a file system without
         patch.setattr("tessera.dist.checkpoints.os.replace", fail_to_move)
         with pytest.raises(FileError, match="disk full"):
             write(tmp_path / "c", whole=other)
@@ -97,6 +98,20 @@ def test_a_checkpoint_is_replaced_whole(tmp_path, monkeypatch):
     write(tmp_path / "c", whole=other)
     assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 8
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_an_older_checkpoint_is_never_away(tmp_path, monkeypatch):
+    """Where the system exchanges two folders, none is moved aside: a kill at any moment leaves a whole one."""
+    write(tmp_path / "c")
+    monkeypatch.setattr("tessera.dist.checkpoints.os.replace", _move_files_alone)
+    write(tmp_path / "c", whole={**WHOLE, "step": ts.Tensor(8)})
+    assert load_checkpoint(tmp_path / "c", WHOLE)["step"].item() == 8
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def _move_files_alone(source, target, move=os.replace):
+    assert not Path(source).is_dir()
+    move(source, target)
 
 
 def test_damaged_checkpoints(tmp_path):

@@ -106,3 +106,24 @@ def test_what_is_wrong_is_a_typed_error_with_a_place(text, error, message):
         ts.stablehlo.load(text)()
     assert isinstance(caught.value, TesseraError)
     assert caught.value.location is not None or error is UnknownNameError
+
+
+BROKEN = {
+    "a size that is no number": "%0 = stablehlo.add %x, %x : tensor<NaNx2xf32>",
+    "a number of results": "%0:1.5 = stablehlo.add %x, %x : tensor<2xf32>",
+    "a slice": "%0 = stablehlo.slice %x [0:1e9] : (tensor<2xf32>) -> tensor<1xf32>",
+    "bytes": '%0 = stablehlo.constant dense<"0xABC"> : tensor<2xf32>',
+    "a leading zero": "%0 = stablehlo.iota dim = 007x : tensor<2xf32>",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN.values(), ids=list(BROKEN))
+def test_malformed_numbers_are_typed_errors(line):
+    text = f"func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {{\n  {line}\n  return %0 : tensor<2xf32>\n}}"
+    with pytest.raises(ts.TesseraError):
+        ts.stablehlo.load(text)(np.float32([1, 2]))
+
+
+def test_a_repeated_element_takes_no_memory_of_its_own():
+    text = "func.func @main() -> tensor<4xf32> {\n  %0 = stablehlo.constant dense<1.5> : tensor<999999999999xf32>\n  "
+    ts.stablehlo.load(text + "return %0 : tensor<999999999999xf32>\n}")

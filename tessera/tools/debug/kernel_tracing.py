@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable
+from tessera.core.io import write_text
 from tessera.core.types import GLOBAL, REGISTER, SHARED
 from tessera.interp.observers import OBSERVERS
 from tessera.interp.sanitizer.memory_transactions import describe_partial_warp
@@ -53,7 +54,7 @@ def trace_events(launches: Sequence[LaunchCounts]) -> list[dict[str, Any]]:
 
 def write_timeline(path: Path, launches: Sequence[LaunchCounts]) -> Path:
     """Write the timeline of some launches."""
-    path.write_text(json.dumps({"traceEvents": trace_events(launches), "displayTimeUnit": "ns"}))
+    write_text(path, json.dumps({"traceEvents": trace_events(launches), "displayTimeUnit": "ns"}))
     return path
 
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from conformance.run import Engine
-from tessera.core.io import write_file
+from tessera.core.io import write_text
 from tessera.ir.core import Module
 from tessera.tools.fuzz.choices import Choices, mutate, shrink
 from tessera.tools.fuzz.graph_programs import make_program
@@ -210,11 +210,6 @@ def write_case(program: RandomProgram, failure: Failure, name: str) -> str:
         key=failure.key.replace("\\", "/"), detail=detail, source=program.source,
         arguments=", ".join(listed), kernel=program.is_kernel, name=name, grid=program.grid, group=program.group,
     )  # fmt: skip
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_file(path, lambda handle: handle.write(text.encode()))
 
 
 def _read_corpus(request: CampaignRequest) -> dict[str, list[list[int]]]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.core.errors import ArgumentError, Location, read_source_line, user_location
+from tessera.core.io import write_text
 from tessera.tools.performance.cost_models import Device, device_of
 from tessera.tools.profile.replay import CYCLES, INSTRUCTIONS, SECONDS, KernelMeasurement
 
@@ -308,11 +309,12 @@ class ProfileReport:
 
         Raises:
             ArgumentError: the name has none of these endings.
+            FileError: there can be no file at the path.
         """
         text = str(path)
         for ending, make in FORMATS.items():
             if text.endswith(ending):
-                Path(path).write_text(make(self))
+                write_text(path, make(self))
                 return Path(path)
         raise ArgumentError(
             f"the ending of {text} names no format",
