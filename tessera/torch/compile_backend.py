@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,8 +31,8 @@ from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import permute
-from tessera.torch.aten import ATEN
 from tessera.torch.conversion import convert, find_location, name_op
+from tessera.torch.decompositions import find_decompositions
 from tessera.torch.interop import (
     ProgramOptions,
     RunOnTensors,
@@ -50,6 +50,7 @@ from tessera.torch.partition import (
     partition,
     to_size,
 )
+from tessera.torch.recurrent_layers import capture_recurrent_layers, rewrite_layers
 from tessera.torch.tensors import find_dtype
 
 MAX_PROGRAMS = 32  # programs that a piece keeps, one for each combination of sizes
@@ -178,6 +179,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
         UnsupportedOpError: with `fallback=False`, ops are not taken.
     """
     options = BackendOptions.of(named.get("options") or {})
+    rewrite_layers(module)
     compiler = aot_autograd(
         fw_compiler=partial(compile_graph_module, options=options),
         partition_fn=min_cut_rematerialization_partition,
@@ -187,12 +189,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
     return compiler(module, inputs)
 
 
-@cache
-def find_decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's core decompositions, without those of ops that the table has whole."""
-    from torch._decomp import core_aten_decompositions
-
-    return {op: rule for op, rule in core_aten_decompositions().items() if str(op) not in ATEN}
+capture_recurrent_layers(backend)
 
 
 def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: BackendOptions) -> Callable[..., Any]:

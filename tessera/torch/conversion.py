@@ -19,7 +19,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
 from tessera.torch.forms import FORMS, find_form_error
-from tessera.torch.recurrent_export import WHOLE_OPS
+from tessera.torch.recurrent_layers import WHOLE_OPS
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
 from tessera.transforms.recording import record_block, set_location
 

@@ -22,7 +22,7 @@ from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.torch.aten import ATEN
 from tessera.torch.conversion import check_supported, convert, name_op, supported
-from tessera.torch.recurrent_export import whole_recurrent_layers
+from tessera.torch.recurrent_layers import whole_recurrent_layers
 from tessera.torch.tensors import find_dtype, from_torch
 
 WRITTEN_INPUTS = [k for k in OutputKind if k.name in ("USER_INPUT_MUTATION", "PARAMETER_MUTATION")]

@@ -142,6 +142,9 @@ def test_recurrent_layers_are_one_op_each(kind, target):
         check_equal(own, want)
 
 
-def test_recurrent_layers_with_dropout_come_apart():
-    module, x = torch.nn.GRU(3, 4, 2, dropout=0.5), torch.randn(2, 1, 3)
-    assert "aten.gru.input" not in ts.torch.import_program(module, (x,)).describe_ops()
+def test_recurrent_layers_with_dropout_between_are_one_op_each():
+    module, x = torch.nn.GRU(3, 4, 2, dropout=1.0, bidirectional=True), torch.randn(5, 2, 3)
+    program = ts.torch.import_program(module, (x,))
+    assert (program.describe_ops()["aten.gru.input"], program.describe_ops()["aten.dropout.default"]) == (2, 1)
+    for own, want in zip(program(x), module(x), strict=True):
+        check_equal(own, want)

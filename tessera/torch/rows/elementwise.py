@@ -6,12 +6,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tessera.core.types import DType, bool_, int64
+from tessera.core.errors import UnsupportedOpError
+from tessera.core.types import DType, bool_, fp8_e4m3, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as s
 from tessera.ops.tensor.basic import broadcast_to, cast, splat
-from tessera.torch.table import aten, convert, floating, narrow_to, promote, round_once, unify, unify_floating, wide
+from tessera.ops.tensor.bits import bitcast
+from tessera.torch.table import (
+    ATEN,
+    aten,
+    convert,
+    floating,
+    narrow_to,
+    promote,
+    round_once,
+    unify,
+    unify_floating,
+    wide,
+)
 
 # Functions of one operand.
 
@@ -403,14 +416,29 @@ def _(x, dtype=None):
     return x if dtype is None else convert_element_type(x, dtype)
 
 
+ATEN["prims.convert_element_type.default"] = lambda x, dtype: convert_element_type(x, dtype)
+
+
+@aten("view.dtype")
+def _(x, dtype):
+    if dtype != x.dtype and dtype.bits < 32:
+        raise UnsupportedOpError(f"a view of elements of {x.dtype} as {dtype}: the bits of NaN would not be kept")
+    return bitcast(x, dtype)
+
+
 @aten("copy.default")
 def _(x, source):
     y = convert_element_type(source, x.dtype)
     return y if y.shape == x.shape else broadcast_to(y, shape=x.shape)
 
 
+MAX_E4M3 = 448
+
+
 def convert_element_type(x: Tensor, dtype: DType) -> Tensor:
-    """`x` with its elements converted; what is not 0 becomes True."""
+    """`x` with its elements converted; what is not 0 becomes True, and fp8_e4m3, which has no infinity, saturates."""
     if x.dtype == dtype:
         return x
+    if dtype == fp8_e4m3 and (x.dtype.is_float or x.dtype.bits > 8):
+        x = e.minimum(e.maximum(wide(x) if x.dtype.is_float else x, -MAX_E4M3), MAX_E4M3)
     return e.not_equal(x, 0) if dtype == bool_ else cast(x, dtype=dtype)

@@ -89,23 +89,27 @@ def _(
     weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None,
     include_last_offset=False, padding_idx=-1,
 ):  # fmt: skip
-    bags = offsets.shape[0] - int(include_last_offset)
-    place = iota(shape=(indices.shape[0],))
-    # The bag of each index: the last one that starts at or before it.
+    bags, count = offsets.shape[0] - int(include_last_offset), indices.shape[0]
+    # The bag of each index: how many bags start at or before it, less one.
     starts = cast(offsets, dtype=int64)[:bags]
-    bag = r.sum(cast(e.less_equal(expand_dims(starts, 0), expand_dims(place, 1)), dtype=int64), axis=1) - 1
-    kept = e.not_equal(indices, padding_idx)
-    member = e.bitwise_and(e.equal(expand_dims(bag, 0), iota(shape=(bags, 1), axis=0)), expand_dims(kept, 0))
+    marks = scatter_add(zeros((count + 1,), int64), starts, splat(1, starts.type), axis=0)
+    bag, kept = r.cumsum(marks[:count]) - 1, e.not_equal(indices, padding_idx)
+    sizes = scatter_add(zeros((bags,), int64), bag, cast(kept, dtype=int64), axis=0)
     rows = wide(gather(weight, indices, axis=0))
-    sizes = r.sum(cast(member, dtype=int64), axis=1)
     if mode == 2:
-        spread = e.where(expand_dims(member, 2), expand_dims(rows, 0), -float("inf"))
-        out = e.where(expand_dims(e.equal(sizes, 0), 1), 0.0, r.max(spread, axis=1))
+        out = _take_largest(rows, bag, kept, sizes)
     else:
         rows = rows if per_sample_weights is None else rows * expand_dims(wide(per_sample_weights), 1)
-        out = r.sum(e.where(expand_dims(member, 2), expand_dims(rows, 0), 0.0), axis=1)
+        rows = e.where(expand_dims(kept, 1), rows, 0.0)
+        out = scatter_add(zeros((bags, weight.shape[1]), rows.dtype), bag, rows, axis=0)
         out = out / expand_dims(e.maximum(cast(sizes, dtype=out.dtype), 1.0), 1) if mode == 1 else out
     return narrow_to(out, weight.dtype), None, None, None  # the others serve PyTorch's own backward pass
+
+
+def _take_largest(rows: Tensor, bag: Tensor, kept: Tensor, sizes: Tensor) -> Tensor:
+    member = e.bitwise_and(e.equal(expand_dims(bag, 0), iota(shape=(sizes.size, 1), axis=0)), expand_dims(kept, 0))
+    spread = e.where(expand_dims(member, 2), expand_dims(rows, 0), -float("inf"))
+    return e.where(expand_dims(e.equal(sizes, 0), 1), 0.0, r.max(spread, axis=1))
 
 
 # Scatters. Those along an axis name an element each; they become one scatter into the flattened tensor.

@@ -232,16 +232,24 @@ def _batch_gradients(
     middle, rest = (wide(save_mean), wide(save_invstd)) if train else (wide(running_mean), None)
     rest = e.rsqrt(wide(running_var) + eps) if rest is None else rest
     y = (wide(x) - _per_channel(middle, x)) * _per_channel(rest, x)
-    by_y = gw if weight is None else gw * _per_channel(wide(weight), x)
-    spread = _per_channel(rest, x)
-    by_x = _by_standardised(by_y, y, spread, axes) if train else by_y * spread
+    by_bias, by_weight = _sum_in_turn(gw, axes), _sum_in_turn(gw * y, axes)
+    scale = rest if weight is None else rest * wide(weight)
+    if train:
+        count = float(math.prod(x.shape[a] for a in axes))
+        gw = gw - _per_channel(by_bias / count, x) - y * _per_channel(by_weight / count, x)
+    by_x = gw * _per_channel(scale, x)
     dtype = x.dtype if weight is None else weight.dtype
     found = (
         narrow_to(by_x, x.dtype),
-        narrow_to(r.sum(gw * y, axis=axes), dtype),
-        narrow_to(r.sum(gw, axis=axes), dtype),
+        narrow_to(by_weight, dtype),
+        narrow_to(by_bias, dtype),
     )
     return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
+
+
+def _sum_in_turn(v: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The sum over the batch and the axes behind the channels: in two steps, which round less than one long sum."""
+    return r.sum(v, axis=0) if len(axes) == 1 else r.sum(r.sum(v, axis=axes[1:]), axis=0)
 
 
 # Distances.

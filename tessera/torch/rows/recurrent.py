@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.core.errors import ArgumentError
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.contractions import matmul
@@ -13,7 +12,8 @@ from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.scalar_functions import sigmoid
 from tessera.ops.tensor.shape import concatenate, permute, reshape, stack
 from tessera.torch.rows.shapes import slice_axis
-from tessera.torch.table import aten
+from tessera.torch.table import ATEN, aten
+from tessera.transforms.autodiff import vjp
 from tessera.transforms.flow import scan
 
 State = tuple[Tensor, ...]
@@ -52,15 +52,21 @@ def plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     return lambda state, given, kept: (activation(given + kept),)
 
 
-def run_layer(cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], reverse: bool) -> tuple[Tensor, State]:
-    """One direction of one layer over x [time, batch, features]: its outputs, and the last state."""
-    by_input, by_state, *biases = weights
-    first, second = biases if biases else (None, None)
+def run_layer(
+    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], has_biases: bool, reverse: bool
+) -> tuple[Tensor, State]:
+    """One direction of one layer over x [time, batch, features]: its outputs, and the last state.
+
+    A weight after the biases projects the output of each step (Sak et al. 2014).
+    """
+    by_input, by_state, *rest = weights
+    first, second, *projection = rest if has_biases else (None, None, *rest)
     gates = linear(x, by_input, first)
 
     def step(now: Any, given: Tensor) -> Any:
-        found = cell(now, given, linear(now[0], by_state, second))
-        return found, found[0]
+        out, *kept = cell(now, given, linear(now[0], by_state, second))
+        out = linear(out, projection[0], None) if projection else out
+        return (out, *kept), out
 
     last, outputs = scan(step, state, gates, reverse=reverse)
     return outputs, last
@@ -71,11 +77,7 @@ def run_layers(
     directions: int, batch_first: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """All layers: the outputs of the last one, and the last states [layers * directions, batch, features]."""
-    each = 4 if has_biases else 2
-    if len(params) != each * layers * directions:
-        raise ArgumentError(
-            "recurrent layers with projections", expected=f"{each} weights for each", received=len(params)
-        )
+    each = len(params) // (layers * directions)
     x = permute(x, axes=(1, 0, 2)) if batch_first else x
     found: list[State] = []
     for layer in range(layers):
@@ -83,7 +85,7 @@ def run_layers(
         for direction in range(directions):
             at = layer * directions + direction
             state = tuple(reshape(slice_axis(h, 0, at, at + 1), shape=h.shape[1:]) for h in initial)
-            out, last = run_layer(cell, x, state, params[at * each : (at + 1) * each], direction == 1)
+            out, last = run_layer(cell, x, state, params[at * each : (at + 1) * each], has_biases, direction == 1)
             outputs.append(out)
             found.append(last)
         x = concatenate(outputs, axis=-1) if directions > 1 else outputs[0]
@@ -91,25 +93,41 @@ def run_layers(
     return (permute(x, axes=(1, 0, 2)) if batch_first else x), states
 
 
-@aten("lstm.input")
-def _(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
-    directions = 1 + bool(bidirectional)
-    out, states = run_layers(lstm_cell, x, hx, params, has_biases, num_layers, directions, batch_first)
-    return (out, *states)
+Layer = Callable[..., tuple[Tensor, ...]]
 
 
-def _recurrent(cell: Cell) -> Callable[..., Any]:
+def _list_states(hx: Any) -> list[Tensor]:
+    return list(hx) if isinstance(hx, (list, tuple)) else [hx]
+
+
+def _recurrent(cell: Cell) -> Layer:
     def row(
-        x: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+        x: Tensor, hx: Any, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
-    ) -> Any:  # fmt: skip
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         directions = 1 + bool(bidirectional)
-        out, states = run_layers(cell, x, [hx], params, has_biases, num_layers, directions, batch_first)
+        out, states = run_layers(cell, x, _list_states(hx), params, has_biases, num_layers, directions, batch_first)
         return (out, *states)
 
     return row
 
 
-aten("gru.input")(_recurrent(gru_cell))
-aten("rnn_tanh.input")(_recurrent(plain_cell(e.tanh)))
-aten("rnn_relu.input")(_recurrent(plain_cell(lambda x: e.maximum(x, 0.0))))
+def _backward(layer: Layer) -> Callable[..., list[Tensor]]:
+    """The gradients of the input, the states and the weights, as one list; the layer is computed again."""
+
+    def row(gradients: Sequence[Tensor], x: Tensor, hx: Any, params: Sequence[Tensor], *numbers: Any) -> list[Tensor]:
+        states = _list_states(hx)
+        first = 1 + len(states)
+        _, pull = vjp(lambda *all: layer(all[0], list(all[1:first]), all[first:], *numbers), x, *states, *params)
+        return list(pull(tuple(gradients)))
+
+    return row
+
+
+CELLS = {
+    "lstm": lstm_cell, "gru": gru_cell, "rnn_tanh": plain_cell(e.tanh),
+    "rnn_relu": plain_cell(lambda x: e.maximum(x, 0.0)),
+}  # fmt: skip
+for _name, _cell in CELLS.items():
+    aten(f"{_name}.input")(_recurrent(_cell))
+    ATEN[f"tessera_recurrent.{_name}_backward"] = _backward(_recurrent(_cell))
