@@ -5,9 +5,11 @@
 
 Both decode greedily after the same prompt with a key-value cache and as many threads, alternately, for several rounds;
 the best of each counts. The peer is LlamaForCausalLM of transformers with the sizes of the model, with dequantised
-weights in f32 and in bf16 (attention by SDPA); the ratio is to the faster of the two. The peer reads 270 or 540 MB of
-weights for a token and Tessera 94 MB, which is most of the difference: PyTorch has no kernels for these formats.
-A comparison with llama.cpp, which has them, is not made here. `--json FILE` writes the figures.
+weights in f32 and in bf16 (attention by SDPA), which reads 270 or 540 MB of weights for a token and Tessera 94 MB:
+PyTorch has no kernels for these formats. llama.cpp has them, and is a peer at batch 1 where its package xllamacpp is
+installed; it rounds activations to 8 bits, which Tessera does not. The ratio is to the fastest peer. `roofline` is the
+share of the rate at which the weights of a token could be read, with the bandwidth measured before each round.
+`--json FILE` writes the figures.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,18 +83,54 @@ def make_peers(path: Path, batch: int, threads: int) -> dict[str, Callable[[int]
     return {name: partial(run, model) for name, model in models.items()}
 
 
+def make_llama_cpp(path: Path, threads: int) -> dict[str, Callable[[int], float]]:
+    """The same with llama.cpp; empty where its package is not installed."""
+    try:
+        import xllamacpp
+    except ImportError:
+        return {}
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(path), 512, 1
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(parameters)
+
+    def run(count: int) -> float:
+        request = {"prompt": list(range(100, 100 + PROMPT)), "n_predict": count, "temperature": 0, "ignore_eos": True}
+        timings = server.handle_completions({**request, "cache_prompt": False})["timings"]
+        assert timings["predicted_n"] == count
+        return float(timings["predicted_ms"]) / 1e3
+
+    return {"llama_cpp": run}
+
+
+def measure_bandwidth(threads: int) -> float:
+    """Bytes a second that so many threads read together, from arrays larger than the caches."""
+    arrays = [np.ones(1 << 24, np.int64) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        start = time.perf_counter()
+        list(pool.map(np.max, arrays))
+        return sum(a.nbytes for a in arrays) / (time.perf_counter() - start)
+
+
 def measure(model: LanguageModel, path: Path, options: argparse.Namespace, batch: int) -> dict[str, Any]:
     """The best of several rounds of each, alternately."""
     runs = {"tessera": make_ours(model, batch, PROMPT + options.tokens + 2)}
     peers = {} if options.no_peer or options.target != "llvm" else make_peers(path, batch, options.threads)
+    if batch == 1 and not options.no_peer and options.target == "llvm":
+        peers |= make_llama_cpp(path, options.threads)
     runs |= peers
+    bandwidth = 0.0
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(4)  # compiles
     for _ in range(options.rounds):
+        bandwidth = max(bandwidth, measure_bandwidth(options.threads))
         for name, run in runs.items():
             rates[name].append(batch * options.tokens / run(options.tokens))
     found: dict[str, Any] = {f"{name}_tokens_per_second": max(r) for name, r in rates.items()}
+    if options.target == "llvm":
+        most = batch * bandwidth / path.stat().st_size
+        found |= {"bytes_per_second": bandwidth, "roofline": max(rates["tessera"]) / most}
     if peers:
         found["ratio"] = max(rates["tessera"]) / max(max(rates[name]) for name in peers)
     return {"batch": batch, **found, "rounds": rates}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 
-CONTROL = 3  # the type of a token that stands for no text, such as the end of a text
+# The types of tokens that differ from others: for text that no token spells, for no text (such as its end), and tokens
+# that are taken whole wherever they occur.
+UNKNOWN, CONTROL, WHOLE = 2, 3, 4
+SPACE = "\u2581"  # what SentencePiece writes for a space
 # How text is split before byte pairs are merged, by the name in the field "tokenizer.ggml.pre".
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,21 +27,29 @@ class Tokenizer:
     """Text to token numbers and back.
 
     `chat_template` is the model's template of a conversation in Jinja, or None; `special` are the control tokens by
-    name.
+    name. `begins` says whether every text begins with the token `bos_token`. `prepare` makes of a text what `inner`
+    encodes.
     """
 
-    def __init__(self, inner: Any, chat_template: str | None = None, special: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, inner: Any, chat_template: str | None = None, special: Mapping[str, int] | None = None,
+        begins: bool = False, prepare: Callable[[str], str] = str,
+    ) -> None:  # fmt: skip
         self.inner, self.chat_template, self.special = inner, chat_template, dict(special or {})
+        self._begin, self._prepare = [self.special["bos_token"]] if begins else [], prepare
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; names of control tokens in it become those tokens.
+
+        A model whose texts begin with a token of their own gets it, unless the text names it first.
 
         Raises:
             ArgumentError: `text` is no string.
         """
         if not isinstance(text, str):
             raise ArgumentError("a text is not a string", location=user_location(), received=type(text).__name__)
-        return list(self.inner.encode(text, add_special_tokens=False).ids)
+        found = list(self.inner.encode(self._prepare(text), add_special_tokens=False).ids)
+        return found if found[:1] == self._begin else self._begin + found
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without control tokens; incomplete characters become the replacement character."""
@@ -77,30 +89,96 @@ class Tokenizer:
 
 
 def read_gguf_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in the fields of a GGUF file: byte pairs (GPT-2's kind).
+    """The tokenizer in the fields of a GGUF file: byte pairs (GPT-2's kind), or SentencePiece's pairs (Llama's kind).
 
     Raises:
         DeviceUnavailable: the package `tokenizers` is not installed.
-        FileError: the file has no tokenizer, or one of another kind.
+        FileError: the file has no tokenizer, one of another kind, or one whose fields do not fit.
     """
     tokenizers = _import_tokenizers()
     kind, split = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or split not in SPLITS:
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and split not in SPLITS):
         raise FileError(
             "the tokenizer of the file is not supported", location=user_location(),
-            expected=f"byte pairs (gpt2), split as {', '.join(SPLITS)}", received=f"{kind}, split as {split}",
-            suggestion="pass the tokenizer.json of the model: tokenizer=...",
+            expected=f"byte pairs (gpt2), split as {', '.join(SPLITS)}, or SentencePiece's (llama)",
+            received=f"{kind}, split as {split}", suggestion="pass the tokenizer.json of the model: tokenizer=...",
         )  # fmt: skip
-    names = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"]]
-    model = tokenizers.models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges)
-    inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer, inner.decoder = _make_splitter(tokenizers, split), tokenizers.decoders.ByteLevel()
-    kinds = fields.get("tokenizer.ggml.token_type") or []
+    _check_fields(fields, "merges" if kind == "gpt2" else "scores")
+    names, kinds = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type") or []
+    inner = _make_byte_pairs(tokenizers, fields, split) if kind == "gpt2" else _make_sentence_pieces(tokenizers, fields)
     control = [names[i] for i, k in enumerate(kinds) if k == CONTROL]
     inner.add_special_tokens([tokenizers.AddedToken(n, normalized=False, special=True) for n in control])
+    whole = [names[i] for i, k in enumerate(kinds) if k == WHOLE]
+    inner.add_tokens([tokenizers.AddedToken(n, normalized=False, special=False) for n in whole])
     special = {f"{n}_token": fields.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos")}
-    return Tokenizer(inner, fields.get("tokenizer.chat_template"), {n: t for n, t in special.items() if t is not None})
+    special = {n: t for n, t in special.items() if t is not None}
+    begins = bool(fields.get("tokenizer.ggml.add_bos_token", kind == "llama")) and "bos_token" in special
+    spaced = kind == "llama" and fields.get("tokenizer.ggml.add_space_prefix", True)
+    prepare = _make_space_prefix(control) if spaced else str
+    return Tokenizer(inner, fields.get("tokenizer.chat_template"), special, begins, prepare)
+
+
+def _check_fields(fields: Mapping[str, Any], needed: str) -> None:
+    """Raise the error of a tokenizer that lacks its merges or scores, or whose lists are not as long as its tokens."""
+    count = len(fields.get("tokenizer.ggml.tokens") or ())
+    lengths = {n: len(fields.get(f"tokenizer.ggml.{n}") or ()) for n in (needed, "token_type")}
+    wrong = [n for n, have in lengths.items() if n != "merges" and have and have != count]
+    if not count or not lengths[needed] or wrong:
+        raise FileError(
+            "the tokenizer of the file lacks a field, or its lists differ in length", location=user_location(),
+            expected=f"tokenizer.ggml.tokens and tokenizer.ggml.{needed}",
+            received=", ".join(f"{n}: {have}" for n, have in {"tokens": count, **lengths}.items()),
+        )  # fmt: skip
+
+
+def _make_byte_pairs(tokenizers: Any, fields: Mapping[str, Any], split: str) -> Any:
+    """Byte pairs: the merges are in the file, in their order."""
+    merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"]]
+    model = tokenizers.models.BPE(vocab=_number(fields), merges=merges)
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer, inner.decoder = _make_splitter(tokenizers, split), tokenizers.decoders.ByteLevel()
+    return inner
+
+
+def _make_sentence_pieces(tokenizers: Any, fields: Mapping[str, Any]) -> Any:
+    """SentencePiece's pairs (Kudo and Richardson 2018): two pieces merge if together they are one, best score first.
+
+    Characters that are no piece become the pieces of their bytes.
+    """
+    vocabulary, names = _number(fields), fields["tokenizer.ggml.tokens"]
+    kinds = fields.get("tokenizer.ggml.token_type") or [1] * len(names)
+    merges = []
+    for name, score, kind in zip(names, fields["tokenizer.ggml.scores"], kinds, strict=True):
+        if kind == 1:
+            cuts = ((name[:i], name[i:]) for i in range(1, len(name)))
+            merges += [(-score, vocabulary[a], vocabulary[b], a, b) for a, b in cuts if {a, b} <= vocabulary.keys()]
+    pairs = [(a, b) for *_, a, b in sorted(merges)]
+    unknown = next((n for n, kind in zip(names, kinds, strict=True) if kind == UNKNOWN), None)
+    model = tokenizers.models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    inner, decoders = tokenizers.Tokenizer(model), tokenizers.decoders
+    inner.normalizer = tokenizers.normalizers.Replace(" ", SPACE)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if fields.get("tokenizer.ggml.add_space_prefix", True):
+        steps.append(decoders.Strip(" ", 1, 0))
+    inner.decoder = decoders.Sequence(steps)
+    return inner
+
+
+def _number(fields: Mapping[str, Any]) -> dict[str, int]:
+    return {name: i for i, name in enumerate(fields["tokenizer.ggml.tokens"])}
+
+
+def _make_space_prefix(control: Sequence[str]) -> Callable[[str], str]:
+    """What puts a space before a text, and before the text after each control token, as SentencePiece does."""
+    names = "|".join(re.escape(n) for n in sorted(control, key=len, reverse=True))
+    places = re.compile(f"({names})(?!{names}|$)" if names else "(?!)", re.DOTALL)
+    at_start = re.compile(names) if names else None
+
+    def prepare(text: str) -> str:
+        spaced = places.sub(r"\1 ", text)
+        return spaced if not text or (at_start and at_start.match(text)) else " " + spaced
+
+    return prepare
 
 
 def _make_splitter(tokenizers: Any, split: str) -> Any:
