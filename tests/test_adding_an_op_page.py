@@ -37,7 +37,7 @@ def tree(tmp_path_factory):
     """A copy of the source tree with the blocks of the page appended."""
     root = tmp_path_factory.mktemp("tree")
     for name in ("tessera", "conformance", "tests/ops"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, root / name)  # with the modules that are compiled to bytecode already
     for file, text in BLOCK.findall(PAGE):
         with (root / file).open("a") as source:
             source.write(f"\n\n{text}")
@@ -45,7 +45,7 @@ def tree(tmp_path_factory):
 
 
 def run(tree, *args):
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
     found = subprocess.run(
         [sys.executable, *args], cwd=tree, env=environment, capture_output=True, text=True, timeout=600
     )

@@ -396,6 +396,7 @@ def split_parameters(plan: Mapping[str, Any]) -> tuple[ParameterList, ParameterL
     return [p for p in params if p["role"] != "output"], [p for p in params if p["role"] == "output"]
 
 
+@cache
 def find_version(package: str) -> str:
     """The installed version of a package, or "unknown"."""
     from importlib import metadata  # loads the parsers of mail and archives

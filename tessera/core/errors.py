@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import linecache
 import os
 import stat
@@ -118,7 +119,7 @@ def traceback_location(step: TracebackType) -> Location:
 def _instruction_location(code: CodeType, instruction: int, line: int) -> Location:
     column, end = 0, 0
     if sys.version_info >= (3, 11):
-        first, last, start, stop = list(code.co_positions())[instruction // 2]
+        first, last, start, stop = next(itertools.islice(code.co_positions(), instruction // 2, None))
         if first is not None and start is not None:
             line, column = first, start + 1
             end = (stop or start) + 1 if last == first else 0
@@ -138,13 +139,26 @@ def is_package_file(file: str) -> bool:
 def user_location() -> Location:
     """The innermost location outside this package: the user's line that called; UNKNOWN for a command."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_command_file(frame.f_code.co_filename):
-        file = frame.f_code.co_filename
-        foreign = file != _CONTEXT_MANAGERS and _PYTORCH_FOLDER not in file and not _is_made_method(frame)
-        if foreign and not is_package_file(file):
+    while frame is not None:
+        origin = _find_origin(frame.f_code.co_filename)
+        if origin == _COMMAND:
+            return UNKNOWN
+        if origin == _USER and not _is_made_method(frame):
             return frame_location(frame)
         frame = frame.f_back
     return UNKNOWN
+
+
+_COMMAND, _USER, _SKIPPED = range(3)
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_origin(file: str) -> int:
+    """Whether the frames of a source file are a command's, a user's, or neither."""
+    if is_command_file(file):
+        return _COMMAND
+    skipped = file == _CONTEXT_MANAGERS or _PYTORCH_FOLDER in file or is_package_file(file)
+    return _SKIPPED if skipped else _USER
 
 
 def _is_made_method(frame: FrameType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,10 @@ class Attrs(Mapping[str, Any]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, Any] | None = None) -> None:
-        self._items = {k: _freeze_attribute(v) for k, v in (items or {}).items()}
+        if items.__class__ is Attrs:
+            self._items: dict[str, Any] = items._items  # type: ignore[union-attr]
+        else:
+            self._items = {k: _freeze_attribute(v) for k, v in items.items()} if items else {}
 
     def __getitem__(self, key: str) -> Any:
         return self._items[key]
@@ -37,6 +40,27 @@ class Attrs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Attrs({self._items})"
+
+    # As those of Mapping, which go through Python for each item.
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The attribute, or the default."""
+        return self._items.get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._items.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values."""
+        return self._items.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names and values."""
+        return self._items.items()
 
 
 def evaluate_attribute(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -72,7 +96,12 @@ def _collect_size_names(attr: Any, found: set[str]) -> None:
             _collect_size_names(each, found)
 
 
+_FROZEN = frozenset({int, float, bool, str, type(None), Attrs})
+
+
 def _freeze_attribute(value: Any) -> Any:
+    if value.__class__ in _FROZEN:
+        return value
     if isinstance(value, Mapping) and not isinstance(value, Attrs):
         return Attrs(value)
     if isinstance(value, (list, tuple)):

@@ -102,13 +102,14 @@ class Op:
 
     def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in."""
-        missing = [k for k, p in self.attrs.items() if p.default is p.empty and k not in attrs]
+        found = {k: attrs.get(k, p.default) for k, p in self.attrs.items()}
+        missing = [k for k, value in found.items() if value is inspect.Parameter.empty]
         if missing:
             raise ArgumentError(
                 f"{self.__name__} needs {', '.join(missing)}", location=user_location(),
                 expected=f"{self.__name__}({', '.join([*self.operands, *self.attrs])})",
             )  # fmt: skip
-        return {k: attrs.get(k, p.default) for k, p in self.attrs.items()}
+        return found
 
     def result_types(self, types: tuple[Type, ...], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
         """The types of the results, by the op's type rule."""

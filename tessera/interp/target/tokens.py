@@ -69,17 +69,19 @@ class TextLexer:
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
 
     def _scan(self, text: str) -> list[TextToken]:
-        tokens, position = [], 0
-        while position < len(text):
-            match = self.pattern.match(text, position)
-            if match is None:
-                self.unexpected(text, position)
+        tokens, position, make = [], 0, self.token
+        for match in self.pattern.finditer(text):
+            start, end = match.span()
+            if start != position:
+                break
             kind = match.lastgroup or ""
-            if match.end() - position > MAX_DIGITS and kind not in self.long_kinds:
-                check_digits(match.group(), self.place(position))
+            if end - start > MAX_DIGITS and kind not in self.long_kinds:
+                check_digits(match.group(), self.place(start))
             if kind != "space":
-                tokens.append(self.token(kind, match.group(), position))
-            position = match.end()
+                tokens.append(make(kind, match.group(), start))
+            position = end
+        if position != len(text):
+            self.unexpected(text, position)
         return [*tokens, TextToken("end", self.end, len(text))]
 
 

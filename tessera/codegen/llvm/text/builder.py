@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.llvm.text.types import RegisterType, get_register_type
@@ -73,6 +74,7 @@ class DebugMetadata:
         yield f'!{len(self.nodes)} = !{{i32 2, !"Debug Info Version", i32 3}}'
 
 
+@lru_cache(maxsize=1024)
 def _escape(text: str) -> str:
     """A string as an LLVM literal: bytes that are not printable ASCII in hexadecimal."""
     plain = range(0x20, 0x7F)

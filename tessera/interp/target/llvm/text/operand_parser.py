@@ -61,8 +61,6 @@ _OPEN, _CLOSE = frozenset("([{<"), frozenset(")]}>")
 
 def _unquote(kind: str, text: str) -> str:
     """The name without sigil, colon and quotes."""
-    if kind not in _SIGIL_LENGTH:
-        return text
     name = text[_SIGIL_LENGTH[kind] :] if kind != "label" else text[:-1]
     return name[1:-1] if name.startswith('"') else name
 
@@ -74,7 +72,7 @@ class LlvmLexer(tokens.TextLexer):
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The token of a match."""
-        return TextToken(kind, _unquote(kind, text), offset)
+        return TextToken(kind, _unquote(kind, text) if kind in _SIGIL_LENGTH else text, offset)
 
 
 class LlvmCursor(tokens.TokenCursor):
