@@ -36,6 +36,7 @@ class LoweringPlan:
     pointwise: int = 8192
     lanes: int = 64
     result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same
+    result_rows: int | None = None  # like rows, for the same reductions; None: the same
     programs: int = 8
     collapse: bool = False  # adjacent dims that every access walks as one become one
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
@@ -51,6 +52,7 @@ class LoweringPlan:
     flash: bool = True
     flash_m: int = 32
     flash_n: int = 64
+    flash_least: int = 16  # rows of a block for fewer queries
     flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
@@ -58,6 +60,7 @@ class LoweringPlan:
     parallel: int | None = (
         None  # programs that keep the target busy: reductions with fewer are split; None: they are not
     )
+    reduction_parts: int | None = None  # like parallel, for reductions alone; None: the same
     # For each parameter the mesh axis over which each of its axes is cut (-1: whole), or None; (): the search chooses.
     mesh_shardings: tuple[tuple[int, ...] | None, ...] = ()
 

@@ -46,6 +46,40 @@ def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     return _make_launch(node, plan, turned=False)
 
 
+@library_lowerings(nn.scaled_dot_product_attention)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The queries of a group of heads as the rows of one head, where each head has few: keys are read once."""
+    q, k = (get_shape(v) for v in node.args[:2])
+    mask = get_shape(node.args[3]) if len(node.args) > 3 else ()
+    if not _shares_keys(q, k) or node.attrs["causal"] or node.attrs["window"] or (mask and q[-2] != 1):
+        return None
+    if len(mask) > 2 and mask[-3] not in (1, q[-3]):
+        return None
+    attrs = {name: value for name, value in node.attrs.items() if name != "enable_gqa"}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        folded = [_fold_heads(m, int(k.shape[-3])) if m.ndim > 2 and m.shape[-3] != 1 else m for m in masks]
+        return shape.reshape(
+            nn.scaled_dot_product_attention(_fold_heads(q, int(k.shape[-3])), k, v, *folded, **attrs),
+            shape=get_shape(node.out),
+        )
+
+    return LibraryLowering(node.args, attend)
+
+
+def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:
+    """Whether several heads of a few queries each share a head of keys."""
+    if min(len(q), len(k)) < 3 or symbol_names((*q[-3:], k[-3])) or 0 in (*q[-3:], k[-3]):
+        return False
+    return int(q[-3]) > int(k[-3]) and int(q[-2]) < MIN_BLOCK
+
+
+def _fold_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., H, S, D] as [..., heads, H / heads · S, D]."""
+    *outer, count, length, width = x.shape
+    return shape.reshape(x, shape=(*outer, heads, int(count) // heads * length, width))
+
+
 @library_rules(nn.positional_attention)
 def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     return _make_launch(node, plan, turned=True)
@@ -64,7 +98,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     wide = _rounds_weights(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
     rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
     blocks: dict[str, Any] = {
-        "BM": _choose_block_length(rows, heads_first[0][2]),
+        "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),
         "BN": _choose_block_length(columns, heads_first[1][2]),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
@@ -80,11 +114,11 @@ def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPla
     return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
 
 
-def _choose_block_length(block: int, length: Size) -> int:
+def _choose_block_length(block: int, length: Size, least: int = MIN_BLOCK) -> int:
     """The block size, at most the next power of two of a length that is a number."""
     if isinstance(length, Dim):
         return block
-    return min(block, max(MIN_BLOCK, 1 << (length - 1).bit_length()))
+    return min(block, max(least, 1 << (length - 1).bit_length()))
 
 
 def _swap_heads(shape: tuple[Size, ...]) -> tuple[Size, ...]:

@@ -29,8 +29,12 @@ TILING_PLAN = LoweringPlan(
     balance_k=4,
     flat_windows=True,
     flash_m=64,
+    flash_least=2,
     host_sort=64,
-    result_lanes=256,
+    rows=2048,  # several blocks of a row kernel are live at once: they fit the first cache
+    result_lanes=512,
+    result_rows=4096,
+    reduction_parts=16,
     collapse=True,
     peel=True,
     serial_scans=True,
@@ -40,7 +44,7 @@ TILING_PLAN = LoweringPlan(
 # program, programs of a launch, the lanes of reductions, products as reductions, queries and keys of attention.
 PLAN_CHOICES: tuple[Mapping[str, tuple[Any, ...]], ...] = (
     {"m": (32, 64, 256), "n": (64, 256, 512), "k": (128, 256, 1024)},
-    {"rows": (1024, 4096, 32768), "result_lanes": (64, 1024)},
+    {"rows": (512, 8192), "result_lanes": (64, 256, 2048), "reduction_parts": (None, 64)},
     {"pointwise": (2048, 32768)},
     {"programs": (2, 32)},
     {"vector_products": (0, 4)},

@@ -102,6 +102,8 @@ VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompu
 CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 # The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
+# The same for a kernel that reduces columns and reads results of reductions of rows.
+MAX_COLUMN_OPS = 8
 # A reduction to at most this part of a value's elements is memory where the value is recomputed.
 MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
@@ -267,7 +269,19 @@ class KernelFusion:
         found = [n for n in self.walk_producers(value) if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
         axes = {axis for n in found for axis in find_reduced_axes(n)}
         rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
-        return bool(axes) and bool(rows) and rows.isdisjoint(axes)
+        if not axes or not rows or not rows.isdisjoint(axes):
+            return False
+        return not (self.is_cheap_beside_reductions(value) and self.are_kept(found, wanting))
+
+    def is_cheap_beside_reductions(self, value: Value) -> bool:
+        """Whether a value takes a few cheap ops to compute from memory and from results of reductions."""
+        return self._left(value, MAX_COLUMN_OPS, math.inf) >= 0
+
+    def are_kept(self, reductions: Sequence[Node], wanting: list[FusionCluster]) -> bool:
+        """Whether kernels beside `wanting` read the results of reductions, which are then in memory in any case."""
+        others = [v for c in self.clusters if not any(c is w for w in wanting) for v in c.access_points]
+        read = {n for v in dict.fromkeys(others) if v not in self.forced_roots for n in self.walk_producers(v)}
+        return all(n in read for n in reductions)
 
 
 def _is_contiguous(node: Node) -> bool:

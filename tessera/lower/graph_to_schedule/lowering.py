@@ -203,11 +203,12 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     lanes = [] if row in fastest else [d for d in others if d in fastest]
     left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
-    limit = plan.row_limit if not lanes else max(plan.rows // held, 1)
+    elements = plan.result_rows or plan.rows if lanes else plan.rows
+    limit = plan.row_limit if not lanes else max(elements // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
         tiling.loop = [row]
-    budget = plan.rows // (held * tiling.tile[row]) if left or not lanes else 1
+    budget = elements // (held * tiling.tile[row]) if left or not lanes else 1
     rest_dims = [d for d in others if d not in lanes]
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
@@ -315,9 +316,10 @@ class ScheduleLowering:
         launches = [n for n in block.nodes if n.op is control_flow.launch]
         old = {v for n in launches for i, v in zip(n.attrs["written"], n.results, strict=True) if i < len(n.args)}
         kept = set()
+        producers = (contractions.dot, basic.cast, control_flow.launch, *lowering_plan.find_library_ops(self.plan))
         for value, target in zip(block.results, targets, strict=True):
             source = strip_reshapes(value, self.uses)
-            node = self.uses.find(source, contractions.dot, basic.cast, control_flow.launch)
+            node = self.uses.find(source, *producers)
             if source is value or node is None or source in old or source in self.buffers or 0 in get_shape(source):
                 continue
             if self.buffers[value] is target:

@@ -1,8 +1,8 @@
 """Reduction splitting (rfactor): long reductions with few results become partial results and their combination.
 
-A kernel gives each result to one program. Where that leaves most of a GPU idle, the reduced axis is folded into parts
-of equal length, which programs reduce side by side, and a second reduction combines the partial results. The tree
-depends on the sizes alone, so equal inputs give equal bits.
+A kernel gives each result to one program. Where that leaves most of a GPU idle, or lets a processor walk few columns
+of long rows, the reduced axis is folded into parts of equal length, which programs reduce side by side, and a second
+reduction combines the partial results. The tree depends on the sizes alone, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AxisSplit:
 
 def split_reductions(function: Function, plan: LoweringPlan) -> Function:
     """Split the sums, maxima and minima that would leave most of the programs of a target without work."""
-    if plan.parallel is None:
+    if plan.reduction_parts is None and plan.parallel is None:
         return function
     patterns, uses = RewritePatterns("reduction splitting"), UseDef(function)
 
@@ -57,13 +57,14 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
 def choose_split(node: Node, plan: LoweringPlan) -> AxisSplit | None:
     """The split of a reduction, or None where it has programs enough, or little work for each."""
     type, axes = node.args[0].type, node.attrs["axis"]
-    assert isinstance(type, TensorType) and plan.parallel is not None
+    most = plan.reduction_parts or plan.parallel
+    assert isinstance(type, TensorType) and most is not None
     if type.policy is not None or symbol_names(type.shape) or not axes or 0 in type.shape:
         return None
     sizes = [int(n) for n in type.shape]
     programs = _count_programs(sizes, axes, plan.result_lanes or plan.lanes)
     each = math.prod(sizes) // programs
-    parts = min(plan.parallel // programs, each // MIN_PART_ELEMENTS)
+    parts = min(most // programs, each // MIN_PART_ELEMENTS)
     axis = max(axes, key=lambda a: (sizes[a], -a))
     if each < MIN_SERIAL_ELEMENTS or parts < 2 or sizes[axis] < 2 * parts:
         return None
