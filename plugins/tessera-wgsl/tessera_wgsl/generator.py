@@ -1,0 +1,55 @@
+"""Generator: a Tile module as WGSL shaders, one for each kernel, with a launch plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
+from tessera.codegen.contract import Capabilities
+from tessera.codegen.grouped.vectoriser import vectorise_groups
+from tessera.codegen.host_plan import build_host_plan
+from tessera.codegen.legality import check_element_types, check_resources
+from tessera.core.errors import ArgumentError
+from tessera.ir.core import Module
+from tessera.ops.dialects import host
+from tessera_wgsl.kernel import HEADER_SLOTS, WORKGROUP, Kernel
+
+OPTIONS = ("schedule",)
+
+
+def emit_program(name: str, capabilities: Capabilities, module: Module, options: Mapping[str, Any]) -> Artifact:
+    """The WGSL text of a Tile module, as files `<kernel>.wgsl`.
+
+    Raises:
+        UnsupportedOpError: an op has no row, or an element type, policy or integer is not supported.
+        ResourceError: a kernel needs more than a shader has.
+    """
+    unknown = [k for k in options if k not in OPTIONS]
+    if unknown:
+        raise ArgumentError(f"the target {name} has no option {unknown[0]}", expected=", ".join(OPTIONS))
+    check_element_types(module, name, capabilities.dtypes)
+    check_resources(module, name, capabilities)
+    ready = vectorise_groups(module)
+    grids = find_grids(ready)
+    sites: list[dict[str, Any]] = []
+    kernels = {f.name: Kernel(f, grids.get(f.name), sites) for f in ready.functions[1:]}
+    files = {f"{n}.wgsl": k.text() for n, k in kernels.items()}
+    plan = {**build_host_plan(ready, {n: 4 * k.arena for n, k in kernels.items()}), "reports": sites}
+    plan["workgroup"], plan["header"] = WORKGROUP, HEADER_SLOTS
+    text = "".join(files.values())
+    manifest = build_manifest(
+        name, module, plan, text, split_parameters(plan), {}, options.get("schedule"), ("tessera-wgsl",)
+    )
+    return Artifact(manifest, files)
+
+
+def find_grids(module: Module) -> dict[str, tuple[int, ...]]:
+    """The largest grid that each kernel is launched with."""
+    found: dict[str, tuple[int, ...]] = {}
+    for node in module.main.body.walk():
+        if node.op is host.launch:
+            grid = tuple(int(n) for n in (*node.attrs["grid"], 1, 1, 1)[:3])
+            before = found.get(node.attrs["kernel"], grid)
+            found[node.attrs["kernel"]] = tuple(map(max, grid, before))
+    return found
