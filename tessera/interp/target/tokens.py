@@ -121,9 +121,11 @@ class TokenCursor:
 
     def accept(self, *texts: str) -> bool:
         """Consume the next token if it has one of these texts."""
-        result = self.at(*texts)
-        self.index += result
-        return result
+        token = self.tokens[self.index]
+        if token.text in texts and token.kind in self.spelled:
+            self.index += 1
+            return True
+        return False
 
     def expect(self, text: str) -> TextToken:
         """Consume a token with this text, or fail."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp.target.llvm.text.operand_parser import (
@@ -103,29 +104,28 @@ def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
     if reader is None:
         c.fail("expected an instruction")
     c.take()
-    value = _parse_tail(c, reader(c, op))
-    return replace(value, result=result, where=location)
+    value = reader(c, op)
+    tail = _parse_tail(c) if c.at(",") else {}
+    return replace(value, result=result, where=location, **tail)
 
 
-def _parse_tail(c: LlvmTypeCursor, result: LlvmInstruction) -> LlvmInstruction:
-    """`, align 4, !dbg !7`"""
+def _parse_tail(c: LlvmTypeCursor) -> dict[str, Any]:
+    """`, align 4, !dbg !7`: the fields of the instruction that it gives."""
+    found: dict[str, Any] = {}
     while c.accept(","):
         if c.accept("align"):
-            result = replace(result, align=c.integer())
+            found["align"] = c.integer()
         elif c.accept("addrspace"):
             c.skip_group()
         elif c.here.kind == "meta":
-            result = _parse_attachment(c, result)
+            name, node = c.take().text, c.take().text
+            if c.at("(", "{"):
+                c.skip_group()
+            if name == "!dbg":
+                found["debug"] = node
         else:
             c.fail("expected align or metadata")
-    return result
-
-
-def _parse_attachment(c: LlvmTypeCursor, result: LlvmInstruction) -> LlvmInstruction:
-    name, node = c.take().text, c.take().text
-    if c.at("(", "{"):
-        c.skip_group()
-    return replace(result, debug=node) if name == "!dbg" else result
+    return found
 
 
 def get_comparison_type(type: LlvmType) -> LlvmType:

@@ -175,7 +175,8 @@ class _FunctionBodyParser:
         value = parse_instruction(self.p)
         if value.type == VOID or value.op in TERMINATORS:
             return value
-        return replace(value, result=self._make_name(value.result))
+        name = self._make_name(value.result)
+        return value if name == value.result else replace(value, result=name)
 
 
 def _parse_variable(p: _ModuleCursor) -> None:

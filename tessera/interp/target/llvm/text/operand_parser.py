@@ -162,6 +162,9 @@ class LlvmTypeCursor(LlvmCursor):
     def type(self) -> LlvmType:
         """Parse a type, typed pointers and function types included."""
         result = self._parse_base_type()
+        following = self.tokens[self.index]
+        if following.kind != "punct" and following.text != "addrspace":
+            return result
         while True:
             if self.accept("*"):
                 result = PTR
@@ -179,12 +182,14 @@ class LlvmTypeCursor(LlvmCursor):
 
     def _parse_base_type(self) -> LlvmType:
         token = self.here
+        known = _TYPE_KEYWORDS.get(token.text) if token.kind == "word" else None
+        if known is not None:
+            self.index += 1
+            return known
         if token.kind == "local" and token.text in self._defined:
             return self._parse_named_struct(self.take().text)
         if self.at("<", "[", "{"):
             return _BRACKET_PARSERS[token.text](self)
-        if token.kind == "word" and token.text in _TYPE_KEYWORDS:
-            return _TYPE_KEYWORDS[self.take().text]
         if token.kind == "word" and _INTEGER_PATTERN.match(token.text):
             if not 0 < (bits := int(token.text[1:])) <= MAX_INTEGER_BITS:
                 self.fail(f"expected an integer type of 1 to {MAX_INTEGER_BITS} bits")
