@@ -25,6 +25,7 @@ from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
 from tessera.stdlib.running_sums import running_sums
+from tessera.stdlib.split_k import match_chunked_product
 from tessera.stdlib.split_products import match_split_product
 
 RANK = 4
@@ -261,13 +262,15 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(contractions.dot)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A convolution as an implicit GEMM, and a large f32 product split into bf16, where a target has tensor cores."""
+    """A convolution as an implicit GEMM, a large f32 product split into bf16, and a product of 16-bit floats with few
+    results cut along its contraction, where a target has tensor cores."""
     types = [get_tensor_type(v) for v in (*node.args, node.out)]
     if not plan.tensor_cores or any(t.dtype != types[0].dtype or t.policy is not None for t in types):
         return None
     if types[0].dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
-    found = match_split_product(uses, *node.args) if types[0].dtype == f32 else None
+    match = {f32: match_split_product, bf16: match_chunked_product, f16: match_chunked_product}.get(types[0].dtype)
+    found = match(uses, *node.args) if match is not None else None
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 
