@@ -14,9 +14,9 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten
-from tessera.core.types import as_dtype
+from tessera.core.types import TensorType, as_dtype
 from tessera.dist.collectives import recv, send
-from tessera.dist.ranks import current_axes, find_members, get_rank, require_rank
+from tessera.dist.ranks import PredictedWorld, UnknownMessage, current_axes, find_members, get_rank, require_rank
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.collectives import all_reduce
@@ -150,12 +150,14 @@ class _Run:
         self.pipeline, self.own, self.params = pipeline, own, params
         self.xs, self.targets = xs, targets
         where = current_axes(None, pipeline.axis, "a pipeline")
-        self.where, self.members = where, find_members(where.groups, require_rank("a pipeline").rank)
+        self.rank = require_rank("a pipeline")
+        self.where, self.members = where, find_members(where.groups, self.rank.rank)
         self.last = len(pipeline.stages) - 1
         self.pulls: dict[tuple[int, int], Callable[..., Any]] = {}
         self.grads: list[Any] = [None] * len(own)
         self.total = zeros(())
         self._kept: dict[int, Tensor] = {}  # messages of this rank to itself
+        self._types: dict[int, TensorType] = {}  # of what stages give to the next one, which is that of its gradient
 
     def run(self) -> tuple[Tensor, list[Any]]:
         """All steps of the schedule."""
@@ -190,32 +192,50 @@ class _Run:
         if stage > 0:
             self._send(to_input, stage, stage - 1, micro, forward=False)
 
-    # Messages: a header of element type and shape, then the elements.
+    # Messages: before the first activation of a stage a header of its element type and shape.
 
     def _tag(self, stage: int, micro: int, forward: bool) -> int:
         return 2 * ((stage * self.pipeline.microbatches + micro) * 2 + forward)
 
     def _send(self, x: Tensor, here: int, there: int, micro: int, forward: bool) -> None:
         to, tag = self.members[there % self.where.size], self._tag(here, micro, forward)
-        if x.ndim > MAX_RANK:
-            raise ShapeError(f"an activation has at most {MAX_RANK} axes", received=str(x.type))
-        if to == self.members[get_rank(self.where)]:
+        if to == self.rank.rank:
             self._kept[tag] = x
             return
-        name = str(x.dtype).removeprefix("ts.").encode().ljust(16, b"\0")
-        header = np.zeros(MAX_RANK + 3, np.int64)
-        header[:2], header[2], header[3 : 3 + x.ndim] = np.frombuffer(name, np.int64), x.ndim, x.shape
-        send(Tensor(header), to, tag)
+        if forward and here not in self._types:
+            self._types[here] = x.type
+            self._announce(x.type, to, tag)
         send(x, to, tag + 1)
+
+    def _announce(self, type: TensorType, to: int, tag: int) -> None:
+        if isinstance(self.rank.world, PredictedWorld):
+            self.rank.world.types[self.rank.rank, to, tag] = type
+            return
+        if type.rank > MAX_RANK:
+            raise ShapeError(f"an activation has at most {MAX_RANK} axes", received=str(type))
+        name = str(type.dtype).removeprefix("ts.").encode().ljust(16, b"\0")
+        header = np.zeros(MAX_RANK + 3, np.int64)
+        header[:2], header[2], header[3 : 3 + type.rank] = np.frombuffer(name, np.int64), type.rank, type.shape
+        send(Tensor(header), to, tag)
 
     def _receive(self, there: int, here: int, micro: int, forward: bool) -> Tensor:
         source, tag = self.members[there % self.where.size], self._tag(there, micro, forward)
-        if source == self.members[get_rank(self.where)]:
+        if source == self.rank.rank:
             return self._kept.pop(tag)
+        if forward and there not in self._types:
+            self._types[there] = self._read_type(source, tag)
+        type = self._types[there if forward else here]
+        return recv(zeros(type.shape, dtype=type.dtype), source, tag=tag + 1)
+
+    def _read_type(self, source: int, tag: int) -> TensorType:
+        if isinstance(self.rank.world, PredictedWorld):
+            found = self.rank.world.types.get((source, self.rank.rank, tag))
+            if found is None:
+                raise UnknownMessage(f"rank {self.rank.rank} receives what rank {source} does not send")
+            return found
         header = recv(Tensor(np.zeros(MAX_RANK + 3, np.int64)), source, tag=tag).numpy()
         dtype = as_dtype(header[:2].tobytes().rstrip(b"\0").decode())
-        shape = tuple(int(n) for n in header[3 : 3 + header[2]])
-        return recv(zeros(shape, dtype=dtype), source, tag=tag + 1)
+        return TensorType(tuple(int(n) for n in header[3 : 3 + header[2]]), dtype)
 
 
 def _differentiate(function: Callable[..., Any], params: Any, x: Tensor) -> tuple[Tensor, Callable[..., Any]]:

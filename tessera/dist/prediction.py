@@ -1,21 +1,22 @@
 """Prediction: step time and memory of a distributed program on up to thousands of devices, by discrete events (simpy).
 
 Each rank runs its kernels in order. A collective begins when all ranks of its group have come, and ends for all at the
-same time. With `overlap` a rank goes on until something needs the result, and its collectives follow each other.
+same time. With `overlap` a rank goes on until something needs the result, and its collectives follow each other. A
+message is buffered: its sender goes on, and its receiver waits until it has come.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
+from tessera.core.errors import ArgumentError, CollectiveError, DeviceUnavailable, FileError, user_location
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType
 from tessera.dist.engines import run_as_rank
@@ -23,13 +24,14 @@ from tessera.dist.mesh import Mesh
 from tessera.dist.partition import Partitioned
 from tessera.dist.propagation import NVLINK, Link
 from tessera.dist.rank_program import Compute, Item, RankProgram, make_program
-from tessera.dist.ranks import RankContext
+from tessera.dist.ranks import PredictedWorld, RankContext, UnknownMessage
 from tessera.dist.sharding import check_spec
 from tessera.dist.spmd import Spmd, check_mesh, match_specs
 from tessera.frontend.jit.tracing import Jit, leaf_type
 from tessera.ops.tensor.argument_checks import check_function
 
 MAX_RANKS = 4096
+COMPARED_RANKS = 64  # up to so many, the program of each rank is traced
 SHOWN_RANKS = 16  # in a timeline
 MICRO = 1e6
 
@@ -114,7 +116,8 @@ def simulate(
     `function` is one of `ts.spmd` (or a function of a rank) or of `ts.dist.partition`; `args` are its arguments, or
     their types (`ts.Tensor[8, ts.f32]`), on the whole mesh. `links` are the connections along mesh axes (default
     `ts.dist.NVLINK`), `compute` the peaks of a device, `speeds` the speed of some ranks against the others (0.5: half
-    as fast). With `overlap` collectives run beside kernels until their results are needed.
+    as fast). With `overlap` collectives run beside kernels until their results are needed. Up to 64 ranks may run
+    different programs; of more, rank 0 stands for all unless it sends or receives messages.
 
     >>> import tessera as ts
     >>> mesh = ts.Mesh((512, 8), ("dp", "tp"))
@@ -125,7 +128,8 @@ def simulate(
 
     Raises:
         ArgumentError: the mesh is no mesh or has more than 4,096 ranks, or links or speeds do not fit it.
-        UnsupportedOpError: a loop ends by a computed value, or ranks exchange messages.
+        UnsupportedOpError: a loop ends by a computed value.
+        CollectiveError: a rank waits for ever, for a message or for other ranks.
         DeviceUnavailable: simpy is missing.
     """
     check_mesh(mesh, "simulate")
@@ -133,8 +137,8 @@ def simulate(
     known = check_links(mesh, links)
     factors = check_speeds(mesh, speeds)
     body, local, name = _find_body(function, mesh, args, named)
-    program = trace_rank(body, mesh, local, known, compute or Compute())
-    return Prediction(name, mesh, [program] * mesh.size, run_events([program.items] * mesh.size, factors, overlap))
+    programs = trace_ranks(body, mesh, local, known, compute or Compute())
+    return Prediction(name, mesh, programs, run_events([p.items for p in programs], factors, overlap))
 
 
 def check_mesh_size(mesh: Any) -> None:
@@ -221,13 +225,45 @@ def _cut_type(name: str, leaf: Any, spec: Any, mesh: Mesh) -> Any:
     return TensorType(tuple(n // mesh.count(d) for n, d in zip(shape, dims, strict=True)), type.dtype)
 
 
-def trace_rank(body: Any, mesh: Mesh, local: Any, links: Mapping[str, Link], compute: Compute) -> RankProgram:
-    """The program of rank 0, which stands for all: SPMD ranks run the same ops."""
+def trace_ranks(body: Any, mesh: Mesh, local: Any, links: Mapping[str, Link], compute: Compute) -> list[RankProgram]:
+    """The program of each rank; those that are equal are one object."""
+    world = PredictedWorld(mesh.size)
+    found: dict[int, RankProgram] = {}
+    waiting = [0]
+    while waiting:  # a rank may receive what a rank after it sends: until that is traced, its type is not known
+        later: list[int] = []
+        known = len(world.types)
+        for rank in waiting:
+            try:
+                found[rank] = trace_rank(body, mesh, local, links, compute, rank, world)
+            except UnknownMessage as error:
+                later.append(rank)
+                unknown = error
+        if waiting == [0] and mesh.size > 1 and (later or _differs(found[0], mesh)):
+            later += range(1, mesh.size)
+        elif len(later) == len(waiting) and len(world.types) == known:
+            raise CollectiveError(str(unknown), location=user_location(), expected="a message for each recv")
+        waiting = later
+    first = found[0]
+    return [p if (p := found.get(rank, first)) != first else first for rank in range(mesh.size)]
+
+
+def _differs(program: RankProgram, mesh: Mesh) -> bool:
+    """Whether other ranks may run another program than rank 0."""
+    return mesh.size <= COMPARED_RANKS or any(item.message is not None for item in program.items)
+
+
+def trace_rank(
+    body: Any, mesh: Mesh, local: Any, links: Mapping[str, Link], compute: Compute, rank: int = 0,
+    world: PredictedWorld | None = None,
+) -> RankProgram:  # fmt: skip
+    """The program of a rank."""
     args, named = local
     jit = body if isinstance(body, Jit) else Jit(body)
-    world: Any = SimpleNamespace(size=mesh.size, on_device=False, direct_arrays=None)
-    traced = run_as_rank(RankContext(0, mesh, world), lambda: jit._trace(jit.bind(tuple(args), named)))
-    return make_program(traced.function, mesh, 0, links, compute)
+    predicted: Any = world or PredictedWorld(mesh.size)
+    context = RankContext(rank, mesh, predicted)
+    traced = run_as_rank(context, lambda: jit._trace(jit.bind(tuple(args), named)))
+    return make_program(traced.function, mesh, rank, links, compute)
 
 
 # Events.
@@ -260,36 +296,81 @@ class _Meeting:
 def run_events(programs: Sequence[Sequence[Item]], speeds: Sequence[float], overlap: bool) -> list[list[Span]]:
     """What every rank does when; that of one rank where all run one program at one speed: they do the same."""
     same = len(set(speeds)) == 1 and all(p is programs[0] for p in programs)
-    env = _import_simpy().Environment()
+    simpy = _import_simpy()
+    env = simpy.Environment()
     meetings: dict[tuple[tuple[int, ...], int], _Meeting] = {}
-    runs = [_RankRun(env, programs[r], speeds[r], meetings, same) for r in range(1 if same else len(programs))]
+    messages: dict[Any, Any] = defaultdict(lambda: simpy.Store(env))
+    numbers = range(1 if same else len(programs))
+    runs = [_RankRun(env, programs[r], speeds[r], meetings, messages, same) for r in numbers]
     for run in runs:
         env.process(run.run(overlap))
     env.run()
+    for rank, run in enumerate(runs):
+        if run.current is not None:
+            raise CollectiveError(
+                f"rank {rank} waits for ever: {_describe_wait(run.current)}", location=run.current.loc,
+                expected="a message for each recv, and each collective on all ranks of its group",
+            )  # fmt: skip
     return [run.spans for run in runs]
+
+
+def _describe_wait(item: Item) -> str:
+    """What a rank waits for at an item."""
+    if item.message is None:
+        return f"other ranks do not come to its {item.label}"
+    return f"rank {item.message.source} sends no message with tag {item.message.tag}"
 
 
 class _RankRun:
     """The events of one rank; `alone` if it stands for all."""
 
-    def __init__(self, env: Any, items: Sequence[Item], speed: float, meetings: Any, alone: bool) -> None:
-        self.env, self.items, self.speed, self.meetings, self.alone = env, items, speed, meetings, alone
+    def __init__(
+        self, env: Any, items: Sequence[Item], speed: float, meetings: Any, messages: Any, alone: bool
+    ) -> None:
+        self.env, self.items, self.speed, self.alone = env, items, speed, alone
+        self.meetings, self.messages = meetings, messages
+        self.current: Item | None = None  # what it executes, until the end
         self.spans: list[Span] = []
         self.counts: dict[tuple[int, ...], int] = {}
         self.ends: dict[int, Any] = {}
         self.last: Any = None
 
     def run(self, overlap: bool) -> Iterator[Any]:
-        """The kernels in order, with the waits for collectives."""
+        """The kernels in order, with the waits for communication."""
         for number, item in enumerate(self.items):
-            if not item.members:
+            self.current = item
+            if item.members:
+                self.last = self.ends[number] = self.env.process(self._communicate(item, self.last, self._join(item)))
+            elif item.message is not None:
+                self.ends[number] = self._exchange(item)
+            else:
                 yield from self._compute(item)
                 continue
-            self.last = self.ends[number] = self.env.process(self._communicate(item, self.last, self._join(item)))
             if not overlap:
-                yield from self._wait(self.last, item)
-        if self.last is not None:
-            yield from self._wait(self.last, self.items[-1])
+                yield from self._wait(self.ends[number], item)
+        for number, end in self.ends.items():
+            self.current = self.items[number]
+            yield from self._wait(end, self.items[number])
+        self.current = None
+
+    def _exchange(self, item: Item) -> Any:
+        """Begin a message; the event after which this rank has what it receives, or may go on."""
+        message = item.message
+        assert message is not None
+        box = self.messages[message.source, message.to, message.tag]
+        if message.sends:
+            self.env.process(self._deliver(item, box))
+            return self.env.timeout(0)
+        return box.get()
+
+    def _deliver(self, item: Item, box: Any) -> Iterator[Any]:
+        for needed in item.needs:
+            if self.ends[needed] is not None:
+                yield self.ends[needed]
+        start = self.env.now
+        yield self.env.timeout(item.seconds)
+        self._note("communication", item, start, self.env.now)
+        box.put(item)
 
     def _compute(self, item: Item) -> Iterator[Any]:
         for needed in item.needs:

@@ -1,8 +1,8 @@
-"""Rank programs for prediction: the kernels and collectives of one rank, with their time and memory by a stated model.
+"""Rank programs for prediction: kernels and communication of one rank, with their time and memory by a stated model.
 
 A kernel takes the longer of its arithmetic and its bytes at the device's peaks, and a fixed time to start. A product or
 a reduction begins a kernel; pointwise ops join that of their operand. A collective takes the time of its bytes on the
-slowest link between its ranks, and of its messages.
+slowest link between its ranks, and of its messages. A message takes that of its bytes on the link between two ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tessera.core.errors import UnsupportedOpError
+from tessera.core.errors import UNKNOWN, Location, UnsupportedOpError
 from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh
 from tessera.dist.propagation import Link, estimate_collective
@@ -23,7 +23,7 @@ from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import eliminate_dead_code
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
 from tessera.ops.tensor import contractions
-from tessera.ops.tensor.collectives import COMMUNICATING, local_part, place_part
+from tessera.ops.tensor.collectives import COMMUNICATING, local_part, place_part, receive, send
 
 MATRIX_BITS = 16  # elements up to this width use the matrix units
 
@@ -38,17 +38,29 @@ class Compute:
     launch: float = 2e-6
 
 
+@dataclass(frozen=True)
+class Message:
+    """A message between two ranks, at the one that sends it or at the one that receives it."""
+
+    source: int
+    to: int
+    tag: int
+    sends: bool
+
+
 @dataclass
 class Item:
-    """A kernel (no members) or a collective of a rank: how long it takes, and whose results it needs."""
+    """A kernel, a collective (with members) or a message of a rank: how long it takes, and whose results it needs."""
 
     label: str
     seconds: float
     place: str = ""
     members: tuple[int, ...] = ()
-    needs: tuple[int, ...] = ()  # collectives before it, by their numbers
+    needs: tuple[int, ...] = ()  # communication before it, by its numbers
     bytes: int = 0
     flops: float = 0.0
+    message: Message | None = None
+    loc: Location = field(default=UNKNOWN, compare=False)
 
 
 @dataclass
@@ -68,7 +80,7 @@ def count_bytes(value: Value) -> int:
 
 
 def make_program(function: Function, mesh: Mesh, rank: int, links: Mapping[str, Link], compute: Compute) -> RankProgram:
-    """The kernels and collectives of a traced function as a rank runs it.
+    """The kernels and the communication of a traced function as a rank runs it.
 
     Raises:
         UnsupportedOpError: a loop ends by a computed value.
@@ -138,17 +150,25 @@ class _Maker:
         return Item(head.op.__name__, seconds, str(head.loc), needs=needs, bytes=bytes, flops=sum(flops.values()))
 
     def _add_collective(self, node: Node, needs: tuple[int, ...]) -> None:
-        if node.op.name in ("ts.send", "ts.receive"):
-            raise UnsupportedOpError(
-                "a program of messages differs from rank to rank: its time is not predicted", location=node.loc,
-                suggestion="pass a ts.dist.Pipeline, or write it with ts.dist.collective_permute",
-            )  # fmt: skip
+        if node.op in (send, receive):
+            self._add_message(node, needs)
+            return
         groups = node.attrs["groups"]
         members = next(tuple(g) for g in groups if self.rank in g)
         held = max(count_bytes(node.args[0]), count_bytes(node.out))
         kind = node.op.__name__
         seconds = estimate_collective(kind, held, len(members), find_link(self.mesh, members, self.links))
-        self.items.append(Item(kind, seconds, str(node.loc), members, needs, held))
+        self.items.append(Item(kind, seconds, str(node.loc), members, needs, held, loc=node.loc))
+
+    def _add_message(self, node: Node, needs: tuple[int, ...]) -> None:
+        sends, tag = node.op is send, int(node.attrs["tag"])
+        there = int(node.attrs["to" if sends else "source"])
+        self.mesh.coordinate(there)
+        source, to = (self.rank, there) if sends else (there, self.rank)
+        held, link = count_bytes(node.out), find_link(self.mesh, (source, to), self.links)
+        seconds = held / link.bandwidth + link.latency if sends else 0.0
+        name, message = "send" if sends else "recv", Message(source, to, tag, sends)
+        self.items.append(Item(name, seconds, str(node.loc), (), needs, held, message=message, loc=node.loc))
 
 
 @lru_cache(maxsize=4096)

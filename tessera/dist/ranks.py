@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh, MeshAxis, current_mesh
 from tessera.dist.parts import cut_device_part, place_device_part
 
@@ -47,6 +48,24 @@ class World(Protocol):
 
     def receive(self, rank: int, like: np.ndarray, source: int, tag: int, site: str) -> np.ndarray:
         """Wait for a message of this type."""
+
+
+class PredictedWorld:
+    """The ranks of a prediction, which are traced one after the other: nothing is exchanged.
+
+    `types` are those of messages, by sender, receiver and tag, for receivers that must know them.
+    """
+
+    on_device = False
+    direct_arrays = None
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.types: dict[tuple[int, int, int], TensorType] = {}
+
+
+class UnknownMessage(Exception):
+    """The type of a message is not known until its sender is traced."""
 
 
 @dataclass(frozen=True)

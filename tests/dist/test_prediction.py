@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.dist import Compute, Link, simulate
-from tessera.errors import ArgumentError, FileError, UnsupportedOpError
+from tessera.errors import ArgumentError, CollectiveError, FileError
 
 pytest.importorskip("simpy")
 P = ts.dist.P
@@ -81,6 +81,54 @@ def test_overlap():
     assert apart.busy()[0] == pytest.approx(beside.busy()[0]) and beside.busy("wait")[0] == 0
 
 
+def test_messages_take_their_time_and_receivers_wait():
+    def program(x):
+        if ts.get_rank() == 0:
+            ts.send(ts.exp(x), 1)
+            return ts.exp(x * 2.0)
+        return ts.recv(x, 0) + 1.0 if ts.get_rank() == 1 else x
+
+    found = simulate(program, ts.Mesh(3), ts.ones((1000,)), links={"ranks": LINK}, compute=UNIT)
+    kernel, moved = 8000 / 1e9, 4000 / 1e9 + 1e-6
+    assert found.spans(1)[0].end == pytest.approx(kernel + moved) and found.seconds == pytest.approx(2 * kernel + moved)
+    assert found.busy("communication").tolist() == pytest.approx([moved, 0, 0])
+    assert found.busy("wait").tolist() == pytest.approx([0, kernel + moved, 0]) and not found.spans(2)
+
+
+def test_the_bubble_of_pipelines():
+    def make(schedule, ranks, micros):
+        stages = [lambda p, a: ts.tanh(a @ p)] * ranks * (2 if schedule == "interleaved" else 1)
+        pipeline = ts.dist.Pipeline(stages, lambda y, t: ((y - t) ** 2.0).mean(), micros, schedule)
+        params = [ts.Tensor[64, 64, ts.f32]] * (len(stages) // ranks)
+        types = ts.Tensor[64 * micros, 64, ts.f32], ts.Tensor[64 * micros, 64, ts.f32]
+        return simulate(pipeline.value_and_grad, ts.Mesh(ranks), params, *types, links={"ranks": Link(1e15, 0.0)},
+                        compute=Compute(flops=1e9, bandwidth=1e15, launch=0.0))  # fmt: skip
+
+    for schedule in ("gpipe", "1f1b", "interleaved"):
+        chunks = 2 if schedule == "interleaved" else 1
+        found = make(schedule, 4, 8)
+        idle = 1 - found.busy()[1:].mean() / found.seconds  # the first stage needs no gradient of its input
+        assert idle == pytest.approx(ts.dist.bubble_share(4, 8, chunks), abs=0.04), schedule
+    held, all_held = (make(s, 4, 16).programs[0] for s in ("1f1b", "gpipe"))
+    assert held.peak_bytes - held.argument_bytes < 0.8 * (all_held.peak_bytes - all_held.argument_bytes)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (
+            lambda x: ts.recv(x, 1) if ts.get_rank() == 0 else x,
+            "rank 0 waits for ever: rank 1 sends no message with tag 0",
+        ),
+        (lambda x: ts.all_reduce(x) if ts.get_rank() else x, "rank 1 waits for ever: other ranks do not come"),
+    ],
+)
+def test_ranks_that_wait_for_ever(program, text):
+    with pytest.raises(CollectiveError, match=text) as found:
+        simulate(program, ts.Mesh(2), ts.ones((2,)))
+    assert found.value.location.file == __file__
+
+
 def test_loops_count_their_steps():
     def make(length):
         return lambda x: ts.scan(lambda c, _: (ts.all_reduce(c * 2.0, "mean"), None), x, ts.zeros((length,)))[0]
@@ -146,5 +194,3 @@ def test_refusals(named, text):
         simulate(ts.exp, ts.Mesh(2), ts.ones((2,)), **named)
     with pytest.raises(ArgumentError, match="at most 4096"):
         simulate(lambda x: x, ts.Mesh(4097), ts.ones((2,)))
-    with pytest.raises(UnsupportedOpError, match="messages"):
-        simulate(lambda x: ts.send(x, 1), ts.Mesh(2), ts.ones((2,)))
