@@ -24,6 +24,7 @@ from tessera.pyflame.dtypes import (
     int32,
     int64,
 )
+from tessera.pyflame.files import load, save
 from tessera.pyflame.graph import Graph, Node, TensorSpec, get_graph, get_node, print_graph
 from tessera.pyflame.layouts import MeshLayout, PECoord
 from tessera.pyflame.operations import (
@@ -67,9 +68,9 @@ __all__ = [
     "CSLCodeGenerator", "CodeGenOptions", "CodeGenResult", "DType", "GradMode", "Graph", "MeshLayout", "Node",
     "PECoord", "Tensor", "TensorSpec", "abs", "arange", "autograd", "backward", "bfloat16", "bool_", "cat",
     "compile_to_csl", "cos", "dtype_name", "dtype_size", "eval", "exp", "float16", "float32", "from_numpy", "full",
-    "gelu", "get_graph", "get_node", "int16", "int32", "int64", "int8", "is_lazy", "log", "log_softmax",
+    "gelu", "get_graph", "get_node", "int16", "int32", "int64", "int8", "is_lazy", "load", "log", "log_softmax",
     "manual_seed", "matmul", "max", "mean", "min", "nn", "no_grad", "ones", "optim", "print_graph", "rand", "randn",
-    "relu", "reshape", "sigmoid", "silu", "sin", "softmax", "sqrt", "squeeze", "stack", "sum", "tanh", "tensor",
+    "relu", "reshape", "save", "sigmoid", "silu", "sin", "softmax", "sqrt", "squeeze", "stack", "sum", "tanh", "tensor",
     "transpose", "unsqueeze", "where", "zeros",
 ]
 # fmt: on

@@ -11,6 +11,7 @@ from typing import Any
 from tessera import nn as core
 from tessera.nn.module import Lambda
 from tessera.pyflame.nn import functional as functional
+from tessera.pyflame.nn import utils as utils
 from tessera.pyflame.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from tessera.pyflame.nn.losses import NLLLoss as NLLLoss
 from tessera.pyflame.nn.modules import LazyModuleDict, LazyModuleList, make_layer
@@ -36,6 +37,7 @@ _OWN = [
     "Reduction",
     "Sequential",
     "functional",
+    "utils",
 ]
 _LAYERS = [name for name in core.__all__ if _is_layer(getattr(core, name)) and name not in _OWN]
 globals().update({name: make_layer(getattr(core, name)) for name in _LAYERS})
