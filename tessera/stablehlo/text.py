@@ -226,17 +226,22 @@ def parse_tensor_type(text: str) -> Any:
     return TensorType(tuple(int(n) for n in sizes), _ELEMENTS[element])
 
 
+def _sizes(type: TensorType) -> tuple[int, ...]:
+    """The sizes of a type of this text, which are numbers."""
+    return tuple(n for n in type.shape if isinstance(n, int))
+
+
 def _decode_bytes(raw: bytes, type: TensorType) -> np.ndarray:
     """The elements of a dense string: row-major, little-endian; bools are bits or bytes, one element is repeated."""
-    count = math.prod(n for n in type.shape if isinstance(n, int))
+    count = math.prod(_sizes(type))
     if type.dtype.kind == "bool":
         if len(raw) == 1 and count > 8:
-            return np.broadcast_to(raw[0] != 0, type.shape)
+            return np.broadcast_to(raw[0] != 0, _sizes(type))
         if len(raw) == count:
             return (np.frombuffer(raw, np.uint8) != 0).reshape(type.shape)
         return np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[:count].astype(bool).reshape(type.shape)
     flat = np.frombuffer(raw, type.dtype.numpy)
-    return np.broadcast_to(flat[0], type.shape) if flat.size == 1 else flat.reshape(type.shape)
+    return np.broadcast_to(flat[0], _sizes(type)) if flat.size == 1 else flat.reshape(type.shape)
 
 
 def _decode_number(text: str, dtype: DType) -> Any:
@@ -262,7 +267,7 @@ def make_dense(elements: Any, type: TensorType) -> np.ndarray:
         array = wide.astype(type.dtype.numpy)
     else:
         array = np.array(values, type.dtype.numpy)
-    return np.broadcast_to(array.reshape(()), type.shape) if array.size == 1 else array.reshape(type.shape)
+    return np.broadcast_to(array.reshape(()), _sizes(type)) if array.size == 1 else array.reshape(type.shape)
 
 
 def _flatten(elements: Any, flat: list[str]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import signal
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,19 +24,51 @@ from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
 # The parent runs no program, so that its threads do not disturb a fork.
 CONTEXT = multiprocessing.get_context("fork")
 HANG_SECONDS = 120.0  # a program that takes longer is a failure
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
 
 
 def run_workers(request: CampaignRequest, jobs: int) -> Summary:
-    """Run a campaign in several processes, each with its own seeds."""
+    """Run a campaign in several processes, each with its own seeds. However it ends, the processes end with it."""
     total, end = Summary(), time.perf_counter() + request.seconds
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [Worker(request, number, Path(folder) / f"{number}.json") for number in range(jobs)]
-        while any(w.process is not None for w in workers):
+    workers: list[Worker] = []
+    with tempfile.TemporaryDirectory() as folder, _exit_on_sigterm():
+        try:
+            for number in range(jobs):
+                workers.append(Worker(request, number, Path(folder) / f"{number}.json"))
+            while any(w.process is not None for w in workers):
+                for worker in workers:
+                    worker.poll(total, end)
+                time.sleep(0.05)
+        finally:
             for worker in workers:
-                worker.poll(total, end)
-            time.sleep(0.05)
+                worker.stop()
     return total
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit, so that the processes and the folder of the campaign are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _follow_parent() -> None:
+    """In a worker: the parent decides what signals do, and the system ends it with the parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 class Worker:
@@ -71,6 +107,13 @@ class Worker:
             self.process.join()
             self._report_crash(total, end, "hangs")
 
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
     def _hangs(self) -> bool:
         return self.record.exists() and time.time() - self.record.stat().st_mtime > HANG_SECONDS
 
@@ -106,6 +149,7 @@ class Worker:
 
 
 def _work(request: CampaignRequest, number: int, first: int, record: Path, sender: Connection) -> None:
+    _follow_parent()
     try:
         summary = run_campaign(request, number, first, record, lambda part: sender.send(("part", part)))
         sender.send(("end", summary))
@@ -114,6 +158,7 @@ def _work(request: CampaignRequest, number: int, first: int, record: Path, sende
 
 
 def _examine(running: dict[str, Any], values: Sequence[int], request: CampaignRequest) -> None:
+    _follow_parent()
     program = GENERATORS[running["kind"]](Choices(values), None)
     examine(program, list_fuzz_engines(request.targets), running["seed"])
 
@@ -122,10 +167,12 @@ def _try_in_process(run: Callable[[], None]) -> str:
     """How a process ends that runs a function."""
     process = CONTEXT.Process(target=run)
     process.start()
-    process.join(HANG_SECONDS)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
+    try:
+        process.join(HANG_SECONDS)
+    finally:
+        if process.exitcode is None:
+            process.kill()
+            process.join()
     return _describe_exit(process.exitcode)
 
 
