@@ -27,7 +27,7 @@ from tessera.compiler.passes import (
 )
 from tessera.compiler.schedules import ScheduledKernel, ScheduleGenerator, ScheduleOptimizer
 from tessera.compiler.universal import CodeGenerator, Target, TargetProgram, UniversalCompiler, define_compiler
-from tessera.lower.extensions import check_values
+from tessera.lower.lowering_plan import check_values
 
 __all__ = [
     "CodeGenerator",

@@ -21,7 +21,7 @@ from tessera.frontend.jit.tracing import Jit
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
-from tessera.lower.extensions import FUSION_RULES, use_extensions
+from tessera.lower.lowering_plan import FUSION_RULES, use_extensions
 from tessera.lower.op_chains import check_names
 from tessera.lower.passes.fusion_groups import FusionUnit, list_units
 from tessera.transforms.recording import rebind_node

@@ -17,18 +17,18 @@ from tessera.core.errors import ArgumentError, Location, user_location
 from tessera.frontend.jit.tracing import Jit, locate_definition
 from tessera.ir.core import Function, Module, Node
 from tessera.ir.rewrite import has_effect
-from tessera.lower.extensions import (
+from tessera.lower.lowering_plan import (
     EXTENSIONS,
     GRAPH,
     HIDDEN,
     INSTALLED,
     SCHEDULE,
     SCOPED,
+    LoweringPlan,
     PipelineExtension,
     register_extension,
     use_extensions,
 )
-from tessera.lower.lowering_plan import LoweringPlan
 
 
 class GraphPass:

@@ -23,7 +23,7 @@ from tessera.ir.core import Function, find_size_names
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rewrite import has_effect
 from tessera.ir.verify import verify_function
-from tessera.lower.extensions import VALUES_CHECKED
+from tessera.lower.lowering_plan import VALUES_CHECKED
 
 SYMBOLIC_SIZE = 5  # what a symbolic size is while values are compared, where no estimate of it is known
 MOST_ELEMENTS = 1 << 22  # of the arguments: larger programs are compared by `tessera bisect` alone

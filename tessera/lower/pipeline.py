@@ -16,11 +16,14 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
-from tessera.lower.extensions import FUSION, GRAPH, SCHEDULE, find_extensions
 from tessera.lower.graph_to_schedule.host_ops import runs_on_host
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import (
+    FUSION,
+    GRAPH,
+    SCHEDULE,
     LoweringPlan,
+    find_extensions,
     find_library_launch,
     find_library_lowering,
     find_library_ops,
@@ -29,15 +32,13 @@ from tessera.lower.lowering_plan import (
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
-from tessera.lower.passes.flat_windows import flatten_windows
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
-from tessera.lower.passes.reduction_splitting import split_reductions
+from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
-from tessera.lower.passes.tile_legalisation import to_legal_tile
-from tessera.lower.passes.vector_products import form_vector_products
-from tessera.lower.passes.window_views import form_window_views
+from tessera.lower.passes.window_views import flatten_windows, form_window_views
+from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]

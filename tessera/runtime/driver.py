@@ -29,8 +29,7 @@ from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Function, Module
 from tessera.ir.device_interchange import READERS, import_device_array
-from tessera.lower.extensions import GRAPH, PASSES, RUN_OBSERVER, find_extensions
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import GRAPH, PASSES, RUN_OBSERVER, LoweringPlan, find_extensions
 from tessera.lower.pipeline import list_steps
 
 LEVELS = ("graph", "schedule", "tile", "target")

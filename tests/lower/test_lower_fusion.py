@@ -14,8 +14,8 @@ from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.rewrite import eliminate_common_subexpressions
 from tessera.lower.graph_to_schedule.lowering import to_schedule
-from tessera.lower.kernel_summary import format_summary, summarise_kernels
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.schedule_to_tile.lowering import format_summary, summarise_kernels
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, contractions, losses, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e

@@ -7,8 +7,7 @@ import pytest
 
 from tessera.lower.indexing_maps import analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
-from tessera.lower.passes.tile_legalisation import cut_tiles
-from tessera.lower.schedule_to_tile.lowering import split_into_stages
+from tessera.lower.schedule_to_tile.lowering import cut_tiles, split_into_stages
 from tessera.ops.tensor import nn
 from tests.lower.levels import modules, traced
 

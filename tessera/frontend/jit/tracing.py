@@ -68,7 +68,7 @@ from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_N
 from tessera.ir.core import Attrs, Function, Node, Value
 from tessera.ir.device_interchange import is_on_device
 from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
-from tessera.lower.extensions import make_extension_key, make_program_attributes
+from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full

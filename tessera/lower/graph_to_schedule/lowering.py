@@ -18,9 +18,8 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
 from tessera.lower.graph_to_schedule import host_ops, kernel_body
-from tessera.lower.graph_to_schedule.dimension_collapsing import collapse_dims
 from tessera.lower.graph_to_schedule.fusion import FusionCluster, form_clusters, strip_reshapes
-from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, point_rules
+from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, collapse_dims, point_rules
 from tessera.lower.indexing_maps import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body, get_shape
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule

@@ -14,7 +14,7 @@ from tessera.core.errors import UnknownNameError
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.levels import KERNEL_OP
 from tessera.ir.rewrite import RewritePatterns, UseDef, rewrite_function
-from tessera.lower.extensions import FUSION, FUSION_RULES
+from tessera.lower.lowering_plan import FUSION, FUSION_RULES
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS, match_chain, strip_views
 from tessera.lower.op_counts import count_elements, count_flops
 from tessera.ops.dialects import host

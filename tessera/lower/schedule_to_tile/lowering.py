@@ -3,12 +3,14 @@
 A reduction over a looped dim is complete only after a whole loop. Stage p holds what p complete loops make possible:
 first the nodes that do not depend on the looped dim, then one loop that completes the reductions of this stage. A
 value that depends on the looped dim is recomputed in each loop that uses it.
+
+Kernels are named after their ops. Tile legalisation gives those that a target refuses the next smaller tiles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import Size, ceil_divide
@@ -23,14 +25,103 @@ from tessera.ir.rewrite import (
     rewrite_function,
 )
 from tessera.ir.rules import Rules
+from tessera.lower.graph_to_schedule.lowering import TileSizeSearch
 from tessera.lower.indexing_maps import TOTAL, BodyIndexing, KernelDims, analyse_body
-from tessera.lower.kernel_summary import name_kernel
+from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.schedule_to_tile import tile_emitter
 from tessera.lower.schedule_to_tile.reductions import LoopReduction, emit_whole_reduction, reduction_rules
 from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
 from tessera.ops.dialects import control_flow, host, schedule, tile
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
+
+# Names of kernels, by the ops that they compute.
+
+
+# The first rows whose ops all occur give the name; each op counts for one row.
+KERNEL_PATTERNS: tuple[tuple[frozenset[str], str], ...] = tuple(
+    (frozenset(ops.split()), name)
+    for ops, name in (
+        ("contract", "matmul"),
+        ("max exp sum", "softmax"),
+        ("sum rsqrt", "normalize"),
+        ("argmax", "argmax"),
+        ("argmin", "argmin"),
+        ("sum", "sum"),
+        ("max", "max"),
+        ("min", "min"),
+        ("erf", "gelu"),
+        ("tanh", "tanh"),
+        ("exp", "exp"),
+        ("log", "log"),
+        ("add", "add"),
+        ("sub", "sub"),
+        ("mul", "mul"),
+        ("div", "div"),
+        ("where", "where"),
+    )
+)
+# Arithmetic is not named after another op.
+_ARITHMETIC = frozenset(("add", "sub", "mul", "div", "where"))
+
+
+def list_ops(block: Block) -> list[str]:
+    """The ops of a body in order, without index arithmetic and constants."""
+    names = []
+    for node in block.nodes:
+        if node.op in (schedule.index, schedule.load, schedule.store) or _is_index_arithmetic(node):
+            continue
+        names.append(node.attrs["kind"] if node.op is schedule.reduce else node.op.__name__)
+    return names
+
+
+def _is_index_arithmetic(node: Node) -> bool:
+    return all(v.type.dtype.name in ("int64", "bool") for v in (*node.args, *node.results)) or not node.args
+
+
+def name_kernel(block: Block) -> str:
+    """A short name for a body."""
+    return "_".join(_join_op_names(frozenset(list_ops(block)))) or "copy"
+
+
+def _join_op_names(ops: Collection[str]) -> list[str]:
+    found: list[str] = []
+    left = set(ops)
+    for pattern, name in KERNEL_PATTERNS:
+        if pattern <= left and not (found and pattern <= _ARITHMETIC):
+            found.append(name)
+            left -= pattern
+    return found or sorted(left)[:1]
+
+
+KernelRow = tuple[str, tuple[str, ...], tuple[str, ...]]
+_summary_rules = Rules("summary")
+
+
+def summarise_kernels(module: Module) -> list[KernelRow]:
+    """Name, dims and ops of each kernel of a Schedule module; a launch of a tile function has no ops."""
+    nodes = [n for n in module.main.body.walk() if n.op in _summary_rules]
+    return [_summary_rules.of(n.op)(number, n) for number, n in enumerate(nodes)]
+
+
+@_summary_rules(schedule.kernel)
+def _(number, node):
+    tile, loop = node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]
+    every = enumerate(zip(node.attrs["dims"], tile, strict=True))
+    dims = tuple(f"{name}={n}/{t}{' loop' if d in loop else ''}" for d, ((name, n, _), t) in every)
+    (block,) = node.regions
+    return f"k{number}_{name_kernel(block)}", dims, tuple(list_ops(block))
+
+
+@_summary_rules(host.launch)
+def _(number, node):
+    return node.attrs["kernel"], tuple(f"grid={n}" for n in node.attrs["grid"]), ()
+
+
+def format_summary(module: Module) -> str:
+    """The summary as text."""
+    return "\n".join(f"{name:28} {' '.join(dims):44} {' '.join(ops)}" for name, dims, ops in summarise_kernels(module))
+
 
 # Loop stages: the order in which the nodes of a body run when a loop walks one dim.
 #
@@ -281,3 +372,78 @@ def _(emit, node, uses):
 @tile_rules(schedule.reduce, schedule.contract)
 def _(emit, node, uses):
     return emit_whole_reduction(emit, node, uses)
+
+
+# Tile legalisation: kernels that a target's resource model refuses get the next smaller tiles, before any emission.
+# Tile sizes are chosen for speed (`choose_tile_sizes`). The resource model of the target (`LoweringPlan.find_refused`)
+# then says which kernels exceed its shared memory or registers. Their candidates are tried from the largest tile to the
+# smallest: each halves the longest side, which costs the least arithmetic intensity.
+
+
+def to_legal_tile(module: Module, plan: LoweringPlan) -> Module:
+    """The Tile module of a Schedule module, with tiles that the target's resource model accepts.
+
+    A kernel that it refuses even with the smallest tiles stays as it is: the generator then names what is missing.
+    """
+    tile = to_tile(module)
+    if plan.find_refused is None:
+        return tile
+    while refused := plan.find_refused(tile):
+        smaller = _cut_refused(module, tile, refused, plan)
+        if smaller is None:
+            break
+        module, tile = smaller, to_tile(smaller)
+    return tile
+
+
+def _cut_refused(module: Module, tile: Module, refused: Collection[str], plan: LoweringPlan) -> Module | None:
+    """The Schedule module with smaller tiles for the refused kernels; None if none of them has smaller ones."""
+    kinds = (schedule.kernel, host.launch)
+    kernels = [n for n in _walk_host(module.main.body) if n.op in kinds]
+    launches = [n for n in _walk_host(tile.main.body) if n.op is host.launch]
+    found = {
+        k: cut
+        for k, launch in zip(kernels, launches, strict=True)
+        if k.op is schedule.kernel and launch.attrs["kernel"] in refused and (cut := cut_tiles(k, plan)) is not None
+    }
+    patterns = RewritePatterns("tile legalisation")
+
+    @patterns(schedule.kernel)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> tuple[()] | None:
+        if node not in found:
+            return None
+        attrs = Attrs({**node.attrs, "schedule": found[node]})
+        rewriter.builder.add(schedule.kernel, args, attrs, types=(), regions=node.regions)
+        return ()
+
+    return module.replace(rewrite_function(module.main, patterns), *module.functions[1:]) if found else None
+
+
+def _walk_host(block: Block) -> Iterator[Node]:
+    """The nodes that the host runs, those of loops and branches included, without the bodies of kernels."""
+    for node in block.nodes:
+        yield node
+        if node.op is not schedule.kernel:
+            for region in node.regions:
+                yield from _walk_host(region)
+
+
+def cut_tiles(kernel: Node, plan: LoweringPlan) -> Attrs | None:
+    """The schedule of a kernel with half of its longest tile side; None if every side is one element.
+
+    A side along which the kernel reduces is cut last, and then walked by a loop.
+    """
+    (block,), dims = kernel.regions, kernel.attrs["dims"]
+    chosen = kernel.attrs["schedule"]
+    search = TileSizeSearch(block, analyse_body(block, dims), plan)
+    search.tile, search.loop = list(chosen["tile"]), list(chosen["loop"])
+    reduced = {n.attrs["dim"] for n in block.nodes if n.op in REDUCTION_OPS}
+    free = [d for d in range(len(dims)) if d not in reduced and dims[d][2] == "parallel"]
+    walked = [d for d in reduced if search.loop in ([], [d])]
+    for sides in (free, walked):
+        longest = max((d for d in sides if search.tile[d] > 1), key=search.tile.__getitem__, default=None)
+        if longest is not None:
+            search.tile[longest] = search.cut(longest, -(-search.tile[longest] // 2))
+            search.loop = [longest] if longest in reduced else search.loop
+            return Attrs({**chosen, "tile": tuple(search.tile), "loop": tuple(search.loop)})
+    return None

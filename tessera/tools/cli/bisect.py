@@ -19,7 +19,7 @@ from tessera.core.errors import TesseraError
 from tessera.core.io import write_array
 from tessera.ir.core import Module
 from tessera.ir.printer import print_module
-from tessera.lower.extensions import check_values
+from tessera.lower.lowering_plan import check_values
 from tessera.runtime.program import PreparedProgram
 from tessera.tools.bisect import FailingSlice, StepVerdict, judge_steps, reduce_program
 from tessera.tools.cli.entry_points import (

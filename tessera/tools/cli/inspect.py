@@ -25,7 +25,7 @@ from tessera.core.io import check_writable, write_file
 from tessera.core.types import TensorType, as_dtype
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
-from tessera.lower.extensions import check_values
+from tessera.lower.lowering_plan import check_values
 from tessera.runtime.artifacts import get_parameter_shape
 from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
 from tessera.runtime.program import PreparedProgram, make_level_error

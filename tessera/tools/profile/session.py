@@ -19,7 +19,7 @@ from tessera.core.errors import ArgumentError, user_location
 from tessera.interp.graph import bind_sizes
 from tessera.ir.core import Function, find_size_names
 from tessera.ir.tensor import RESULT_OBSERVERS, Tensor
-from tessera.lower.extensions import RUN_OBSERVER
+from tessera.lower.lowering_plan import RUN_OBSERVER
 from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram

@@ -8,8 +8,8 @@ from tessera import tile
 from tessera.interp import graph
 from tessera.ir.core import Module
 from tessera.ir.verify import verify
-from tessera.lower.kernel_summary import summarise_kernels
 from tessera.lower.passes.launch_fusion import fuse_launches
+from tessera.lower.schedule_to_tile.lowering import summarise_kernels
 from tessera.runtime import driver
 
 B = 4
