@@ -50,31 +50,51 @@ def _check_params(params: Any) -> list[Tensor]:
 class OptimizerBase:
     """An optimizer: parameters, options, and state.
 
-    `step` updates the parameters that have a gradient. Graphs that were recorded before keep the old elements.
+    `step` updates the parameters that have a gradient, and counts the steps of each. Graphs that were recorded before
+    keep the old elements.
     """
 
     def __init__(self, params: Any, rule: core.Optimizer) -> None:
         self.params = _check_params(params)
         self.rule = rule
         self._lr = float(rule.lr)  # type: ignore[arg-type]
-        self._state: dict[str, Any] | None = None
+        self._steps = {_name(i): 0 for i in range(len(self.params))}
+        self._slots: dict[str, Any] | None = None
         self._program = Jit(_update_parameters, static_argnames=("rule",), dynamic=False)
 
     def step(self) -> None:
-        """Update the parameters by their gradients."""
-        chosen = {_name(i): p for i, p in enumerate(self.params) if p.grad is not None}
-        if not chosen:
-            return
+        """Update the parameters by their gradients: those that have seen as many steps together."""
+        groups: dict[int, dict[str, Tensor]] = {}
+        for i, p in enumerate(self.params):
+            if p.grad is not None:
+                groups.setdefault(self._steps[_name(i)], {})[_name(i)] = p
+        for count, chosen in groups.items():
+            self._update(chosen, count)
+
+    def _update(self, chosen: Mapping[str, Tensor], count: int) -> None:
+        slots = self._get_slots()
         grads = {name: elements_of(p.grad) for name, p in chosen.items()}  # type: ignore[arg-type]
         params = {name: elements_of(p) for name, p in chosen.items()}
-        new, self._state = self._program(params, grads, self._get_state(), np.float32(self._lr), rule=self.rule)
+        state = {slot: {name: held[name] for name in chosen} for slot, held in slots.items()}
+        state["step"] = np.int64(count)  # type: ignore[assignment]
+        new, made = self._program(params, grads, state, np.float32(self._lr), rule=self.rule)
+        for slot, held in slots.items():
+            held.update(made[slot])
         for name, p in chosen.items():
+            self._steps[name] = count + 1
             set_elements(p, new[name])
 
-    def _get_state(self) -> dict[str, Any]:
-        if self._state is None:
-            self._state = self.rule.init({_name(i): elements_of(p) for i, p in enumerate(self.params)})
-        return self._state
+    def _get_slots(self) -> dict[str, Any]:
+        if self._slots is None:
+            state = self.rule.init({_name(i): elements_of(p) for i, p in enumerate(self.params)})
+            self._slots = {slot: held for slot, held in state.items() if slot != "step"}
+        return self._slots
+
+    def _flatten_state(self) -> dict[str, Any]:
+        """The state by path: the steps that each parameter has seen, and its slots."""
+        steps = {name: CoreTensor(np.int64(n)) for name, n in self._steps.items()}
+        slots = {"step": steps, **self._get_slots()}
+        return {f"{slot}.{name}": x for slot, held in slots.items() for name, x in held.items()}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -95,7 +115,7 @@ class OptimizerBase:
 
     def state_dict(self) -> dict[str, Any]:
         """The learning rate and the state as arrays by name, as they are now."""
-        arrays = {path: np.array(x.numpy()) for path, x in _flatten_state(self._get_state()).items()}
+        arrays = {path: np.array(x.numpy()) for path, x in self._flatten_state().items()}
         return {"lr": self._lr, "state": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,7 +124,7 @@ class OptimizerBase:
         Raises:
             StateDictError: it is not a state of this optimizer and these parameters; it names what differs.
         """
-        known = _flatten_state(self._get_state())
+        known = self._flatten_state()
         given = state.get("state") if isinstance(state, Mapping) else None
         if not isinstance(given, Mapping) or "lr" not in state:
             raise StateDictError(
@@ -123,7 +143,12 @@ class OptimizerBase:
                 location=user_location(), suggestion="load it into an optimizer of the same kind and parameters",
             )  # fmt: skip
         self.set_lr(state["lr"])
-        self._state = _build_state({path: CoreTensor(np.array(given[path])) for path in known})
+        for path in known:
+            slot, _, name = path.partition(".")
+            if slot == "step":
+                self._steps[name] = int(np.asarray(given[path]))
+            else:
+                self._get_slots()[slot][name] = CoreTensor(np.array(given[path]))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters, lr={self._lr})"
@@ -135,24 +160,6 @@ def _name(place: int) -> str:
 
 def _update_parameters(params: Any, grads: Any, state: Any, lr: Any, rule: core.Optimizer) -> Any:
     return rule.update(params, grads, state, lr)
-
-
-def _flatten_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for slot, value in state.items():
-        found.update({f"{slot}.{name}": x for name, x in value.items()} if isinstance(value, dict) else {slot: value})
-    return found
-
-
-def _build_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    for path, x in tensors.items():
-        slot, _, name = path.partition(".")
-        if name:
-            state.setdefault(slot, {})[name] = x
-        else:
-            state[slot] = x
-    return state
 
 
 class SGD(OptimizerBase):

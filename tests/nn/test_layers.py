@@ -46,7 +46,18 @@ CASES = [
     ("LSTM", (3, 4), {"num_layers": 2, "bidirectional": True}, [(5, 2, 3)]),
     ("LSTM", (3, 4), {"batch_first": True}, [(2, 5, 3)]),
     ("GRU", (3, 4), {"bias": False}, [(5, 3)]),
+    ("BatchNorm3d", (2,), {}, [(2, 2, 2, 3, 2)]),
+    ("ConvTranspose3d", (2, 4, 2), {"stride": 2, "groups": 2, "bias": False}, [(1, 2, 2, 3, 2)]),
+    ("MaxPool3d", (2,), {"stride": 1, "padding": 1, "dilation": 2}, [(1, 2, 5, 4, 5)]),
+    ("AvgPool1d", (3,), {"stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False}, [(2, 3, 8)]),
+    ("AdaptiveAvgPool1d", (3,), {}, [(2, 3, 7)]),
+    ("LayerNorm", ((4, 3),), {"elementwise_affine": False}, [(2, 4, 3)]),
+    ("GroupNorm", (1, 4), {"affine": False, "eps": 0.1}, [(2, 4, 3)]),
+    ("Conv2d", (2, 3, 1), {}, [(2, 5, 6)]),
+    ("Linear", (5, 3), {}, [(5,)]),
     ("PReLU", (3,), {}, [(2, 3, 4)]),
+    ("Threshold", (0.1, -2.0), {}, [(3, 4)]),
+    ("Softmin", (), {"dim": 1}, [(3, 4)]),
     *((name, (), {}, [(3, 4)]) for name in (
         "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus", "Sigmoid", "Tanh",
         "Hardtanh", "Hardswish", "Hardsigmoid", "LogSigmoid", "Softsign", "Tanhshrink", "Softshrink", "Hardshrink",
@@ -112,8 +123,57 @@ LOSSES = [
     ("CrossEntropyLoss", {"reduction": "none", "ignore_index": 1}),
     ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5]}),
     ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5], "label_smoothing": 0.2}),
-    ("NLLLoss", {}), ("NLLLoss", {"reduction": "sum", "ignore_index": 0}),
+    ("NLLLoss", {}), ("NLLLoss", {"reduction": "sum", "ignore_index": 0}), ("NLLLoss", {"ignore_index": 9}),
+    ("SmoothL1Loss", {"beta": 0.0}), ("BCELoss", {"reduction": "none"}), ("KLDivLoss", {}),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("name", "options"), [
+    ("TripletMarginLoss", {}), ("TripletMarginLoss", {"margin": 0.3, "p": 1.0}),
+    ("CosineEmbeddingLoss", {}), ("CosineEmbeddingLoss", {"margin": 0.5}),
+])  # fmt: skip
+def test_losses_of_several_inputs_equal_those_of_torch(name, options, reduction):
+    arrays = list(np.random.default_rng(1).standard_normal((3, 5, 4)).astype(np.float32))
+    if name == "CosineEmbeddingLoss":
+        arrays[2] = np.array([1, -1, 1, -1, 1])
+    theirs, ours = (
+        getattr(torch.nn, name)(**options, reduction=reduction),
+        getattr(nn, name)(**options, reduction=reduction),
+    )
+    given = [torch.tensor(a, requires_grad=a.dtype == np.float32) for a in arrays]
+    want = theirs(*given)
+    want.sum().backward()
+    (_, found), g = ts.value_and_grad(lambda a, b, c: (ours(a, b, c).sum(), ours(a, b, c)), (0, 1), has_aux=True)(
+        *map(ts.Tensor, arrays)
+    )
+    np.testing.assert_allclose(found.numpy(), want.detach(), rtol=1e-5, atol=1e-6)
+    for a, b in zip(g, given, strict=False):
+        np.testing.assert_allclose(a.numpy(), b.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"padding_idx": -1}])
+def test_an_embedding_equals_that_of_torch(options):
+    theirs, ours = torch.nn.Embedding(6, 3, **options), nn.Embedding(6, 3, **options)
+    if options:
+        assert (ours.weight.numpy()[options["padding_idx"]] == 0).all()
+    ours.load_state_dict(theirs.state_dict())
+    rows = np.array([[0, 2, 5], [2, 2, 1]])
+    want = theirs(torch.tensor(rows))
+    (want * want).sum().backward()
+    (_, found), g = ts.value_and_grad(lambda m: ((m(rows) * m(rows)).sum(), m(rows)), has_aux=True)(ours)
+    assert (found.numpy() == want.detach().numpy()).all()
+    np.testing.assert_allclose(dict(ts.tree.leaves_with_path(g))["weight"].numpy(), theirs.weight.grad, rtol=1e-6)
+
+
+def test_a_stack_of_decoder_layers_equals_that_of_torch():
+    make = lambda m: m.TransformerDecoderLayer(8, 2, 12, 0.0)  # noqa: E731
+    theirs = torch.nn.TransformerDecoder(make(torch.nn), 2, torch.nn.LayerNorm(8))
+    ours = nn.TransformerDecoder([make(nn), make(nn)], nn.LayerNorm(8))
+    ours.load_state_dict(theirs.state_dict())
+    tgt, memory = (np.random.default_rng(0).standard_normal((n, 3, 8)).astype(np.float32) for n in (4, 5))
+    want = theirs(torch.tensor(tgt), torch.tensor(memory)).detach()
+    np.testing.assert_allclose(ours(ts.Tensor(tgt), ts.Tensor(memory)).numpy(), want, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")

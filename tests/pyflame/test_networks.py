@@ -108,6 +108,32 @@ def test_thirty_steps_of_training_are_those_of_pytorch(name):
         np.testing.assert_allclose(a.numpy(), b, rtol=5e-3, atol=5e-4, err_msg=path)
 
 
+DEFAULTS = [("SGD", {"lr": 0.1}), ("Adam", {}), ("AdamW", {}), ("RMSprop", {}),
+            ("Adam", {"lr": 0.1, "amsgrad": True}), ("AdamW", {"lr": 0.1, "amsgrad": True, "weight_decay": 0.5}),
+            ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+            ("RMSprop", {"lr": 0.1, "centered": True, "weight_decay": 0.1, "eps": 0.1})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS, ids=str)
+def test_a_hundred_steps_with_parameters_that_have_no_gradient_in_some(name, options):
+    arrays, random = [draw(3, 4), draw(5)], np.random.default_rng(2)
+    ours = [pf.nn.Parameter(pf.tensor(a)) for a in arrays]
+    theirs = [torch.nn.Parameter(torch.tensor(a)) for a in arrays]
+    one, other = getattr(pf.optim, name)(ours, **options), getattr(torch.optim, name)(theirs, **options)
+    for step in range(100):
+        for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
+            g = random.standard_normal(arrays[i].shape).astype(np.float32)
+            without = i == 1 and step % 3 == 0
+            p.grad, q.grad = (None, None) if without else (pf.tensor(g), torch.tensor(g))
+        one.step()
+        other.step()
+        if step == 50:  # the steps of each parameter are part of the state
+            state, one = one.state_dict(), getattr(pf.optim, name)(ours, **options)
+            one.load_state_dict(state)
+    for p, q in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_checkpoint_continues_with_the_same_numbers():
     pf.manual_seed(5)
     batches = [(pf.tensor(draw(8, 4)), pf.tensor(draw(8, 2))) for _ in range(6)]
@@ -141,19 +167,29 @@ SCHEDULES = {
     "OneCycleLR": dict(max_lr=1.0, total_steps=12),
     "PolynomialLR": dict(total_iters=6, power=2.0),
 }
+# The first and the last steps, no steps, and steps after the end.
+EDGES = [
+    ("StepLR", dict(step_size=1)), ("StepLR", dict(step_size=7, gamma=0)), ("MultiStepLR", dict(milestones=[])),
+    ("MultiStepLR", dict(milestones=[9, 3, 3])), ("CosineAnnealingLR", dict(T_max=1)),
+    ("CosineAnnealingLR", dict(T_max=4, eta_min=0.1)), ("LinearLR", {}), ("LinearLR", dict(total_iters=1)),
+    ("LinearLR", dict(start_factor=1.0, end_factor=0.0, total_iters=3)), ("PolynomialLR", dict(total_iters=1)),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=11, pct_start=1e-4)),
+    ("OneCycleLR", dict(max_lr=1.0, total_steps=11, anneal_strategy="linear", div_factor=2, final_div_factor=5)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_learning_rates_are_those_of_pytorch(name):
+@pytest.mark.parametrize(("name", "options"), [*SCHEDULES.items(), *EDGES], ids=str)
+def test_learning_rates_are_those_of_pytorch(name, options):
     one = pf.optim.SGD([pf.nn.Parameter(pf.ones([1]))], lr=0.4)
     other = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.4)
-    ours = getattr(pf.optim, name)(one, **SCHEDULES[name])
-    theirs = getattr(torch.optim.lr_scheduler, name)(other, **SCHEDULES[name])
-    for _ in range(11):
-        assert one.get_lr() == pytest.approx(other.param_groups[0]["lr"], rel=1e-6)
+    ours = getattr(pf.optim, name)(one, **options)
+    theirs = getattr(torch.optim.lr_scheduler, name)(other, **options)
+    for step in range(11):
+        assert one.get_lr() == pytest.approx(other.param_groups[0]["lr"], rel=1e-6, abs=1e-12)
         other.step()
-        ours.step()
-        theirs.step()
+        if step < 10 or name != "OneCycleLR":
+            ours.step()
+            theirs.step()
 
 
 def test_the_plateau_of_a_metric_reduces_the_rate_as_in_pytorch():
