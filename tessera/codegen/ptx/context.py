@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tessera.codegen.ptx.layout import DistributedLayout
-from tessera.codegen.ptx.passes.barrier_insertion import HazardTracker
 from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
-from tessera.codegen.ptx.passes.shared_memory_allocator import SharedMemoryAllocator
+from tessera.codegen.ptx.passes.shared_memory import HazardTracker, SharedMemoryAllocator
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
 from tessera.codegen.ptx.table.scalars.conversion import check_rounding_policy
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer

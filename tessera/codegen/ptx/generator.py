@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,13 @@ from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
 from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.host_plan import build_host_plan
-from tessera.codegen.legality import check_element_types, check_resources
+from tessera.codegen.legality import check_element_types, check_resources, measure_resources
 from tessera.codegen.ptx.emission import emit_function
 from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
-from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
-from tessera.codegen.ptx.pipeline import list_passes
-from tessera.codegen.ptx.resource_model import BLOCK_BYTES, find_refused
+from tessera.codegen.ptx.passes.launch_configuration import analyse_launches
+from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
+from tessera.codegen.ptx.pipeline import FUNCTION_PASSES, list_passes
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
@@ -31,9 +32,47 @@ from tessera.codegen.ptx.text.entry import KernelEntry
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS
 from tessera.core.device import count_gpus
 from tessera.core.device_array import DeviceMemory
-from tessera.core.errors import ArgumentError, ResourceError
-from tessera.ir.core import Module
+from tessera.core.errors import ArgumentError, ResourceError, UnsupportedOpError
+from tessera.core.types import TensorType
+from tessera.ir.core import Function, Module
 from tessera.lower.lowering_plan import LoweringPlan
+
+# The resource model: the kernels of a Tile module that exceed a GPU's shared memory or registers. The lowering asks it
+# before it settles tile sizes (`LoweringPlan.find_refused`). A bound settles most kernels; the passes and the emission
+# themselves measure the others, for each architecture, since the architecture is chosen after the tiles.
+
+BLOCK_BYTES = 1 << 20  # of blocks live at once in a team's registers: more indicates a wrong size
+# Kernels hold one block at a time in the exchange buffer, and pipelining leaves room for it: with smaller blocks than
+# this, the kernel fits on every architecture.
+SAFE_BLOCK_BYTES = min(SHARED_LIMIT.values()) - (32 << 10)
+
+
+def find_refused(module: Module) -> frozenset[str]:
+    """The names of the tile functions of a Tile module that need more than a GPU of some architecture has."""
+    large = [f for f in module.functions[1:] if _largest_block_bytes(f) > SAFE_BLOCK_BYTES]
+    refused = {f.name for f in large if measure_resources(f).block_bytes > BLOCK_BYTES}
+    open_ = [f.name for f in large if f.name not in refused]
+    for arch, limit in SHARED_LIMIT.items() if open_ else ():
+        analysed = analyse_launches(module, arch)
+        refused |= {name for name in open_ if _measure_shared_bytes(analysed.function(name)) > limit}
+    return frozenset(refused)
+
+
+def _largest_block_bytes(function: Function) -> int:
+    """The bytes of the largest block of a tile function."""
+    types = [v.type for node in function.body.walk() for v in node.results if isinstance(v.type, TensorType)]
+    return max((math.prod(map(int, t.shape)) * max(t.dtype.bits, 8) // 8 for t in types), default=0)
+
+
+def _measure_shared_bytes(function: Function) -> int:
+    """The bytes of shared memory that a block needs; 0 for a function that cannot be emitted for another reason."""
+    try:
+        for _, rewrite in FUNCTION_PASSES:
+            function = rewrite(function)
+        return emit_function(function, None).shared
+    except UnsupportedOpError:  # the generator raises it, with the target's name
+        return 0
+
 
 # A module that every pass has prepared, as PTX text with its launch plan.
 

@@ -20,7 +20,7 @@ from tessera.codegen.ptx.passes.instruction_selection import (
     split_products,
 )
 from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT, select_kernel
-from tessera.codegen.ptx.passes.launch_analysis import analyse_launches
+from tessera.codegen.ptx.passes.launch_configuration import analyse_launches, choose_team_size, map_threads
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.loop_transformations import (
     MAX_EARLY_LOADED,
@@ -32,7 +32,6 @@ from tessera.codegen.ptx.passes.mainloop import form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
-from tessera.codegen.ptx.passes.thread_mapping import choose_team_size, map_threads
 from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op

@@ -1,7 +1,7 @@
 """Scalar functions of f32: argument reduction and minimax polynomials.
 
 Polynomials are minimax fits (Lawson's iteration, relative error below 2^-27) on the reduced range. Each result lies
-within the bounds of the OpenCL full profile; `tests/codegen/llvm/test_math_functions.py` measures them.
+within the bounds of the OpenCL full profile; `tests/codegen/llvm/test_scalar_functions.py` measures them.
 """
 
 from __future__ import annotations

@@ -222,9 +222,7 @@ def _compile_part(text: str) -> bytes:
     return code
 
 
-def compile_for_machine(
-    text: str, triple: str, cpu: str, features: str, public: str | tuple[str, ...]
-) -> bytes:
+def compile_for_machine(text: str, triple: str, cpu: str, features: str, public: str | tuple[str, ...]) -> bytes:
     """The object file of a text for another machine, position-independent: it is linked, not loaded here.
 
     Functions whose names do not end with (one of) `public` are internal, so that they meet no names of other objects.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.legality import get_tensor_type, static_shape
-from tessera.codegen.llvm.table import conversions
+from tessera.codegen.llvm.table import scalar_functions
 from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
@@ -73,10 +73,10 @@ def round_accumulator(body: LoopBody, v: Value, wide: DType, lane: LaneValue) ->
 
 def round_to_storage(body: LoopBody, type: TensorType, wide: DType, lane: LaneValue) -> LaneValue:
     """A value of the compute type, rounded to a storage type by its policy."""
-    if wide == type.dtype and wide is not int4 and not conversions.is_special_policy(type.policy):
+    if wide == type.dtype and wide is not int4 and not scalar_functions.is_special_policy(type.policy):
         return lane
     return emit_operation(
-        body, lambda width, d, x: conversions.round_by_policy(wide, type, width, d, x), [(lane, wide)]
+        body, lambda width, d, x: scalar_functions.round_by_policy(wide, type, width, d, x), [(lane, wide)]
     )
 
 
@@ -116,9 +116,11 @@ def _choose_compute_type(node: Node, v: Value) -> DType:
 
 def widen_lane(body: LoopBody, source: DType, to: DType, lane: LaneValue) -> LaneValue:
     """A lane value converted to a wider type."""
-    if conversions.is_register_copy(source, to):
+    if scalar_functions.is_register_copy(source, to):
         return lane
-    return emit_operation(body, lambda width, d, x: conversions.cast_lanes(source, to, width, d, x), [(lane, source)])
+    return emit_operation(
+        body, lambda width, d, x: scalar_functions.cast_lanes(source, to, width, d, x), [(lane, source)]
+    )
 
 
 def _round_result(body: LoopBody, node: Node, wide: DType, lane: LaneValue) -> LaneValue:
@@ -164,7 +166,7 @@ def _(body, node, index):
 def _(body, node, index):
     operands = [(emit_element(body, v, index), v.type.dtype) for v in node.args]
     return emit_operation(
-        body, lambda width, d, *x: conversions.round_stochastically(node.attrs["dtype"], width, d, *x), operands
+        body, lambda width, d, *x: scalar_functions.round_stochastically(node.attrs["dtype"], width, d, *x), operands
     )
 
 
@@ -328,7 +330,9 @@ def _(body, node, index):
     lane, dtype = index[node.attrs["axis"]], node.attrs["dtype"]
     if dtype == int64:
         return lane
-    return emit_operation(body, lambda width, d, x: conversions.cast_lanes(int64, dtype, width, d, x), [(lane, int64)])
+    return emit_operation(
+        body, lambda width, d, x: scalar_functions.cast_lanes(int64, dtype, width, d, x), [(lane, int64)]
+    )
 
 
 @element_rule(tile.load)
@@ -404,14 +408,14 @@ def _(body, node, index):
 def _emit_inline(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
     """The instructions with names filled in, then the rounding to a narrow type."""
     out = node.out.type.dtype
-    narrow = conversions.needs_rounding(out)
+    narrow = scalar_functions.needs_rounding(out)
     to = f"{d}.x" if narrow else d
     wide = "{t}" in node.attrs["llvm"]
     yield from (
         _fill_template(node, width, to, names) if wide or width == 1 else _emit_scalarised(node, width, to, names)
     )
     if narrow:
-        yield from conversions.round_to_format(out, width, d, to)
+        yield from scalar_functions.round_to_format(out, width, d, to)
 
 
 def _fill_template(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import static_shape
-from tessera.codegen.llvm.table import conversions
+from tessera.codegen.llvm.table import scalar_functions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
@@ -116,11 +116,11 @@ ATOMIC_OPERATIONS = {
 def _(kernel, node):
     dtype = node.args[0].type.dtype
     word = "xchg" if node.attrs["kind"] == "exchange" else ATOMIC_OPERATIONS.get((node.attrs["kind"], dtype.kind))
-    if conversions.has_memory_format(dtype) and dtype.is_float and word in CAS_LOOP_OPERATIONS:
+    if scalar_functions.has_memory_format(dtype) and dtype.is_float and word in CAS_LOOP_OPERATIONS:
         return _emit_atomic(
             kernel, node, 1, lambda text, *at: _emit_cas_loop(text, dtype, CAS_LOOP_OPERATIONS[word], *at)
         )
-    if word is None or conversions.has_memory_format(dtype):
+    if word is None or scalar_functions.has_memory_format(dtype):
         raise UnsupportedOpError(f"the target llvm has no atomic {node.attrs['kind']} on {dtype}")
     t = get_register_type(dtype)
 
@@ -148,9 +148,9 @@ def _emit_cas_loop(text: LlvmBuilder, dtype: DType, combine: str, pointer: str, 
     text.line(f"{result_memory} = phi {bits} [ {first}, %{before} ], [ {reloaded}, %{again} ]")
     raw = result_memory if m.element == bits else text.let(f"bitcast {bits} {result_memory} to {m}")
     old, new, stored = text.new_name(), text.new_name(), text.new_name()
-    text.lines(conversions.decode_from_memory(dtype, 1, old, raw))
-    text.lines(conversions.round_to_format(dtype, 1, new, text.let(combine.format(old, value))))
-    text.lines(conversions.encode_to_memory(dtype, 1, stored, new))
+    text.lines(scalar_functions.decode_from_memory(dtype, 1, old, raw))
+    text.lines(scalar_functions.round_to_format(dtype, 1, new, text.let(combine.format(old, value))))
+    text.lines(scalar_functions.encode_to_memory(dtype, 1, stored, new))
     desired = stored if m.element == bits else text.let(f"bitcast {m} {stored} to {bits}")
     pair = text.let(f"cmpxchg ptr {pointer}, {bits} {result_memory}, {bits} {desired} monotonic monotonic, {align}")
     text.line(f"{reloaded} = extractvalue {{ {bits}, i1 }} {pair}, 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
-from tessera.codegen.llvm.table import REFUSED, conversions
+from tessera.codegen.llvm.table import REFUSED, scalar_functions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import allocate_block, emit_element, materialise_block
 from tessera.codegen.llvm.table.matmul import accumulate_product
@@ -46,5 +46,5 @@ def _check_policy(node: Node) -> None:
         return  # its own row rounds from f64, once
     operands = tuple(t.dtype for t in node.types)
     for v in node.results:
-        if isinstance(v.type, TensorType) and (value := conversions.find_unsupported_policy(v.type, operands)):
-            raise conversions.make_policy_error(value, node.loc)
+        if isinstance(v.type, TensorType) and (value := scalar_functions.find_unsupported_policy(v.type, operands)):
+            raise scalar_functions.make_policy_error(value, node.loc)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tessera.codegen.llvm.table import conversions
+from tessera.codegen.llvm.table import scalar_functions
 from tessera.codegen.llvm.text.builder import (
     LaneIndex,
     LaneKind,
@@ -373,10 +373,10 @@ def _emit_gather(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: s
 
 def decode_loaded(body: LoopBody, m: StridedMemRef, raw: str, width: int) -> str:
     """The register of loaded elements."""
-    if not conversions.has_memory_format(m.dtype):
+    if not scalar_functions.has_memory_format(m.dtype):
         return raw
     d = body.text.new_name()
-    body.text.lines(conversions.decode_from_memory(m.dtype, width, d, raw))
+    body.text.lines(scalar_functions.decode_from_memory(m.dtype, width, d, raw))
     return d
 
 
@@ -436,10 +436,10 @@ def _store_scalar_masked(body: LoopBody, m: StridedMemRef, at: str, raw: str, ma
 def _encode_lane(body: LoopBody, m: StridedMemRef, value: LaneValue, width: int) -> str:
     t = get_register_type(m.dtype, width)
     name = body.broadcast_lane(value, t)
-    if not conversions.has_memory_format(m.dtype):
+    if not scalar_functions.has_memory_format(m.dtype):
         return name
     d = body.text.new_name()
-    body.text.lines(conversions.encode_to_memory(m.dtype, width, d, name))
+    body.text.lines(scalar_functions.encode_to_memory(m.dtype, width, d, name))
     return d
 
 

@@ -22,11 +22,11 @@ from tessera.codegen.host_plan import build_host_plan, find_aliased_parameters
 from tessera.codegen.llvm.table import (
     control_flow,  # noqa: F401  (their rows fill `visit`)
     loop_fusion,  # noqa: F401  (they fill tables)
-    math_functions,  # noqa: F401  (they fill tables)
     matmul,  # noqa: F401  (their rows fill `visit`)
     memory_ops,  # noqa: F401  (their rows fill `visit`)
     program_ops,  # noqa: F401  (their rows fill `visit`)  # noqa: F401  (they fill tables)
     reductions,  # noqa: F401  (their rows fill `visit`)
+    scalar_functions,  # noqa: F401  (they fill tables)
 )
 from tessera.codegen.llvm.table.program_ops import GRID_RANK
 from tessera.codegen.llvm.text import protocol
@@ -199,7 +199,7 @@ def emit_module(module: Module, options: LlvmOptions) -> LlvmModuleText:
     library, debug = FunctionLibrary(), DebugMetadata() if options.debug else None
     lines, scratch = _emit_functions(module, library, debug, options)
     lines += library.text()
-    lines += math_functions.define_called_functions(lines)
+    lines += scalar_functions.define_called_functions(lines)
     head = ["; Tessera: LLVM", f'source_filename = "{module.main.name}"', ""]
     head += [f"@{protocol.FAILURE_WORD} = global i64 {protocol.NO_FAILURE}", ""]
     head += [f"@{protocol.REPORT_CONTEXT} = global i64 0", ""] if library.sites else []

@@ -11,8 +11,8 @@ from typing import Any
 
 from tessera.codegen.ptx.emission import emit_function
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact, set_facts
+from tessera.codegen.ptx.passes.launch_configuration import choose_team_size
 from tessera.codegen.ptx.passes.persistent_prefetch import plan_prefetch
-from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import needs_specialisation, ring_stage_bytes
 from tessera.codegen.ptx.table.blocks.program_grid import GRID_AXES

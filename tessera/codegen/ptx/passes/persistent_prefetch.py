@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
 from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import LaunchFacts, get_fact, prefetched_load
+from tessera.codegen.ptx.passes.launch_configuration import choose_team_size
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
-from tessera.codegen.ptx.passes.thread_mapping import choose_team_size
 from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler, read_order
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses

@@ -29,7 +29,7 @@ from tessera.codegen.diagnostics import (
 from tessera.codegen.ptx.context import EmissionContext, get_exit_label, synchronise_team
 from tessera.codegen.ptx.layout import DistributedLayout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
+from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.block_access import plan_block_accesses, store_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, row_major_strides

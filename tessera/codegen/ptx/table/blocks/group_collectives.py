@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tessera.codegen.ptx.context import EmissionContext, synchronise_team
-from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
+from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, shuffle_register
 from tessera.codegen.ptx.table.scalars import packing

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from tessera.codegen.ptx.context import EmissionContext, Registers
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, match_reshape_bits
 from tessera.codegen.ptx.ops import convert_layout
-from tessera.codegen.ptx.passes.barrier_insertion import READ, WRITE
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.shared_memory import READ, WRITE
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.conversion import convert

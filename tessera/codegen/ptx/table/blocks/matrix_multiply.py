@@ -22,8 +22,8 @@ from tessera.codegen.ptx.layout import (
     uses_tensor_cores,
 )
 from tessera.codegen.ptx.ops import matmul_accumulate
-from tessera.codegen.ptx.passes.barrier_insertion import READ, WRITE
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.shared_memory import READ, WRITE
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import (
     emit_thread_address,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import DistributedLayout, make_blocked_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.passes.shared_memory_allocator import LOCAL_SYMBOL, SHARED_SYMBOL
+from tessera.codegen.ptx.passes.shared_memory import LOCAL_SYMBOL, SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.block_access import load_block, plan_block_accesses, store_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, convert_through_memory

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width, make_blocked_layout
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
-from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL
+from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.block_access import (
     BlockAddress,

@@ -6,7 +6,7 @@ cluster the warp groups of all blocks). Both sides pass the stages in order; the
 
 from __future__ import annotations
 
-from tessera.codegen.ptx.passes.shared_memory_allocator import SHARED_SYMBOL, SharedMemoryAllocator
+from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL, SharedMemoryAllocator
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 

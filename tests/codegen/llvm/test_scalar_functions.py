@@ -6,7 +6,7 @@ from tilekernels import Kernel, agree, both
 
 import tessera as ts
 from tessera.codegen.llvm import BACKEND
-from tessera.codegen.llvm.table import math_functions
+from tessera.codegen.llvm.table import scalar_functions
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import bf16, f16
 from tessera.frontend.jit.tracing import Jit
@@ -116,7 +116,7 @@ def test_narrow(op, dtype):
 
 def test_a_function_without_a_definition_is_refused_at_its_line(monkeypatch):
     """As an op is to which a decomposition for f32 alone was added."""
-    monkeypatch.setattr(math_functions, "INTRINSICS", ())
+    monkeypatch.setattr(scalar_functions, "INTRINSICS", ())
     program = prepare(Jit(lambda x: ts.exp(x)), (np.ones(9),), "llvm")
     with pytest.raises(UnsupportedOpError, match=r"the target llvm cannot emit ts\.exp of f64") as caught:
         BACKEND.emit(program.levels["tile"], {})
