@@ -12,7 +12,7 @@ from tessera.core.types import f32, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor import nn
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import cast, stop_gradient
 from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.elementwise import bitwise_and, equal, exp, greater_equal, less, tanh, where
 from tessera.ops.tensor.random import Generator, rand
@@ -89,7 +89,7 @@ def _attend_with_dropout(
     s = nn.hide_keys(s if mask is None else s + mask, causal, window)
     if s.shape[-1] == 0:
         return nn.multiply_groups(s, v)
-    most = max(s, axis=-1, keepdims=True)
+    most = stop_gradient(max(s, axis=-1, keepdims=True))
     e = exp(s - where(equal(most, -math.inf), 0.0, most))
     total = sum(e, axis=-1, keepdims=True)
     kept = where(greater_equal(rand(s.shape, dtype=f32, generator=generator), dropout), e * (1 / (1 - dropout)), 0.0)

@@ -17,7 +17,14 @@ from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
-from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, coerce_plain, round_once
+from tessera.ops.tensor.basic import (
+    broadcast_to,
+    cast,
+    check_operand_count,
+    coerce_plain,
+    round_once,
+    stop_gradient,
+)
 from tessera.ops.tensor.coercion import coerce_floating, coerce_pointwise, composite, promote_types, unify_dtypes
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import (
@@ -477,13 +484,18 @@ def _(q, k, v, mask=None, *, causal, scale, weights, window, softcap, enable_gqa
     s = hide_keys(s, causal, window)
     every = mask is None and not window  # each query sees a key, if there is one
     if s.shape[-1] == 0 or every:
-        e = s if s.shape[-1] == 0 else exp(s - max(s, axis=-1, keepdims=True))
+        e = s if s.shape[-1] == 0 else exp(s - _find_shift(s))
     else:
-        most = max(s, axis=-1, keepdims=True)
+        most = _find_shift(s)
         e = exp(s - where(equal(most, -math.inf), 0.0, most))
     narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
     total = sum(e, axis=-1, keepdims=True)
     return multiply_groups(narrow, v) / (total if every and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
+
+
+def _find_shift(s: Tensor) -> Tensor:
+    """The maximum of each row: a constant for derivatives, since the weights do not depend on what is subtracted."""
+    return stop_gradient(max(s, axis=-1, keepdims=True))
 
 
 def multiply_groups(x: Tensor, y: Tensor) -> Tensor:
