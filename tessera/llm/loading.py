@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tessera.core.errors import FileError, user_location
+from tessera.core.errors import ArgumentError, FileError, user_location
 from tessera.core.types import DType, f32
 from tessera.llm.generation import LanguageModel
 from tessera.llm.gguf_reader import open_gguf, read_gguf
@@ -19,10 +19,13 @@ def load(
     """The language model of a GGUF file, or of a folder with config.json, safetensors and maybe tokenizer.json.
 
     Raises:
-        ArgumentError: the architecture is not supported.
+        ArgumentError: the architecture is not supported, or `path` is no path.
         DeviceUnavailable: a package that reads the format is not installed.
         FileError, ShapeError: a file is missing or broken, or a parameter does not fit; it is named.
     """
+    if not isinstance(path, (str, Path)):
+        raise ArgumentError("the path of a model is not a path", location=user_location(), expected="a str or a Path",
+                            received=type(path).__name__)  # fmt: skip
     path = Path(path)
     given = read_tokenizer(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
     if path.is_dir():

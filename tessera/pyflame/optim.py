@@ -12,7 +12,7 @@ An optimizer here holds the parameters and the state; one step is one compiled p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ from tessera.pyflame.tensor import Tensor, elements_of
 
 
 def _check_params(params: Any) -> list[Tensor]:
+    if not isinstance(params, (Tensor, Iterable)):
+        raise ArgumentError("an optimizer of something that is not tensors", location=user_location(),
+                            received=type(params).__name__, expected="a list of tensors",
+                            suggestion="pass model.parameters()")  # fmt: skip
     found = [params] if isinstance(params, Tensor) else list(params)
     if not found:
         raise ArgumentError(
@@ -340,7 +344,11 @@ class PolynomialLR(Scheduler):
 
 
 class OneCycleLR(Scheduler):
-    """The 1cycle policy: up to `max_lr`, then down; one `step()` after each batch."""
+    """The 1cycle policy: up to `max_lr`, then down; one `step()` after each batch.
+
+    Raises:
+        ArgumentError: an option is out of range, or `step` is called more than `total_steps` times.
+    """
 
     def __init__(
         self, optimizer: OptimizerBase, max_lr: float, total_steps: int, pct_start: float = 0.3,
@@ -348,7 +356,18 @@ class OneCycleLR(Scheduler):
     ) -> None:  # fmt: skip
         _check_optimizer(optimizer)
         cycle = core.OneCycleLR(max_lr, total_steps, pct_start, anneal_strategy, div_factor, final_div_factor)
+        self.total_steps = total_steps
         super().__init__(optimizer, cycle, last_epoch)
+
+    def step(self) -> None:
+        """Set the learning rate of the next batch."""
+        if self.last_epoch >= self.total_steps:
+            raise ArgumentError(
+                "the cycle of the learning rate has ended", location=user_location(),
+                expected=f"up to {self.total_steps} steps", received=f"step {self.last_epoch + 1}",
+                suggestion="make the scheduler with the number of all batches",
+            )  # fmt: skip
+        super().step()
 
 
 class ReduceLROnPlateau:

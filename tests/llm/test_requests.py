@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import tessera as ts
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -84,7 +86,7 @@ def test_misuse(pair):
         (lambda: model.generate("a", 2, stop=""), "no stop string"),
         (lambda: silent.stream([1], stop="a"), "tokenizer"),
         (lambda: model.generate("a", 2, stop=["b", 3]), "no stop string"), (lambda: chat.format_chat(None), "neither"),
-        (lambda: chat.format_chat([3]), "lacks its role"),
+        (lambda: chat.format_chat([3]), "lacks its role"), (lambda: ts.llm.load(3), "not a path"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=text) as found:
             call()

@@ -297,6 +297,12 @@ def test_the_gradient_of_dropout_has_the_mask_of_its_result():
 
 PARAMETER = pf.nn.Parameter(pf.ones([2]))
 SGD = pf.optim.SGD([PARAMETER], lr=0.1)
+
+
+def make_sgd():
+    return pf.optim.SGD([pf.nn.Parameter(pf.ones([2]))], lr=0.1)
+
+
 WRONG = {
     "nan": lambda: pf.optim.SGD([PARAMETER], lr=math.nan),
     "set nan": lambda: SGD.set_lr(math.nan),
@@ -305,6 +311,8 @@ WRONG = {
     "no parameters": lambda: pf.optim.SGD([], lr=0.1),
     "a result": lambda: pf.optim.SGD([PARAMETER * 2.0], lr=0.1),
     "an array": lambda: pf.optim.SGD([np.ones(2)], lr=0.1),
+    "a number": lambda: pf.optim.SGD(3, lr=0.1),
+    "cycle": lambda: [step() for step in [pf.optim.OneCycleLR(make_sgd(), 1.0, total_steps=2).step] * 3],
     "integers": lambda: pf.optim.SGD([pf.ones([2], dtype=pf.int32)], lr=0.1),
     "beta": lambda: pf.optim.Adam([PARAMETER], beta1=1.5),
     "state": lambda: SGD.load_state_dict({"a": 1}),
