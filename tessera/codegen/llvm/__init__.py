@@ -16,8 +16,8 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import Capabilities, CompilerPass
 from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import LlvmProgram, compile_artifact
+from tessera.codegen.llvm.text.builder import REGISTER_ELEMENTS
 from tessera.codegen.llvm.text.protocol import MAX_BARRIER_PROGRAMS
-from tessera.codegen.llvm.text.types import REGISTER_ELEMENTS
 from tessera.ir.core import Module
 from tessera.lower.lowering_plan import LoweringPlan
 

@@ -1,18 +1,110 @@
-"""Emitter: the walk over a tile function that emits each node by its rule of the emission table."""
+"""Emitter: the walk over a tile function that emits each node by its rule of the emission table; elementwise ops by the
+scalar table, widened before and rounded after."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.ptx.context import EmissionContext, at_location
 from tessera.codegen.ptx.table import REFUSED, emission_rule
-from tessera.codegen.ptx.table.blocks.elementwise import emit_elementwise
+from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers
+from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, round_to_narrow
+from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
+from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.warpgroup.mma_queue import wait_for_all, wait_for_results
-from tessera.ir.core import Block, Node
+from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
+from tessera.core.errors import ArgumentError, UnsupportedOpError
+from tessera.core.types import DType, TensorType
+from tessera.ir.core import Block, Node, Value
+from tessera.ir.rules import COMPUTE
 from tessera.ops.dialects import control_flow
+from tessera.ops.dialects.inline_asm import inline
 from tessera.ops.tensor import basic, shape
+
+LARGE_BLOCK = 64  # registers of a block from which on a chain of ops is emitted element by element
+
+
+def emit_elementwise(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
+    """Emit elementwise ops node by node; a chain over large blocks element by element, which keeps few values live.
+
+    Raises:
+        UnsupportedOpError: the scalar table has no rule for an op.
+    """
+    rules = [_find_rule(node) for node in nodes]
+    counts = {ctx.layout(node.out).count for node in nodes}
+    results: list[list[str]] = [[] for _ in nodes]
+    known: list[dict[tuple[str, ...], str]] = [{} for _ in nodes]  # results by operands: equal ones are computed once
+    by_element = len(counts) == 1 and min(counts) >= LARGE_BLOCK
+    for element in range(min(counts) if by_element else 1):
+        for position, node in enumerate(nodes):
+            chained = {n.out: registers for n, registers in zip(nodes, results, strict=True)}
+            held = [chained[v] if v in chained else ctx.values[v] for v in node.args]
+            for i in (element,) if by_element else range(ctx.layout(node.out).count):
+                operands = tuple(registers[i] for registers in held)
+                if operands not in known[position]:
+                    with at_location(ctx, node):
+                        known[position][operands] = _emit_element(ctx, node, rules[position], operands)
+                results[position].append(known[position][operands])
+    ctx.values.update((node.out, tuple(registers)) for node, registers in zip(nodes, results, strict=True))
+
+
+def _find_rule(node: Node) -> Callable[..., str]:
+    found = emit.get(node.op)
+    if found is None:
+        raise make_refusal_error("ptx", node, REFUSED)
+    return found
+
+
+def _emit_element(ctx: EmissionContext, node: Node, rule: Callable[..., str], operands: tuple[str, ...]) -> str:
+    text, types = ctx.text, [_compute_type(node, v) for v in node.args]
+    xs = [convert(text, v.type.dtype, wide, x) for v, wide, x in zip(node.args, types, operands, strict=True)]
+    out = node.out.type
+    assert isinstance(out, TensorType)
+    result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
+    return convert_for_storage(text, types[-1], out, result) if node.op.numerics == COMPUTE else result
+
+
+def _compute_type(node: Node, v: Value) -> DType:
+    return v.type.compute if node.op.numerics == COMPUTE else v.type.dtype  # type: ignore[union-attr]
+
+
+@emission_rule(inline)
+def _(ctx: EmissionContext, node: Node) -> None:
+    if not node.attrs["ptx"]:
+        raise UnsupportedOpError(
+            "tile.inline has no text for the target ptx", location=node.loc, expected='ptx="..."',
+            suggestion='give the instructions: tile.inline(x, python=f, ptx="neg.f32 {out}, {0};")',
+        )  # fmt: skip
+    layout, out = ctx.layout(node.out), node.out.type.dtype
+    operands = [broadcast_registers(ctx, v, layout) for v in node.args]
+    found = []
+    for registers in zip(*operands, strict=True):
+        result = _fill_template(ctx, node, registers)
+        found.append(round_to_narrow(ctx.text, out, result) if out in NARROW_FLOATS else result)
+    ctx.values[node.out] = tuple(found)
+
+
+def _fill_template(ctx: EmissionContext, node: Node, registers: tuple[str, ...]) -> str:
+    """Emit the user's instructions with registers for the placeholders; the result's register."""
+    text = ctx.text
+    out = text.new(ptx_type(node.out.type.dtype))  # type: ignore[union-attr]
+    operands = [
+        materialise_operand(text, register_class(v.type.dtype), x) for v, x in zip(node.args, registers, strict=True)
+    ]
+    try:
+        instructions = node.attrs["ptx"].format(*operands, out=out)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ArgumentError(
+            f"the ptx text of tile.inline cannot be filled in: {error}", location=node.loc,
+            expected="{out}, and {0}, {1}, ... for the operands; other braces doubled",
+        ) from None  # fmt: skip
+    for instruction in instructions.split(";"):
+        if instruction.strip():
+            text.line(instruction.strip())
+    return out
+
 
 # Ops that only bind registers: they may move above elementwise ops whose results they do not use.
 REGISTER_BINDING_OPS = (basic.full, basic.dim_value, basic.broadcast_to, shape.iota)

@@ -15,9 +15,8 @@ from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.host_plan import build_host_plan
 from tessera.codegen.legality import check_element_types, check_resources, measure_resources
-from tessera.codegen.ptx.emission import emit_function
+from tessera.codegen.ptx.emission import SHARED_LIMIT, emit_function
 from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
-from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.codegen.ptx.passes.launch_configuration import analyse_launches
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import FUNCTION_PASSES, list_passes
@@ -26,7 +25,7 @@ from tessera.codegen.ptx.runtime.driver_api import get_gpu
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, EmulatedProgram, make_emulator
 from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, SizedGpuProgram, describe_device, make_runtime
 from tessera.codegen.ptx.table import REFUSED, emission_rule
-from tessera.codegen.ptx.table.scalars.scalar_context import emit
+from tessera.codegen.ptx.table.scalars.math_functions import emit
 from tessera.codegen.ptx.text.builder import PTX_TYPES, SourceFiles
 from tessera.codegen.ptx.text.entry import KernelEntry
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS

@@ -10,8 +10,8 @@ from ptxcheck import ARCHITECTURES
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.emission import SHARED_LIMIT
 from tessera.codegen.ptx.generator import PLAN
-from tessera.codegen.ptx.passes.kernel_selection import SHARED_LIMIT
 from tessera.interp.tile import interpreter
 from tessera.ir.core import Module
 from tessera.lower.pipeline import lower

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tessera.codegen.legality import get_tensor_type, static_shape
-from tessera.codegen.llvm.text.types import get_element_bytes
+from tessera.codegen.llvm.text.builder import get_element_bytes
 from tessera.core.types import RefType, TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Op

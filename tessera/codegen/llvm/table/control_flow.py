@@ -9,10 +9,9 @@ from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import allocate_block, allocate_new, materialise_block, move_block
 from tessera.codegen.llvm.table.program_ops import MAX_UNCHECKED_ITERATIONS, emit_stop_check
-from tessera.codegen.llvm.text.builder import LineSection, is_number
+from tessera.codegen.llvm.text.builder import LineSection, get_register_type, is_number
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef
-from tessera.codegen.llvm.text.types import get_register_type
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import control_flow
 

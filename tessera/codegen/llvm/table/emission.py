@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.table import REFUSED
-from tessera.codegen.llvm.text.types import RegisterType, copy_register
+from tessera.codegen.llvm.text.builder import RegisterType, copy_register
 from tessera.core.types import DType
 from tessera.ir.core import Node
 from tessera.ir.rules import Rules

@@ -21,11 +21,14 @@ from tessera.codegen.llvm.text.builder import (
     LaneValue,
     LoopBody,
     LoopBuilder,
+    RegisterType,
+    format_literal,
     format_prefix_mask,
+    get_element_bytes,
+    get_register_type,
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.codegen.llvm.text.types import RegisterType, format_literal, get_element_bytes, get_register_type
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType, int4, int64
 from tessera.ir.core import Node, Value

@@ -35,10 +35,18 @@ from tessera.codegen.llvm.table.pair_operands import (
     view_as_pairs,
 )
 from tessera.codegen.llvm.text import memory
-from tessera.codegen.llvm.text.builder import ZERO_LANE, LaneIndex, LaneKind, LaneValue, LoopBody, LoopBuilder
+from tessera.codegen.llvm.text.builder import (
+    ZERO_LANE,
+    LaneIndex,
+    LaneKind,
+    LaneValue,
+    LoopBody,
+    LoopBuilder,
+    get_element_bytes,
+    get_register_type,
+)
 from tessera.codegen.llvm.text.memory import StridedMemRef, compute_address, emit_pointer, fit_vector_width
 from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16
-from tessera.codegen.llvm.text.types import get_element_bytes, get_register_type
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import bf16, int32
 from tessera.ir.core import Node, Value

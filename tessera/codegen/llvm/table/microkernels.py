@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+from tessera.codegen.llvm.text.builder import RegisterType
 from tessera.codegen.llvm.text.pair_products import EXACT_BF16, PairProduct
-from tessera.codegen.llvm.text.types import RegisterType
 
 # Microkernels: a register tile of C, over all of K.
 

@@ -14,10 +14,9 @@ from tessera.codegen.legality import get_tensor_type
 from tessera.codegen.llvm.table.loop_fusion import emit_element, emit_loop_nest, emit_operation, widen_lane
 from tessera.codegen.llvm.table.microkernels import MicroKernel
 from tessera.codegen.llvm.text import memory
-from tessera.codegen.llvm.text.builder import LaneIndex, LaneKind, LaneValue, LoopBody
+from tessera.codegen.llvm.text.builder import LaneIndex, LaneKind, LaneValue, LoopBody, get_register_type
 from tessera.codegen.llvm.text.memory import StridedMemRef
 from tessera.codegen.llvm.text.pair_products import BF16, INT16, WIDTH, PairProduct
-from tessera.codegen.llvm.text.types import get_register_type
 from tessera.core.types import DType, bf16, f32, int4, int8, int16, int32, uint8
 from tessera.ir.core import Value
 

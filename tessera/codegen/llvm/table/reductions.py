@@ -33,9 +33,11 @@ from tessera.codegen.llvm.text.builder import (
     LlvmBuilder,
     LoopBody,
     LoopBuilder,
+    RegisterType,
+    format_literal,
+    get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.codegen.llvm.text.types import RegisterType, format_literal, get_register_type
 from tessera.core.types import DType, TensorType, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op, Rules

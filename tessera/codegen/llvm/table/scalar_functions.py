@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import is_special_policy
 from tessera.codegen.llvm.table.emission import RowTypes, find_row, format_call, pointwise_row
-from tessera.codegen.llvm.text.types import (
+from tessera.codegen.llvm.text.builder import (
     NARROW_FLOATS,
     RegisterType,
     copy_register,

@@ -17,11 +17,14 @@ from tessera.codegen.llvm.text.builder import (
     LaneValue,
     LlvmBuilder,
     LoopBody,
+    RegisterType,
     emit_splat,
     format_prefix_mask,
     format_step_vector,
+    get_element_bytes,
+    get_memory_type,
+    get_register_type,
 )
-from tessera.codegen.llvm.text.types import RegisterType, get_element_bytes, get_memory_type, get_register_type
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType
 

@@ -23,18 +23,16 @@ from tessera.codegen.llvm.table import (
     control_flow,  # noqa: F401  (their rows fill `visit`)
     loop_fusion,  # noqa: F401  (they fill tables)
     matmul,  # noqa: F401  (their rows fill `visit`)
-    memory_ops,  # noqa: F401  (their rows fill `visit`)
     program_ops,  # noqa: F401  (their rows fill `visit`)  # noqa: F401  (they fill tables)
     reductions,  # noqa: F401  (their rows fill `visit`)
     scalar_functions,  # noqa: F401  (they fill tables)
 )
 from tessera.codegen.llvm.table.program_ops import GRID_RANK
 from tessera.codegen.llvm.text import protocol
-from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder
+from tessera.codegen.llvm.text.builder import DebugMetadata, LlvmBuilder, get_register_type
 from tessera.codegen.llvm.text.kernel_context import FunctionLibrary, LlvmKernelContext, name_size_parameter
 from tessera.codegen.llvm.text.kernel_emitter import emit_block
 from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides
-from tessera.codegen.llvm.text.types import get_register_type
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import Size, find_size_bounds
 from tessera.core.types import RefType, bool_

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.codegen.ptx.ops import exp2_ftz, fma, matmul_accumulate, truncate_bf16
-from tessera.codegen.ptx.table.scalars.scalar_context import emit
+from tessera.codegen.ptx.table.scalars.math_functions import emit
 from tessera.core.types import DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function

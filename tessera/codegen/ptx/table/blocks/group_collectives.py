@@ -14,7 +14,7 @@ from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, shuffle_register
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.arithmetic import floor_divide_integers
-from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext
+from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import VectorAccess
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS

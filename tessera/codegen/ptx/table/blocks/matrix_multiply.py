@@ -34,8 +34,8 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import (
 )
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
+from tessera.codegen.ptx.table.scalars.math_functions import wrap_integer
 from tessera.codegen.ptx.table.scalars.packing import pack_halves
-from tessera.codegen.ptx.table.scalars.scalar_context import wrap_integer
 from tessera.codegen.ptx.text.builder import element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VectorAccess, format_address
 from tessera.codegen.ptx.text.thread_team import ThreadTeam, and_predicates

@@ -18,8 +18,8 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registe
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
 from tessera.codegen.ptx.table.scalars import packing
 from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
+from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.scalars.packing import materialise_operand
-from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tessera.codegen.legality import is_special_policy, make_policy_error
-from tessera.codegen.ptx.table.scalars.math_functions import emit_decomposition
-from tessera.codegen.ptx.table.scalars.scalar_context import INTEGER_LIMITS, wrap_integer
+from tessera.codegen.ptx.table.scalars.math_functions import INTEGER_LIMITS, emit_decomposition, wrap_integer
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, SMALL_FLOATS, PtxBuilder, ptx_type, register_class
 from tessera.core.types import (
     DType,

@@ -1,18 +1,19 @@
-"""Math functions: emission of scalar decompositions, and the decompositions that use instructions of this target."""
+"""Scalar rows: the emission table of pointwise ops and its context; math functions: emission of scalar decompositions,
+and the decompositions that use instructions of this target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from tessera.codegen.ptx.ops import exp2_ftz
-from tessera.codegen.ptx.table.scalars.scalar_context import ScalarContext, ScalarRow, emit
-from tessera.codegen.ptx.text.builder import PtxBuilder, typed_literal
+from tessera.codegen.ptx.text.builder import PtxBuilder, literal, ptx_type, register_class, typed_literal
 from tessera.core.errors import UnsupportedOpError
-from tessera.core.types import DType, f32, f64
+from tessera.core.types import DType, Policy, f32, f64, int4, int8, int16, uint8, uint16
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rules import Op
+from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor, bind_op
 from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED, evaluate_polynomial
@@ -22,6 +23,53 @@ from tessera.ops.dialects.arith import copysign, define_primitive, fma
 from tessera.ops.tensor import basic, bits
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.elementwise import infer_same, where
+
+# row(context, *registers) gives the register of one element's result.
+emit = Rules("ptx emission")
+ScalarRow = Callable[..., str]
+
+INTEGER_LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint8: (0, 255), uint16: (0, 65535)}
+
+
+@dataclass(frozen=True)
+class ScalarContext:
+    """What a row needs besides operands: where lines go, the type they are computed in, and the result's, which may
+    have a policy."""
+
+    text: PtxBuilder
+    dtype: DType
+    out: DType
+    policy: Policy | None = None
+
+    @property
+    def word(self) -> str:
+        """The type word of instructions."""
+        return ptx_type(self.dtype)
+
+    @property
+    def kind(self) -> str:
+        """f, s, u or b: float, signed, unsigned, bool."""
+        return {"float": "f", "int": "s", "uint": "u", "bool": "b"}[self.dtype.kind]
+
+    def do(self, instruction: str, *operands: object) -> str:
+        """An instruction on this type; its result's register."""
+        return self.text.let(instruction, register_class(self.dtype), *operands)
+
+    def number(self, value: float) -> str:
+        """A constant of this type."""
+        return literal(self.word, value)
+
+    def wrap(self, x: str) -> str:
+        """An integer brought back into its type's range."""
+        return wrap_integer(self.text, self.dtype, x)
+
+
+def wrap_integer(text: PtxBuilder, dtype: DType, x: str) -> str:
+    """The low bits of 32 as the narrow integer that they are."""
+    if dtype not in INTEGER_LIMITS:
+        return x
+    return text.let(f"bfe.{'u' if dtype.kind == 'uint' else 's'}32", "b32", x, 0, dtype.bits)
+
 
 # Emission of decompositions: an IR function of scalars as instructions on the registers of one element.
 
