@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, library_caller_location
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import TensorType, Type, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -84,6 +84,7 @@ def tree_sum(kernel: Any, x: Any) -> Any:
 
 
 BLOCK_ROWS, BLOCK_COLS = 64, 64
+MAX_BLOCK_COLS, ROW_PROGRAMS = 512, 4  # of rows that are added to in place: long accesses, and some programs
 
 
 @kernel
@@ -102,6 +103,24 @@ def add_rows(x, places, updates, out, *, BR: int = BLOCK_ROWS, BC: int = BLOCK_C
         before = tile.load(out[lead, place, first : first + BC], edge="clip")
         more = tile.load(updates[lead, p, first : first + BC], edge="clip")
         tile.store(out[lead, place, first : first + BC], before + more, edge="clip")
+
+
+@kernel
+def add_rows_in_place(memory, places, updates, *, BC: int):
+    """memory[:, places[p]] += updates[:, p] for each p in order, on the grid (L, ceil(R / BC)), as `add_rows`."""
+    lead, first = tile.program_id(0), tile.program_id(1) * BC
+    for p in tile.range(0, places.shape[0], 1):
+        place = places[p]
+        before = tile.load(memory[lead, place, first : first + BC], edge="clip")
+        more = tile.load(updates[lead, p, first : first + BC], edge="clip")
+        tile.store(memory[lead, place, first : first + BC], before + more, edge="clip")
+
+
+def add_in_place(x: Any, places: Any, updates: Any) -> Any:
+    """`x` [L, N, R] with updates [L, P, R] added to its rows at places [P], in the order of P, in x's own memory."""
+    lead, _, width = (int(n) for n in x.shape)
+    block = min(width, max(BLOCK_COLS, min(MAX_BLOCK_COLS, round_up(ceil_divide(width, ROW_PROGRAMS), 16))))
+    return launch(add_rows_in_place, (lead, ceil_divide(width, block)), x, places, updates, BC=block)
 
 
 def specialise_scatter(types: Mapping[str, Type]) -> Module:

@@ -23,7 +23,7 @@ from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.convolution import match_windows
-from tessera.stdlib.deterministic_reductions import add_sorted, specialise_scatter
+from tessera.stdlib.deterministic_reductions import add_in_place, add_sorted, specialise_scatter
 from tessera.stdlib.running_sums import running_sums
 from tessera.stdlib.split_k import match_chunked_product
 from tessera.stdlib.split_products import match_split_product
@@ -211,20 +211,24 @@ def _scan_in_chunks(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(scatter_add)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Sums of the sorted updates, where a target has many programs to run."""
-    x, places, _ = node.args
+    """Sums of the sorted updates, where a target has many programs to run; else one update after the other."""
+    x, places, updates = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
-    if plan.parallel is None or symbol_names((*sizes, count)) or 0 in (*sizes, count):
+    if symbol_names((*sizes, count)) or 0 in (*sizes, *get_shape(updates), count):
         return None
     type, lead, rest = get_tensor_type(x), math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    serial = plan.parallel is None
+    if serial and type.dtype not in ATOMIC_DTYPES:
+        return None
     if type.policy is not None or sizes[at] * count <= MAX_DENSE_PAIRS or int(sizes[at]) >= row_sorting.INDEX_MASK:
         return None
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         checked = shape.check_index(shape.reshape(places, shape=(count,)), size=sizes[at], along=at)
+        more = shape.reshape(updates, shape=(lead, count, rest))
         folded = shape.reshape(x, shape=(lead, sizes[at], rest))
-        found = add_sorted(folded, checked, shape.reshape(updates, shape=(lead, count, rest)))
+        found = (add_in_place if serial else add_sorted)(folded, checked, more)
         return shape.reshape(found, shape=sizes)
 
     return LibraryLowering(node.args, add)

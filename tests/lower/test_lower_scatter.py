@@ -81,3 +81,23 @@ def test_sorted_segments_name_an_index_outside():
     x, updates = np.zeros((40, 3), "f4"), np.ones((50, 3), "f4")
     with pytest.raises(ts.errors.OutOfBoundsError, match="40"):
         program(x, np.full(50, 40), updates).numpy()
+
+
+def test_rows_are_added_in_the_memory_of_the_result():
+    """No copy of the result, none of zeros: the kernel of the launch adds to what another has filled."""
+    i, u = np.array([3, 3, -1]), np.ones((3, 5, 40), "f4")
+    programs = {
+        "zeros": (lambda i, u: ts.scatter_add(ts.zeros((50, 5, 40)), i, u, axis=0), [i, u], np.zeros((50, 5, 40))),
+        "an argument": (program(0), [np.full((50, 5, 40), 2.0, "f4"), i, u], np.full((50, 5, 40), 2.0)),
+    }
+    for name, (function, arrays, want) in programs.items():
+        levels = driver.lower(ts.jit(function).trace(*arrays).function, "llvm")
+        nodes = levels["schedule"].main.body.nodes
+        large = [
+            n for n in nodes if n.op.name == "schedule.kernel" and any(np.prod(v.type.shape) > 5000 for v in n.args)
+        ]
+        allocated = [n for n in nodes if n.op.name == "host.alloc" and np.prod(n.attrs["shape"]) > 5000]
+        assert len(large) == 1 and not allocated, name
+        np.add.at(want, i, u)
+        for level in ("schedule", "tile", "target"):
+            np.testing.assert_array_equal(driver.run_level(levels, level, arrays)[0], want, err_msg=name)

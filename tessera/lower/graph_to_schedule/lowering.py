@@ -312,14 +312,12 @@ class ScheduleLowering:
 
         Returns these values, which are in memory in any case.
         """
-        launches = [n for n in block.nodes if n.op is control_flow.launch]
-        old = {v for n in launches for i, v in zip(n.attrs["written"], n.results, strict=True) if i < len(n.args)}
         kept = set()
         producers = (contractions.dot, basic.cast, control_flow.launch, *lowering_plan.find_library_ops(self.plan))
         for value, target in zip(block.results, targets, strict=True):
             source = strip_reshapes(value, self.uses)
             node = self.uses.find(source, *producers)
-            if source is value or node is None or source in old or source in self.buffers or 0 in get_shape(source):
+            if source is value or node is None or source in self.buffers or 0 in get_shape(source):
                 continue
             if self.buffers[value] is target:
                 self.buffers[source] = self.builder.add(host.view, [target], {"shape": get_shape(source)}).out

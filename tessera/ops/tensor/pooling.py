@@ -19,10 +19,10 @@ from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
 from tessera.ops.tensor.elementwise import less, maximum, minimum, where
 from tessera.ops.tensor.random import Generator, rand
-from tessera.ops.tensor.rearrange import take_along_axis
+from tessera.ops.tensor.rearrange import narrow, take_along_axis
 from tessera.ops.tensor.reduce import apply_root, argmax, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
-from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, permute, reshape, squeeze
+from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, gather, iota, permute, reshape, squeeze
 
 
 @dataclass(frozen=True)
@@ -324,20 +324,39 @@ def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) ->
 def _adaptive_windows(name: str, rank: int, input: Any, output_size: Any, fill: Any) -> tuple[Windows, Tensor]:
     """The windows, each filled up to the size of the largest, and the numbers of their own elements."""
     x = _check_input(name, rank, input)
-    counts = _expand_output_size(output_size, x.shape[2:])
-    cut, starts, lengths, kernel = x, [], [], []
-    for axis, (size, count) in enumerate(zip(x.shape[2:], counts, strict=True)):
-        place = iota(shape=(count,))
-        starts.append(place * size // count)
-        lengths.append(((place + 1) * size + (count - 1)) // count - starts[-1])
-        kernel.append(size // count if size % count == 0 else _longest_window(size, count))
-        cut = _split_axis(cut, 2 + 2 * axis, starts[-1], lengths[-1], kernel[-1], fill)
+    starts, lengths, kernel = zip(*_adaptive_axes(x, output_size), strict=True)
+    counts, cut = [start.shape[0] for start in starts], x
+    for axis, (start, length, size) in enumerate(zip(starts, lengths, kernel, strict=True)):
+        cut = _split_axis(cut, 2 + 2 * axis, start, length, size, fill)
     order = (0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)))
     values = reshape(permute(cut, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
     total = as_tensor(1)
     for axis, length in enumerate(lengths):
         total = total * _along(length, axis, rank)
-    return Windows(values, tuple(kernel), tuple(starts), (1,) * rank, x.shape[2:]), total
+    return Windows(values, kernel, starts, (1,) * rank, x.shape[2:]), total
+
+
+def _adaptive_axes(x: Tensor, output_size: Any) -> list[tuple[Tensor, Tensor, Any]]:
+    """For each axis after the first two: where its windows start, their lengths, and the longest."""
+    found = []
+    for size, count in zip(x.shape[2:], _expand_output_size(output_size, x.shape[2:]), strict=True):
+        place = iota(shape=(count,))
+        start = place * size // count
+        length = ((place + 1) * size + (count - 1)) // count - start
+        found.append((start, length, size // count if size % count == 0 else _longest_window(size, count)))
+    return found
+
+
+MAX_SLICED = 8  # windows of different lengths that are slices; more are gathered
+
+
+def _sum_windows(x: Tensor, axis: int, start: Tensor, length: Tensor, size: Any) -> Tensor:
+    """The sums of the windows of an axis."""
+    extent, count = x.shape[axis], start.shape[0]
+    if not isinstance(extent, int) or extent % count == 0 or count > MAX_SLICED:
+        return sum(_split_axis(x, axis, start, length, size, 0), axis=axis + 1)
+    edges = [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
+    return concatenate([sum(narrow(x, axis, a, b), axis=axis, keepdims=True) for a, b in edges], axis=axis)
 
 
 def _split_axis(x: Tensor, axis: int, start: Tensor, length: Tensor, size: int, fill: Any) -> Tensor:
@@ -411,8 +430,13 @@ def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
 
 
 def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
-    windows, counts = _adaptive_windows(f"an adaptive {rank}D pool", rank, input, output_size, 0)
-    return sum(windows.values, axis=2) / cast(counts, dtype=windows.values.dtype)
+    x = _check_input(f"an adaptive {rank}D pool", rank, input)
+    total, number = x, as_tensor(1)
+    for axis, (start, length, size) in enumerate(_adaptive_axes(x, output_size)):
+        # Outer axes first: their windows are whole rows of memory, and leave little to add along the last axis.
+        total = _sum_windows(total, 2 + axis, start, length, size)
+        number = number * _along(length, axis, rank)
+    return total / cast(number, dtype=total.dtype)
 
 
 @check_arguments
