@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     import tessera.torch as torch
     import tessera.train as train
     import tessera.tree as tree
-    from tessera.deploy import optimize
+    from tessera.deploy import export_web, optimize
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch

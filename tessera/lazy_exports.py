@@ -4,7 +4,7 @@
 EXPORTS = {
     "tessera.state": "Cache KVCache PageTable RingBuffer Stateful rolling_window stateful with_state",
     "tessera.runtime.artifacts": "build",
-    "tessera.deploy": "optimize",
+    "tessera.deploy": "export_web optimize",
     "tessera.runtime.bundles": "bundle",
     "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (

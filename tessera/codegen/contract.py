@@ -108,7 +108,8 @@ class Backend(Protocol):
 
     `runtime` and `interpreter` are optional (`get_capable_backend`), as are `passes` (`PassPipeline`) and
     `standalone(artifact, name, stored, machine)`, which gives the files of a program that runs without Python, emitted
-    with `standalone_options(machine)`, and
+    with `standalone_options(machine)`, `web_engine(artifact)`, which gives the name and the script of an engine in a
+    page (`ts.export_web`), and
     `precompile(artifact)`, which gives machine code as files that travel in an artifact folder. A generator
     whose device has a memory of its own has `memory()`, which gives it (a `DeviceMemory`); its runtimes have a method
     `call(arrays, constants)`, which takes and gives arrays of the device.
@@ -250,6 +251,7 @@ OPTIONAL_METHODS = {
     "configured": ("text",),
     "where": (),
     "memory": (),
+    "web_engine": ("artifact",),
     "standalone_options": ("machine",),
     "standalone": ("artifact", "name", "stored", "machine"),
 }

@@ -13,6 +13,7 @@ from tessera.deploy.passes import (
     WeightInt8,
 )
 from tessera.deploy.standalone import StandaloneProgram, standalone
+from tessera.deploy.web import WebExport, export_web
 from tessera.deploy.webassembly import WebModule
 
 __all__ = [
@@ -25,10 +26,12 @@ __all__ = [
     "StandaloneProgram",
     "StaticInt8",
     "StructuredPruning",
+    "WebExport",
     "WebModule",
     "WeightFp8",
     "WeightInt4",
     "WeightInt8",
+    "export_web",
     "optimize",
     "standalone",
 ]

@@ -41,7 +41,7 @@ GRAPH = ("constant_folding", "kernel_fusion", "memory_planning")
 DESTINATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "server": ("llvm", GRAPH),
     "edge": ("llvm", (*GRAPH, "weight_int8")),
-    "web": ("wgsl", GRAPH),
+    "web": ("llvm", GRAPH),
     "webgpu": ("wgsl", GRAPH),
 }
 CHECKED_ON = "llvm"  # where accuracy and ranges are measured
@@ -329,6 +329,12 @@ class OptimisedModel:
         first = next(iter(self._variants.values())).prepared
         levels = first.levels if target == self.target else driver.lower(first.levels["graph"].main, target)
         return replace(first, levels=levels)
+
+    def find_stored_parameters(self) -> list[int]:
+        """The places of the weights among the arrays of the program that was compiled first."""
+        first = next(iter(self._variants.values()))
+        count = len(first.prepared.arrays)
+        return [*range(count - len(first.constants), count)]
 
     def __bundle__(self) -> Bundle:
         self.report  # noqa: B018 - nothing can be saved before something is compiled

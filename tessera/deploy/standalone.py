@@ -69,7 +69,8 @@ def standalone(
     generator: Any = get_capable_backend(where, "standalone")
     options = generator.standalone_options(machine)
     program = _prepare(entry, CallArguments(args, named), where, grid, group, options, dynamic)
-    stored = find_stored_parameters(program, () if isinstance(entry, OptimisedModel) else weights)
+    optimised = isinstance(entry, OptimisedModel)
+    stored = entry.find_stored_parameters() if optimised else find_stored_parameters(program, weights)
     artifact = emit_artifact(generator, program.levels["tile"], options)
     own = make_c_name(name or program.name)
     interface = describe_interface(program, stored)
@@ -78,7 +79,7 @@ def standalone(
     files: Mapping[str, bytes | str] = generator.standalone(
         type(artifact)(described, artifact.files), own, held, machine
     )
-    folder = _write_folder(Path(out), files)
+    folder = write_folder(Path(out), files)
     if DESCRIPTION_FILE in files:
         library = _link_web_module(folder, own) if link else None
     else:
@@ -96,7 +97,7 @@ def _prepare(
     return entry.prepare_program(target)
 
 
-def _write_folder(folder: Path, files: Mapping[str, bytes | str]) -> Path:
+def write_folder(folder: Path, files: Mapping[str, bytes | str]) -> Path:
     """Write files into a folder, each atomically; other files there stay."""
     try:
         for name, content in files.items():
@@ -136,7 +137,7 @@ def _link_web_module(folder: Path, name: str) -> Path:
     """Link the WebAssembly module of an object file, which knows how much memory it needs."""
     needed = json.loads((folder / DESCRIPTION_FILE).read_text())["bytes"]
     code = link_module((folder / OBJECT_FILE).read_bytes(), needed)
-    return _write_folder(folder, {f"{name}.wasm": code}) / f"{name}.wasm"
+    return write_folder(folder, {f"{name}.wasm": code}) / f"{name}.wasm"
 
 
 def _link(folder: Path, name: str, machine: str | None, threads: bool) -> Path:

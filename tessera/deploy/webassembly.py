@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,13 @@ def link_module(code: bytes, memory: int) -> bytes:
         command += ["-z", f"stack-size={STACK_BYTES}", f"--export={RUN}", f"--export={BASE}"]
         command += [f"--initial-memory={pages * PAGE_BYTES}", f"--max-memory={max(pages * PAGE_BYTES, MAX_BYTES)}"]
         command += ["--allow-undefined-file=imports"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        except OSError as error:
+            raise DeviceUnavailable(
+                f"the linker {linker[0]} does not start", location=user_location(), received=str(error),
+                suggestion=f"set {LINKER_VARIABLE} to a wasm-ld",
+            ) from None  # fmt: skip
         if done.returncode == 0:
             return Path(folder, "module.wasm").read_bytes()
     missing = _UNDEFINED.findall(done.stderr)
@@ -185,8 +191,3 @@ def _make_import(wasmtime: Any, store: Any, wanted: Any) -> Any:
         return math.nan if math.isnan(found) else found
 
     return wasmtime.Func(store, wanted.type, call)
-
-
-def list_math_imports() -> Sequence[str]:
-    """The names of the functions that a module may import."""
-    return tuple(MATH_IMPORTS)

@@ -12,7 +12,7 @@ from tessera.codegen.grouped.vectoriser import vectorise
 from tessera.core.types import bool_, f32, int8, int16, int32, int64, uint8, uint16, uint32
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera_wgsl import statements
-from tessera_wgsl.generator import emit_program
+from tessera_wgsl.generator import emit_program, write_web_engine
 from tessera_wgsl.pointwise import REFUSED, pointwise_row
 
 # A program is one invocation: small tiles, of which each invocation holds all elements.
@@ -44,6 +44,14 @@ class WgslBackend:
         from tessera_wgsl.runtime import WgslProgram  # to emit text needs no device
 
         return WgslProgram(artifact)
+
+    def web_engine(self, artifact: Artifact) -> tuple[str, str]:
+        """The name of the engine in a page, and its script.
+
+        Raises:
+            UnsupportedOpError: an op is computed by NumPy.
+        """
+        return "WebGPU", write_web_engine(artifact)
 
     def where(self) -> str:
         """The adapter that programs run on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
@@ -10,7 +12,7 @@ from tessera.codegen.contract import Capabilities
 from tessera.codegen.grouped.vectoriser import vectorise_groups
 from tessera.codegen.host_plan import build_host_plan
 from tessera.codegen.legality import check_element_types, check_resources
-from tessera.core.errors import ArgumentError
+from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.ops.dialects import host
 from tessera_wgsl.kernel import HEADER_SLOTS, WORKGROUP, Kernel
@@ -42,6 +44,29 @@ def emit_program(name: str, capabilities: Capabilities, module: Module, options:
         name, module, plan, text, split_parameters(plan), {}, options.get("schedule"), ("tessera-wgsl",)
     )
     return Artifact(manifest, files)
+
+
+def write_web_engine(artifact: Artifact) -> str:
+    """A script that opens the program in a browser: the body of a function of `program`.
+
+    Raises:
+        UnsupportedOpError: an op is computed by NumPy, which a browser does not have.
+    """
+    plan = artifact.manifest["plan"]
+    if plan.get("calls"):
+        op = plan["calls"][0]
+        raise UnsupportedOpError(
+            f"the target {artifact.manifest['target']} cannot emit {op['op']} for a browser: NumPy computes it "
+            f"({op.get('place', '')})",
+        )
+    shaders = {Path(name).stem: artifact.text(name) for name in artifact.files}
+    script = (Path(__file__).parent / "webgpu.mjs").read_text().strip()
+    return f"{script}\nreturn openWebGpu(program, {_dump(plan)}, {_dump(shaders)});"
+
+
+def _dump(data: Any) -> str:
+    """JSON data in a script."""
+    return json.dumps(data).replace("<", "\\u003c")
 
 
 def find_grids(module: Module) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,177 @@
+"""Web export: a model as one page that runs it in a browser, through WebAssembly and through WebGPU."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.c_plan import make_c_name
+from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, list_backends
+from tessera.codegen.web_module import DESCRIPTION_FILE, MACHINE, OBJECT_FILE
+from tessera.core.errors import (
+    ArgumentError,
+    DeviceUnavailable,
+    ResourceError,
+    UnsupportedOpError,
+    user_location,
+)
+from tessera.deploy.optimisation import OptimisedModel
+from tessera.deploy.standalone import write_folder
+from tessera.deploy.webassembly import link_module
+from tessera.runtime.artifacts import describe_interface
+from tessera.runtime.program import PreparedProgram
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+# The element types that a script has arrays of.
+PAGE_TYPES = (
+    "f32", "f64", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)  # fmt: skip
+WEBASSEMBLY = "WebAssembly"
+
+
+@dataclass(frozen=True)
+class WebExport:
+    """What was written: the page, the names of its engines, and why a generator for browsers was left out."""
+
+    page: Path
+    engines: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def export_web(
+    model: Any, *args: Any, out: str | Path, weights: Sequence[str] = (), title: str | None = None, **named: Any
+) -> WebExport:
+    """Write a page that runs a model on inputs that its reader gives; the arguments are the example it starts with.
+
+    `model` is a `ts.nn.Module`, a function, or what `ts.optimize` made; arguments named in `weights` travel with it, as
+    do tensors that it closes over. `out` is a file `.html`, which holds everything, or a folder, which also gets the
+    WebAssembly module, its description and its weights. Installed generators with a method `web_engine` are packed too
+    where they have every op of the model.
+
+    >>> import tempfile
+    >>> import tessera as ts
+    >>> folder = tempfile.mkdtemp()
+    >>> made = export_web(lambda x: ts.tanh(x) * 2.0, ts.ones((2, 3)), out=f"{folder}/model.html")  # doctest: +SKIP
+    >>> made.engines  # doctest: +SKIP
+    ('WebAssembly',)
+
+    Raises:
+        DeviceUnavailable: there is no wasm-ld. UnsupportedOpError: an op needs Python, or a type is none of scripts.
+        ArgumentError: `out` is neither a folder nor a page. FileError: it cannot be written.
+    """
+    target = _find_page(Path(out))
+    compiled = _compile(model, args, named, weights)
+    program = compiled.prepare_program("llvm")
+    stored = compiled.find_stored_parameters()
+    own = make_c_name(program.name)
+    module, description = _link_program(program, stored, own)
+    blobs = {description["parameters"][i]["name"]: program.arrays[i] for i in range(len(program.arrays))}
+    _mark_weights(description, stored)
+    engines, left_out = _find_engines(compiled)
+    page = _format_page(title or program.name, description, module, blobs, engines)
+    files: dict[str, bytes | str] = {target.name: page}
+    if target.name == "index.html" and target.parent == Path(out):
+        files |= {f"{own}.wasm": module, DESCRIPTION_FILE: json.dumps(description, indent=1) + "\n"}
+    write_folder(target.parent, files)
+    return WebExport(target, tuple(engines), left_out)
+
+
+def _find_page(out: Path) -> Path:
+    if out.suffix == ".html":
+        return out
+    if out.is_file():
+        raise ArgumentError(
+            f"{out} is a file", location=user_location(), expected="a folder, or a page: model.html", received=str(out)
+        )
+    return out / "index.html"
+
+
+def _compile(model: Any, args: Sequence[Any], named: Mapping[str, Any], weights: Sequence[str]) -> OptimisedModel:
+    """The model with its weights as constants, compiled for the example."""
+    if isinstance(model, OptimisedModel):
+        return model.compile(*args, **named)
+    if not args and not named:
+        raise ArgumentError(
+            "a page needs an example", location=user_location(), expected='export_web(model, x, out="model.html")'
+        )
+    names = (weights,) if isinstance(weights, str) else tuple(weights)
+    return OptimisedModel(model, "llvm", (), {}, names).compile(*args, **named)
+
+
+def _link_program(program: PreparedProgram, stored: Sequence[int], name: str) -> tuple[bytes, dict[str, Any]]:
+    """The WebAssembly module of a program, which takes its weights as arguments, and its description."""
+    generator: Any = get_capable_backend("llvm", "standalone")
+    artifact = emit_artifact(generator, program.levels["tile"], generator.standalone_options(MACHINE))
+    described = {**artifact.manifest, "interface": describe_interface(program, stored)}
+    files = generator.standalone(type(artifact)(described, artifact.files), name, {}, MACHINE)
+    description = json.loads(files[DESCRIPTION_FILE])
+    _check_types(description)
+    return link_module(files[OBJECT_FILE], description["bytes"]), description
+
+
+def _check_types(description: Mapping[str, Any]) -> None:
+    for p in description["parameters"]:
+        if p["dtype"] not in PAGE_TYPES and p["role"] != "weight":
+            raise UnsupportedOpError(
+                f"a script has no arrays of {p['dtype']}, the type of {p['name']}", location=user_location(),
+                expected=", ".join(PAGE_TYPES), suggestion="cast inside the model: its inputs and results as ts.f32",
+            )  # fmt: skip
+
+
+def _mark_weights(description: Mapping[str, Any], stored: Sequence[int]) -> None:
+    for i in stored:
+        parameter = description["parameters"][i]
+        if parameter["written"]:
+            raise UnsupportedOpError(
+                f"the model writes its weights {parameter['name']}", location=user_location(),
+                expected="weights that it reads",
+            )  # fmt: skip
+        parameter["role"] = "weight"
+
+
+def _find_engines(compiled: OptimisedModel) -> tuple[dict[str, str], dict[str, str]]:
+    """The scripts of the engines by name, WebAssembly first; and why other generators for browsers are left out."""
+    engines = {WEBASSEMBLY: (PAGE_FOLDER / "engine.mjs").read_text().strip() + "\nreturn openWebAssembly(program);"}
+    left_out = {}
+    for name in sorted(list_backends()):
+        try:
+            generator: Any = get_backend(name)
+            if not hasattr(generator, "web_engine"):
+                continue
+            artifact = emit_artifact(generator, compiled.prepare_program(name).levels["tile"], {})
+            title, script = generator.web_engine(artifact)
+            engines[title] = script
+        except (UnsupportedOpError, ResourceError, DeviceUnavailable) as error:
+            left_out[name] = error.message
+    return engines, left_out
+
+
+def _format_page(
+    title: str, description: Mapping[str, Any], module: bytes, blobs: Mapping[str, Any], engines: Mapping[str, str]
+) -> str:
+    parameters = description["parameters"]
+    data = {
+        **description, "module": _encode(module),
+        "weights": {p["name"]: _encode(blobs[p["name"]]) for p in parameters if p["role"] == "weight"},
+        "example": {p["name"]: _encode(blobs[p["name"]]) for p in parameters if p["role"] in ("input", "scalar")},
+    }  # fmt: skip
+    scripts = [f"engines[{json.dumps(name)}] = async (program) => {{\n{text}\n}};" for name, text in engines.items()]
+    parts = {
+        "@TITLE@": html.escape(title), "@PROGRAM@": json.dumps(data).replace("<", "\\u003c"),
+        "@ENGINES@": "\n".join(scripts).replace("</", "<\\/"),
+    }  # fmt: skip
+    page = (PAGE_FOLDER / "page.html").read_text()
+    return re.sub("|".join(parts), lambda found: parts[found[0]], page)
+
+
+def _encode(data: Any) -> str:
+    content = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+    return base64.b64encode(content).decode()
