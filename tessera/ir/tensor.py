@@ -337,7 +337,9 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
         for size in getattr(result, "shape", ()):
             if not isinstance(size, int):
                 int(size)  # a size known by name alone: this says so
-    if _takes_numbers(op, arrays, types):  # a broadcast number again, which may meet operands of any device
+    if _takes_numbers(
+        op, arrays, (*types, *results)
+    ):  # a broadcast number again, which may meet operands of any device
         made = op.execute(types, results, attrs, [np.asarray(a[(0,) * a.ndim]) for a in arrays])
         made = tuple(np.broadcast_to(a, t.shape) for a, t in zip(made, results, strict=True))
     else:
@@ -349,7 +351,9 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
 
 
 def _takes_numbers(op: Op, arrays: Sequence[np.ndarray], types: Sequence[Any]) -> bool:
-    """Whether a pointwise op has arrays as operands of which each is one number in memory."""
+    """Whether a pointwise op has arrays as operands of which each is one number in memory; no type has a policy, since
+    stochastic rounding depends on the place.
+    """
     if not op.pointwise or any([a.size == 0 or any(a.strides) for a in arrays]):
         return False
     return any([a.ndim for a in arrays]) and all([t.policy is None for t in types])

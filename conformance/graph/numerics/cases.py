@@ -53,9 +53,9 @@ def _make_by_chance(dtype: str) -> Case:
 
 
 def _saturated(x: Any, w: Any) -> Any:
-    """Numbers of which half lie beyond the largest of the type, 57344, of either sign."""
+    """A constant beyond the largest number of the type, 57344, and products beyond it, of either sign."""
     with ts.numerics(**POLICIES["saturate"]):
-        return x * 2.0**18, ts.max(ts.relu(w) * 2.0**18, axis=0)
+        return x * 2.0**18, (w * 49152.0) * 4.0
 
 
 def _under(clauses: dict[str, Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, int8
 from tessera.ir.array_interchange import find_number_dtype
 from tessera.ir.builder import CURRENT_NUMERICS
+from tessera.ir.numerics.conversion import round_to_storage
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import F, check_arguments
@@ -142,8 +143,12 @@ def _widest_python_type(numbers: Sequence[Any]) -> type:
 def _convert_operand(value: Any, element: TensorType) -> Tensor:
     if isinstance(value, Tensor):
         return cast(value, dtype=element.dtype)
-    number = splat(value, element)
-    return cast(number, dtype=element.policy) if element.policy else number
+    policy = element.policy
+    if policy is None:
+        return splat(value, element)
+    if policy.storage.is_float and policy.rounding != "stochastic" and not isinstance(value, Dim):
+        value = float(round_to_storage(np.float64(value), policy.storage, policy))  # once, by the policy
+    return cast(splat(value, element), dtype=policy)
 
 
 def promote_types(types: Sequence[TensorType]) -> DType:

@@ -193,3 +193,20 @@ def test_bad_calls():
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_a_number_is_rounded_by_the_policy_of_its_tensor(run):
+    """Once: a number beyond the range saturates, and one between two values goes toward zero."""
+
+    def saturated(x):
+        with ts.numerics(saturate=True, store=ts.fp8_e5m2):
+            return x * 2.0**18
+
+    def cut(x):
+        with ts.numerics(rounding="toward_zero", store=ts.bf16):
+            return x * (1.0 + 2.0**-8 + 2.0**-9)
+
+    x = ts.Tensor([0.5, 0.0, -0.25, 4.0])
+    assert run(saturated)(x).tolist() == [28672.0, 0.0, -14336.0, 57344.0]
+    assert run(cut)(x).tolist() == [0.5, 0.0, -0.25, 4.0]
