@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tessera.core.errors import ArgumentError, FileError
 from tessera.core.io import check_writable
 from tessera.interp.target.csl import host_tools_folder
+from tessera.interp.target.csl.cost_model import VARIABLE
 from tessera.interp.target.csl.host import cslc
 
 ARCHES = ("wse2", "wse3")
@@ -34,6 +37,8 @@ def _run(options: argparse.Namespace) -> int:
         raise FileError(f"there is no folder {folder}")
     command, environment = _find_run_command(folder, options.arch), _environment(options)
     status = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    if options.range:
+        return status or _print_range(folder, command, environment)
     return _compare_orders(folder, command, environment, status, options.orders) if options.orders else status
 
 
@@ -49,6 +54,25 @@ def _compare_orders(folder: Path, command: list[str], environment: dict[str, str
     if len({found == 0 for found in statuses.values()}) == 2:
         print("the result depends on the order of tasks and events: look for a race or a task that starves another")
     return max(statuses.values(), key=abs)
+
+
+def _print_range(folder: Path, command: list[str], environment: dict[str, str]) -> int:
+    """Run a program with both ends of the cost model, and print the cycles of each launch between them."""
+    counts: list[list[tuple[str, int]]] = []
+    for costs in ("low", "{}", "high"):
+        with tempfile.TemporaryDirectory() as place:
+            trace = Path(place) / "trace.json"
+            other = {**environment, VARIABLE: costs, "TESSERA_CSL_TRACE": str(trace)}
+            done = subprocess.run(command, cwd=folder, env=other, check=False, capture_output=True, text=True)
+            if done.returncode or not trace.is_file():
+                print(f"the program does not end with the costs {costs!r}: {done.stderr[-500:]}", file=sys.stderr)
+                return done.returncode or 1
+            launches = json.loads(trace.read_text())["otherData"]["launches"]
+        counts.append([(one["name"], one["end"] - one["start"]) for one in launches])
+    for row in zip(*counts, strict=True):
+        cycles = [count for _, count in row]
+        print(f"{row[0][0]}: {cycles[1]:,} cycles ({min(cycles):,} to {max(cycles):,})")
+    return 0
 
 
 def _find_run_command(folder: Path, arch: str | None) -> list[str]:

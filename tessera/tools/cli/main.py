@@ -299,6 +299,9 @@ def _csl(command: argparse.ArgumentParser) -> None:
     command.add_argument("--param", action="append", default=[], metavar="NAME:VALUE", help="check: a parameter")
     command.add_argument("--import-path", action="append", default=[], metavar="FOLDER", help="check: more modules")
     command.add_argument("--seed", type=int, help="run: shuffle events and link delays, to expose races")
+    command.add_argument(
+        "--range", action="store_true", help="run: the cycles of each launch at both ends of the cost model"
+    )
     command.add_argument("--orders", type=int, metavar="N", help="run: compare N shuffled orders with the default one")
     command.add_argument("--plain", action="store_true", help="run: execute each PE and each step on its own (slower)")
     command.add_argument("--limit", type=int, help="run: stop after LIMIT cycles (default 1e9)")

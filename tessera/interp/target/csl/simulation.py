@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.core.errors import ArgumentError
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.queues import HostSource, RouterEntrance
 from tessera.interp.target.csl.fabric.router_grid import BUFFER_DEPTH, Fabric
 from tessera.interp.target.csl.fabric.routing import HOST
@@ -20,6 +21,7 @@ from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.pe.processing_element import Pe
 from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
+from tessera.interp.target.csl.sema.values import Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 # Host commands.
@@ -95,6 +97,8 @@ class CopyOutCommand(HostCommand):
 def find_symbol_memory(stream: CommandStream, name: str) -> np.ndarray:
     """The bytes of a PE's memory from an exported symbol to the end of its variable."""
     pointer = stream.pe.get_export(name)
+    if not isinstance(pointer, Pointer):
+        raise CslFault(f"'{name}' is copied, but it is no variable", expected="an exported array or pointer")
     return pointer.array.reshape(-1).view(np.uint8)[pointer.index * pointer.array.itemsize :]
 
 
@@ -169,10 +173,6 @@ class CommandStream:
 
 # The simulation.
 
-# Cycles between two transfers of the host, fitted to the counts of five public programs with many launches on the
-# vendor's simulator; and after a stream, which has no acknowledgement: programs that stream and then copy rely on a
-# slow host.
-TRANSFER_LATENCY, STREAM_LATENCY = 140, 1000
 CYCLE_LIMIT = 10**9  # the cycle at which a run becomes a fault
 MAX_REPORT_LINES = 12  # the maximum number of lines in a stall report
 
@@ -209,7 +209,7 @@ class Simulation:
         self.launches: list[LaunchCommand] = []
         self._last_in: HostCommand | None = None
         self._busy = 0  # the cycle until which the channel from the host is busy
-        self._gap = STREAM_LATENCY  # cycles before the next transfer
+        self._gap = COSTS.stream  # cycles before the next transfer
         self.sources: dict[tuple[PeCoordinate, int], HostSource] = {}
         self.timeline: list[tuple[PeCoordinate, str, int, int]] = []
         self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if lockstep else {}
@@ -238,7 +238,7 @@ class Simulation:
         the west.
         """
         start = max(self.events.now, self._busy) + self._gap
-        self._gap = TRANSFER_LATENCY
+        self._gap = COSTS.transfer
         rows: dict[int, int] = {}
         arrivals: dict[PeCoordinate, int] = {}
         for x, y in sorted(places):
@@ -277,7 +277,7 @@ class Simulation:
             words = max((row.size for row in rows.values()), default=0)
             for place, time in self._schedule_transfer(rows, words).items():
                 self._get_source(place, color).send(rows[place], time, partial(command.left.discard, place))
-            self._gap = STREAM_LATENCY
+            self._gap = COSTS.stream
 
         # The host's words arrive in order: a stream follows earlier copies.
         if self._last_in is not None and self._last_in.left:
@@ -306,7 +306,7 @@ class Simulation:
             channel = self.fabric.nodes[place].channels.get(color)
             sink = channel.get_host_sink() if channel else self.fabric.nodes[place].get_output(color).collect()
             sink.receive(row, partial(command.left.discard, place))
-        self._gap = STREAM_LATENCY
+        self._gap = COSTS.stream
         return command
 
     def wait(self, command: HostCommand, size: int | None = None) -> None:

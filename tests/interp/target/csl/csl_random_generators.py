@@ -101,7 +101,7 @@ def switched_routes(draw) -> tuple[str, str]:
             draw(st.sampled_from(["SWITCH_ADV", "SWITCH_RST", "NOP"])),
             draw(st.sampled_from(["true", "false"])),
         )
-        sends.append(f"@mov32(ctl, control.encode_single_payload(control.opcode.{command}, {kept}, .{{}}, 0));")
+        sends.append(f"@mov32(ctl, control.encode_single_payload(control.opcode.{command}, {kept}, {{}}, 0));")
     body = f"""
       const c4 = @get_color(4);
       const out = @get_dsd(fabout_dsd, .{{ .fabric_color = c4, .extent = 8, .output_queue = oq }});

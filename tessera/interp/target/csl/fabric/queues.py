@@ -342,12 +342,17 @@ class OutputQueue:
 
     def _to_router(self, channel: RouterChannel) -> None:
         node = self.node
-        words, free = self.words, channel.depth - len(channel.inputs[RAMP])
+        delay = node.fabric.injection  # words in transit on the ramp take no room in the router
+        words, free = self.words, channel.depth + delay - len(channel.inputs[RAMP])
+        clear = channel.count_accepted(RAMP, len(words)) if 0 < free < len(words) else 0
+        if clear > free:
+            free = clear
+            channel.granted += min(clear, len(words))
         if words and free > 0:
             first = max(self.events.now, node.ramp) + 1
             count = min(free, len(words))
             node.ramp = first + count - 1
-            moved = [(first + i, words.popleft()) for i in range(count)]
+            moved = [(first + delay + i, words.popleft()) for i in range(count)]
             channel.extend(RAMP, moved, sum(word > WORD_MASK for _, word in moved))
         if words:
             channel.feeders[RAMP] = self

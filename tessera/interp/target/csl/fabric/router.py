@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router_grid import Fabric
 
 
+MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
+
+
 class RouterNode:
     """The fabric's state at one PE."""
 
@@ -77,6 +80,7 @@ class RouterChannel:
         # A swap on both axes also exchanges the colors of a pair at the ramp.
         self.ramp_color = color ^ 1 if config.swap_x and config.swap_y else color
         self.marked = 0  # the words in the buffers that are not plain data
+        self.granted = 0  # words in the buffers whose way is known to be clear
         self._last = 0
         self._due: int | None = None
 
@@ -157,8 +161,12 @@ class RouterChannel:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
         count = self._count_free(tx)
         buffer, links = self.inputs[origin], self.node.links
-        if not count:
+        if count <= 0:
             return False
+        ahead = count < len(buffer)  # more words than the next buffer holds
+        if ahead:
+            count = max(count, self._count_ahead(tx, len(buffer)))
+        self.granted = 0
         time = max(now - 1, self._last)
         for direction in tx:
             if links[direction] > time:
@@ -184,7 +192,10 @@ class RouterChannel:
             if direction == RAMP:
                 self.node.inputs[self.ramp_color].extend(sent)
             else:
-                (neighbours[direction] or self._neighbour(direction)).extend(OPPOSITE[direction], sent)
+                neighbour = neighbours[direction] or self._neighbour(direction)
+                neighbour.extend(OPPOSITE[direction], sent)
+                if ahead:
+                    neighbour.granted += len(sent)
         self._wake_senders(origin, sent[0][0] - 1)
         return bool(buffer)
 
@@ -200,11 +211,44 @@ class RouterChannel:
             else:
                 neighbour = self._neighbour(direction)
                 free = self.depth - len(neighbour.inputs[OPPOSITE[direction]])
-                if not free:
+                if free <= 0:
                     neighbour.feeders[OPPOSITE[direction]] = self
             if free < count:
                 count = free
         return count
+
+    def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
+        """The number of words from `direction` that need not wait before this router, up to `wanted`.
+
+        More words than the buffer holds are accepted if all of them leave it again at once: the way is clear to its
+        ends, where operations wait for them. `steps` bounds the routers that are looked at.
+        """
+        buffer, steps = self.inputs[direction], [MAX_LOOKAHEAD] if steps is None else steps
+        room = self.depth - len(buffer)
+        steps[0] -= 1
+        if room >= wanted or self.marked or steps[0] <= 0 or not self.node.fabric.steady:
+            return min(max(room, 0), wanted)
+        rx, tx = self.route.here
+        if self.route.in_teardown or rx != (direction,) or self.route.filter is not None or HOST in tx:
+            return room
+        return max(room, self._count_passing(tx, wanted + len(buffer), steps) - len(buffer))
+
+    def _count_ahead(self, tx: tuple[int, ...], wanted: int) -> int:
+        """The number of words whose whole way is clear: known already if a router before this one asked."""
+        return wanted if self.granted >= wanted else self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
+
+    def _count_passing(self, tx: tuple[int, ...], wanted: int, steps: list[int]) -> int:
+        """The number of words that every output direction accepts, up to `wanted`."""
+        for direction in tx:
+            if direction == RAMP:
+                queue = self.node.get_input(self.ramp_color)
+                wanted = min(wanted, queue.limit - len(queue.words))
+            else:
+                neighbour = self.neighbours[direction] or self._neighbour(direction)
+                wanted = neighbour.count_accepted(OPPOSITE[direction], wanted, steps)
+            if wanted <= 0:
+                return 0
+        return wanted
 
     def extend(self, direction: int, words: list[TimedWord], marked: int = 0) -> None:
         """Insert words that arrive from `direction` in order; `marked` of them are not plain data."""
@@ -332,13 +376,17 @@ class EdgeChannel:
     """
 
     def __init__(self, channel: RouterChannel) -> None:
-        self.channel = channel
+        self.channel, self.granted = channel, 0
         self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
 
     def has_room(self, direction: int) -> bool:
         """Whether one more word may leave: always."""
         return True
+
+    def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
+        """The number of words that may leave: all."""
+        return wanted
 
     def extend(self, direction: int, words: list[TimedWord]) -> None:
         """Accept words in order."""

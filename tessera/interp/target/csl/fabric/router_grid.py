@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.router import EdgeChannel, RouterChannel, RouterNode
 from tessera.interp.target.csl.fabric.routing import (
@@ -223,6 +224,7 @@ class Fabric:
         arch: str = "",
     ) -> None:
         self.arch, self.log = arch, TRAFFIC_LOG.get()
+        self.injection = COSTS.injection[arch == "wse3"]  # cycles of a word between its operation and the router
         self.events, self.width, self.height, self.depth = events, width, height, depth
         self.nodes = {(x, y): RouterNode(self, x, y) for y in range(height) for x in range(width)}
         for place, configs in colors.items():

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
 from tessera.interp.target.csl.pe.pe_state import WaitCondition
 from tessera.interp.target.csl.pe.processing_element import get_memory
@@ -29,10 +30,6 @@ from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 
 TEARDOWN_WORD = encode_payload([(Opcode.TEARDOWN, True)])
-# Cycles in which the library sets routes and DSDs before the first word of an operation, and additional cycles of a PE
-# that forwards words: fitted to the published counts of one program (gemv-collectives on 2 x 2 and 4 x 4 PEs, five
-# operations); `benchmarks/csl.py` shows the other programs.
-SETUP_CYCLES, FORWARDING_CYCLES = 490, 215
 CollectiveThread = Generator[Any, None, None]
 
 
@@ -335,7 +332,7 @@ def count_root_words(part: CollectiveRole, count: int) -> int:
 
 def start_thread(pe: Any, thread: CollectiveThread, relays: bool) -> CollectiveThread:
     """The thread after the set-up cycles; a PE that forwards words has more of them, except for a broadcast."""
-    yield pe.clock + SETUP_CYCLES + FORWARDING_CYCLES * relays
+    yield pe.clock + COSTS.collective_setup + COSTS.collective_forwarding * relays
     yield from thread
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import NO_ENTRY, Opcode, encode_payload
 from tessera.interp.target.csl.libraries import collectives, host_io
 from tessera.interp.target.csl.libraries.hardware_builtins import draw_fraction, draw_random16, seed_prng
@@ -19,7 +20,7 @@ from tessera.interp.target.csl.libraries.tile_config import make_tile_config
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import LIBRARIES, register_library
 from tessera.interp.target.csl.sema.values import DIRECTIONS, ComptimeValue, NativeFunction
-from tessera.interp.target.csl.text.diagnostics import CslError
+from tessera.interp.target.csl.text.diagnostics import CslError, CslFault
 
 Members = dict[str, ComptimeValue]
 
@@ -101,7 +102,7 @@ def _make_time(unit: Any, params: Members) -> Members:
         "enable_tsc": make_native("enable_tsc", (), t.VOID, lambda pe: None, live=True),
         "disable_tsc": make_native("disable_tsc", (), t.VOID, lambda pe: None, live=True),
         "reset_tsc_counter": make_native("reset_tsc_counter", (), t.VOID, reset, live=True),
-        "get_timestamp": make_native("get_timestamp", (_TIMESTAMP,), t.VOID, get_timestamp, 6, True),
+        "get_timestamp": make_native("get_timestamp", (_TIMESTAMP,), t.VOID, get_timestamp, COSTS.timestamp, True),
     }
 
 
@@ -138,6 +139,8 @@ def _make_control(unit: Any, params: Members) -> Members:
     """Payloads of control wavelets."""
 
     def single(pe: Any, command: int, ce_ignore: bool, entry: int | None, data: int) -> int:
+        if not (entry is None or isinstance(entry, int)):
+            raise CslFault("the entrypoint of a control wavelet is a control_task_id, or {} for none")
         word = encode_payload([(Opcode(command), bool(ce_ignore))], NO_ENTRY if entry is None else entry)
         return _add_task_argument(word, data) if entry is not None else word
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import REGISTER_ADDRESSES
 from tessera.interp.target.csl.pe.processing_element import leave_flush, rebind_queue
 from tessera.interp.target.csl.sema import types as t
@@ -18,7 +19,6 @@ from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
 LibraryMembers = dict[str, ComptimeValue]
-CALL_CYCLES = 8
 QUEUE_COUNT = 8
 
 
@@ -34,7 +34,8 @@ def make_timed(
         return run(pe, *args)
 
     return ComptimeValue(
-        t.CslFunctionType("", params, result), NativeFunction(name, in_time, waits=True, cycles=CALL_CYCLES, live=True)
+        t.CslFunctionType("", params, result),
+        NativeFunction(name, in_time, waits=True, cycles=COSTS.configuration, live=True),
     )
 
 
@@ -237,7 +238,7 @@ def _make_types(*enums: t.CslEnum) -> SubmoduleMembers:
 
 def _make_address(name: str, *more: None) -> ComptimeValue:
     """The address of a color's configuration is its number: the functions accept both."""
-    run = NativeFunction(name, lambda pe, color, *kind: color, cycles=CALL_CYCLES)
+    run = NativeFunction(name, lambda pe, color, *kind: color, cycles=COSTS.configuration)
     return ComptimeValue(t.CslFunctionType("", (t.COLOR, *more), t.U16), run)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.dsd_operations import (
-    DSD_START_CYCLES,
-    DSR_LOAD_CYCLES,
     DsdOp,
     Microthread,
     compute,
@@ -28,7 +27,6 @@ from tessera.interp.target.csl.sema.values import Circular, Dsr, DsrContents, Fa
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 _STREAMING_OPERANDS = (Fabin, Fabout, Fifo, Circular)
-_MAP_CYCLES = 3  # cycles of one call, fitted to the one published count of a program with `@map`
 
 
 def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
@@ -94,7 +92,7 @@ def perform(
     if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
         compute(pe, op, resolved)  # type: ignore[arg-type]
     else:
-        pe.clock += DSD_START_CYCLES
+        pe.clock += COSTS.dsd_start[pe.wide]
         yield max(pe.clock, pe.events.now)
         keys = _claim_queues(pe, resolved, options, loc)
         complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
@@ -110,7 +108,7 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
     resolved = _resolve_operands(pe, operands, options, loc)
     if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
-    pe.clock += DSR_LOAD_CYCLES
+    pe.clock += COSTS.launch
     merged = dict(options)
     for o in operands:
         if type(o) is Dsr:
@@ -128,7 +126,7 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
 def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:
     """`@dfilt`: a microthread that drops words of a queue until it has seen enough control words."""
     resolved = _resolve_operands(pe, (dsd,), options, loc)
-    pe.clock += DSR_LOAD_CYCLES
+    pe.clock += COSTS.launch
     keys = _claim_queues(pe, resolved, {"ut_id": _select_microthread(pe, resolved), **options}, loc)
     pe.control_ended_colors.add(resolved[0].color)
 
@@ -208,7 +206,7 @@ def map_function(
     sources = [_make_element_reader(pe, o, k, count) for o, k in zip(inputs, kinds, strict=True)]
     keys = _claim_queues(pe, args, options, loc)
     sender = WaveletSender(pe, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
-    pe.clock += DSD_START_CYCLES
+    pe.clock += COSTS.dsd_start[pe.wide]
     for i in range(count):
         values = []
         for take in sources:
@@ -223,7 +221,7 @@ def map_function(
         result_value = function(*values)
         if isinstance(result_value, GeneratorType):
             result_value = yield from result_value
-        pe.clock += _MAP_CYCLES
+        pe.clock += COSTS.map_call
         if result is not None:
             yield from _store_result(pe, sender or target, result, i, result_value)
     _release_queues(pe, keys)

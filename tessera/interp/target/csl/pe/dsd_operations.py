@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
@@ -192,9 +193,6 @@ DSD_OPS_BY_FP16: dict[str, dict[str, DsdOp]] = {
 # Execution of DSD operations on memory.
 
 
-# Cycles before the first element of an operation on loaded DSRs, and to load a DSR. Fitted to published counts.
-DSD_START_CYCLES = 14
-DSR_LOAD_CYCLES = 4
 INFINITE_LENGTH = 0x7FFF
 FLOAT_KINDS = "fV"  # NumPy's kinds of floats; bfloat16 has the second
 
@@ -410,12 +408,24 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
     """The cycles of an operation in memory."""
     dest, *sources = operands
     if type(dest) is not Pointer:
-        return DSD_START_CYCLES + -(-operation_length(operands) // op.width[wide])
-    return (
-        DSD_START_CYCLES + DSR_LOAD_CYCLES + operation_length(operands)
-        if any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
-        else DSR_LOAD_CYCLES
-    )
+        return COSTS.dsd_start[wide] + -(-operation_length(operands) // _elements_per_cycle(op, operands, wide))
+    vector = any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
+    return COSTS.dsd_start[wide] + (COSTS.descriptor_load + operation_length(operands) if vector else 1)
+
+
+def _elements_per_cycle(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
+    """The rate of an operation in memory: `@fmacs` of WSE-2 that does not accumulate in place takes half of it."""
+    dest, first = operands[0], operands[1]
+    if op.name != "fmacs" or wide or type(dest) is not Mem1d or type(first) is not Mem1d:
+        return op.width[wide]
+    return op.width[wide] if dest.byte == first.byte and _is_one_variable(dest.array, first.array) else 1
+
+
+def _is_one_variable(a: Any, b: Any) -> bool:
+    """Whether two arrays, or two variables of a recording, are the same memory."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _same_memory(a, b)
+    return bool(getattr(a, "number", a) == getattr(b, "number", b))
 
 
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:

@@ -92,6 +92,11 @@ def unreachable() -> None:
     raise CslFault("assertion failed")
 
 
+def valueless() -> None:
+    """Raise the fault of a labelled block that ends without the value that its other ways out give."""
+    raise CslFault("the block ends without a value", suggestion="end it with a 'break' that gives one")
+
+
 def invoke(function: Any, *args: Any) -> Generator[Any, Any, Any]:
     """Call a function pointer; the function may be a generator."""
     if not callable(function):
@@ -119,7 +124,7 @@ def shifted(p: Pointer, count: int) -> Pointer:
 NAMES: dict[str, Any] = {
     f.__name__: f
     for f in (
-        *(wrap, below, above, bounded, window, put, full, unreachable, invoke, recast, shifted),
+        *(wrap, below, above, bounded, window, put, full, unreachable, valueless, invoke, recast, shifted),
         *(bits, idiv, irem, compute, Pointer, Mem1d, Mem4d, Circular, Fabin, Fabout),
     )
 } | {"zeros": np.zeros, "fmod": np.fmod, **DSD_UPDATES}

@@ -8,6 +8,7 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 from tessera.core.errors import ArgumentError, Location, TesseraError
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.dsd_operations import Microthread
 from tessera.interp.target.csl.pe.pe_state import PeState, PeThread, TaskCall, WaitCondition, unpack_arguments
 from tessera.interp.target.csl.pe.program import BOOT_FUNCTION
@@ -16,7 +17,6 @@ from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Fifo
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-TASK_SWITCH_CYCLES = 7  # cycles to start a task: fitted to published counts of programs of many tasks
 MAX_OVERTAKEN = 1  # times that the first ready task may overtake another one
 NO_TASK_ID = 31  # the id in a control wavelet that names no task
 # What generated code raises for a wrong program; any other exception is an error of the simulator.
@@ -215,6 +215,7 @@ def _find_priority_id(pe: PeState, color: int) -> int:
 
 def _take_active_task(pe: PeState, number: int) -> TaskCall:
     del pe.active[number]
+    pe.clock = max(pe.clock, pe.events.now) + COSTS.activation
     return _make_call(pe, pe.local[number], ())
 
 
@@ -272,7 +273,7 @@ def _is_queue_blocked(pe: PeState, color: int) -> bool:
 
 def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     begin_cycle = pe.events.now
-    pe.clock = max(pe.clock, begin_cycle) + TASK_SWITCH_CYCLES
+    pe.clock = max(pe.clock, begin_cycle) + COSTS.task_start
 
     def done() -> None:
         pe.front = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.coercion import (
     STRUCT_VIEWS,
@@ -232,8 +233,9 @@ def _evaluate_subscript(f: AnalysisContext, node: s.SubscriptExpr) -> ExprValue:
         base = dereference_pointer(f, base, node.loc)
     if not isinstance(base.type, t.CslArray):
         fail(node.loc, f"type '{base.type}' does not support indexing")
-    f.cost += 3
-    return access_element(f, base, [evaluate_index(f, i) for i in node.indices], node.loc)
+    indices = [evaluate_index(f, i) for i in node.indices]
+    f.cost += COSTS.fixed_element if all(o.known for o in indices) else COSTS.element
+    return access_element(f, base, indices, node.loc)
 
 
 def access_element(f: AnalysisContext, base: ExprValue, indices: list[ExprValue], loc: Location) -> ExprValue:
@@ -290,7 +292,7 @@ def _render_flat_index(f: AnalysisContext, indices: list[ExprValue], dims: tuple
 
 def _index_pointer(f: AnalysisContext, base: ExprValue, index: ExprValue, loc: Location) -> ExprValue:
     """Evaluate `p[i]`, where `p` is a many-item pointer."""
-    f.cost += 3
+    f.cost += COSTS.fixed_element if index.known and base.known else COSTS.element
     type_ = base.type
     assert isinstance(type_, t.CslPointer)
     if base.known and index.known:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import evaluate_type
 from tessera.interp.target.csl.sema.coercion import coerce, make_zero, render_code
@@ -71,6 +72,8 @@ def evaluate_constant(f: AnalysisContext, node: s.SyntaxNode, type_: t.CslType |
     """Evaluate an argument that must be comptime-known."""
     with f.at_comptime():
         o = f.evaluate(node)
+    if type_ is t.STRING and o.type is not t.STRING:
+        type_mismatch(node.loc, t.STRING, o.type)
     return coerce(f, o, type_, node.loc) if type_ is not None else o
 
 
@@ -158,7 +161,7 @@ def cast_value(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -
         return coerce(f, o, to, loc)
     if o.known:
         return make_known(to, _cast_constant(to, o, loc), loc)
-    f.cost += 3
+    f.cost += COSTS.cast
     return make_runtime(to, _render_cast(f, to, o), loc)
 
 

@@ -37,7 +37,7 @@ from tessera.interp.target.csl.sema.values import (
     make_hashable,
 )
 from tessera.interp.target.csl.text import syntax as s
-from tessera.interp.target.csl.text.diagnostics import CslError, attach_location, fail
+from tessera.interp.target.csl.text.diagnostics import CslError, fail, name_argument_errors
 from tessera.interp.target.csl.text.parser import parse_file
 
 # The libraries written in Python, as modules.
@@ -487,7 +487,8 @@ class CompilationUnit:
         """Import a module from a library, the importer's folder or the search path."""
         factory = LIBRARIES.get(name)
         if factory is not None:
-            with attach_location(loc):
+            received = ", ".join(f".{field} = '{value.type}'" for field, value in params.items())
+            with name_argument_errors(name, loc, received):
                 return NativeModule(name, factory(self, params))
         path = self.find(importer, name)
         if path is None:

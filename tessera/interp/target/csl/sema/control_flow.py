@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import access_element, dereference_pointer
 from tessera.interp.target.csl.sema.coercion import coerce, render_code
@@ -55,7 +56,13 @@ def _evaluate_labelled_block(f: AnalysisContext, node: s.BlockStmt) -> ExprValue
 def _emit_labelled_block(f: AnalysisContext, node: s.BlockStmt) -> ExprValue:
     loop = LoopScope(node.label, "block")
     loop.result = f.make_name("r")
-    emit_loop(f, loop, lambda: _emit_statements(f, node.body), node.loc, "while True:", "break")
+
+    def write() -> None:
+        _emit_statements(f, node.body)
+        f.flush(node.loc)
+        f.emit("valueless()" if loop.types else "break", node.loc)
+
+    emit_loop(f, loop, write, node.loc, "while True:")
     if not loop.types:
         return VOID
     type_ = loop.types[0].type
@@ -68,9 +75,7 @@ def _emit_statements(f: AnalysisContext, nodes: tuple[s.SyntaxNode, ...]) -> Non
             f.run(statement)
 
 
-def emit_loop(
-    f: AnalysisContext, loop: LoopScope, write: Callable[[], None], loc: Location, head: str, tail: str = ""
-) -> None:
+def emit_loop(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], loc: Location, head: str) -> None:
     """Generate a Python loop around the lines that `write` generates, and the jumps that leave an outer loop."""
     f.flush(loc)
     f.loops.append(loop)
@@ -79,8 +84,6 @@ def emit_loop(
         with f.indent_lines():
             write()
             f.flush(loc)
-            if tail:
-                f.emit(tail, loc)
     f.loops.pop()
     if loop.flag:
         f.emit(f"{loop.flag} = 0", loc)
@@ -178,7 +181,7 @@ def _capture_branch(f: AnalysisContext, node: s.SyntaxNode) -> tuple[ExprValue, 
 def emit_conditional(f: AnalysisContext, arms: list[ConditionalArm], loc: Location) -> ExprValue:
     """Generate a chain of conditions; the last has no condition. Returns the value if the arms have values."""
     valued = [o for _, o, _, _ in arms if o is not VOID]
-    f.cost += 3
+    f.cost += COSTS.branch
     if valued:
         type_ = _common_type(f, valued, loc)
         arms = [(c, o if o is VOID else coerce(f, o, type_, at), lines, at) for c, o, lines, at in arms]
@@ -286,7 +289,7 @@ __all__ = ["make_known"]
 # Loops: executed at comptime, unrolled, or generated as Python loops.
 
 
-_ITERATION_CYCLES = 5
+MAX_UNROLLED_ITERATIONS = 4  # of loops whose trip count is known: no cycles for the loop itself
 _LIMIT_CHECK = "if pe.clock > pe.limit: pe.overrun()"  # a loop without an end stops at the limit of cycles
 
 
@@ -394,7 +397,7 @@ def _emit_while(f: AnalysisContext, node: s.WhileStmt) -> None:
         loop.step = advance
 
     def write() -> None:
-        f.cost += _ITERATION_CYCLES
+        f.cost += COSTS.iteration
         f.emit(_LIMIT_CHECK, node.loc)
         condition = evaluate_condition(f, node.condition)
         if not (condition.known and condition.const):
@@ -411,8 +414,8 @@ def _emit_while(f: AnalysisContext, node: s.WhileStmt) -> None:
 @register_rule(s.ForStmt)
 def _evaluate_for(f: AnalysisContext, node: s.ForStmt) -> ExprValue:
     items = f.evaluate_operand(node.items)
-    if len(node.names) > 2:
-        fail(node.loc, f"for loop expects at most 2 names, {len(node.names)} provided")
+    if not 1 <= len(node.names) <= 2:
+        fail(node.loc, f"for loop expects 1 or 2 names, {len(node.names)} provided")
     if items.type is t.RANGE:
         _evaluate_for_range(f, node, items)
         return VOID
@@ -441,10 +444,9 @@ def _evaluate_for_range(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
     name, index = f.make_name(node.names[0]), f.make_name("i")
     names = _bind_loop_names(node, make_runtime(type_, name), make_runtime(t.U16, index))
     text = f"range({', '.join(render_code(f, o) for o in bounds)})"
-    _emit_for(
-        f, node, names, f"for {name} in {text}:" if len(names) < 2 else f"for {index}, {name} in enumerate({text}):",
-        all(o.known for o in bounds),
-    )  # fmt: skip
+    count = len(range(*(int(o.const) for o in bounds))) if all(o.known for o in bounds) else None
+    head = f"for {name} in {text}:" if len(names) < 2 else f"for {index}, {name} in enumerate({text}):"
+    _emit_for(f, node, names, head, count)
 
 
 def _run_or_unroll(f: AnalysisContext, node: s.ForStmt, steps: Iterable[dict[str, ExprValue]]) -> None:
@@ -475,17 +477,17 @@ def _evaluate_for_array(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
         node,
         _bind_loop_names(node, access_element(f, items, [at], node.loc), at),
         f"for {index} in range({type_.count}):",
+        type_.count,
     )
 
 
-def _emit_for(
-    f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str, bounded: bool = True
-) -> None:
+def _emit_for(f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str, count: int | None) -> None:
+    """Generate a loop; `count`: its iterations, if they are known. The vendor's compiler unrolls a short loop."""
     nested = contains(node.body, (s.ForStmt, s.WhileStmt))
 
     def write() -> None:
-        f.cost += _ITERATION_CYCLES
-        if nested or not bounded:
+        f.cost += 0 if count is not None and count <= MAX_UNROLLED_ITERATIONS else COSTS.iteration
+        if nested or count is None:
             f.emit(_LIMIT_CHECK, node.loc)
         with f.scope() as scope:
             scope.update(names)

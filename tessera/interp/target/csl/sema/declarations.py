@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import evaluate_type, read_lvalue
 from tessera.interp.target.csl.sema.coercion import coerce, make_zero, render_code, store_cell
@@ -83,7 +84,7 @@ def make_local(f: AnalysisContext, node: s.VariableDecl, value: ExprValue, compt
         return make_comptime_variable(value)
     if value.type.comptime_only or value.type is t.VOID:
         fail(node.loc, f"variable of type '{value.type}' must be const or comptime")
-    f.cost += 1
+    f.cost += COSTS.declaration
     name, mutable = f.make_name(node.name), node.kind == "var"
     if value.type.aggregate:
         f.emit(f"{name} = {render_code(f, value)}.copy()", node.loc)
@@ -147,7 +148,9 @@ def assign_value(f: AnalysisContext, target: ExprValue, value: ExprValue, loc: L
     """Generate the store of a value of the right type to an lvalue."""
     place = target.place
     assert place is not None
-    f.cost += 2
+    fixed = not place.array or place.index.isdigit()
+    f.cost += COSTS.fixed_assignment if fixed else COSTS.assignment
+    f.cost += COSTS.long_integer if value.type.size == 4 and fixed else 0
     if place.take is not None and not place.array and not place.store:
         where = place.take()
         if not isinstance(where.array, GlobalVariable):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.core.errors import Location
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, DSD_OPS_BY_FP16, DSR_LOAD_CYCLES, DsdOp
+from tessera.interp.target.csl.cost_model import COSTS
+from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, DSD_OPS_BY_FP16, DsdOp
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import evaluate_type
 from tessera.interp.target.csl.sema.builtins import (
@@ -52,7 +53,7 @@ def _update_descriptor(
         return make_known(
             o.type, DSD_UPDATES[node.name[1:]](o.const, by.const * scale if scale else by.const), node.loc
         )
-    f.cost += 4
+    f.cost += COSTS.descriptor_change
     extra = f"{render_code(f, by)} * {scale}" if scale else render_code(f, by)
     return make_runtime(o.type, f"{node.name[1:]}({render_code(f, o)}, {extra})", node.loc)
 
@@ -157,7 +158,8 @@ def _evaluate_operation(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     for o, kind, type_, arg in zip(args[1:], form[1:], op.sources, node.args[1 : len(args)], strict=True):
         texts.append(render_code(f, o) if kind == "D" else _render_scalar(f, o, type_, op, arg.loc))
     _check_fabric_operands(f, node, args, options)
-    f.cost += DSR_LOAD_CYCLES * sum(o.type in t.DSDS for o in args)
+    f.cost += sum(COSTS.descriptor_load if o.known else COSTS.variable_load for o in args if o.type in t.DSDS)
+    f.cost += COSTS.constant_operand * sum(o.known for o, kind in zip(args, form, strict=True) if kind == "S")
     f.flush(node.loc)
     return _emit_operation(f, node, op, texts, [o.type for o in args], options)
 
@@ -274,7 +276,7 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         require_section(f, node, "comptime")
         f.unit.tables.preloads.append((text, node.loc))
         return VOID
-    f.cost += 3
+    f.cost += COSTS.register_load
     f.emit(text, node.loc)
     return VOID
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import dereference_pointer, evaluate_type
 from tessera.interp.target.csl.sema.builtins import register_builtin
@@ -107,8 +108,9 @@ def _get_dsd(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     for name in fields:
         if name not in allowed.split():
             fail(node.args[1].loc, f"unexpected field '{name}' for '{type_}'")
-    f.cost += 4
-    return read(f, fields, node.loc)
+    found = read(f, fields, node.loc)
+    f.cost += COSTS.descriptor
+    return found
 
 
 def _coerce_field(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import evaluate_type
 from tessera.interp.target.csl.sema.coercion import coerce, render_code
@@ -26,7 +27,7 @@ from tessera.interp.target.csl.sema.context import (
 )
 from tessera.interp.target.csl.sema.values import ComptimeValue, NativeFunction
 from tessera.interp.target.csl.text import syntax as s
-from tessera.interp.target.csl.text.diagnostics import attach_location, fail
+from tessera.interp.target.csl.text.diagnostics import attach_location, fail, name_argument_errors
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.sema.compilation_unit import CslModule
@@ -100,12 +101,12 @@ def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
         fail(node.loc, "tasks cannot be called", suggestion="activate the task through its id")
     _check_count(callee.type, node)
     args = [f.evaluate_operand(a) for a in node.args]
-    f.cost += 4 + len(args)
-    if not callee.known:
-        return _call_indirect(f, callee, args, node.loc)
-    target: Any = callee.const
+    target: Any = callee.const if callee.known else None
     if isinstance(target, NativeFunction):
         return call_native(f, target, callee.type, args, node.loc)
+    f.cost += COSTS.call + COSTS.argument * len(args)
+    if not callee.known:
+        return _call_indirect(f, callee, args, node.loc)
     return call_function(f, target, args, node.loc)
 
 
@@ -237,11 +238,12 @@ def _evaluate_native(
     lacking = next((o for o in args if not o.known), None)
     if lacking is not None:
         fail(lacking.loc, f"argument of '{target.name}' is not known at compile time")
+    received = ", ".join(f"'{o.type}'" for o in args)
     if target.comptime:
-        with attach_location(loc):
+        with name_argument_errors(target.name, loc, received):
             result = target.run(f.unit, *(o.value for o in args))
         return ExprValue(result.type, result.data, loc=loc) if isinstance(result, ComptimeValue) else VOID
-    with attach_location(loc):
+    with name_argument_errors(target.name, loc, received):
         return make_known(type_.result, target.run(None, *(o.const for o in args)), loc)
 
 

@@ -25,6 +25,8 @@ from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 # WSE-3 has switches only on these colors.
 SWITCHABLE_COLORS = frozenset({*range(10), 12, 13, 16, 17, 20, 21})
 
+MAX_SIDE = 1200  # PEs; the longest side of a published fabric is 1,176
+
 
 @register_builtin("set_rectangle", 2)
 def _set_rectangle(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
@@ -34,6 +36,8 @@ def _set_rectangle(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     width, height = evaluate_integer(f, node.args[0]), evaluate_integer(f, node.args[1])
     if width < 1 or height < 1:
         fail(node.loc, f"rectangle of {width} x {height} PEs is empty")
+    if max(width, height) > MAX_SIDE:
+        fail(node.loc, f"rectangle of {width} x {height} PEs: no machine has more than {MAX_SIDE} in a row or column")
     f.unit.layout.set_rectangle(f.unit, width, height, node.loc)
     return VOID
 

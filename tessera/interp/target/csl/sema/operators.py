@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.coercion import coerce, render_code
 from tessera.interp.target.csl.sema.context import AnalysisContext, ExprValue, make_known, make_runtime, register_rule
@@ -50,6 +51,11 @@ MAX_COMPTIME_BITS = 4096  # of a comptime_int: repeated squares would exhaust th
 # Cycles of one scalar operation; equal for 16 and 32 bits.
 INTEGER_CYCLES = {"*": 3, "/": 8, "%": 8, "<<": 2}  # "<<": a signed division by a power of two
 FLOAT_CYCLES = {"+": 3, "-": 3, "*": 3, "/": 20, "%": 20}
+
+
+def count_extra_cycles(type_: t.CslType) -> int:
+    """The cycles that a 32-bit integer takes more than one of 16 bits, the width of the scalar unit."""
+    return COSTS.long_integer if isinstance(type_, t.CslInt) and type_.bits > 16 else 0
 
 
 @register_rule(s.BinaryExpr)
@@ -119,7 +125,7 @@ def _emit_binary(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc:
         INTEGER_CYCLES["<<"]
         if sign in "/%" and b.known and _is_power_of_two(int(b.const))
         else INTEGER_CYCLES.get(sign, 1)
-    )
+    ) + count_extra_cycles(type_)
     if sign in "/%":
         return make_runtime(type_, _render_division(sign, type_, x, y), loc)
     if sign in "&|^":
@@ -192,7 +198,7 @@ def evaluate_comparison(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValu
         fail(loc, f"invalid operands to binary operator '{sign}': '{a.type}' and '{b.type}'")
     if a.known and b.known:
         return make_known(t.BOOL, bool(COMPARISONS[sign](a.const, b.const)), loc)
-    f.cost += 1
+    f.cost += 1 + count_extra_cycles(a.type)
     return make_runtime(t.BOOL, f"({render_code(f, a)} {sign} {render_code(f, b)})", loc)
 
 

@@ -37,6 +37,21 @@ def attach_location(location: Location) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def name_argument_errors(name: str, location: Location, received: str) -> Iterator[None]:
+    """Raise the error of a library that cannot use the values a program gives it as a `CslError`.
+
+    Libraries convert untyped comptime values with Python's functions; programs may pass anything.
+    """
+    try:
+        with attach_location(location):
+            yield
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise CslError(
+            f"'{name}' does not accept these arguments", location=location, received=received or "none"
+        ) from error
+
+
 # Internal errors: no Python error reaches a user without the place in the program at which it arose.
 
 
