@@ -107,8 +107,6 @@ def _search(function: Function, target: str, arrays: Sequence[Any], search: Sche
             tried += _measure(function, target, arrays, [candidates[0], combined], search.samples)[1:]
     own, best = tried[0], min(tried, key=_latency)
     chosen = best if _latency(best) <= GAIN * _latency(own) else own
-    if chosen.latency_ms is None:
-        raise ArgumentError(f"no schedule of {function.name} can run on {target}", received=chosen.refused)
     measured = {id(c) for c in wanted}
     return Tuned(chosen.config, _latency(chosen), (*tried, *(_predict(c) for c in candidates if id(c) not in measured)))
 
@@ -154,11 +152,13 @@ def _measure(
     for number, candidate in enumerate(wanted):
         report_progress(f"tuning {function.name}", number, len(wanted))
         try:
-            run = driver.compile_graph(function, target, choice=candidate.choice)
-            run(arrays)
-            runs[number] = run
+            runs[number] = driver.compile_graph(function, target, choice=candidate.choice)
         except TesseraError as error:
+            if not candidate.choice:  # the compiler's own: the program itself is wrong
+                raise
             refused[number] = error.message
+    for run in runs.values():
+        run(arrays)  # an error is the program's own
     times = _alternate(runs, arrays, samples)
     return [_make_trial(c, times.get(i, ()), refused.get(i, "")) for i, c in enumerate(wanted)]
 

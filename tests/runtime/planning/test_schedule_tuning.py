@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter
-from tessera.core.errors import ArgumentError, FileError
+from tessera.core.errors import ArgumentError, FileError, OutOfBoundsError, ResourceError
 from tessera.runtime import driver
 from tessera.runtime.planning import planner, tuning
 from tessera.runtime.planning.tuning import ScheduleSearch, tune_schedule
@@ -140,3 +140,21 @@ def test_counts_that_are_none_and_functions_that_are_not_tuned():
     with pytest.raises(ArgumentError, match="is not tuned"):
         ts.jit(attend).tuning(*ARRAYS)
     assert ts.jit(attend, target="interp", tune=True).tuning(*ARRAYS).config == {}
+
+
+def test_errors_of_the_program_are_its_own_and_a_schedule_that_cannot_be_compiled_is_refused(monkeypatch):
+    pick = ts.jit(lambda x, i: ts.exp(x)[i], target="llvm", tune=True)
+    with pytest.raises(OutOfBoundsError):
+        pick(np.ones(5000, "f4"), np.array(5000))
+    compile_graph, made = driver.compile_graph, []
+
+    def refuse(function, device, *given, choice):
+        made.append(choice)
+        if len(made) == 2:
+            raise ResourceError("too large")
+        return compile_graph(function, device, *given, choice=choice)
+
+    monkeypatch.setattr(tuning.driver, "compile_graph", refuse)
+    function = ts.jit(lambda x: ts.exp(x)).trace(np.ones(70000, "f4")).function
+    found = tune_schedule(function, "llvm", [np.ones(70000, "f4")], ScheduleSearch(keep=2, samples=1))
+    assert [t.refused for t in found.trials].count("too large") == 1 and dict(found.config) != dict(made[1])
