@@ -11,7 +11,7 @@ import operator
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 
 from tessera.core.errors import ArgumentError, Location, TesseraError, UnsupportedOpError
 from tessera.core.shapes import bind_shapes
-from tessera.core.symbolic_dim import SizeGuards, holds_for
+from tessera.core.symbolic_dim import SizeGuards, UnknownSizeError, holds_for
 from tessera.core.types import TensorType
 from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction
@@ -46,6 +46,7 @@ from tessera.torch.partition import (
     find_axis_order,
     get_fake,
     hint,
+    leave_result_views,
     list_fakes,
     partition,
     to_size,
@@ -203,6 +204,7 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     support = Support(_choose_device(module), _refuse_random if options.fallback_random else _refuse_nothing)
     total = sum(n.op == "call_function" for n in module.graph.nodes)
     _guard_strides(module, support)
+    leave_result_views(module, support)
     outer, names = partition(module, support)
     left = list(support.reasons.items())
     if not options.fallback:
@@ -361,6 +363,7 @@ class Piece(torch.nn.Module):
         symbolic = [_symbolise(f) for f in self.fakes]
         patterns = [v.shape if isinstance(v, TensorType) else (v,) for v in symbolic]
         known = [tuple(map(hint, f.shape)) if isinstance(f, torch.Tensor) else (hint(f),) for f in self.fakes]
+        _check_bound(self.fakes, patterns, known)
         with trace_symbols(patterns, tuple(known)) as noted:
             program = self._compile(symbolic)
         self._symbolic = (patterns, frozenset(noted), program)
@@ -397,6 +400,27 @@ class Piece(torch.nn.Module):
         types = [v for v in values if isinstance(v, TensorType)]
         ordered = [_reorder(t, order) for t, order in zip(types, self.orders, strict=True)]
         return Jit(piece).trace(*ordered), places
+
+
+def _check_bound(fakes: Sequence[Any], patterns: Sequence[Any], known: Sequence[Any]) -> None:
+    """Refuse numbers that the tensors' shapes do not tell: a program gets tensors alone.
+
+    Raises:
+        UnknownSizeError: it names one of them.
+    """
+    sizes: dict[str, Any] = {}
+    tensors = [i for i, f in enumerate(fakes) if isinstance(f, torch.Tensor)]
+    bind_shapes([(patterns[i], known[i]) for i in tensors], sizes)
+    names = {str(s) for f in fakes for s in _list_symbols(f)}
+    if free := sorted(names - sizes.keys()):
+        raise UnknownSizeError(f"{free[0]} is a number, and no size of a tensor")
+
+
+def _list_symbols(fake: Any) -> Iterator[Any]:
+    """The symbols of a fake tensor's sizes, or of a symbolic number."""
+    for n in fake.shape if isinstance(fake, torch.Tensor) else (fake,):
+        if isinstance(n, torch.SymInt):
+            yield from n.node.expr.free_symbols
 
 
 def _check_result(found: Tensor, fake: torch.Tensor) -> None:

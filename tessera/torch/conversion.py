@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tessera.core.errors import UNKNOWN, Location, TesseraError, UnsupportedOpError
-from tessera.core.types import TensorType
+from tessera.core.types import DType, TensorType
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
@@ -195,7 +195,7 @@ class Step(NamedTuple):
     node: Node
     row: Callable[..., Any]
     location: Location
-    types: tuple[TensorType | None, ...]
+    types: tuple[TensorType | DType | None, ...]  # of a result of symbolic sizes the element type alone
 
 
 def convert(graph_module: GraphModule, checked: bool = True) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ def _prepare(node: Node, graph_module: GraphModule | None) -> Step:
     if name in ASSERTIONS:
         return Step(node, lambda *args: None, location, ())
     row = ATEN[name] if name in ATEN else node.target
-    return Step(node, row, location, tuple(_static_type(v) for v in _leaves(node.meta.get("val"))))  # type: ignore[arg-type]
+    return Step(node, row, location, tuple(_find_type(v) for v in _leaves(node.meta.get("val"))))  # type: ignore[arg-type]
 
 
 def _read_attribute(graph_module: GraphModule, path: str) -> Any:
@@ -265,6 +265,13 @@ def _static_type(value: Any) -> TensorType | None:
     if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
         return None
     return TensorType(tuple(value.shape), find_dtype(value.dtype))
+
+
+def _find_type(value: Any) -> TensorType | DType | None:
+    """What is known of the type that a result must have."""
+    if isinstance(value, torch.Tensor) and value.dtype in DTYPES:
+        return _static_type(value) or find_dtype(value.dtype)
+    return None
 
 
 def _run_step(step: Step, env: dict[Node, Any]) -> Any:
@@ -292,8 +299,11 @@ def _check_result(step: Step, found: Any) -> Any:
     return tuple(checked)
 
 
-def _match_type(step: Step, value: Any, wanted: TensorType | None) -> Any:
-    if wanted is None or not isinstance(value, Tensor) or (value.shape, value.dtype) == (wanted.shape, wanted.dtype):
+def _match_type(step: Step, value: Any, wanted: TensorType | DType | None) -> Any:
+    if wanted is None or not isinstance(value, Tensor):
+        return value
+    wanted = value.type.with_dtype(wanted) if isinstance(wanted, DType) else wanted
+    if (value.shape, value.dtype) == (wanted.shape, wanted.dtype):
         return value
     if value.shape == wanted.shape and value.dtype.is_float and wanted.dtype.is_float:
         return cast(value, dtype=wanted.dtype)

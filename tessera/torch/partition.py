@@ -118,6 +118,10 @@ class Support(OperatorSupportBase):
             self.reasons[node] = reason
         return reason is None
 
+    def leave(self, node: Node) -> None:
+        """Leave a node that computes nothing to PyTorch, which is no fallback."""
+        self._known[node] = False
+
     def refuse(self, node: Node, reason: str) -> None:
         """Leave a node to PyTorch."""
         self._known[node], self.reasons[node] = False, reason
@@ -232,6 +236,57 @@ def _set_sizes(fake: Any) -> Any:
         sizes, strides = [hint(n) for n in fake.shape], [hint(n) for n in fake.stride()]
         return torch.empty_strided(sizes, strides, dtype=fake.dtype, device="meta")
     return [_set_sizes(f) for f in fake] if isinstance(fake, (tuple, list)) else fake
+
+
+# Results that are views.
+
+
+def leave_result_views(module: GraphModule, support: Support) -> None:
+    """Leave views that a graph of symbolic sizes returns to PyTorch, if their base is an input or a result too.
+
+    AOTAutograd then makes the view of the caller's tensor by the strides and the offset of the one that the graph
+    returns, so it must be a true view. Nodes with other users are copied.
+    """
+    if not any(_is_symbolic(get_fake(n)) for n in module.graph.nodes if n.op == "placeholder"):
+        return
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    results = [n for n in output.args[0] if isinstance(n, Node)]
+    copies: dict[Node, Node] = {}
+    for node in dict.fromkeys(results):
+        chain = _list_views(node)
+        base = chain[-1].args[0] if chain else None
+        if isinstance(base, Node) and (base.op == "placeholder" or base in results):
+            _copy_views(module, output, chain, copies, support)
+    output.args = torch.fx.node.map_arg(output.args, lambda n: copies.get(n, n))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _list_views(node: Node) -> list[Node]:
+    """The views that a node is made of, the last one first."""
+    chain = []
+    while node.op == "call_function" and _makes_view(node) and isinstance(node.args[0], Node):
+        chain.append(node)
+        node = node.args[0]
+    return chain
+
+
+def _makes_view(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and node.args[0].op == "call_function" and _makes_view(node.args[0])
+    schema = getattr(node.target, "_schema", None)
+    aliases = [] if schema is None else [r.alias_info for r in schema.returns]
+    return any(a is not None and not a.is_write for a in aliases)
+
+
+def _copy_views(
+    module: GraphModule, output: Node, chain: Sequence[Node], copies: dict[Node, Node], support: Support
+) -> None:
+    for node in reversed(chain):
+        if node not in copies:
+            with module.graph.inserting_before(output):
+                copies[node] = module.graph.node_copy(node, lambda n: copies.get(n, n))
+            support.leave(copies[node])
 
 
 # The pieces.
