@@ -60,7 +60,8 @@ def run_layer(
     A weight after the biases projects the output of each step (Sak et al. 2014).
     """
     by_input, by_state, *rest = weights
-    first, second, *projection = rest if has_biases else (None, None, *rest)
+    first, second = rest[:2] if has_biases else (None, None)
+    projection = rest[2 if has_biases else 0 :]
     gates = linear(x, by_input, first)
 
     def step(now: Any, given: Tensor) -> Any:
