@@ -337,11 +337,9 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
         for size in getattr(result, "shape", ()):
             if not isinstance(size, int):
                 int(size)  # a size known by name alone: this says so
-    if _takes_numbers(
-        op, arrays, (*types, *results)
-    ):  # a broadcast number again, which may meet operands of any device
+    if _takes_numbers(op, arrays, (*types, *results)):  # a number again, which may meet operands of any device
         made = op.execute(types, results, attrs, [np.asarray(a[(0,) * a.ndim]) for a in arrays])
-        made = tuple(np.broadcast_to(a, t.shape) for a, t in zip(made, results, strict=True))
+        made = tuple(np.broadcast_to(a, t.shape) for a, t in zip(made, results, strict=True))  # type: ignore[arg-type]
     else:
         made = op.execute(types, results, attrs, arrays)
     found = [_make_tensor(a, t) for a, t in zip(made, results, strict=True)]

@@ -20,7 +20,7 @@ from tessera.ir.analysis.intervals import MAX_DIVISOR, UNBOUNDED, divisor_rules,
 from tessera.ir.array_interchange import check_integer_fits
 from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules
-from tessera.ir.numerics.conversion import convert
+from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.rules import STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import parse_shape
@@ -129,6 +129,18 @@ def broadcast_to(x: Any, *, shape: tuple) -> Any:
 
 
 error(broadcast_to)(error_rules.bound_structural)
+
+
+def round_number(value: Any, type: TensorType) -> float:
+    """A number as an element of a float type: rounded once, by the type's policy (one by chance rounds elsewhere).
+
+    >>> from tessera.core.types import f16, saturate
+    >>> round_number(1e6, TensorType((), f16, f16 @ saturate))
+    65504.0
+    """
+    if type.policy is None or type.policy.rounding == "stochastic":
+        return float(value)
+    return float(round_to_storage(np.float64(value), type.dtype, type.policy))
 
 
 def splat(value: Any, type: TensorType) -> Tensor:

@@ -15,11 +15,10 @@ from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, int8
 from tessera.ir.array_interchange import find_number_dtype
 from tessera.ir.builder import CURRENT_NUMERICS
-from tessera.ir.numerics.conversion import round_to_storage
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import F, check_arguments
-from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, splat
+from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, round_number, splat
 
 PYTHON_NUMBERS = (bool, int, float)
 SIZE_TYPES = (Dim, TypeVar)  # symbolic sizes, which a trace converts to numbers
@@ -143,12 +142,11 @@ def _widest_python_type(numbers: Sequence[Any]) -> type:
 def _convert_operand(value: Any, element: TensorType) -> Tensor:
     if isinstance(value, Tensor):
         return cast(value, dtype=element.dtype)
-    policy = element.policy
-    if policy is None:
+    if element.policy is None:
         return splat(value, element)
-    if policy.storage.is_float and policy.rounding != "stochastic" and not isinstance(value, Dim):
-        value = float(round_to_storage(np.float64(value), policy.storage, policy))  # once, by the policy
-    return cast(splat(value, element), dtype=policy)
+    if element.dtype.is_float and not isinstance(value, Dim):
+        value = round_number(value, element)
+    return cast(splat(value, element), dtype=element.policy)
 
 
 def promote_types(types: Sequence[TensorType]) -> DType:

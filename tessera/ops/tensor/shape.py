@@ -20,7 +20,15 @@ from tessera.ir.rules import INTEGERS, STORAGE, AxisFactors, Op, batch, error, j
 from tessera.ir.rules import transpose as transpose_rule
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
-from tessera.ops.tensor.basic import broadcast_to, coerce_plain, is_undefined_primal, linear_jvp, splat, zero_jvp
+from tessera.ops.tensor.basic import (
+    broadcast_to,
+    coerce_plain,
+    is_undefined_primal,
+    linear_jvp,
+    round_number,
+    splat,
+    zero_jvp,
+)
 from tessera.ops.tensor.coercion import unify_dtypes
 
 
@@ -138,7 +146,7 @@ error(strided_view)(error_rules.bound_structural)
 
 
 def _canonicalise_pad(x: TensorType, *, low: Any, high: Any, value: Any) -> dict[str, Any]:
-    number = float(value) if x.dtype.is_float else np.asarray(value).astype(x.dtype.numpy).item()
+    number = round_number(value, x) if x.dtype.is_float else np.asarray(value).astype(x.dtype.numpy).item()
     return {"low": tuple(low), "high": tuple(high), "value": number}
 
 

@@ -210,3 +210,5 @@ def test_a_number_is_rounded_by_the_policy_of_its_tensor(run):
     x = ts.Tensor([0.5, 0.0, -0.25, 4.0])
     assert run(saturated)(x).tolist() == [28672.0, 0.0, -14336.0, 57344.0]
     assert run(cut)(x).tolist() == [0.5, 0.0, -0.25, 4.0]
+    held = ts.cast(x, dtype=ts.f16 @ ts.saturate)
+    assert run(lambda x: ts.pad(x, [(0, 1)], value=1e6))(held).tolist()[-1] == 65504.0
