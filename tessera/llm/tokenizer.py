@@ -110,8 +110,8 @@ def read_gguf_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
     inner.add_special_tokens([tokenizers.AddedToken(n, normalized=False, special=True) for n in control])
     whole = [names[i] for i, k in enumerate(kinds) if k == WHOLE]
     inner.add_tokens([tokenizers.AddedToken(n, normalized=False, special=False) for n in whole])
-    special = {f"{n}_token": fields.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos")}
-    special = {n: t for n, t in special.items() if t is not None}
+    given = {f"{n}_token": fields.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos")}
+    special = {n: int(t) for n, t in given.items() if t is not None}
     begins = bool(fields.get("tokenizer.ggml.add_bos_token", kind == "llama")) and "bos_token" in special
     spaced = kind == "llama" and fields.get("tokenizer.ggml.add_space_prefix", True)
     prepare = _make_space_prefix(control) if spaced else str
