@@ -59,3 +59,12 @@ def test_a_costly_value_of_rows_is_computed_once():
     (found,) = driver.run_level(levels, "target", [x])
     e = np.exp(x - x.max(1, keepdims=True))
     np.testing.assert_allclose(found, (e / e.sum(1, keepdims=True)).sum(0), rtol=1e-5)
+
+
+def test_a_statistic_that_nothing_else_reads_is_no_reason_to_read_rows_twice():
+    x = RNG.standard_normal((600, 96)).astype("f4")
+    levels = lower(lambda x: ts.sum((x - ts.mean(x, axis=1, keepdims=True)) * x, axis=0), x)
+    assert [600, 96] in [list(s) for s in find_allocations(levels)]
+    (found,) = driver.run_level(levels, "target", [x])
+    wide = x.astype("f8")
+    np.testing.assert_allclose(found, ((wide - wide.mean(1, keepdims=True)) * wide).sum(0), rtol=1e-4)

@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter
 from tessera.core.errors import ArgumentError, FileError, OutOfBoundsError, ResourceError
+from tessera.ir.core import structural_hash
 from tessera.runtime import driver
 from tessera.runtime.planning import planner, tuning
 from tessera.runtime.planning.tuning import ScheduleSearch, tune_schedule
@@ -53,6 +54,7 @@ def test_every_listed_schedule_is_legal_and_right(target):
     function = ts.jit(attend).trace(*ARRAYS).function
     listed = planner.list_schedules(function, target)
     assert dict(listed[0].choice) == {} and len({repr(c.choice) for c in listed}) == len(listed) > 4
+    assert len({structural_hash(c.tile) for c in listed}) == len(listed)  # no two that are the same kernels
     backend, plan = get_backend(target), driver.find_plan(target)
     ranked = [c.seconds for c in listed[1:]]
     assert ranked == sorted(ranked) and all(0 < s < 1 for s in ranked)
