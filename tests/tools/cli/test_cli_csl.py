@@ -1,6 +1,7 @@
 """`tessera csl run|check|tools`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -65,3 +66,11 @@ def test_errors(words, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_run_prints_the_range_of_cycles(capsys, tmp_path):
+    folder = shutil.copytree(AXPY, tmp_path / "axpy")
+    assert main(["csl", "run", str(folder), "--range"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    name, cycles, low, high = re.fullmatch(r"(\w+): (\d+) cycles \((\d+) to (\d+)\)", line).groups()
+    assert name == "axpy" and int(low) < int(cycles) < int(high)

@@ -53,9 +53,26 @@ def test_one_word_per_cycle_and_one_cycle_per_hop():
     fabric.events.run()
     first = [pe.got[0][0] for pe in pes[1:]]
     assert [b - a for a, b in zip(first, first[1:], strict=False)] == [1, 1]
+    assert first[0] == 3 + 4 == 3 + fabric.injection  # to the router, over the link, down the ramp
     assert [time - first[2] for time, _, _ in pes[3].got] == [0, 1, 2]
     assert all(pe.words == [7, 8, 9] for pe in pes[1:])
     assert fabric.nodes[1, 0].traffic == [0, 3, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_burst_passes_a_clear_way_as_a_whole(closed):
+    fabric, pes = grid(6, line(6))
+    for x in range(1, 6 - closed):
+        pes[x].view.await_stream(0, 64)
+    pes[5].open = not closed
+    assert pes[0].view.push(0, range(64)) == 64
+    fabric.events.run()
+    if closed:  # the last PE reads nothing: queue and routers hold what they have room for
+        held = [len(queue.words) for queue in fabric.nodes[5, 0].inputs.values()]
+        assert held == [fabric.depth] and fabric.describe_stuck()
+    else:
+        assert [word for word, _ in zip(pes[5].words, range(64), strict=True)] == list(range(64))
+        assert fabric.events._count < 20  # bursts of eight words would make 67
 
 
 def test_backpressure_stops_the_sender():
