@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_words  # noqa: E402
+import count_files  # noqa: E402
 import draw_architecture  # noqa: E402
 import fuzz_parsers  # noqa: E402
 import mutate  # noqa: E402
@@ -26,6 +27,16 @@ def test_the_picture_shows_the_packages():
     committed, drawn = (ROOT / "docs" / "architecture.svg").read_text(), draw_architecture.draw()
     for pattern in (r'data-package="([\w.]+)"', r'class="layer"[^>]*>(\w+)<'):
         assert re.findall(pattern, committed) == re.findall(pattern, drawn)
+
+
+def test_a_build_passes_through_few_files():
+    """Not many more than the page says: a new file on the way of every program needs a reason."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    stated = re.findall(r"(\d+) for (llvm|ptx)", page)
+    assert {target for _, target in stated} == set(count_files.TARGETS)
+    for number, target in stated:
+        files = count_files.list_files(target, count_files.TARGETS[target])
+        assert "lower/pipeline.py" in files and len(files) <= int(number) + 3
 
 
 def test_no_document_has_a_refused_phrase():
