@@ -81,7 +81,9 @@ def make_models(folder: Path, model: str) -> dict[str, str]:
     return {"text": str(folder / "text")}
 
 
-def write_small_model(folder: Path) -> None:
+def write_small_model(
+    folder: Path, width: int = 64, hidden: int = 128, layers: int = 2, heads: int = 4, kv_heads: int = 2
+) -> None:
     """A Llama of characters with random weights, as a folder of safetensors."""
     import safetensors.numpy
     import tokenizers
@@ -91,19 +93,23 @@ def write_small_model(folder: Path) -> None:
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     inner.decoder = tokenizers.decoders.Fuse()
     inner.save(str(folder / "tokenizer.json"))
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 512,
-             "eos_token_id": 95}  # fmt: skip
+    sizes = {"hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
+             "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": 96,
+             "max_position_embeddings": 512, "eos_token_id": 95}  # fmt: skip
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     rng = np.random.default_rng(1)
-    shapes = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
-              "self_attn.o_proj": (64, 64), "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64),
-              "mlp.down_proj": (64, 128)}  # fmt: skip
-    found = {"model.embed_tokens.weight": rng.normal(size=(96, 64)), "lm_head.weight": rng.normal(size=(96, 64)),
-             "model.norm.weight": np.ones(64)}  # fmt: skip
-    for i in range(2):
-        found |= {f"model.layers.{i}.{n}.weight": rng.normal(size=s) / 8 for n, s in shapes.items()}
-        found |= {f"model.layers.{i}.{n}.weight": np.ones(64) for n in ("input_layernorm", "post_attention_layernorm")}
+    narrow = width // heads * kv_heads
+    shapes = {"self_attn.q_proj": (width, width), "self_attn.k_proj": (narrow, width),
+              "self_attn.v_proj": (narrow, width), "self_attn.o_proj": (width, width),
+              "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+              "mlp.down_proj": (width, hidden)}  # fmt: skip
+    found = {"model.embed_tokens.weight": rng.normal(size=(96, width)), "lm_head.weight": rng.normal(size=(96, width)),
+             "model.norm.weight": np.ones(width)}  # fmt: skip
+    found["lm_head.weight"][95] = 0  # no text ends early
+    for i in range(layers):
+        found |= {f"model.layers.{i}.{n}.weight": rng.normal(size=s) / s[1] ** 0.5 for n, s in shapes.items()}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        found |= {f"model.layers.{i}.{n}.weight": np.ones(width) for n in norms}
     safetensors.numpy.save_file({n: a.astype(np.float32) for n, a in found.items()}, folder / "model.safetensors")
 
 

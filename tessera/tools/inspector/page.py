@@ -58,7 +58,7 @@ def make_page(
     for module, recording in recordings.items():
         writer.add_values(module, recording)
     passes = writer.add_passes(list_pass_sections(program, target, options))
-    data = {
+    data: dict[str, Any] = {
         "title": program.name, "target": target, "arch": str(options.get("arch", "")), "levels": level_numbers,
         "passes": passes, "mesh": None, "gpu": None, "recorded": bool(recordings),
     }  # fmt: skip
