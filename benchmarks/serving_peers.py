@@ -4,8 +4,9 @@
 
 Both servers run at once: `tessera serve`, and the same models in PyTorch behind starlette and uvicorn with the same
 batching (`benchmarks/peer_server_torch.py`). Clients ask the one and then the other, for some seconds each and several
-times; while one is asked the other is idle. A ratio is that of the two neighbouring measurements. Answers are compared:
-embeddings to 1e-4, texts token by token (weights are random, so that a difference would show at once).
+times; while one is asked the other is idle. A ratio is that of the two neighbouring measurements: of the answers a
+second, and of the processor seconds of the server for each answer, which other programs on the machine disturb less.
+Answers are compared: embeddings to 1e-4, texts token by token (weights are random, so that a difference would show).
 
 MiniLM (all-MiniLM-L6-v2, f32): one row of 64 tokens a request, binary tensors. Generation: a Llama of 12 layers of
 width 576 in f32 with random weights, prompts of 5 to 60 characters, 32 tokens each, greedy.
@@ -71,20 +72,20 @@ def start_servers(folder: Path, threads: int, slots: int) -> Iterator[dict[str, 
             each.wait(60)
 
 
-def ask_embeddings(want: list[np.ndarray], rows: list[tuple[np.ndarray, np.ndarray]]) -> Ask:
+def ask_embeddings(want: list[Any], rows: list[tuple[np.ndarray, np.ndarray]]) -> Ask:
     """Requests for the embedding of one sentence; the first answer for each sentence is kept in `want`."""
 
     async def ask(session: Any, rng: random.Random) -> tuple[int, bool, int]:
         i = rng.randrange(len(rows))
-        tensors = [{"name": n, "shape": [1, LENGTH], "datatype": "INT32", "parameters": {"binary_data_size": 4 * LENGTH}}
-                   for n in ("ids", "mask")]  # fmt: skip
+        size = {"binary_data_size": 4 * LENGTH}
+        tensors = [{"name": n, "shape": [1, LENGTH], "datatype": "INT32", "parameters": size} for n in ("ids", "mask")]
         head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
         answer = await session.post("/v2/models/embed/infer", content=head + b"".join(a.tobytes() for a in rows[i]),
                                     headers={"Inference-Header-Content-Length": str(len(head))})  # fmt: skip
         if answer.status_code != 200:
             return answer.status_code, False, 0
-        size = int(answer.headers["inference-header-content-length"])
-        found = np.frombuffer(answer.content[size:], np.float32)
+        start = int(answer.headers["inference-header-content-length"])
+        found = np.frombuffer(answer.content[start:], np.float32)
         if want[i] is None:
             want[i] = found
         return 200, bool(np.allclose(found, want[i], atol=1e-4)), 0
@@ -108,22 +109,36 @@ def ask_texts(want: dict[str, str], most: int) -> Ask:
     return ask
 
 
+def read_processor_seconds(pid: int) -> float:
+    """The processor seconds of a process so far, all threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def compare(servers: dict[str, tuple[int, int]], ask: Ask, clients: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Ask both servers in alternation, and describe each and their ratio."""
     held: dict[str, list[Any]] = {name: [] for name in servers}
-    for name, (port, pid) in servers.items():  # warm
+    spent: dict[str, list[float]] = {name: [] for name in servers}
+    for port, pid in servers.values():  # warm
         asyncio.run(run_clients(clients, min(seconds, 5), ask, port, pid, 0))
     for number in range(rounds):
         for name in sorted(servers, reverse=bool(number % 2)):
             port, pid = servers[name]
+            before = read_processor_seconds(pid)
             held[name].append(asyncio.run(run_clients(clients, seconds, ask, port, pid, 0)))
+            spent[name].append((read_processor_seconds(pid) - before) / max(len(held[name][-1].seconds), 1))
     rates = {n: [len(r.seconds) / r.elapsed for r in found] for n, found in held.items()}
     ratios = [a / b for a, b in zip(rates["tessera"], rates["torch"], strict=True)]
-    report: dict[str, Any] = {"ratio": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios]}
+    costs = [b / a for a, b in zip(spent["tessera"], spent["torch"], strict=True)]
+    report: dict[str, Any] = {
+        "ratio": round(statistics.median(ratios), 3), "ratios": [round(r, 3) for r in ratios],
+        "processor_ratio": round(statistics.median(costs), 3), "processor_ratios": [round(r, 3) for r in costs],
+    }  # fmt: skip
     for name, found in held.items():
         times = np.concatenate([r.seconds for r in found])
         report[name] = {
-            "per_second": [round(r, 2) for r in rates[name]], "wrong": sum(r.wrong for r in found),
+            "per_second": [round(r, 2) for r in rates[name]],
+            "processor_ms": [round(1e3 * s, 2) for s in spent[name]], "wrong": sum(r.wrong for r in found),
             "statuses": sorted({s for r in found for s in r.statuses}), "answers": len(times),
             "p50_ms": round(1e3 * float(np.percentile(times, 50)), 1),
             "p99_ms": round(1e3 * float(np.percentile(times, 99)), 1),
@@ -151,7 +166,7 @@ def main() -> int:
         folder = Path(name)
         make_models(folder)
         with start_servers(folder, chosen.threads, chosen.slots) as servers:
-            asks = {"embedding": ask_embeddings([None] * len(rows), rows), "generation": ask_texts({}, chosen.tokens)}  # type: ignore[list-item]
+            asks = {"embedding": ask_embeddings([None] * len(rows), rows), "generation": ask_texts({}, chosen.tokens)}
             found = {n: compare(servers, ask, chosen.clients, chosen.seconds, chosen.rounds)
                      for n, ask in asks.items() if chosen.only in (None, n)}  # fmt: skip
     report = {"machine": describe(), "load_average": list(os.getloadavg()), "clients": chosen.clients,

@@ -149,9 +149,22 @@ class GenerationScheduler:
         request.reason = "cancelled"
 
     def step(self) -> list[GivenToken]:
-        """A chunk of the first prompt that is not read, and a token of each request whose prompt is: the new tokens."""
+        """A chunk of the first prompt that is not read, and a token of each request whose prompt is: the new tokens.
+
+        While more than a quarter of the prompts are unread, further chunks are read first, up to one for each slot: a
+        decoding step costs as much with few rows in use as with all.
+        """
         self._admit()
-        return [*self._prefill(), *self._decode()]
+        found, before = self._prefill(), self.counts.prefill_steps
+        for _ in range(self.slots - 1):
+            unread = sum(r.past < len(r.prompt) for r in self.running.values())
+            if 4 * unread <= len(self.running):
+                break
+            found += self._prefill()
+            if self.counts.prefill_steps == before:  # no page is free
+                break
+            before = self.counts.prefill_steps
+        return [*found, *self._decode()]
 
     def reset(self) -> None:
         """End all requests as cancelled, with an empty cache: after a step that failed."""

@@ -87,12 +87,13 @@ def make_served(name: str, model: Any, options: ServerOptions) -> ServedModel | 
     if isinstance(model, (ServedModel, ServedLanguageModel)):
         model.name = name
         return model
-    if isinstance(model, (str, Path)) and is_language_model(Path(model)):
+    path = model if isinstance(model, (str, Path)) else None
+    if path is not None and is_language_model(Path(path)):
         from tessera.llm.loading import load
 
-        model = load(model, target="llvm")
+        model = load(path, target="llvm")
     if isinstance(model, LanguageModel):
-        return ServedLanguageModel(name, model, options)
+        return ServedLanguageModel(name, model, options, path)
     return ServedModel(name, model, options)
 
 
@@ -154,6 +155,10 @@ def _add_gauges(served: dict[str, Any], metrics: Any) -> None:
         if isinstance(model, ServedLanguageModel):
             scheduler, engine = model.engine.scheduler, model.engine
             metrics.gauge("open_generations", "Generations that wait or run.", name, lambda e=engine: e.open)
+            if hasattr(engine, "replicas"):
+                metrics.gauge("ready_replicas", "Replicas that are ready.", name,
+                              lambda e=engine: sum(r.ready for r in e.replicas))  # fmt: skip
+                continue
             metrics.gauge("available_pages", "Pages of the cache that can be taken.", name,
                           lambda s=scheduler: s.pages.available)  # fmt: skip
             metrics.gauge("preemptions", "Requests that gave their pages back so far.", name,

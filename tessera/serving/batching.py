@@ -14,6 +14,7 @@ from tessera.ir.tensor import Tensor
 from tessera.serving.requests import ALONE, InferenceRequest
 
 PADDING = ("left", "right", None)
+BUSY_SECONDS = 0.05  # between two looks at whether the replicas are busy, where none has said that it is idle
 Run = Callable[[dict[str, np.ndarray]], Awaitable[Any]]
 
 
@@ -109,6 +110,8 @@ class BatchSlot:
 class DynamicBatcher:
     """Collects requests into batches of up to `max_batch_size` rows, for at most `timeout_ms` milliseconds.
 
+    While `is_busy()` is true a batch that is not full waits on and grows: nothing could run it yet.
+
     Requests of a batch have the same model, and inputs of the same names, types and shapes after the first axis. With
     `padding_strategy` "left" or "right", sequences of different lengths along axis 1 share a batch, and are padded
     with `padding_value` on that side; the model must ignore the padding, by a mask among its inputs. A request with
@@ -131,7 +134,7 @@ class DynamicBatcher:
 
     def __init__(
         self, max_batch_size: int = 8, timeout_ms: float = 2.0, padding_strategy: str | None = None,
-        padding_value: float = 0,
+        padding_value: float = 0, is_busy: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, (int, np.integer)) or max_batch_size < 1:
             raise ArgumentError(f"max_batch_size is {max_batch_size!r}", location=user_location(),
@@ -145,6 +148,8 @@ class DynamicBatcher:
         self.max_batch_size, self.timeout_ms = int(max_batch_size), timeout_ms
         self.padding_strategy, self.padding_value = padding_strategy, padding_value
         self._open: dict[Any, RequestBatch] = {}
+        self._is_busy = is_busy or (lambda: False)
+        self._due: list[tuple[Any, RequestBatch]] = []  # whose time is over
 
     async def add(self, request: Any) -> BatchSlot:
         """The place of a request in a batch, when the batch is complete; arrays become an `InferenceRequest`."""
@@ -156,7 +161,7 @@ class DynamicBatcher:
             batch = None
         if batch is None:
             batch = self._open[key] = RequestBatch(self.padding_strategy, self.padding_value)
-            asyncio.get_running_loop().call_later(self.timeout_ms / 1000, self._close, key, batch)
+            asyncio.get_running_loop().call_later(self.timeout_ms / 1000, self._close_unless_busy, key, batch)
         batch.requests.append(held)
         batch.rows += held.rows
         slot = BatchSlot(batch, len(batch.requests) - 1)
@@ -164,6 +169,22 @@ class DynamicBatcher:
             self._close(key, batch)
         await asyncio.shield(batch.closed)
         return slot
+
+    def _close_unless_busy(self, key: Any, batch: RequestBatch) -> None:
+        if batch.closed.done() or not self._is_busy():
+            self._close(key, batch)
+            return
+        if not any(held is batch for _, held in self._due):
+            self._due.append((key, batch))
+        asyncio.get_running_loop().call_later(BUSY_SECONDS, self._close_unless_busy, key, batch)
+
+    def release(self) -> None:
+        """A replica is idle: run the batch that has waited longest beyond its time."""
+        while self._due:
+            key, batch = self._due.pop(0)
+            if not batch.closed.done():
+                self._close(key, batch)
+                return
 
     def _close(self, key: Any, batch: RequestBatch) -> None:
         if self._open.get(key) is batch:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ class QueueFullError(ResourceError):
     """There are as many requests as a server takes at once."""
 
 
-class _Ticket:
+class GenerationTicket:
     """A request of a coroutine: where its tokens go."""
 
-    def __init__(self, request: Generation) -> None:
+    def __init__(self, request: Generation | None = None) -> None:
         self.request, self.loop = request, asyncio.get_running_loop()
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -47,7 +48,7 @@ class GenerationEngine:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
             raise ArgumentError(f"max_queue is {max_queue!r}", location=user_location(), expected="a positive integer")
         self.scheduler, self.max_queue = scheduler, max_queue
-        self._tickets: dict[int, _Ticket] = {}
+        self._tickets: dict[int, GenerationTicket] = {}
         self._orders: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -58,6 +59,10 @@ class GenerationEngine:
     def open(self) -> int:
         """The requests that wait or run."""
         return len(self._tickets)
+
+    def warm_up(self) -> None:
+        """Compile the programs before the first request."""
+        self.scheduler.warm_up()  # the engine has no request yet, and does not step
 
     def check(self, prompt: Any, max_tokens: int, sampling: Sampling = GREEDY) -> None:
         """Check a request without starting it.
@@ -85,7 +90,7 @@ class GenerationEngine:
                 raise ExecutionError("the engine is closed")
             if len(self._tickets) >= self.max_queue + self.scheduler.slots:
                 raise QueueFullError("the queue of requests is full", expected=f"up to {self.max_queue} that wait")
-            ticket = self._tickets[request.number] = _Ticket(request)
+            ticket = self._tickets[request.number] = GenerationTicket(request)
             self._order(lambda: self.scheduler.enqueue(request))
         try:
             reason = ""
@@ -199,18 +204,31 @@ class ContinuousBatchingServer:
 class ServedLanguageModel:
     """A language model behind a server: its name, its tokenizer and its engine.
 
+    With `options.processes` the engine is one of `options.replicas` processes that load the model from `path`.
+
     Raises:
-        ArgumentError: it has no tokenizer.
+        ArgumentError: it has no tokenizer, or replicas in processes no path.
     """
 
-    def __init__(self, name: str, model: LanguageModel, options: ServerOptions | None = None) -> None:
+    def __init__(
+        self, name: str, model: LanguageModel, options: ServerOptions | None = None, path: str | Path | None = None
+    ) -> None:
         held = options or ServerOptions()
         if model.tokenizer is None:
             raise ArgumentError("a language model without a tokenizer cannot be served", location=user_location(),
                                 suggestion="ts.llm.load(path, tokenizer=...)")  # fmt: skip
         self.name, self.model, self.options, self.tokenizer = name, model, held, model.tokenizer
         scheduler = GenerationScheduler(model, held.slots, held.longest, held.pages, held.share_prefixes)
-        self.engine = GenerationEngine(scheduler, held.max_queue)
+        self.engine: Any = self._make_engine(scheduler, path)
+
+    def _make_engine(self, scheduler: GenerationScheduler, path: str | Path | None) -> Any:
+        if not self.options.processes:
+            return GenerationEngine(scheduler, self.options.max_queue)
+        if path is None:
+            raise ArgumentError("replicas in processes load their model from a path", location=user_location())
+        from tessera.serving.generation_replicas import ReplicatedGeneration
+
+        return ReplicatedGeneration(path, scheduler, self.options, self.name)
 
     async def generate(
         self, prompt: np.ndarray | list[int], max_tokens: int, sampling: Sampling, stops: Sequence[str]

@@ -34,6 +34,23 @@ class ReplicaLostError(ExecutionError):
     started = True
 
 
+def start_worker(name: str, module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a module as a process with a connection to it, whose descriptor is its first argument.
+
+    Raises:
+        ExecutionError: the process does not start.
+    """
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", module, str(theirs.fileno()), *arguments]
+    try:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise ExecutionError(f"the process of {name} does not start", received=str(error)) from None
+    finally:
+        theirs.close()
+    return process, Connection(ours.detach())
+
+
 class ThreadReplica:
     """A replica in a thread of this process: it calls `model` with the inputs, one request at a time.
 
@@ -75,6 +92,8 @@ class ThreadReplica:
         finally:
             self.active -= 1
             self.served += 1
+            if self.balancer is not None:
+                self.balancer.on_idle()  # type: ignore[unreachable]
 
     def _call(self, inputs: Mapping[str, np.ndarray], model: Any) -> Any:
         function = self.model if self.model is not None else model
@@ -104,15 +123,7 @@ class ProcessReplica(ThreadReplica):
         self._start()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tessera.serving.worker", str(theirs.fileno()), str(self.path)]
-        try:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        except OSError as error:
-            raise ExecutionError(f"the process of {self.name} does not start", received=str(error)) from None
-        finally:
-            theirs.close()
-        self._connection = Connection(ours.detach())
+        self._process, self._connection = start_worker(self.name, "tessera.serving.worker", str(self.path))
         answer = self._receive(START_SECONDS)
         if answer != ("ready",):
             self._stop()
@@ -202,8 +213,15 @@ class LoadBalancer:
             raise ArgumentError("one of the replicas is none", location=user_location(),
                                 expected="ThreadReplica or ProcessReplica")  # fmt: skip
         self.replicas, self.strategy, self._next = list(replicas), strategy, 0
+        self.on_idle: Callable[[], None] = lambda: None  # called when a replica has ended a request
         for each in self.replicas:
             each.balancer = self  # type: ignore[assignment]
+
+    @property
+    def busy(self) -> bool:
+        """Whether every replica that is ready runs a request; false where none is ready."""
+        open_ = [r for r in self.replicas if r.ready]
+        return bool(open_) and all(r.active for r in open_)
 
     def select(self, without: Sequence[ThreadReplica] = ()) -> ThreadReplica:
         """A replica that is ready, and not among `without`.

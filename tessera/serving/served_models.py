@@ -180,7 +180,10 @@ class ServedModel:
             self._check_batching()
         self.balancer = LoadBalancer(self._make_replicas(source))
         most = min([self.options.max_batch_size, *self.row_sizes[-1:]])
-        self.batcher = DynamicBatcher(most, self.options.batch_timeout_ms, self.options.padding)
+        self.batcher = DynamicBatcher(
+            most, self.options.batch_timeout_ms, self.options.padding, is_busy=lambda: self.balancer.busy
+        )
+        self.balancer.on_idle = self.batcher.release
 
     @property
     def batched(self) -> bool:

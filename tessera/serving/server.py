@@ -42,7 +42,7 @@ def run_server(
     for name, model in app.app.state.served.items():
         if isinstance(model, ServedLanguageModel):
             LOG.info("compiling", extra={"fields": {"model": name}})
-            model.engine.scheduler.warm_up()  # the engine has no request yet, and does not step
+            model.engine.warm_up()
     _make_server(app, options).run([listener])
 
 

@@ -205,3 +205,23 @@ def test_misuse(model):
         with pytest.raises(ArgumentError):
             GenerationScheduler(model, **named)
     assert not scheduler.busy
+
+
+def test_prompts_that_come_together_are_read_before_the_batch_decodes(model):
+    scheduler = make_scheduler(model, pages=None)
+    found = scheduler.generate([[i, i + 1] for i in range(4)], 6)
+    assert [c.tokens for c in found] == [model.generate([i, i + 1], 6).tokens for i in range(4)]
+    assert scheduler.counts.prefill_steps == 4 and scheduler.counts.decode_steps == 6  # the last begins a step later
+
+
+def test_long_prompts_do_not_stop_the_others_for_long(model):
+    scheduler = make_scheduler(model, pages=None)
+    first = scheduler.submit([1], 40)
+    scheduler.step()
+    for i in range(3):
+        scheduler.submit(list(range(i, i + 48)), 2)  # three chunks each
+    before = len(first.tokens)
+    scheduler.step()
+    assert len(first.tokens) == before + 1 and scheduler.counts.prefill_steps <= 1 + scheduler.slots
+    scheduler.run()
+    assert len(first.tokens) == 40

@@ -1,6 +1,7 @@
 """Dynamic batching: what is batched together, padding, and that no request gets the rows of another."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -219,3 +220,43 @@ def test_cache():
     for named in ({"cache_size": -1}, {"eviction_policy": "random"}, {"max_bytes": True}):
         with pytest.raises(ArgumentError):
             CacheManager(**named)
+
+
+def test_a_batch_grows_while_the_replica_is_busy():
+    sizes, spec = [], [TensorDescription("x", "f32", (-1, 1))]
+
+    def slow(x):
+        time.sleep(0.3)
+        sizes.append(len(x))
+        return 2 * x
+
+    options = ServerOptions(max_batch_size=8, batch_timeout_ms=1)
+    model = ServedModel("m", slow, options, inputs=spec, outputs=[TensorDescription("y", "f32", (-1, 1))])
+    sizes.clear()
+
+    async def ask(i):
+        await asyncio.sleep(0.02 * i)
+        return (await model.infer({"x": np.full((1, 1), i, np.float32)}))["y"].item()
+
+    async def main():
+        return await asyncio.gather(*map(ask, range(6)))
+
+    assert asyncio.run(main()) == [0, 2, 4, 6, 8, 10]
+    assert sum(sizes) == 6 and len(sizes) == 2
+    model.close()
+
+
+def test_a_batch_that_waits_for_a_replica_runs_when_the_others_are_gone():
+    async def main():
+        busy, batcher = [True], None
+        batcher = DynamicBatcher(8, 1, is_busy=lambda: busy[0])
+        first = asyncio.ensure_future(batcher.add(np.ones((1, 2))))
+        second = asyncio.ensure_future(batcher.add(np.ones((1, 3))))
+        await asyncio.sleep(0.1)
+        assert not first.done() and not second.done()
+        first.cancel()
+        batcher.release()  # for a batch without a request
+        busy[0] = False
+        return (await asyncio.wait_for(second, 5)).batch.rows
+
+    assert asyncio.run(main()) == 1

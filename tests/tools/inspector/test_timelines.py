@@ -122,3 +122,14 @@ def test_a_program_of_too_many_threads_has_no_timeline():
     plan = artifact.manifest["plan"]
     plan = {**plan, "launches": [{**plan["launches"][0], "grid": [1 << 16, 1, 1]}]}
     assert "and at most 2,097,152 are emulated" in gpu_timeline._find_obstacle(plan)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "want"),
+    [(10, 20, {1: 6}), (0, 5, {0: 6}), (15, 25, {1: 3, 2: 3}), (95, 120, {9: 1.2}), (33, 33, {3: 6}),
+     (5, 35, {0: 1, 1: 2, 2: 2, 3: 1})],
+)  # fmt: skip
+def test_a_span_is_spread_over_its_frames(start, end, want):
+    column = np.zeros(10)
+    mesh_timeline._add_span(column, start, end, 10, 100, 6)
+    assert {int(i): pytest.approx(column[i]) for i in np.flatnonzero(column)} == want
