@@ -157,11 +157,14 @@ def test_sums_are_not_reassociated(device):
 
 def test_types_of_8_16_and_64_bits(device):
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.bool_):
-        x = RNG.integers(0, 2 if dtype == np.bool_ else 100, (3, 7)).astype(dtype)
+        x = RNG.integers(-100 if np.dtype(dtype).kind == "i" else 0, 2 if dtype == np.bool_ else 100, (3, 7)).astype(
+            dtype
+        )
         found = run(lambda x: (x | x, x.T), x) if dtype == np.bool_ else run(lambda x: (x * x + x, x.T), x)
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(found[0], x if dtype == np.bool_ else x * x + x)
         np.testing.assert_array_equal(found[1], x.T)
+        np.testing.assert_array_equal(run(lambda x: ts.cast(x, ts.f32), x)[0], x.astype(np.float32))
     table, ids = RNG.standard_normal((11, 3)).astype(np.float32), np.array([[0, -1], [10, 3]])
     np.testing.assert_array_equal(run(lambda t, i: t[i], table, ids)[0], table[ids])
     np.testing.assert_array_equal(run(lambda x: ts.argmax(x, axis=1), X)[0], X.argmax(1))
@@ -179,6 +182,32 @@ def test_loops_of_the_host_and_of_kernels(device):
 
     for x in (X, -np.abs(X)):
         np.testing.assert_allclose(run(steps, x)[0], np.asarray(ts.jit(steps)(x)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_each_step_of_a_scan_has_its_own_row(device, reverse):
+    def scan(x):
+        return ts.scan(lambda c, row: (c * 0.5 + row, c + row), ts.zeros((37,)), x, reverse=reverse)
+
+    for found, want in zip(run(scan, X), ts.jit(scan)(X), strict=True):
+        np.testing.assert_allclose(found, np.asarray(want), rtol=1e-6)
+
+
+def test_programs_that_run_in_several_batches(device, monkeypatch):
+    """The blocks of all programs together are larger than the memory for them."""
+    from tessera_wgsl import runtime
+
+    x = RNG.standard_normal((150, 70)).astype(np.float32)
+    monkeypatch.setattr(runtime, "MAX_ARENA_BYTES", 40_000)
+    dispatches = []
+    dispatch = runtime.DeviceEngine._dispatch
+    monkeypatch.setattr(
+        runtime.DeviceEngine, "_dispatch", lambda self, *a: (dispatches.append(a[1:]), dispatch(self, *a))
+    )
+    want = np.exp(x - x.max(-1, keepdims=True))
+    found = run(lambda x: ts.softmax(x, axis=-1), x)[0]
+    np.testing.assert_allclose(found, want / want.sum(-1, keepdims=True), rtol=1e-5)
+    assert len(dispatches) > 1
 
 
 def test_sizes_of_none_and_one(device):

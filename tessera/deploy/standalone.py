@@ -17,7 +17,7 @@ import numpy as np
 from tessera.codegen.artifact import encode_content
 from tessera.codegen.c_plan import make_c_name
 from tessera.codegen.contract import emit_artifact, get_capable_backend
-from tessera.codegen.web_module import DESCRIPTION_FILE, OBJECT_FILE
+from tessera.codegen.web_module import DESCRIPTION_FILE, MACHINE, OBJECT_FILE
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.core.io import write_file
@@ -66,6 +66,10 @@ def standalone(
         DeviceUnavailable: there is no C compiler to link with. FileError: the folder cannot be written.
     """
     where = find_generator_name(target)
+    if threads and machine == MACHINE:
+        raise ArgumentError(
+            f"a module for {MACHINE} runs on one thread", location=user_location(), expected="threads=False"
+        )
     generator: Any = get_capable_backend(where, "standalone")
     options = generator.standalone_options(machine)
     program = _prepare(entry, CallArguments(args, named), where, grid, group, options, dynamic)

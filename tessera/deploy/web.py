@@ -74,7 +74,6 @@ def export_web(
     own = make_c_name(program.name)
     module, description = _link_program(program, stored, own)
     blobs = {description["parameters"][i]["name"]: program.arrays[i] for i in range(len(program.arrays))}
-    _mark_weights(description, stored)
     engines, left_out = _find_engines(compiled)
     page = _format_page(title or program.name, description, module, blobs, engines)
     files: dict[str, bytes | str] = {target.name: page}
@@ -113,6 +112,7 @@ def _link_program(program: PreparedProgram, stored: Sequence[int], name: str) ->
     described = {**artifact.manifest, "interface": describe_interface(program, stored)}
     files = generator.standalone(type(artifact)(described, artifact.files), name, {}, MACHINE)
     description = json.loads(files[DESCRIPTION_FILE])
+    _mark_weights(description, stored)
     _check_types(description)
     return link_module(files[OBJECT_FILE], description["bytes"]), description
 

@@ -71,6 +71,12 @@ def test_a_page_holds_the_model_and_its_example(tmp_path):
     assert base64.b64decode(program["weights"]["w"]) == W.tobytes()
 
 
+def test_weights_may_have_types_that_scripts_lack(tmp_path):
+    small = ts.cast(ts.Tensor(W), ts.bf16)
+    made = ts.export_web(ts.jit(lambda x, w: x @ ts.cast(w, ts.f32)), X, small, weights="w", out=tmp_path / "m.html")
+    assert [p["dtype"] for p in read_program(made.page)["parameters"]] == ["f32", "bf16", "f32"]
+
+
 def test_a_folder_and_the_same_bytes_each_time(tmp_path):
     for name in "ab":
         ts.export_web(classify, X, W, out=tmp_path / name)

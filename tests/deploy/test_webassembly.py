@@ -86,6 +86,19 @@ def test_loops_and_branches_of_the_plan(tmp_path):
 
 
 @needs_linker
+@pytest.mark.parametrize("reverse", [False, True])
+def test_each_step_of_a_scan_has_its_own_row(tmp_path, reverse):
+    scan = ts.jit(lambda x: ts.scan(lambda c, row: (c * 0.5 + row, c + row), ts.zeros((7,)), x, reverse=reverse))
+    carry, want = np.zeros(7, np.float32), np.empty_like(X)
+    for i in range(5)[:: -1 if reverse else 1]:
+        want[i] = carry + X[i]
+        carry = carry * np.float32(0.5) + X[i]
+    last, rows = build(tmp_path, scan, X)(X)
+    np.testing.assert_allclose(rows, want, rtol=1e-6)
+    np.testing.assert_allclose(last, carry, rtol=1e-6)
+
+
+@needs_linker
 def test_a_kernel_that_writes_in_place_and_takes_a_number(tmp_path):
     @ts.kernel
     def scale(x, factor: ts.f32, *, BLOCK: int = 4):
@@ -129,9 +142,13 @@ def test_the_fused_multiply_add_rounds_once(bits):
     rng = np.random.default_rng(1)
     x, y = (rng.standard_normal(300).astype(kind) for _ in range(2))
     z = np.concatenate([-(x * y)[:200], rng.standard_normal(100).astype(kind) * kind(1e-7)])
+    # Products halfway between two floats, which a summand of another magnitude decides.
+    p, q = (2**12 + 1, 2**12 + 1) if bits == 32 else (2**26 + 1, 2**27 + 1)
+    tiny = [s * 2.0**-n for s in (-1, 1) for n in (40, 60)]
+    x, y, z = (np.concatenate([v, np.array(more, kind)]) for v, more in ((x, [p, -p] * 4), (y, [q] * 8), (z, tiny * 2)))
     for a, b, d in zip(x, y, z, strict=True):
         exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(d))
-        want = kind(exact.numerator / exact.denominator)
+        want = kind(exact.numerator / exact.denominator)  # Python's division of integers rounds once, to f64
         if bits == 32:  # through f64 it may round twice: take the nearer of the neighbours
             near = [np.nextafter(want, kind(s * np.inf)) for s in (-1, 1)] + [want]
             want = min(near, key=lambda v: abs(Fraction(float(v)) - exact))
@@ -181,6 +198,8 @@ def test_what_a_module_cannot_have_is_refused(tmp_path, monkeypatch):
     options = {"out": tmp_path, "machine": "wasm32"}
     with pytest.raises(UnsupportedOpError, match="needs the value of each size"):
         deploy.standalone(layer, X, W, dynamic={"x": {0: "B"}}, **options)
+    with pytest.raises(ArgumentError, match="runs on one thread"):
+        deploy.standalone(layer, X, W, threads=True, **options)
     with pytest.raises(UnsupportedOpError, match="prints"):
         deploy.standalone(printing[(1,)], X, **options)
     monkeypatch.setattr("tessera.codegen.llvm.webassembly.MAX_BYTES", 1000)
