@@ -100,3 +100,19 @@ def test_in_axes_is_in_dims():
         np.testing.assert_array_equal(made(x, y).numpy(), want.numpy())
     with pytest.raises(ArgumentError, match="in_dims and in_axes"):
         ts.vmap(lambda a: a, in_dims=1, in_axes=1)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["eager", "jit"])
+def test_lanes_of_a_scatter_stay_apart(run):
+    """The first and the last place, equal places and places from the end, in lanes of several slices."""
+    x = np.arange(30.0, dtype=np.float32).reshape(3, 5, 2)
+    places, updates = np.array([[0, 4, 4, 2], [3, 3, 0, 3], [4, 1, 1, -5]]), -1 - x[:, :4]
+    wanted, added = x.copy(), x.copy()
+    for lane in range(3):
+        for place, update in zip(places[lane], updates[lane], strict=True):
+            wanted[lane, place] = update
+            added[lane, place] += update
+    found = run(ts.vmap(lambda a, i, u: ts.scatter(a, i, u, axis=0)))(x, places, updates)
+    np.testing.assert_array_equal(found.numpy(), wanted)
+    found = run(ts.vmap(lambda a, i, u: ts.scatter_add(a, i, u, axis=0)))(x, places, updates)
+    np.testing.assert_array_equal(found.numpy(), added)

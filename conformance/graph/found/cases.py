@@ -55,6 +55,14 @@ def places_of_extremes(x: Any) -> Any:
     return ts.argmax(x, axis=0), ts.argmin(x, axis=0)
 
 
+def scattered_lanes(x: Any, places: Any, updates: Any) -> Any:
+    """Scatters of each lane: to equal places, the first and the last one."""
+    modes = ("set", "min", "max", "multiply")
+    found = [ts.vmap(lambda a, i, u, m=m: ts.scatter(a, i, u, axis=0, mode=m))(x, places, updates) for m in modes]
+    found.append(ts.vmap(ts.scatter_add)(x, places, updates))
+    return found, ts.vmap(lambda a, i: ts.scatter(a, i, a[:4] * 2, axis=0), in_axes=(0, None))(x, places[0])
+
+
 def whole_to_float(x: Any) -> Any:
     """Integers that f32 does not hold: a conversion to a narrower float rounds once."""
     return ts.cast(x, dtype=ts.bf16), ts.cast(x, dtype=ts.f32)
@@ -117,6 +125,13 @@ def _whole_numbers() -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     yield from _long_lines()
+    places = np.array([[0, 4, 4, 2], [3, 3, 0, 3], [4, 1, 1, -5]])
+    for dtype in ("f32", "int32"):
+        x, updates = tensor("lanes", (3, 5, 2), dtype, -9, 9), tensor("updates", (3, 4, 2), dtype, -9, 9)
+        arguments = (x, places, updates)
+        # The bits of the interpreter, which runs the definition: the bound follows from the lowering.
+        alike = dtype == "int32"
+        yield Case(f"graph/found/scattered-lanes-{dtype}", lambda a=arguments: (Jit(scattered_lanes), a), alike=alike)  # type: ignore[misc]
     yield from _whole_numbers()
     for dtype in ("fp8_e4m3", "fp8_e5m2", "bf16", "f16"):
         x = tensor("divisor", (3, 4), dtype, 0.5, 3.0)
