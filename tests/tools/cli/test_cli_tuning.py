@@ -128,7 +128,7 @@ def test_the_schedules_of_a_function_are_listed_and_the_tuned_one_is_used(tmp_pa
     assert main(["tune", str(path), "--keep", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["chosen"].keys() == {"rows"} and found["target"] == "llvm" and not found["cached"]
-    assert [t["measured_ms"] for t in found["trials"]].count(None) == 1 == len(found["trials"]) - 2
+    assert [t["measured_ms"] for t in found["trials"]].count(None) == len(found["trials"]) - 2
     assert main(["tune", str(path), "--no-measure"]) == 0
     assert "nothing was measured" in capsys.readouterr().out
     assert main(["inspect", str(path), "--level", "tile", "--plain"]) == 0
