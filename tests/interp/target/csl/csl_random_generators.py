@@ -196,7 +196,8 @@ def observe(layout, seed: int | None, lockstep: bool) -> dict[str, object]:
     except TesseraError as error:
         fault = str(error)
     return {
-        "fault": fault, "cycles": run.cycles, "tasks": run.timeline, "left": run.describe_stall(),
+        # Tasks of different PEs that end in one cycle have no order.
+        "fault": fault, "cycles": run.cycles, "tasks": sorted(run.timeline, key=lambda one: (one[3], one[0])), "left": run.describe_stall(),
         "memory": {place: digest(pe) for place, pe in run.pes.items()},
         "traffic": {place: (node.traffic, node.links) for place, node in run.fabric.nodes.items()},
         "clocks": {place: pe.clock for place, pe in run.pes.items()},

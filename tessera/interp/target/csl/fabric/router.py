@@ -242,7 +242,8 @@ class RouterChannel:
         for direction in tx:
             if direction == RAMP:
                 queue = self.node.get_input(self.ramp_color)
-                wanted = min(wanted, queue.limit - len(queue.words))
+                # Words that an operation awaits: equal however it removes them, unlike the room of the queue.
+                wanted = min(wanted, queue.limit - queue.depth - len(queue.words))
             else:
                 neighbour = self.neighbours[direction] or self._neighbour(direction)
                 wanted = neighbour.count_accepted(OPPOSITE[direction], wanted, steps)
