@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.core import errors
 from tessera.core.errors import (
     TRACEBACK_NOTE,
     TRACEBACK_VARIABLE,
@@ -221,3 +222,12 @@ def test_errors_are_those_that_numpy_raises(wrong, kinds):
         assert isinstance(caught.value, kinds[0])
     with pytest.raises(ShapeError, match="these lists are no tensor"):
         ts.sum([[1.0], [1.0, 2.0]])
+
+
+def test_a_command_is_no_users_line():
+    """What a command calls has no line of Python that a user wrote, though one called the command."""
+    scope = {"user_location": errors.user_location}
+    exec(compile("found = user_location()", errors._COMMAND_FOLDER + "any.py", "exec"), scope)
+    assert scope["found"] == errors.UNKNOWN
+    exec(compile("found = user_location()", "/home/someone/any.py", "exec"), scope)
+    assert scope["found"].file == "/home/someone/any.py"
