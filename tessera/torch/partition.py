@@ -21,7 +21,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from tessera.core.errors import traceback_location
 from tessera.core.symbolic_dim import Dim, Size, UnknownSizeError
 from tessera.core.types import TensorType
-from tessera.torch.conversion import supported
+from tessera.torch.conversion import ASSERTIONS, name_op, supported
 from tessera.torch.interop import DEVICE_TARGETS
 from tessera.torch.tensors import DTYPES
 
@@ -109,8 +109,8 @@ class Support(OperatorSupportBase):
         return self._known[node]
 
     def _examine(self, node: Node) -> bool:
-        if node.op != "call_function" or is_host_node(node):
-            return False
+        if node.op != "call_function" or is_host_node(node) or name_op(node.target) in ASSERTIONS:
+            return False  # PyTorch's checks stay PyTorch's
         if node.target is operator.getitem:
             return self.is_node_supported({}, node.args[0])  # type: ignore[arg-type]
         reason = self.refused(node) or find_refusal(node, self.device)

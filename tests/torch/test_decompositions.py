@@ -73,3 +73,12 @@ def test_elements_read_as_another_type(dtype, to):
     to = getattr(torch, to)
     found = compile_whole(lambda x: x.view(to).clone())(x)
     assert torch.equal(found.view(x.dtype), x) and found.dtype == to
+
+
+def test_checks_of_values_are_no_fallbacks():
+    """`one_hot` checks its indices, which PyTorch does."""
+    compiled = compile_whole(lambda i: torch.nn.functional.one_hot(i, 4).float() * 2)
+    i = torch.tensor([0, 3, 1])
+    assert torch.equal(compiled(i), torch.nn.functional.one_hot(i, 4).float() * 2)
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        compiled(torch.tensor([0, 4, 1]))
