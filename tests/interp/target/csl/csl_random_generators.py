@@ -197,7 +197,8 @@ def observe(layout, seed: int | None, lockstep: bool) -> dict[str, object]:
         fault = str(error)
     return {
         # Tasks of different PEs that end in one cycle have no order.
-        "fault": fault, "cycles": run.cycles, "tasks": sorted(run.timeline, key=lambda one: (one[3], one[0])), "left": run.describe_stall(),
+        "fault": fault, "cycles": run.cycles, "left": run.describe_stall(),
+        "tasks": sorted(run.timeline, key=lambda one: (one[3], one[0])),
         "memory": {place: digest(pe) for place, pe in run.pes.items()},
         "traffic": {place: (node.traffic, node.links) for place, node in run.fabric.nodes.items()},
         "clocks": {place: pe.clock for place, pe in run.pes.items()},

@@ -183,21 +183,25 @@ class RouterChannel:
                 sent.append((time + 1, word))
                 count -= 1
         self._last = time
-        traffic, neighbours = self.node.traffic, self.neighbours
+        self._deliver(tx, sent, ahead)
+        self._wake_senders(origin, sent[0][0] - 1)
+        return bool(buffer)
+
+    def _deliver(self, tx: tuple[int, ...], sent: list[TimedWord], ahead: bool) -> None:
+        """Hand on the words of a burst; `ahead`: because their whole way is clear."""
+        node, last = self.node, sent[-1][0]
         for direction in tx:
-            links[direction] = time + 1
-            traffic[direction] += len(sent)
-            if self.node.fabric.log is not None:
-                self.node.fabric.log(self.node.x, self.node.y, direction, sent[0][0] - 1, sent[-1][0] - 1, len(sent))
+            node.links[direction] = last
+            node.traffic[direction] += len(sent)
+            if node.fabric.log is not None:
+                node.fabric.log(node.x, node.y, direction, sent[0][0] - 1, last - 1, len(sent))
             if direction == RAMP:
-                self.node.inputs[self.ramp_color].extend(sent)
+                node.inputs[self.ramp_color].extend(sent)
             else:
-                neighbour = neighbours[direction] or self._neighbour(direction)
+                neighbour = self.neighbours[direction] or self._neighbour(direction)
                 neighbour.extend(OPPOSITE[direction], sent)
                 if ahead:
                     neighbour.granted += len(sent)
-        self._wake_senders(origin, sent[0][0] - 1)
-        return bool(buffer)
 
     def _count_free(self, tx: tuple[int, ...]) -> int:
         """The number of words for which every output direction has room."""
