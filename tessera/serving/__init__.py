@@ -21,7 +21,7 @@ HOMES = {
     "LoadBalancer": "replicas",
     "ProcessReplica": "replicas",
     "RequestBatch": "batching",
-    "ServedLanguageModel": "generation_engine",
+    "ServedLanguageModel": "language_models",
     "ServedModel": "served_models",
     "ServerOptions": "options",
     "TensorDescription": "served_models",

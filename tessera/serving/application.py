@@ -12,8 +12,8 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
 from tessera.llm.generation import LanguageModel
-from tessera.serving.generation_engine import ServedLanguageModel
 from tessera.serving.json_bodies import ProtocolError
+from tessera.serving.language_models import ServedLanguageModel
 from tessera.serving.options import ServerOptions
 from tessera.serving.served_models import ServedModel
 

@@ -14,8 +14,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tessera.core.errors import DeviceUnavailable, ResourceError, TesseraError
 from tessera.serving.completion_requests import CompletionCall, read_completion
-from tessera.serving.generation_engine import QueueFullError, ServedLanguageModel
+from tessera.serving.generation_engine import QueueFullError
 from tessera.serving.json_bodies import ProtocolError, escape, parse_json
+from tessera.serving.language_models import ServedLanguageModel
 from tessera.serving.requests import uuid
 from tessera.serving.service_metrics import ServiceMetrics
 

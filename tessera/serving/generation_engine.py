@@ -7,17 +7,12 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tessera.core.errors import ArgumentError, ExecutionError, ResourceError, user_location
 from tessera.llm.generation import LanguageModel
 from tessera.llm.sampling import GREEDY, Sampling
 from tessera.llm.scheduling import Generation, GenerationScheduler, GivenToken
-from tessera.serving.options import ServerOptions
-from tessera.serving.text_streams import TextStream
 
 
 class QueueFullError(ResourceError):
@@ -199,54 +194,3 @@ class ContinuousBatchingServer:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-class ServedLanguageModel:
-    """A language model behind a server: its name, its tokenizer and its engine.
-
-    With `options.processes` the engine is one of `options.replicas` processes that load the model from `path`.
-
-    Raises:
-        ArgumentError: it has no tokenizer, or replicas in processes no path.
-    """
-
-    def __init__(
-        self, name: str, model: LanguageModel, options: ServerOptions | None = None, path: str | Path | None = None
-    ) -> None:
-        held = options or ServerOptions()
-        if model.tokenizer is None:
-            raise ArgumentError("a language model without a tokenizer cannot be served", location=user_location(),
-                                suggestion="ts.llm.load(path, tokenizer=...)")  # fmt: skip
-        self.name, self.model, self.options, self.tokenizer = name, model, held, model.tokenizer
-        scheduler = GenerationScheduler(model, held.slots, held.longest, held.pages, held.share_prefixes)
-        self.engine: Any = self._make_engine(scheduler, path)
-
-    def _make_engine(self, scheduler: GenerationScheduler, path: str | Path | None) -> Any:
-        if not self.options.processes:
-            return GenerationEngine(scheduler, self.options.max_queue)
-        if path is None:
-            raise ArgumentError("replicas in processes load their model from a path", location=user_location())
-        from tessera.serving.generation_replicas import ReplicatedGeneration
-
-        return ReplicatedGeneration(path, scheduler, self.options, self.name)
-
-    async def generate(
-        self, prompt: np.ndarray | list[int], max_tokens: int, sampling: Sampling, stops: Sequence[str]
-    ) -> AsyncIterator[tuple[str, int, str]]:
-        """Pieces of text, each with its number of tokens and at the end a reason: "stop" or "length"."""
-        text = TextStream(self.tokenizer, stops, self.model.config.end_tokens)
-        stream = self.engine.stream(prompt, max_tokens, sampling)
-        try:
-            async for token, reason in stream:
-                piece = text.push(token)
-                if reason and not text.stopped:
-                    piece += text.finish()
-                yield piece, 1, "stop" if text.stopped else reason
-                if text.stopped:
-                    return
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """End the engine."""
-        self.engine.close()

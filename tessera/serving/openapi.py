@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from tessera.serving.completion_requests import MAX_CHOICES, MAX_PROMPTS, MAX_STOPS
-from tessera.serving.generation_engine import ServedLanguageModel
+from tessera.serving.language_models import ServedLanguageModel
 from tessera.serving.options import ServerOptions
 from tessera.serving.served_models import ServedModel
 from tessera.serving.tensor_protocol import ELEMENT_TYPES, MAX_RANK, MAX_TENSORS

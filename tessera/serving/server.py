@@ -13,7 +13,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.monitoring.structured_logs import JSONFormatter
 from tessera.serving.application import check_installed, create_app
-from tessera.serving.generation_engine import ServedLanguageModel
+from tessera.serving.language_models import ServedLanguageModel
 from tessera.serving.options import ServerOptions
 
 LOG = logging.getLogger("tessera.serving")
