@@ -158,10 +158,10 @@ class WindowProduct:
         if any(s > 1 for s in windows.strides):
             taps, gaps = _fold_taps(windows), (1,) * len(taps)
             image, weights = _fold_phases(image, weights, windows)
-        batch, (_, _, *sizes) = int(image.shape[0]), image.shape
+        batch, sizes = int(image.shape[0]), tuple(int(n) for n in image.shape[2:])
         missing = (1,) * (AXES - len(taps))
         convolution = PositionConvolution(
-            missing + tuple(taps), missing + tuple(gaps), missing + tuple(sizes), missing + windows.counts
+            missing + tuple(taps), missing + tuple(gaps), missing + sizes, missing + windows.counts
         )
         image = shape.reshape(image, shape=(batch * groups, -1, math.prod(sizes)))
         weights = shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps)))

@@ -188,7 +188,7 @@ class RouterChannel:
         return bool(buffer)
 
     def _deliver(self, tx: tuple[int, ...], sent: list[TimedWord], ahead: bool) -> None:
-        """Hand on the words of a burst; `ahead`: because their whole way is clear."""
+        """Forward the words of a burst; `ahead`: because their whole way is clear."""
         node, last = self.node, sent[-1][0]
         for direction in tx:
             node.links[direction] = last

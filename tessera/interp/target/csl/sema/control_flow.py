@@ -93,6 +93,17 @@ def emit_loop(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], lo
             _emit_outer_jump(f, outer, loc)
 
 
+def _emit_once(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], loc: Location) -> None:
+    """Generate a loop that runs once, for lines that jump to its end."""
+
+    def run_once() -> None:
+        write()
+        f.flush(loc)
+        f.emit("break", loc)
+
+    emit_loop(f, loop, run_once, loc, "while True:")
+
+
 def _emit_outer_jump(f: AnalysisContext, outer: LoopScope, loc: Location) -> None:
     """Generate, after an inner loop, the jump that ended it."""
     if outer is not f.loops[-1]:
@@ -360,7 +371,7 @@ def _unroll_loop(
     """Unroll an inline loop."""
     if contains_jump(node):
         outer = LoopScope(label, "whole")
-        emit_loop(f, outer, lambda: _emit_iterations(f, label, node, steps, loc, True), loc, "while True:", "break")
+        _emit_once(f, outer, lambda: _emit_iterations(f, label, node, steps, loc, True), loc)
     else:
         _emit_iterations(f, label, node, steps, loc, False)
 
@@ -380,7 +391,7 @@ def _emit_iterations(
             scope.update(names)
             if jumping:
                 inner = LoopScope(label, "iteration")
-                emit_loop(f, inner, lambda: f.run(node), loc, "while True:", "break")
+                _emit_once(f, inner, lambda: f.run(node), loc)
             else:
                 f.run(node)
 
