@@ -109,6 +109,8 @@ MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
 MAX_PADDED_POINTS = 32  # of padded memory
+# The most nodes of a kernel: passes and generators take longer than in proportion, and walk chains recursively.
+MAX_KERNEL_NODES = 128
 # The most rows of a left operand for which a dot reads windows with gaps in place.
 MAX_GATHERED_ROWS = 128
 
@@ -170,6 +172,8 @@ class KernelFusion:
 
     def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether a node may be inlined in all clusters that read it."""
+        if node.op in POINTWISE and any(len(c.inlined) >= MAX_KERNEL_NODES for c in wanting):
+            return False
         if node.out in self.operands and not (self.is_view(node) and self.is_read_in_place(node, wanting)):
             return False
         if node.op in POINTWISE and not is_widening(node):

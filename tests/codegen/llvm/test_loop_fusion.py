@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
+import tessera as ts
 from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
@@ -146,3 +147,19 @@ def test_scalar_parameters():
     k = Kernel(x, np.asarray(s), out)
     k.store(k.params[2], k(e.mul, k.load(k.params[0]), k.broadcast(k.params[1], 20)))
     agree(k.module(), [x, np.asarray(s), out])
+
+
+def test_a_long_chain_is_stored_on_the_way():
+    @ts.kernel
+    def chain(x, y):
+        block = x[:]
+        for _ in ts.tile.static_range(150):
+            block = block * 0.75 + 0.5
+        y[:] = block
+
+    x = np.linspace(0, 3, 24, dtype=np.float32)
+    want = x
+    for _ in range(150):
+        want = want * np.float32(0.75) + np.float32(0.5)
+    got = ts.jit(lambda x: ts.launch(chain, (1,), x, ts.like(x)), target="llvm")(x)
+    np.testing.assert_array_equal(got.numpy(), want)

@@ -115,6 +115,7 @@ OP_COST: dict[Op, int] = {
 }
 # A block of at least this cost is stored if several loop nests use it, if a loop repeats its use, or a broadcast does.
 REUSE_THRESHOLD, LOOP_THRESHOLD, BROADCAST_THRESHOLD = 4, 3, 8
+MAX_FUSED_DEPTH = 128  # ops after each other that are fused: emission computes an element from its operands recursively
 
 # The uses of a value that are not fused themselves, and whether the path to each is elementwise.
 SinkSites = dict[UseSite, bool]
@@ -151,6 +152,8 @@ class BufferisationPlan:
         self.fused_dots: dict[Value, Value] = {}
         self._sinks: dict[Value, SinkSites] = {}
         self._costs: dict[Value, int] = {}
+        self._depths: dict[Value, int] = {}
+        self._measure_chains()
         self._plan_carried_blocks(function)
         for site in self.uses.backwards():
             for v in site.node.results:
@@ -164,6 +167,18 @@ class BufferisationPlan:
     def is_deferred(self, v: Value) -> bool:
         """Whether a dot is emitted with the sum that uses it."""
         return v in self.fused_dots.values()
+
+    def _measure_chains(self) -> None:
+        """Find the cost and the depth of each fusible block, in order, and store those that are too deep."""
+        for site in self.uses.sites:
+            if not self.uses.is_made_at(site) or not is_fusible(site.node.op):
+                continue
+            for v in site.node.results:
+                self.cost(v)
+                self._depths[v] = 1 + max((self._depths.get(a, 0) for a in site.node.args), default=0)
+                if is_block(v) and self._depths[v] > MAX_FUSED_DEPTH:
+                    self.stored.add(v)
+                    self._depths[v] = 0
 
     def _plan_carried_blocks(self, function: Function) -> None:
         """Store loop-carried blocks in memory, in place of the old value where that is possible."""
