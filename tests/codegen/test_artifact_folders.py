@@ -29,8 +29,8 @@ def stop(*_):
 def test_a_kill_at_any_moment_leaves_a_whole_artifact(tmp_path, monkeypatch, exchange):
     """Each call that changes the folder is the last one in turn."""
     if not exchange:
-        monkeypatch.setattr(artifact, "_exchange_folders", lambda *_: False)
-    for name in ("_exchange_folders", "_move_aside", "_replace_folder"):
+        monkeypatch.setattr(artifact, "exchange_folders", lambda *_: False)
+    for name in ("exchange_folders", "_move_aside", "_replace_folder"):
         ONE.save(tmp_path / "a")
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             patch.setattr(artifact, name, stop)
@@ -51,7 +51,7 @@ def test_a_kill_between_two_renames_is_mended_by_the_next_reader(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_builders_and_readers_of_one_folder(tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(artifact, "_exchange_folders", lambda *_: False)
+        monkeypatch.setattr(artifact, "exchange_folders", lambda *_: False)
     ONE.save(tmp_path / "a")
     wrong, seen = [], set()
 

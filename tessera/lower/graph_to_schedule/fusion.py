@@ -110,7 +110,7 @@ MIN_REDUCED = 16
 MAX_ACCESS_POINTS = 4
 MAX_PADDED_POINTS = 32  # of padded memory
 # The most nodes of a kernel: passes and generators take longer than in proportion, and walk chains recursively.
-MAX_KERNEL_NODES = 128
+MAX_KERNEL_NODES = 1024
 # The most rows of a left operand for which a dot reads windows with gaps in place.
 MAX_GATHERED_ROWS = 128
 
