@@ -294,7 +294,7 @@ class _RegionSearch:
     splats: dict[Value, Any] = field(default_factory=dict)
 
     def find(self) -> ConsumerRegion | None:
-        """The largest region whose last node alone is used outside."""
+        """The largest region whose last node alone is used outside: so nothing that it reads depends on it."""
         found = [] if symbol_names(self.own.type.shape) else self._list_dependent()  # type: ignore[union-attr]
         for last in reversed(found):
             if last.op is shape.reshape or last.out.type.dtype == bool_:  # type: ignore[union-attr]
@@ -337,25 +337,13 @@ class _RegionSearch:
         if splat is not None:
             self.splats[value] = splat
             return True
-        if value.type.dtype == bool_ or self._depends(value):  # type: ignore[union-attr]
+        if value.type.dtype == bool_:  # type: ignore[union-attr]
             return False
         sizes = tuple(map(int, self.own.type.shape))  # type: ignore[union-attr]
         found = find_broadcast(value, self.scope.producers, sizes)
         if found is not None:
             self.operands[value] = found
         return found is not None
-
-    def _depends(self, value: Value) -> bool:
-        """Whether a value depends on the launch."""
-        first, seen, waiting = self.scope.places[self.launch], set(), [value]
-        while waiting:
-            node = self.scope.producers.get(waiting.pop())
-            if node is self.launch:
-                return True
-            if node is not None and node not in seen and self.scope.places[node] > first:
-                seen.add(node)
-                waiting.extend(node.args)
-        return False
 
     def _find_ancestors(self, last: Node, found: Sequence[Node]) -> list[Node]:
         needed, region = {last.out}, []

@@ -52,6 +52,14 @@ def rows(x, out):
 
 
 @ts.kernel
+def masked(x, out):
+    i = tile.program_id(0) * B
+    inside = tile.reshape(tile.arange(0, B) + i < 10, (1, B))
+    block = tile.load(x[0:2, i : i + B], edge="clip")
+    tile.store(out[0:2, i : i + B], block * 2.0, mask=tile.broadcast(inside, (2, B)), edge="clip")
+
+
+@ts.kernel
 def in_place(x):
     i = tile.program_id(0) * B
     tile.store(x[i : i + B], tile.load(x[i : i + B], edge="clip") + 1.0, edge="clip")
@@ -81,6 +89,8 @@ CASES = {
     "a choice": (lambda x: (lambda y: ts.where(y > 1.5, y, x - y))(on(scale, x)), r(10),
                  ["scale_with_greater_sub_where"]),
     "a broadcast operand": (lambda x: ts.relu(on(rows, x) + x[:, 1]), r(3, 3), ["k0_copy", "rows_with_add_maximum"]),
+    "a masked store": (lambda x: on(masked, x) + x[:, 3:4], r(2, 10), ["masked", "k0_add"]),
+    "a masked store of whole operands": (lambda x: on(masked, x) + x, r(2, 10), ["masked_with_add"]),
     "reshapes on the way": (lambda x: (on(rows, x).reshape(3, 2, 3) * x[0, :2, None]).reshape(9, 2) - 1.0, r(3, 6),
                             None),
     "a broadcast of a part of an axis": (lambda x: on(rows, x).reshape(3, 2, 3) + x[0, :3], r(3, 6), None),
