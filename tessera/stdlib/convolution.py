@@ -22,10 +22,11 @@ from tessera.core.types import DType, TensorType, bf16, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
-from tessera.ir.core import Node, Value
+from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.passes.window_views import find_stacked_slices
 from tessera.ops.tensor import basic, shape
 from tessera.stdlib.split_products import (
     ALIGNMENT,
@@ -381,13 +382,10 @@ def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
     node = uses.find(stacked, shape.concatenate)
     if node is None or node.attrs["axis"] % len(get_shape(stacked)) != 2:
         return None
-    slices = [_find_slice(uses, v) for v in node.args]
-    first = slices[0]
-    if first is None or any(
-        s is None or s.args != first.args or s.attrs["step"] != first.attrs["step"] for s in slices
-    ):
+    slices = find_stacked_slices(uses.find, node.args, 2)
+    if slices is None:
         return None
-    starts = [tuple(s.attrs["start"]) for s in slices if s is not None]
+    first, starts = slices[0], [tuple(s.attrs["start"]) for s in slices]
     if any(s[:2] != (0, 0) for s in starts) or tuple(first.attrs["step"])[:2] != (1, 1):
         return None
     axes = [sorted({s[a] for s in starts}) for a in range(2, len(starts[0]))]
@@ -398,14 +396,6 @@ def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
     counts = tuple(int(n) for n in get_shape(first.out)[2:])
     dilations = tuple(next(iter(g), 1) for g in gaps)
     return StackedWindows(first.args[0], tuple(map(len, axes)), dilations, tuple(first.attrs["step"])[2:], counts)
-
-
-def _find_slice(uses: UseDef, part: Value) -> Node | None:
-    """The slice [B, C, counts] that a part [B, C, 1, counts] of a stack is."""
-    node = uses.find(part, shape.reshape)
-    found = uses.find(node.args[0], shape.slice_) if node is not None else None
-    sizes = get_shape(part)
-    return found if found is not None and get_shape(found.out) == (*sizes[:2], *sizes[3:]) else None
 
 
 def _pays(product: WindowProduct) -> bool:

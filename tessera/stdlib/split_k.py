@@ -7,7 +7,6 @@ programs, over parts of the contraction. Their sums, in f32, are added up in the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
@@ -18,9 +17,9 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
-from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.indexing_maps import get_tensor_type
 from tessera.ops.tensor import basic, reduce, shape
-from tessera.stdlib.split_products import ALIGNMENT, BUSY_PROGRAMS, ProductOperand, find_operand
+from tessera.stdlib.split_products import ALIGNMENT, BUSY_PROGRAMS, ProductOperand, find_operand, measure_product
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -83,19 +82,18 @@ class ChunkedProduct:
 
 def match_chunked_product(uses: UseDef, left: Value, right: Value) -> ChunkedProduct | None:
     """The product of two operands cut along its contraction, or None where that does not pay."""
-    shapes = get_shape(left), get_shape(right)
-    if not all(isinstance(n, int) and n for s in shapes for n in s):
+    measured = measure_product(left, right)
+    if measured is None:
         return None
-    (*lead, m, k), n = (int(s) for s in shapes[0]), int(shapes[1][-1])
-    sides = find_operand(uses, left), find_operand(uses, right)
+    sides, (batch, m, k, n) = (find_operand(uses, left), find_operand(uses, right)), measured[0]
     if any(side.folded[-1] % ALIGNMENT for side in sides) or uses.get(sides[1].source) is not None:
         return None  # tensor maps want rows of whole units of 16 bytes; what is computed is better not written first
-    batch, rows = math.prod(lead), 64 if m <= 64 else 128
+    rows = 64 if m <= 64 else 128
     programs = batch * ceil_divide(m, rows) * ceil_divide(n, COLUMNS)
     chunks = max(1, min(BUSY_PROGRAMS // programs, k // LEAST_DEPTH))
     if not _pays(m, k, n, chunks, sides[1].turned):
         return None
-    return ChunkedProduct(*sides, (batch, m, k, n), (*lead, m, n), get_tensor_type(left).dtype, rows, chunks)
+    return ChunkedProduct(*sides, *measured, get_tensor_type(left).dtype, rows, chunks)
 
 
 def _pays(m: int, k: int, n: int, chunks: int, turned: bool) -> bool:

@@ -253,16 +253,22 @@ MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
 
 
+def measure_product(left: Value, right: Value) -> tuple[tuple[int, int, int, int], tuple[int, ...]] | None:
+    """Z, M, K and N of a product [..., M, K] · [..., K, N], and the shape of its result; or None without numbers."""
+    if not all(isinstance(n, int) and n for v in (left, right) for n in get_shape(v)):
+        return None
+    (*lead, m, k), n = (int(s) for s in get_shape(left)), int(get_shape(right)[-1])
+    return (math.prod(lead), m, k, n), (*lead, m, n)
+
+
 def match_split_product(uses: UseDef, left: Value, right: Value) -> SplitProduct | None:
     """The product of two f32 operands as a split one, or None where that does not pay."""
-    sizes = (*get_shape(left), *get_shape(right))
-    if not all(isinstance(n, int) for n in sizes) or find_narrow_type(uses, left) or find_narrow_type(uses, right):
+    measured = measure_product(left, right)
+    if measured is None or find_narrow_type(uses, left) or find_narrow_type(uses, right):
         return None  # a product of narrow floats is one on tensor cores anyway
-    (*lead, m, k), n = (int(s) for s in get_shape(left)), int(get_shape(right)[-1])
-    batch = math.prod(lead)
     sides = find_operand(uses, left), find_operand(uses, right)
-    found = SplitProduct(*sides, (batch, m, k, n), (*lead, m, n))
-    if min(m, n, k) < LEAST_SIZE or batch == 0:
+    found, (batch, m, k, n) = SplitProduct(*sides, *measured), measured[0]
+    if min(m, n, k) < LEAST_SIZE:
         return None
     read = sum(math.prod(side.folded) for side in sides) * (4 + 2 * PRODUCTS)
     checked = batch * m * n * 4 * (2 * found.chunks + 1)

@@ -148,14 +148,7 @@ class _Fusion:
 
     def compute(self, loaded: dict[Value, Value], sizes: tuple[int, ...]) -> Value:
         """The node on blocks."""
-        blocks = []
-        for value in self.node.args:
-            if value in self.splats:
-                attrs = {"shape": sizes, "value": self.splats[value], "dtype": value.type.dtype}  # type: ignore[union-attr]
-                blocks.append(self.builder.add(basic.full, (), attrs).out)
-            else:
-                blocks.append(loaded[value])
-        return self.builder.add(self.node.op, blocks, self.node.attrs, loc=self.node.loc).out
+        return _compute_blocks(self.builder, [self.node], loaded, self.splats, sizes)
 
     def make_launch(
         self, args: Sequence[Value], params: Sequence[Value], nodes: Sequence[Node], results: Sequence[Value],
@@ -247,6 +240,21 @@ def _broadcast(builder: Builder, x: Value, sizes: tuple[int, ...]) -> Value:
     return x if same else builder.add(basic.broadcast_to, [x], {"shape": sizes}).out
 
 
+def _compute_blocks(
+    builder: Builder, nodes: Sequence[Node], known: dict[Value, Value], splats: dict[Value, Any], sizes: tuple[int, ...]
+) -> Value:
+    """The last of pointwise nodes and reshapes, on blocks of one shape that stand for tensors."""
+    known = dict(known)
+    for v, number in splats.items():
+        attrs = {"shape": sizes, "value": number, "dtype": v.type.dtype}  # type: ignore[union-attr]
+        known[v] = builder.add(basic.full, (), attrs).out
+    for node in nodes:
+        args = [known[v] for v in node.args]
+        again = node.op is shape.reshape
+        known[node.out] = args[0] if again else builder.add(node.op, args, node.attrs, loc=node.loc).out
+    return known[nodes[-1].out]
+
+
 @dataclass(frozen=True)
 class ConsumerRegion:
     """Pointwise nodes, and reshapes between them, that make one tensor of a launch's result."""
@@ -268,19 +276,8 @@ class ConsumerRegion:
     def compute(self, builder: Builder, block: Value, loaded: dict[Any, Value]) -> Value:
         """The nodes on a block of the launch's result."""
         sizes = tuple(map(int, block.type.shape))  # type: ignore[union-attr]
-        known = {self.own: block}
-        for node in self.nodes:
-            if node.op is shape.reshape:
-                known[node.out] = known[node.args[0]]
-                continue
-            for v in node.args:
-                if v in self.splats:
-                    attrs = {"shape": sizes, "value": self.splats[v], "dtype": v.type.dtype}  # type: ignore[union-attr]
-                    known[v] = builder.add(basic.full, (), attrs).out
-                elif v not in known:
-                    known[v] = _broadcast(builder, loaded[self.operands[v]], sizes)
-            known[node.out] = builder.add(node.op, [known[v] for v in node.args], node.attrs, loc=node.loc).out
-        return known[self.result]
+        known = {v: _broadcast(builder, loaded[read], sizes) for v, read in self.operands.items()}
+        return _compute_blocks(builder, self.nodes, {self.own: block, **known}, self.splats, sizes)
 
 
 @dataclass

@@ -9,13 +9,14 @@ canonicalisation combines their slices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.core.symbolic_dim import Size
 from tessera.ir.analysis.affine import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rules import Op
 from tessera.lower.indexing_maps import get_shape
 from tessera.ops.tensor import contractions, shape
 
@@ -30,10 +31,24 @@ def form_window_views(function: Function, with_stacks: bool = True) -> Function:
     return function
 
 
-def _find_slice(rewriter: Rewriter, part: Value, axis: int) -> Node | None:
+# The node that makes a value, if it is of an op.
+FindProducer = Callable[[Value, Op], "Node | None"]
+
+
+def find_stacked_slices(find: FindProducer, parts: Sequence[Value], axis: int) -> list[Node] | None:
+    """The slices of one tensor, with equal steps, that are the parts of a stack along a new axis; or None."""
+    slices = [_find_slice(find, part, axis) for part in parts]
+    first = slices[0]
+    same = first is not None and all(
+        s is not None and s.args == first.args and s.attrs["step"] == first.attrs["step"] for s in slices
+    )
+    return slices if same else None  # type: ignore[return-value]
+
+
+def _find_slice(find: FindProducer, part: Value, axis: int) -> Node | None:
     """The slice that a part of a stack is, but for a new axis of one element."""
-    inner = rewriter.find_producer(part, shape.reshape)
-    node = rewriter.find_producer(part if inner is None else inner.args[0], shape.slice_)
+    inner = find(part, shape.reshape)
+    node = find(part if inner is None else inner.args[0], shape.slice_)
     if node is None or part.type.shape[axis] != 1:  # type: ignore[union-attr]
         return None
     rest = _without(part.type.shape, axis)  # type: ignore[union-attr]
@@ -77,17 +92,14 @@ def _subtract(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     """A stack of equally spaced slices of one tensor is a strided view."""
     axis = node.attrs["axis"] % len(node.out.type.shape)  # type: ignore[union-attr]
-    slices = [_find_slice(rewriter, a, axis) for a in args]
-    first = slices[0]
-    if len(slices) < 2 or first is None or not all(s is not None and s.args == first.args for s in slices):
+    slices = find_stacked_slices(rewriter.find_producer, args, axis)
+    if slices is None or len(slices) < 2:
         return None
-    starts = [tuple(s.attrs["start"]) for s in slices if s is not None]
-    if {s.attrs["step"] for s in slices if s is not None} != {first.attrs["step"]}:
-        return None
+    starts = [tuple(s.attrs["start"]) for s in slices]
     if not all(isinstance(n, int) for n in (*node.out.type.shape, *(n for s in starts for n in s))):  # type: ignore[union-attr]
         return None
     digits = find_radices(starts)
-    return None if digits is None else _make_view(rewriter, node, first, axis, digits)
+    return None if digits is None else _make_view(rewriter, node, slices[0], axis, digits)
 
 
 def _make_view(
