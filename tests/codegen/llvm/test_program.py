@@ -10,10 +10,11 @@ from test_matmul import matmul
 from test_memory_ops import Kernel
 from test_reductions import reduced
 
+import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
-from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
-from tessera.core.errors import ArgumentError, DTypeError, ParseError, ShapeError, UnsupportedOpError
+from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count, get_helper_threads
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ParseError, ShapeError, UnsupportedOpError
 from tessera.core.types import RefType, f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
@@ -182,3 +183,25 @@ def test_one_buffer_under_two_names():
     module = Module("tile", (Function("main", b.block([p], []), Attrs({"outputs": 0})), kernel))
     BACKEND.runtime(BACKEND.emit(module, {})).run([x])
     np.testing.assert_array_equal(x, np.concatenate([np.arange(32, 64), np.arange(32)]))
+
+
+def test_a_late_thread_runs_nothing_of_a_failed_run(monkeypatch):
+    """The launches after a failure are never begun, by a thread that starts when the next run has ended."""
+    monkeypatch.setenv("TESSERA_THREADS", "2")
+    x, good = np.ones((512, 64), np.float32), np.arange(512)
+    bad = np.where(good == 7, 1000, good)
+    function = ts.jit(lambda x, i: (ts.cumsum(x[i].sum(axis=1)), ts.exp(x).sum(axis=0)), target="llvm")
+    function(x, good)
+    gate = threading.Event()
+    get_helper_threads(1).submit(gate.wait)
+    try:
+        with pytest.raises(OutOfBoundsError):
+            function(x, bad)
+        results = [np.asarray(r) for r in function(x, good)]
+        copies = [r.copy() for r in results]
+        x[...] = 2
+    finally:
+        gate.set()
+    get_helper_threads(1).submit(int).result()
+    for result, copy in zip(results, copies, strict=True):
+        np.testing.assert_array_equal(result, copy)

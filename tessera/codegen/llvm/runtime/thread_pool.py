@@ -34,6 +34,7 @@ from tessera.codegen.llvm.text.protocol import (
     FAILURE_WORD,
     FIRST_KEY,
     INTERRUPTED,
+    NO_FAILURE,
     PENDING,
     POLL_FUNCTION,
 )
@@ -221,6 +222,8 @@ class WorkerPool:
         if self._stop.value == INTERRUPTED:
             self._expel_helpers(states)
             interrupts.raise_interrupt()
+        if self._stop.value != NO_FAILURE:  # tasks remain; a late helper must not run them once the word is reset
+            states[:, :USERS] = NOTHING_LEFT
 
     def _expel_helpers(self, states: np.ndarray) -> None:
         """Wait until no thread is in machine code of this run; one that starts later finds nothing to do."""
