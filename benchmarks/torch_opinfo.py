@@ -300,6 +300,12 @@ def list_direct_calls() -> list[tuple[str, tuple[Any, ...]]]:
         ("gru.input", (gates, hidden, weights(3), *recurrent)),
         ("rnn_tanh.input", (gates, hidden, weights(1), *recurrent)),
         ("rnn_relu.input", (gates, hidden, weights(1), *recurrent)), ("true_divide.Tensor", (x, y)),
+        ("sym_is_contiguous.default", (x,)), ("_local_scalar_dense.default", (three[:1],)),
+        ("item.default", (k[0, 0],)),
+        ("resize_.default", (rows.clone(), [3, 2])), ("resize_.default", (k.clone(), [5, 2, 2])),
+        ("resize.default", (rows.clone(), [0, 7])), ("nonzero_static.default", (k > 4, {"size": 7})),
+        ("nonzero_static.default", (x > 0, {"size": 500, "fill_value": 3})),
+        ("nonzero_static.default", (k, {"size": 0})),
     ]  # fmt: skip
 
 

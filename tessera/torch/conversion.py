@@ -38,6 +38,9 @@ ASSERTIONS = frozenset(
      "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default")
 )  # fmt: skip
 
+# Numbers that depend on values.
+NUMBERS = frozenset(("aten._local_scalar_dense.default", "aten.item.default"))
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
@@ -114,13 +117,20 @@ def supported(node: Node) -> str | None:
         return None
     name = name_op(node.target)
     if name in ASSERTIONS:
-        return None
+        return _find_assertion_error(node)
     if name not in ATEN:
         return f"there is no row for {name}"
     if node.target._schema.is_mutable and name not in FORMS:  # type: ignore[union-attr]
         return f"{name} writes into an operand"
     values = [_find_value_error(n) for n in (node, *node.all_input_nodes)]
     return next((v for v in values if v), None) or find_form_error(node, name) or _find_row_error(node, name)
+
+
+def _find_assertion_error(node: Node) -> str | None:
+    condition = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+    if isinstance(condition, torch.SymBool) and free_unbacked_symbols(condition):
+        return "a check of a number that depends on values: programs do not raise errors of their own"
+    return None
 
 
 def _find_value_error(node: Node) -> str | None:
@@ -130,15 +140,15 @@ def _find_value_error(node: Node) -> str | None:
                 return f"{node.name} is sparse: {value.layout}"
             if value.dtype not in DTYPES:
                 return f"{node.name} has elements of {value.dtype}"
-            if free_unbacked_symbols(value):
-                return f"the size of {node.name} depends on values"
+            if free_unbacked_symbols(tuple(value.shape)):
+                return f"the size of {node.name} depends on values; use torch.where, or torch.nonzero_static"
     return None
 
 
 def _find_row_error(node: Node, name: str) -> str | None:
     """Why the row refuses the arguments: it is recorded for their types, where those are known, and not run."""
     inputs = node.all_input_nodes
-    types = [_static_type(n.meta.get("val")) for n in inputs]
+    types = [_static_type(_read_value(n)) for n in inputs]
     if not all(types):
         return None
     step, by_node = _prepare(node, None), dict(zip(inputs, types, strict=True))
@@ -258,6 +268,15 @@ def _prepare(node: Node, graph_module: GraphModule | None) -> Step:
 def _read_attribute(graph_module: GraphModule, path: str) -> Any:
     value = functools.reduce(getattr, path.split("."), graph_module)
     return from_torch(value) if isinstance(value, torch.Tensor) else value
+
+
+def _read_value(node: Node) -> Any:
+    """What PyTorch knows of a node; of a number that depends on values, the tensor without axes that holds it."""
+    value = node.meta.get("val")
+    if name_op(node.target) in NUMBERS and isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        source = node.args[0].meta["val"]  # type: ignore[union-attr]
+        return torch.empty((), dtype=source.dtype, device="meta")
+    return value
 
 
 def _static_type(value: Any) -> TensorType | None:

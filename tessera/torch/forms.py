@@ -116,3 +116,11 @@ def _(self: Any, indices: Sequence[Any], values: Any, **rest: Any) -> str | None
     if before or len(masks) > 1 or sum(i is not None for i in indices) > 1 or not single:
         return "a put by a mask of more than one value: how many it takes depends on values; use torch.where"
     return None
+
+
+@refuses("sym_is_contiguous.default")
+def _(self: Any, memory_format: Any = torch.contiguous_format, **rest: Any) -> str | None:
+    row_major = memory_format in (0, torch.contiguous_format)  # a schema's default is the number
+    if row_major and (not isinstance(self, torch.Tensor) or self.is_contiguous()):
+        return None
+    return "an order of memory other than row-major, which values do not have"

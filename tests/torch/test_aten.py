@@ -17,10 +17,7 @@ from tessera.torch.tensors import DTYPES, find_dtype, from_torch, to_torch  # no
 MISSING = {
     "aten._fft_c2r.default": "complex numbers",
     "aten._fft_r2c.default": "complex numbers",
-    "aten._local_scalar_dense.default": "a number that depends on values",
     "aten.nonzero.default": "a size that depends on values",
-    "aten.resize_.default": "memory, which values do not have",
-    "aten.sym_is_contiguous.default": "an order of memory, which values do not have",
 }
 ENTRIES = ["add", "index_put", "nn.functional.conv2d", "nn.functional.layer_norm", "scatter_reduce", "softmax", "topk"]
 

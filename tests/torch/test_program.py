@@ -148,3 +148,54 @@ def test_recurrent_layers_with_dropout_between_are_one_op_each():
     assert (program.describe_ops()["aten.gru.input"], program.describe_ops()["aten.dropout.default"]) == (2, 1)
     for own, want in zip(program(x), module(x), strict=True):
         check_equal(own, want)
+
+
+NUMBERS = {
+    "factor": lambda x: x * x.sum().item() + 1,
+    "in a product of numbers": lambda x: x / (x.sum().item() * 0.5 + 1),
+    "integer": lambda x: x.long() + x.argmax().item(),
+    "alpha": lambda x: torch.add(x, x, alpha=x.max().item()),
+    "fill": lambda x: torch.full((3,), x.sum().item()),
+    "where": lambda x: torch.where(x > 0, x.mean().item(), 0.0),
+    "index": lambda x: x[x.argmax().item() % 2] * 2,
+    "indices of a known number": lambda x: torch.nonzero_static(x > 0, size=5),
+    "fewer elements": lambda x: (x * 2).resize_(2, 2) + 1,
+}
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_that_depend_on_values(function):
+    x = torch.arange(6.0).reshape(2, 3) - 1.3
+    program = ts.torch.import_program(Calls(function), (x,))
+    for given in (x, x.flip(1) * 3):
+        found, wanted = ts.torch.to_torch(program(given)), function(given)
+        torch.testing.assert_close(found, wanted)
+
+
+def check_a_number(x):
+    torch._check(x.sum().item() > 0)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "function, word",
+    [
+        (lambda x: torch.nonzero(x) * 2, "nonzero depends on values; use torch.where, or torch.nonzero_static"),
+        (lambda x: x[x > 0] * 2, "index depends on values"),
+        (lambda x: torch.nn.functional.leaky_relu(x, x.max().item()), "aten.leaky_relu.default: the value of a traced"),
+        (check_a_number, "a check of a number that depends on values"),
+    ],
+)
+def test_what_depends_on_values_and_has_no_program_is_refused(function, word):
+    with pytest.raises(UnsupportedOpError) as caught:
+        ts.torch.import_program(Calls(function), (torch.ones(2, 3),))
+    assert word in str(caught.value) and "test_program.py" in str(caught.value)

@@ -122,7 +122,7 @@ def _(x):
 
 def _scaled(function: Callable[..., Any], x: Any, y: Any, alpha: Any) -> Any:
     x, y = unify(x, y)
-    if alpha == 1:
+    if not isinstance(alpha, Tensor) and alpha == 1:
         return round_once(function, (x, y))
     return round_once(lambda a, b, k: function(a, b * k), (x, y, alpha))
 

@@ -27,7 +27,7 @@ from tessera.ops.tensor.shape import (
     stack,
 )
 from tessera.torch.rows.elementwise import convert_element_type
-from tessera.torch.table import aten, number_dtype, promote, zeros
+from tessera.torch.table import aten, promote, zeros
 
 # Views.
 
@@ -93,6 +93,8 @@ def _(x, size, implicit=False):
 @aten("select.int")
 def _(x, dim, index):
     axis = dim % x.ndim
+    if isinstance(index, Tensor):  # a number that depends on values
+        return gather(x, index, axis=axis)
     at = index % x.shape[axis]
     cut = slice_axis(x, axis, at, at + 1)
     return reshape(cut, shape=(*x.shape[:axis], *x.shape[axis + 1 :]))
@@ -272,13 +274,15 @@ def pad_or_cut(x: Tensor, low: Sequence[int], high: Sequence[int], value: Any) -
 
 
 def _fill(shape: Sequence[int], value: Any, dtype: DType) -> Tensor:
+    if isinstance(value, Tensor):  # a number that depends on values
+        return broadcast_to(convert_element_type(value, dtype), shape=tuple(shape))
     number = bool(value) if dtype == bool_ else float(value) if dtype.is_float else int(value)
     return splat(number, TensorType(tuple(shape), dtype))
 
 
 @aten("full.default")
 def _(size, value, dtype=None):
-    return _fill(size, value, dtype or number_dtype(value))
+    return _fill(size, value, dtype or promote(value))
 
 
 @aten("full_like.default")
@@ -454,3 +458,26 @@ def _(x, dim):
 @aten("sym_storage_offset.default")
 def _(x):
     return 0
+
+
+@aten("sym_is_contiguous.default")
+def _(x):
+    return True  # FORMS refuses tensors that PyTorch has in another order
+
+
+# Memory and numbers of values. A resized tensor begins with the elements that it had; what it gains is undefined in
+# PyTorch and 0 here. A number of a tensor is that tensor, without axes.
+
+
+@aten("resize_.default", "resize.default")
+def _(x, size):
+    shape = tuple(size)
+    count, flat = math.prod(shape), reshape(x, shape=(-1,))
+    kept = slice_axis(flat, 0, 0, min(count, x.size))
+    rest = zeros((count - kept.size,), x.dtype)
+    return reshape(concatenate([kept, rest], axis=0) if rest.size else kept, shape=shape)
+
+
+@aten("_local_scalar_dense.default", "item.default")
+def _(x):
+    return reshape(x, shape=())

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.types import DType, int64
+from tessera.core.types import DType, TensorType, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import random as draws
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor import special_functions as f
-from tessera.ops.tensor.basic import broadcast_to, cast
+from tessera.ops.tensor.basic import broadcast_to, cast, splat
 from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.scalar_functions import isnan, log1p
 from tessera.ops.tensor.scatter import scatter, scatter_add
-from tessera.ops.tensor.shape import iota, reshape
+from tessera.ops.tensor.shape import iota, reshape, stack
 from tessera.torch.rows.reductions import axes_of, norm_of, sort_along
 from tessera.torch.rows.shapes import slice_axis
 from tessera.torch.table import ATEN, aten, floating, narrow_to, promote, unify_floating, wide, zeros
@@ -148,6 +148,18 @@ def _(g, mask, sizes):
     at = e.where(e.bitwise_and(hit, e.less(number, count)), number, count)
     found = scatter_add(zeros((count + 1,), g.dtype), at, reshape(g, shape=(-1,)), axis=0)
     return reshape(slice_axis(found, 0, 0, count), shape=tuple(sizes))
+
+
+@aten("nonzero_static.default")
+def _(x, size, fill_value=-1):
+    if not x.ndim or not size:
+        return splat(fill_value, TensorType((size, x.ndim), int64))
+    hit = reshape(e.not_equal(x, 0), shape=(-1,))
+    number = r.cumsum(cast(hit, dtype=int64), axis=0) - 1
+    at = e.where(e.bitwise_and(hit, e.less(number, size)), number, size)  # those left out share the last place
+    columns = [reshape(iota(shape=x.shape, axis=axis), shape=(-1,)) for axis in range(x.ndim)]
+    blank = splat(fill_value, TensorType((size + 1,), int64))
+    return stack([slice_axis(scatter(blank, at, column, axis=0), 0, 0, size) for column in columns], axis=1)
 
 
 @aten("count_nonzero.default", "count_nonzero.dim_IntList")
