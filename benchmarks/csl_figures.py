@@ -63,6 +63,14 @@ def _list_vendor() -> Iterator[Figure]:
         )
 
 
+def _list_transforms() -> Iterator[Figure]:
+    """The vendor's 3D Fourier transform; the counts are those of lingzhi227/MIMD_dataflow (WSE-3, SDK 2.10)."""
+    for side, size, cycles in ((8, 32, 224394), (16, 64, 519341)):
+        params = f"N:{size},NUM_PENCILS_PER_DIM:{size // side},FP:1"
+        yield Figure(f"fft-3d {size}^3", VENDOR, "benchmarks/fft-3d", f"layout.csl {_flags(side, side, params)}",
+                     "run.py --name out -no_check", r", (\d+) cycles", (cycles,))  # fmt: skip
+
+
 def _list_stream() -> Iterator[Figure]:
     """STREAM on one PE of WSE-2: two lengths of each operation."""
     counts = {
@@ -155,4 +163,4 @@ def _list_homework() -> Iterator[Figure]:
 
 def list_figures() -> list[Figure]:
     """All figures."""
-    return [*_list_vendor(), *_list_stream(), *_list_graph(), *_list_stencils(), *_list_homework()]
+    return [*_list_vendor(), *_list_transforms(), *_list_stream(), *_list_graph(), *_list_stencils(), *_list_homework()]

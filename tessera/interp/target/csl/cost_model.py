@@ -48,6 +48,8 @@ class CostModel:
     configuration: int = 10  # a call of `<tile_config>` that changes the router
     collective_setup: int = 510  # `<collectives_2d>`: before the first word of an operation
     collective_forwarding: int = 215  # more on a PE that forwards words
+    fft_butterfly: int = 47  # `<kernels/fft>`: two sizes of the vendor's own program
+    fft_transpose: int = 21  # a complex element of a transpose
     transfer: int = 140  # of the host, between two transfers: five programs with many launches
     stream: int = 1000  # after a host's stream, which has no acknowledgement
 

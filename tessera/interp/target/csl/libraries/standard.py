@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import NO_ENTRY, Opcode, encode_payload
-from tessera.interp.target.csl.libraries import collectives, host_io
+from tessera.interp.target.csl.libraries import collectives, fft, host_io
 from tessera.interp.target.csl.libraries.hardware_builtins import draw_fraction, draw_random16, seed_prng
 from tessera.interp.target.csl.libraries.host_io import make_debug, make_simprint
 from tessera.interp.target.csl.libraries.math_functions import make_math
@@ -185,6 +185,10 @@ register_library("<memcpy/memcpy_switches>")(host_io.make_memcpy_switches)
 register_library("<message_passing>")(make_message_passing)
 register_library("<collectives_2d/params>")(collectives.make_collectives_params)
 register_library("<collectives_2d/pe>")(collectives.make_collectives_pe)
+register_library("<kernels/fft/fft3d_layout>")(fft.make_fft_layout)
+register_library("<kernels/fft/fft3d>")(fft.make_unpublished("fft3d"))
+register_library("<kernels/fft/get_params>")(fft.make_unpublished("get_params"))
+register_library(fft.PE_LIBRARY)(fft.make_fft_pe)
 register_library("<kernels/tally/layout>")(collectives.make_tally_layout)
 register_library("<kernels/tally/pe>")(collectives.make_tally_pe)
 

@@ -99,9 +99,10 @@ def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
         fail(node.callee.loc, f"type '{callee.type}' is not a function")
     if callee.type.task:
         fail(node.loc, "tasks cannot be called", suggestion="activate the task through its id")
-    _check_count(callee.type, node)
-    args = [f.evaluate_operand(a) for a in node.args]
     target: Any = callee.const if callee.known else None
+    if not (isinstance(target, NativeFunction) and len(node.args) in target.shorter):
+        _check_count(callee.type, node)
+    args = [f.evaluate_operand(a) for a in node.args]
     if isinstance(target, NativeFunction):
         return call_native(f, target, callee.type, args, node.loc)
     f.cost += COSTS.call + COSTS.argument * len(args)
@@ -202,7 +203,8 @@ def call_native(
     f: AnalysisContext, target: NativeFunction, type_: t.CslFunctionType, args: list[ExprValue], loc: Location
 ) -> ExprValue:
     """Generate the call of a library function."""
-    typed = [o if p is None else coerce(f, o, p, o.loc) for o, p in zip(args, type_.params, strict=True)]
+    params = type_.params[: len(args)]
+    typed = [o if p is None else coerce(f, o, p, o.loc) for o, p in zip(args, params, strict=True)]
     now = f.comptime and not target.live and target.result is None
     if target.comptime or (now and all(o.known for o in typed)):
         return _evaluate_native(f, target, type_, typed, loc)

@@ -193,7 +193,8 @@ class NativeFunction:
     `cycles`: the cost of a call. `whole`: the same function on arrays, for a function of numbers only. `deferrable`: it
     returns nothing and does not access memory until the task ends. `live`: it reads or changes the PE, so that it
     cannot be called at comptime. `preloadable`: a comptime call is executed before the program starts. `typed`: it
-    receives the types as a tuple before the other arguments.
+    receives the types as a tuple before the other arguments. `shorter`: the numbers of arguments it accepts
+    besides that of its type's parameters.
     """
 
     name: str
@@ -207,6 +208,7 @@ class NativeFunction:
     live: bool = False
     typed: bool = False
     preloadable: bool = False
+    shorter: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
