@@ -1,5 +1,6 @@
 """Fixtures of all tests, and the choice of the quick ones."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where
 # A loaded machine is slow: time fails no property. `@settings` of a test add to these.
 settings.register_profile("tessera", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tessera")
+# The compilers make many objects that live for one test: collected less often, most of them are gone by then.
+gc.set_threshold(20_000, 20, 20)
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
 QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick
@@ -38,6 +41,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if is_quick(item.path):
             item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: no collection walks over them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
