@@ -31,8 +31,8 @@ from tessera.core.types import as_dtype  # noqa: E402
 from tessera.interp.bound import compare_with_bound  # noqa: E402
 from tessera.interp.graph import control_flow_rules  # noqa: E402
 from tessera.ir.builder import evaluate_block  # noqa: E402
-from tessera.ir.composites import expand_composites  # noqa: E402
 from tessera.ir.numerics.conversion import convert  # noqa: E402
+from tessera.ir.rewrite import expand_composites  # noqa: E402
 from tessera.ops.tensor import contractions, reduce  # noqa: E402
 from tessera.runtime.program import prepare  # noqa: E402
 

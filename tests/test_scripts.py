@@ -119,7 +119,7 @@ def test_components_name_files_areas_engines_and_tests(component):
 
 def test_a_mutant_is_found_by_a_test_that_fails(tmp_path):
     place = mutate.Workplace(tmp_path, 5.0)
-    file = "tessera/ir/analysis/intervals.py"
+    file = "tessera/ir/analysis.py"
     (tmp_path / file).write_text("")  # as a mutant that cannot be imported
     assert place.run_checks("simplify", file).startswith("suite")
 

@@ -33,7 +33,7 @@ class Hook:
 
 
 # ir, a rule table -> ir, tracing: the type rule of a composite op.
-infer_by_lowering = Hook("tessera.ir.composites:infer_by_lowering")
+infer_by_lowering = Hook("tessera.ir.rewrite:infer_by_lowering")
 # core -> codegen: the generators that are installed.
 list_generators = Hook("tessera.codegen.contract:list_backends")
 # core, ir -> codegen: the memory of a device.

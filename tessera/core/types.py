@@ -1,4 +1,4 @@
-"""Element types, numeric policies, memory spaces, and the types of IR values."""
+"""Element types, numeric policies, memory spaces, the types of IR values, and the element types of Python numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.hooks import find_typed_op
-from tessera.core.symbolic_dim import Size, evaluate_shape, symbol_names
+from tessera.core.symbolic_dim import Dim, Size, evaluate_shape, symbol_names
 
 
 @dataclass(frozen=True)
@@ -311,3 +311,30 @@ Type = TensorType | RefType
 def scalar(dtype: DType) -> TensorType:
     """The type of a scalar."""
     return TensorType((), dtype)
+
+
+def check_integer_fits(value: Any, dtype: DType) -> Any:
+    """Check that an integer type holds a Python number.
+
+    Raises:
+        DTypeError: the type cannot hold it.
+    """
+    if dtype.is_integer and isinstance(value, int):
+        info = ml_dtypes.iinfo(dtype.numpy)
+        if not info.min <= value <= info.max:
+            raise DTypeError(
+                f"{value} does not fit {dtype}",
+                location=user_location(),
+                expected=f"a number from {info.min} to {info.max}",
+                received=str(value),
+                suggestion="cast the tensor to a wider type first",
+            )
+    return value
+
+
+def find_number_dtype(value: bool | int | float | Dim, beside: DType) -> DType:
+    """The element type that a Python number takes in an op with elements of another type."""
+    if isinstance(value, Dim):
+        return beside if beside.is_float or beside.is_integer else int64
+    fits = beside.is_float or (beside.is_integer and isinstance(value, int))  # a bool is an int here: 0 or 1
+    return beside if fits else as_dtype(type(value))

@@ -23,9 +23,8 @@ from tessera.dist.propagation import (
 from tessera.dist.sharding import ShardSpec, check_spec, make_spec
 from tessera.dist.spmd import Spmd, check_mesh, match_specs
 from tessera.frontend.jit.tracing import BoundCall, Jit, TracedFunction
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Node, Value
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import eliminate_dead_code, expand_composites
 from tessera.ir.rules import Op, sharding
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor import collectives as ops

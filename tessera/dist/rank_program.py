@@ -18,9 +18,8 @@ from tessera.core.errors import UNKNOWN, Location, UnsupportedOpError
 from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh
 from tessera.dist.propagation import Link, estimate_collective
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.rewrite import eliminate_dead_code
+from tessera.ir.rewrite import eliminate_dead_code, expand_composites
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
 from tessera.ops.tensor import contractions
 from tessera.ops.tensor.collectives import COMMUNICATING, local_part, place_part, receive, send

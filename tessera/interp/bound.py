@@ -17,11 +17,11 @@ from tessera.interp.graph import control_flow_rules as host_flow
 from tessera.interp.graph import specialise_to_arrays
 from tessera.interp.observers import report_ops
 from tessera.ir.builder import NodeSemantics, evaluate_block
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Function, Node
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import ErrorSite, find_rounding_model, narrow_operand
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance, require_exact, to_interval
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.rules import ACCUMULATE, STORAGE, Op, Rules, error
 from tessera.ops.dialects import control_flow
 from tessera.ops.dialects import control_flow as whole

@@ -16,17 +16,17 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraEr
 from tessera.core.hooks import find_device_memory, run_device_op
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, find_policy
 from tessera.ir.array_interchange import (
     apply_layout,
     check_integer_range,
-    find_number_dtype,
     find_python_storage,
+    import_device_array,
+    is_on_device,
     to_array,
 )
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Value
-from tessera.ir.device_interchange import import_device_array, is_on_device
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import Op
 

@@ -6,8 +6,8 @@ import math
 
 from tessera.core.symbolic_dim import estimate_size
 from tessera.core.types import TensorType
-from tessera.ir import composites
 from tessera.ir.core import Block, Function, Node, Value
+from tessera.ir.rewrite import expand_composites
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
 from tessera.ops.tensor import basic, contractions, shape
 
@@ -26,7 +26,7 @@ def count_flops(node: Node) -> int:
     """
     params = tuple(Value(v.type) for v in node.args)
     alone = Node(node.op, params, node.attrs, node.results, node.regions, node.loc)
-    function = composites.expand_composites(Function("node", Block(params, (alone,), alone.results)), lambda op: False)
+    function = expand_composites(Function("node", Block(params, (alone,), alone.results)), lambda op: False)
     return sum(_count_primitive(n) for n in function.body.nodes)
 
 

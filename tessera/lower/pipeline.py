@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tessera.ir import composites
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rewrite import (
     RewritePatterns,
@@ -12,6 +11,7 @@ from tessera.ir.rewrite import (
     UseDef,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    expand_composites,
     rewrite_function,
 )
 from tessera.ir.rules import Op
@@ -54,17 +54,17 @@ def rewrite_module(rewrite: Callable[[Module], Module]) -> LoweringPass:
     return lambda module, plan: rewrite(module)
 
 
-def expand_composites(module: Module, plan: LoweringPlan) -> Module:
+def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those of the kernel library and of the host."""
 
     def keep(op: Op) -> bool:
         return _has_library_launch(main, op, plan) or runs_on_host(main, op, plan)
 
     main = module.main
-    main = composites.expand_composites(main, lambda op: keep(op) or op in library_lowerings)
+    main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made
-    return module.replace(composites.expand_composites(main, keep), *module.functions[1:])
+    return module.replace(expand_composites(main, keep), *module.functions[1:])
 
 
 def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
@@ -101,7 +101,7 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
 
 def expand_for_mesh(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those with a rule for a mesh."""
-    return module.replace(composites.expand_composites(module.main, mesh_op_rules.__contains__))
+    return module.replace(expand_composites(module.main, mesh_op_rules.__contains__))
 
 
 def distribute_on_mesh(module: Module, plan: LoweringPlan) -> Module:
@@ -129,7 +129,7 @@ def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
 
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
-    ("expand", expand_composites),
+    ("expand", expand_for_target),
     ("stochastic rounding", rewrite_main(expand_stochastic_rounding)),
     ("simplify", rewrite_main(canonicalise)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),

@@ -18,8 +18,8 @@ from tessera.core.errors import ArgumentError, UnsupportedOpError, user_location
 from tessera.core.io import check_writable, write_file
 from tessera.core.types import DType
 from tessera.frontend.jit.tracing import Jit, TracedFunction
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Node, Value
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.rules import Op
 from tessera.onnx.element_types import NAMES
 from tessera.onnx.export_table import EXPORTS

@@ -27,8 +27,8 @@ from tessera.core.progress import track
 from tessera.interp import graph as graph_interpreter
 from tessera.interp import schedule as schedule_interpreter
 from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.array_interchange import READERS, import_device_array
 from tessera.ir.core import Function, Module
-from tessera.ir.device_interchange import READERS, import_device_array
 from tessera.lower.lowering_plan import GRAPH, PASSES, RUN_OBSERVER, LoweringPlan, find_extensions
 from tessera.lower.pipeline import list_steps
 

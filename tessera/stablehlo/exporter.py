@@ -9,8 +9,8 @@ from typing import Any
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, TensorType, bool_, f32, f64, int32, int64
 from tessera.frontend.jit.tracing import Jit
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Node
+from tessera.ir.rewrite import expand_composites
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, bits, contractions, decompositions, reduce, shape, sorting
 from tessera.ops.tensor import elementwise as e

@@ -18,7 +18,7 @@ from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import TensorType
 from tessera.frontend.jit.tracing import TracedFunction
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks
-from tessera.ir.device_interchange import export_device_array
+from tessera.ir.array_interchange import export_device_array
 from tessera.ir.tensor import Tensor
 from tessera.runtime import driver
 from tessera.torch.tensors import find_dtype, find_torch_dtype, from_torch, to_torch

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.pytree import flatten
+from tessera.core.pytree import call_and_warn, flatten
 from tessera.core.shapes import normalize_axis
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType
 from tessera.ir.builder import evaluate_block
-from tessera.ir.composites import lower_node
 from tessera.ir.core import Block, Node
+from tessera.ir.rewrite import lower_node
 from tessera.ir.rules import Op, Rules, batch, lower
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import check_function

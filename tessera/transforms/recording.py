@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.buffer_updates import call_and_collect, call_and_warn
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
-from tessera.core.pytree import TreeDef, flatten, map_leaves
+from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, map_leaves
 from tessera.core.types import TensorType, int64
 from tessera.frontend.jit import line_marks
 from tessera.frontend.jit.tracing import to_result_tensor

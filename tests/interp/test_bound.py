@@ -13,10 +13,10 @@ from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, int64
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound, graph
 from tessera.ir.builder import Builder
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Block, Function, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, interval_ends
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import elementwise, nn, reduce

@@ -12,8 +12,7 @@ import tessera as ts
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError, DeviceUnavailable, DTypeError, ShapeError
 from tessera.core.hooks import find_device_memory
-from tessera.ir.array_interchange import find_capsule
-from tessera.ir.device_interchange import READERS, ArrayReader, _DLTensor, import_device_array
+from tessera.ir.array_interchange import READERS, ArrayReader, _DLTensor, find_capsule, import_device_array
 
 pytestmark = pytest.mark.skipif(count_gpus() > 0, reason="the stand-ins' memory is the host's")
 X = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tessera.core.types import bool_, f32, int32, int64, scalar
 from tessera.interp import graph
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
-from tessera.ir.analysis.intervals import MAX_DIVISOR, UNBOUNDED, IntervalAnalysis, find_divisor
+from tessera.ir.analysis import MAX_DIVISOR, UNBOUNDED, AffineAnalysis, AffineForm, IntervalAnalysis, find_divisor
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Value
 from tessera.ir.rewrite import UseDef

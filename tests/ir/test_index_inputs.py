@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.ir.analysis.index_inputs import find_index_inputs
+from tessera.ir.analysis import find_index_inputs
 from tessera.runtime.program import prepare
 from tessera.tools.cli.main import main
 

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.interp import graph
-from tessera.ir.composites import expand_composites
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.rules import lower
 from tessera.ops.tensor import nn, scalar_functions
 

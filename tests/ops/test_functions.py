@@ -9,7 +9,7 @@ from scipy import special
 import tessera as ts
 from tessera import tile
 from tessera.interp import graph
-from tessera.ir.composites import expand_composites
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.rules import Op, lower
 from tessera.ops.tensor import scalar_functions
 from tessera.runtime.program import prepare

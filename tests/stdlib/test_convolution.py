@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
-from tessera.ir.analysis.affine import AffineForm  # noqa: E402
+from tessera.ir.analysis import AffineForm  # noqa: E402
 from tessera.stdlib import convolution  # noqa: E402
 
 nn = torch.nn.functional

@@ -16,7 +16,7 @@ from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.legality import check_default_policy, static_shape
 from tessera.core.errors import UNKNOWN, TesseraError, UnsupportedOpError
 from tessera.core.types import DType, RefType, bool_, int64
-from tessera.ir.analysis.intervals import UNBOUNDED, Interval, IntervalAnalysis
+from tessera.ir.analysis import UNBOUNDED, Interval, IntervalAnalysis
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow, tile

@@ -21,7 +21,7 @@ from tessera.codegen.ptx.text.memref import PtxMemRef, SmemOperand, SmemSlots
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.errors import Location, TesseraError
 from tessera.core.symbolic_dim import Dim, Size
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.core import Block, Function, Node, Value
 
 Registers = tuple[str, ...]

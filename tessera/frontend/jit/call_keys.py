@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.device_array import DeviceArray
 from tessera.core.pytree import REGISTERED, flatten
 from tessera.core.types import Policy, as_dtype
-from tessera.ir.device_interchange import READERS
+from tessera.ir.array_interchange import READERS
 from tessera.ir.tensor import Tensor
 
 # What a Python function holds: its annotations, where it stands, and what it closes over.

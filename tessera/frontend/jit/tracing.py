@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.buffer_updates import call_and_collect, call_and_warn, store_updates
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -29,7 +28,7 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.hooks import compile_graph, compile_tuned_graph, takes_symbolic_sizes
-from tessera.core.pytree import TreeDef, flatten, leaf_paths
+from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, leaf_paths, store_updates
 from tessera.core.shapes import (
     bind_shapes,
     find_size_constraints,
@@ -63,10 +62,9 @@ from tessera.frontend.jit.line_marks import (
     strip_marks,
 )
 from tessera.frontend.kernel.autotuning import Tuned
-from tessera.ir.array_interchange import shorten_repr
+from tessera.ir.array_interchange import is_on_device, shorten_repr
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER, Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.device_interchange import is_on_device
 from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called

@@ -16,7 +16,7 @@ from tessera.core.types import DType, RefType, TensorType, bool_
 from tessera.frontend.kernel.conversions import broadcast_to_shape, convert_to_dtype, convert_to_mask
 from tessera.frontend.kernel.python_ast.source import UPDATING_FUNCTIONS
 from tessera.frontend.kernel.trace import Index, add_indices, as_index, current_trace, emit_op, is_traced, reshape_to
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm, add_terms
+from tessera.ir.analysis import AffineAnalysis, AffineForm, add_terms
 from tessera.ir.core import Node, Value
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import tile

@@ -14,8 +14,7 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNa
 from tessera.core.shapes import bind_shape
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import GLOBAL, DType, Policy, RefType, TensorType, Type, as_dtype, scalar
-from tessera.ir.array_interchange import import_dlpack, shorten_repr
-from tessera.ir.device_interchange import is_on_device
+from tessera.ir.array_interchange import import_dlpack, is_on_device, shorten_repr
 from tessera.ir.tensor import Tensor
 
 # The memory that something lies in, as annotations say it.

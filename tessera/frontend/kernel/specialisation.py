@@ -31,9 +31,8 @@ from tessera.frontend.kernel.tile_api import ids
 from tessera.frontend.kernel.tile_api.ids import GRID_IDS, GROUP_IDS, THREAD_IDS, WARP_SIZE
 from tessera.frontend.kernel.trace import CURRENT_TRACE, KernelBuilder, TraceState, is_number
 from tessera.ir.builder import override_numerics
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
-from tessera.ir.rewrite import eliminate_dead_nodes
+from tessera.ir.rewrite import eliminate_dead_nodes, expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.ops.dialects import control_flow, host, tile

@@ -4,7 +4,7 @@ The taint follows them through pointwise ops and changes of shape. It ends where
 again, and where zeros do no harm: in sums and products of blocks. Taint does not pass through loops and branches.
 
 Wide masks: where a load is clipped, by `other=` or `edge="clip"`, a mask that compares an index with a bound beyond the
-axis has no effect that anyone sees. They are found in the IR, by affine forms (`tessera.ir.analysis.affine`).
+axis has no effect that anyone sees. They are found in the IR, by affine forms (`tessera.ir.analysis`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from tessera.core.types import RefType
 from tessera.interp.sanitizer.report import Finding
 from tessera.interp.tile.machine import TileMachine
 from tessera.interp.tile.memory import expand_block_axes
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import AffineAnalysis, AffineForm, IntervalAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules

@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, proves_less
 from tessera.core.types import DType, RefType, TensorType, int64
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ir.rewrite import UseDef

@@ -15,8 +15,7 @@ from typing import Any
 
 from tessera.core.errors import Location
 from tessera.core.types import TensorType
-from tessera.ir.analysis.affine import AffineAnalysis
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import AffineAnalysis, IntervalAnalysis
 from tessera.ir.core import Block, Node, Value
 from tessera.lower.mesh.cost_model import estimate_peak_memory
 from tessera.lower.mesh.program_splitting import list_splits

@@ -14,8 +14,8 @@ from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import Dim, Size, evaluate_shape, symbol_names
 from tessera.core.types import TensorType, int32
 from tessera.ir.builder import Builder, override_numerics
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Function, Node, Value, evaluate_attribute, find_size_names
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape

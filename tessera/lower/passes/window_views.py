@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.core.symbolic_dim import Size
-from tessera.ir.analysis.affine import AffineAnalysis
+from tessera.ir.analysis import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import Op

@@ -11,8 +11,7 @@ from tessera.core.device import check_device
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, as_dtype, f32, f64, int64
-from tessera.ir.array_interchange import import_dlpack
-from tessera.ir.device_interchange import is_on_device
+from tessera.ir.array_interchange import import_dlpack, is_on_device
 from tessera.ir.tensor import Tensor, as_tensor, move
 from tessera.ops.tensor import basic
 from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, user_location
-from tessera.core.types import DType, TensorType, as_dtype, f64
-from tessera.ir.array_interchange import find_number_dtype
+from tessera.core.types import DType, TensorType, as_dtype, f64, find_number_dtype
 from tessera.ir.numerics.conversion import find_float_grid
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.argument_checks import check_arguments

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import TesseraError, user_location
-from tessera.core.types import DType, TensorType, Type, f32, tf32
-from tessera.ir.array_interchange import check_integer_fits
+from tessera.core.types import DType, TensorType, Type, check_integer_fits, f32, tf32
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import COMPUTE, EAGER_CALL_HOOK, STORAGE, Op, round_results

@@ -12,8 +12,7 @@ import numpy as np
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, TraceError, user_location
 from tessera.core.pytree import map_leaves
-from tessera.ir.array_interchange import export_dlpack
-from tessera.ir.device_interchange import CUDA_DEVICE, describe_cuda_array, export_device_array
+from tessera.ir.array_interchange import CUDA_DEVICE, describe_cuda_array, export_device_array, export_dlpack
 from tessera.ir.tensor import Tensor
 from tessera.ops.api import creation
 from tessera.ops.tensor import contractions, decompositions, logic, matrices, rearrange, reduce, sorting

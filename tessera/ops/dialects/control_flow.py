@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tessera.ir.analysis.intervals import divisor_rules, find_divisor
+from tessera.ir.analysis import divisor_rules, find_divisor
 from tessera.ir.rules import STORAGE, Op, op
 
 # Structured control flow: nodes with regions. Each interpreter's table defines their semantics.

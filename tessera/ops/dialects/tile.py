@@ -8,7 +8,7 @@ from typing import Any
 from tessera.core.errors import DTypeError, ShapeError
 from tessera.core.shapes import broadcast, format_shape
 from tessera.core.types import SHARED, SPACES, DType, RefType, TensorType, Type, f32, int64, scalar
-from tessera.ir.analysis.intervals import interval_rules
+from tessera.ir.analysis import interval_rules
 from tessera.ir.rules import STORAGE, op
 from tessera.ops.dialects.control_flow import refuse_direct_call
 

@@ -14,10 +14,16 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import as_size, broadcast, format_shape
 from tessera.core.symbolic_dim import Dim, Size, find_size_bounds, find_size_divisor
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_policy, int64
-from tessera.ir.analysis.affine import AffineForm, affine_rules
-from tessera.ir.analysis.intervals import MAX_DIVISOR, UNBOUNDED, divisor_rules, find_divisor, interval_rules
-from tessera.ir.array_interchange import check_integer_fits
+from tessera.core.types import DType, Policy, TensorType, as_dtype, check_integer_fits, f32, find_policy, int64
+from tessera.ir.analysis import (
+    MAX_DIVISOR,
+    UNBOUNDED,
+    AffineForm,
+    affine_rules,
+    divisor_rules,
+    find_divisor,
+    interval_rules,
+)
 from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules
 from tessera.ir.numerics.conversion import convert, round_to_storage

@@ -12,8 +12,7 @@ import numpy as np
 from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import as_size, broadcast, size_to_number
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, int8
-from tessera.ir.array_interchange import find_number_dtype
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, int8
 from tessera.ir.builder import CURRENT_NUMERICS
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op

@@ -13,8 +13,9 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.types import TensorType, bool_, int8
-from tessera.ir.analysis.affine import add_forms, affine_rules, multiply_forms
-from tessera.ir.analysis.intervals import (
+from tessera.ir.analysis import (
+    add_forms,
+    affine_rules,
     bound_remainder,
     combine_endpoints,
     divide_intervals,
@@ -24,6 +25,7 @@ from tessera.ir.analysis.intervals import (
     interval_rules,
     multiply_divisors,
     multiply_endpoints,
+    multiply_forms,
 )
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.rules import BITS, FLOATS, INTEGERS, STORAGE, Op, error, jvp, lower, op, transpose

@@ -14,7 +14,7 @@ from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64
-from tessera.ir.analysis.intervals import interval_rules
+from tessera.ir.analysis import interval_rules
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated
 from tessera.ir.rules import (

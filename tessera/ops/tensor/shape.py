@@ -13,8 +13,7 @@ from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, Sha
 from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size, assume_unequal, proves_less
 from tessera.core.types import DType, TensorType, as_dtype, int64
-from tessera.ir.analysis.affine import AffineForm, affine_rules, move_ramps
-from tessera.ir.analysis.intervals import interval_rules
+from tessera.ir.analysis import AffineForm, affine_rules, interval_rules, move_ramps
 from tessera.ir.numerics import error_rules
 from tessera.ir.rules import INTEGERS, STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding
 from tessera.ir.rules import transpose as transpose_rule

@@ -23,7 +23,7 @@ from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.progress import operation
 from tessera.core.types import TensorType, as_dtype
 from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound, describe_non_finite
-from tessera.ir.analysis.index_inputs import find_index_inputs
+from tessera.ir.analysis import find_index_inputs
 from tessera.ir.parser import parse_module
 from tessera.runtime.artifacts import LoadedArtifact, load
 from tessera.runtime.bundle_files import is_bundle_path

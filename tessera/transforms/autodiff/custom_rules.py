@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.pytree import TreeDef, flatten
+from tessera.core.pytree import TreeDef, call_and_warn, flatten
 from tessera.frontend.jit.tracing import leaf_type
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function

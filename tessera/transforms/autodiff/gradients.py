@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.core.buffer_updates import store_updates
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.pytree import flatten
+from tessera.core.pytree import flatten, store_updates
 from tessera.core.types import TensorType
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function

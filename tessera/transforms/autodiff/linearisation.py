@@ -11,8 +11,8 @@ from typing import Any
 
 from tessera.core.errors import TesseraError
 from tessera.ir.builder import evaluate_block
-from tessera.ir.composites import lower_node
 from tessera.ir.core import Block, Node, Value
+from tessera.ir.rewrite import lower_node
 from tessera.ir.rules import Rules, jvp, lower, transpose
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import splat

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.buffer_updates import call_and_warn
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
-from tessera.core.pytree import TreeDef, flatten, map_leaves
+from tessera.core.pytree import TreeDef, call_and_warn, flatten, map_leaves
 from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor

@@ -13,8 +13,7 @@ from typing import Any
 
 from tessera.core.shapes import broadcast
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import AffineAnalysis, AffineForm, IntervalAnalysis
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, tile
 

@@ -17,9 +17,8 @@ from tessera.core.types import RefType, TensorType
 from tessera.frontend.jit.line_marks import strip_marks
 from tessera.frontend.kernel.trace import KernelBuilder
 from tessera.ir.builder import override_numerics
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Attrs, Block, Function, Node, Value
-from tessera.ir.rewrite import eliminate_dead_nodes, merge_equal_nodes
+from tessera.ir.rewrite import eliminate_dead_nodes, expand_composites, merge_equal_nodes
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow, tile

@@ -11,8 +11,8 @@ from tessera.core.errors import OutOfBoundsError
 from tessera.core.types import Policy, RefType, f32
 from tessera.frontend.jit.tracing import jit
 from tessera.interp import graph
-from tessera.ir.composites import expand_composites
 from tessera.ir.core import Module, Value
+from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.ir.verify import verify_function
 from tessera.lower.lowering_plan import LoweringPlan

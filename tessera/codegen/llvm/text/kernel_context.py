@@ -11,7 +11,7 @@ from tessera.codegen.llvm.text.builder import LlvmBuilder
 from tessera.codegen.llvm.text.memory import ScratchAllocator, StridedMemRef
 from tessera.core.errors import Location, TesseraError
 from tessera.core.symbolic_dim import Dim, Size
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.core import Function, Node, Value
 
 

@@ -11,8 +11,7 @@ from tessera.codegen.ptx.ops import async_mma, indices_below
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
 from tessera.core.types import GLOBAL, int64
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import AffineAnalysis, AffineForm, IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function

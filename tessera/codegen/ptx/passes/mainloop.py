@@ -40,7 +40,7 @@ from tessera.core.types import (
     int64,
     uint8,
 )
-from tessera.ir.analysis.affine import AffineAnalysis, AffineForm
+from tessera.ir.analysis import AffineAnalysis, AffineForm
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function

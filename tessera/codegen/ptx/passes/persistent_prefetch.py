@@ -25,7 +25,7 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_by
 from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
-from tessera.ir.analysis.intervals import IntervalAnalysis, find_divisor
+from tessera.ir.analysis import IntervalAnalysis, find_divisor
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ops.dialects import tile

@@ -14,7 +14,7 @@ from typing import Any
 from tessera.codegen.ptx.ops import async_mma, wait_copy, wait_mma
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.core.types import int64
-from tessera.ir.analysis.intervals import IntervalAnalysis
+from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.builder import Builder, evaluate_block, make_copier
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function

@@ -19,7 +19,7 @@ from tessera.core.device import array_address
 from tessera.core.device_array import DeviceArray, DeviceMemory
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.types import as_dtype
-from tessera.ir.device_interchange import READERS, import_device_array, is_on_device
+from tessera.ir.array_interchange import READERS, import_device_array, is_on_device
 
 MAX_BOUND = 64  # sets of addresses whose launches are kept
 BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that are passed as their bits

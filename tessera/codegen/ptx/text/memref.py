@@ -15,7 +15,7 @@ from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType
-from tessera.ir.analysis.intervals import find_divisor
+from tessera.ir.analysis import find_divisor
 from tessera.ir.core import Node, Value
 
 VECTOR_BYTES = 16  # the widest load or store of one thread

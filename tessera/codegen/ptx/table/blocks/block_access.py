@@ -11,7 +11,7 @@ from tessera.codegen.ptx.text.builder import element_bytes, is_immediate
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.symbolic_dim import Dim, Size, find_size_divisor
-from tessera.ir.analysis.intervals import find_divisor
+from tessera.ir.analysis import find_divisor
 from tessera.ir.core import Value
 
 MAX_OFFSET = 1 << 31  # the constant offset of an address operand has 32 bits
