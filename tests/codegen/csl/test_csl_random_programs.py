@@ -79,7 +79,8 @@ WHOLE = {
 @given(st.tuples(sizes, sizes), st.lists(st.sampled_from(sorted(WHOLE)), min_size=1, max_size=4), st.data())
 def test_integers_are_exact(shape, names, data):
     grid = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 3)))
-    dtype, arch = data.draw(st.sampled_from([np.int16, np.int32])), data.draw(st.sampled_from(["wse2", "wse3"]))
+    dtype = data.draw(st.sampled_from([np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.uint64]))
+    arch = data.draw(st.sampled_from(["wse2", "wse3"]))
     x = np.random.default_rng(sum(shape)).integers(-100, 100, shape).astype(dtype)
 
     def program(y):

@@ -47,7 +47,7 @@ from tessera.codegen.csl.text.statements import (
     open_block,
 )
 from tessera.codegen.legality import check_default_policy
-from tessera.core.types import bool_, f16, f32, int16, int64
+from tessera.core.types import bool_, f16, f32, int16, int64, uint16
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import Rules
 from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
@@ -67,9 +67,8 @@ _BITWISE_BUILTINS = {e.bitwise_and: "@and16", e.bitwise_or: "@or16", e.bitwise_x
 DSD_BUILTINS = {
     **{(op, f32): f"{name}s" for op, name in _FLOAT_BUILTINS.items()},
     **{(op, f16): f"{name}h" for op, name in _FLOAT_BUILTINS.items()},
-    **{(op, dtype): name for op, name in _BITWISE_BUILTINS.items() for dtype in (int16, bool_)},
-    (e.add, int16): "@add16",
-    (e.sub, int16): "@sub16",
+    **{(op, dtype): name for op, name in _BITWISE_BUILTINS.items() for dtype in (int16, uint16, bool_)},
+    **{(op, dtype): name for op, name in ((e.add, "@add16"), (e.sub, "@sub16")) for dtype in (int16, uint16)},
 }
 DSD_CONVERSIONS = {(f16, f32): "@fh2s", (f32, f16): "@fs2h"}
 REDUCTION_STEPS = {"sum": ("@fadds", "{0} + {1}"), "max": ("@fmaxs", "if ({1} > {0} or {1} != {1}) {1} else {0}"),

@@ -23,7 +23,7 @@ from tessera.codegen.csl.table.collectives import (
 )
 from tessera.codegen.csl.table.memory import slice_axis
 from tessera.codegen.csl.text.context import CslContext
-from tessera.codegen.csl.text.dsd import PeArrayView, coalesce_axes, make_row_major_strides
+from tessera.codegen.csl.text.dsd import LONG_TYPES, PeArrayView, coalesce_axes, make_row_major_strides
 from tessera.codegen.csl.text.memory_allocation import allocate_array, allocate_for, pin_view, release_view, unpin_views
 from tessera.codegen.csl.text.program_files import add_completion_task, add_task, end_task, get_pending_task
 from tessera.codegen.csl.text.routes import (
@@ -196,7 +196,7 @@ def _(ctx, node, x):
 def _fits_one_dsd(ctx: CslContext, every: PeArrayView) -> bool:
     """Whether one DSD operation can receive all pieces while the PE sends its own."""
     sizes, (level,) = coalesce_axes([every])
-    return _can_suspend(ctx) and every.type != "i64" and get_dsd(ctx, level, sizes) is not None
+    return _can_suspend(ctx) and every.type not in LONG_TYPES and get_dsd(ctx, level, sizes) is not None
 
 
 def _emit_async_all_gather(ctx: CslContext, every: PeArrayView, x: PeArrayView, axis: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tessera.codegen.csl.table.blocks import emit
-from tessera.codegen.csl.table.scalars import format_literal
+from tessera.codegen.csl.table.scalars import format_literal, format_narrowing, format_widening
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import (
     CSL_TYPES,
@@ -24,7 +24,6 @@ from tessera.codegen.csl.text.statements import (
     emit_loop,
     emit_move,
     make_contiguous,
-    make_unsupported_error,
     reuse_or_copy,
 )
 from tessera.core.shapes import broadcast
@@ -180,13 +179,13 @@ ATOMIC_EXPRESSIONS = {
 @emit(tile.atomic)
 def _(ctx, node, ref, value, *rest):
     rank, out, old = len(ref.shape), allocate_for(ctx, node.out.type), f"old{next(ctx.names)}"
-    if CSL_TYPES[node.out.type.dtype] == "i16" and node.out.type.dtype.bits < 16:
-        raise make_unsupported_error(node, "atomic updates need at least 16 bits")
+    dtype = node.out.type.dtype
     with loop_over_elements(ctx, out.shape) as names:
         place = _format_element(ctx, ref, rest[:rank], out.shape, names)
-        text = ATOMIC_EXPRESSIONS[node.attrs["kind"]].format(
-            old, widen_index_literal(ref, value).broadcast_axes(out.shape).at(names)
-        )
+        given = widen_index_literal(ref, value).broadcast_axes(out.shape).at(names)
+        operands = [format_widening(ctx, dtype, text) if dtype.bits < 16 else text for text in (old, given)]
+        text = ATOMIC_EXPRESSIONS[node.attrs["kind"]].format(*operands)
+        text = format_narrowing(ctx, dtype, f"({text})") if dtype.bits < 16 else text
         mask = (*rest[rank:], None)[0]
         then = f"const {old}: {out.type} = {place}; {place} = {text}; {out.at(names)} = {old};"
         _emit_guarded(

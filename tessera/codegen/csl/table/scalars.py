@@ -19,7 +19,7 @@ from tessera.codegen.csl.table.decomposition_emission import MATH_LIBRARY, forma
 from tessera.codegen.csl.text.context import CslContext
 from tessera.codegen.csl.text.dsd import CSL_TYPES
 from tessera.codegen.csl.text.statements import add_fault, make_unsupported_error
-from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8
+from tessera.core.types import DType, TensorType, bf16, bool_, f16, f32, int4, int8, int64, uint8, uint32, uint64
 from tessera.ir.core import Node
 from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor
@@ -188,7 +188,8 @@ def _(element, node, x):
 
 @pointwise_rows(e.neg)
 def _(element, node, x):
-    return f"(-{x})"
+    dtype = node.types[0].dtype
+    return f"(@as({CSL_TYPES[dtype]}, 0) - {x})" if dtype.kind == "uint" else f"(-{x})"
 
 
 @pointwise_rows(e.abs)
@@ -241,7 +242,7 @@ def _(element, node, condition, x, y):
 def _(element, node, x, y):
     dtype, name = node.types[0].dtype, node.op.__name__
     counted = element.index_type if element.uses_index_type else "i64"
-    kind = "f32" if dtype.is_float else counted if dtype == int64 else "i32"
+    kind = "f32" if dtype.is_float else counted if dtype == int64 else LONG_UNSIGNED.get(dtype, "i32")
     helper = f"{name}_{kind}"
     if dtype.is_float:
         _declare_function(element, node.op)
@@ -249,9 +250,11 @@ def _(element, node, x, y):
         element.functions[helper] = INTEGER_DIVISION_HELPERS[name].replace("i32", kind)
     found = f"{helper}(@as({kind}, {x}), @as({kind}, {y}))"
     in_kind = dtype.is_float or element.uses_index_type or CSL_TYPES[dtype] == kind
-    return found if in_kind else f"@as(i16, {found})"
+    return found if in_kind else f"@as({CSL_TYPES[dtype]}, {found})"
 
 
+# What does not fit a signed integer of 32 bits divides as what it is.
+LONG_UNSIGNED = {uint32: "u32", uint64: "u64"}
 # CSL rounds quotients toward zero, Tessera down; past a tensor's end a divisor may be 0.
 INTEGER_DIVISION_HELPERS = {
     "remainder": """fn remainder_i32(x: i32, y: i32) i32 {
@@ -275,7 +278,9 @@ def _(element, node, x):
     said = f"{known['what']} is outside axis {known['along']} of size {size}"
     add_fault(element, node, "bounds", said, f"from {low} to {size - 1}")
     element.functions[f"check_index_{kind}"] = INDEX_CHECK_HELPER.replace("KIND", kind)
-    return f"check_index_{kind}(@as({kind}, {x}), {size}, {size if known['wrap'] else 0}, {len(element.faults)})"
+    # An unsigned index that is negative as a signed one is outside.
+    end = size if known["wrap"] and node.types[0].dtype.kind != "uint" else 0
+    return f"check_index_{kind}(@as({kind}, {x}), {size}, {end}, {len(element.faults)})"
 
 
 INDEX_CHECK_HELPER = """fn check_index_KIND(x: KIND, size: KIND, end: KIND, place: i32) KIND {
@@ -305,14 +310,17 @@ def _(element, node, x):
     if target == bool_:
         return f"(if ({x} != {'0.0' if source.is_float else '0'}) @as(i16, 1) else @as(i16, 0))"
     if source.is_float:
-        kind = "i64" if target == int64 else "i32"
+        kind = "i64" if target == int64 else LONG_UNSIGNED.get(target, "i32")
         element.functions[f"whole_{kind}"] = FLOAT_TO_INT_HELPERS[kind]
         limits = ml_dtypes.iinfo(target.numpy)
         low, high = (str(n) for n in (limits.min, limits.max))
         return f"@as({CSL_TYPES[target]}, whole_{kind}({x}, {low}, {high}))"
     if target is bf16 and source.bits > 16:
-        element.functions["round_to_odd"] = INT_TO_ODD_HELPER
-        return f"round_to_odd(@as(i64, {x}))"
+        kind = "u64" if source == uint64 else "i64"
+        element.functions[f"round_to_odd_{kind}"] = INT_TO_ODD_HELPER.replace("KIND", kind).replace(
+            "LEAST", "" if kind == "u64" else " or left < -16777216"
+        )
+        return f"round_to_odd_{kind}(@as({kind}, {x}))"
     return f"@as({CSL_TYPES[target] if not target.is_float else 'f32'}, {x})"
 
 
@@ -322,10 +330,10 @@ def _(element, node, x):
 
 
 # An integer as f32, rounded to odd: what is dropped stays in the last bit, so that a second rounding is exact.
-INT_TO_ODD_HELPER = """fn round_to_odd(x: i64) f32 {
-  var left: i64 = x;
+INT_TO_ODD_HELPER = """fn round_to_odd_KIND(x: KIND) f32 {
+  var left: KIND = x;
   var scale: f32 = 1.0;
-  while (left >= 16777216 or left < -16777216) {
+  while (left >= 16777216LEAST) {
     left = (left >> 1) | (left & 1);
     scale *= 2.0;
   }
@@ -339,5 +347,13 @@ _FLOAT_TO_INT = """fn whole_i32(x: f32, low: i32, high: i32) i32 {
   const found = @as(i32, x);
   return if (found < low) low else if (found > high) high else found;
 }"""
-FLOAT_TO_INT_HELPERS = {"i32": _FLOAT_TO_INT.replace("LIMIT", "2147483648.0"),
-         "i64": _FLOAT_TO_INT.replace("LIMIT", "9223372036854775808.0").replace("i32", "i64")}  # fmt: skip
+_FLOAT_TO_UNSIGNED = """fn whole_KIND(x: f32, low: KIND, high: KIND) KIND {
+  if (x != x or x <= 0.0) return 0;
+  return if (x >= LIMIT) high else @as(KIND, x);
+}"""
+FLOAT_TO_INT_HELPERS = {
+    "i32": _FLOAT_TO_INT.replace("LIMIT", "2147483648.0"),
+    "i64": _FLOAT_TO_INT.replace("LIMIT", "9223372036854775808.0").replace("i32", "i64"),
+    "u32": _FLOAT_TO_UNSIGNED.replace("LIMIT", "4294967296.0").replace("KIND", "u32"),
+    "u64": _FLOAT_TO_UNSIGNED.replace("LIMIT", "18446744073709551616.0").replace("KIND", "u64"),
+}

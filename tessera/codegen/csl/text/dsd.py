@@ -8,15 +8,33 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.core.types import TensorType, bf16, bool_, f16, f32, int4, int8, int16, int32, int64, uint8
+from tessera.core.types import (
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
 from tessera.lower.scalar_functions.small_floats import SMALL_FLOAT_FORMATS
 
 # CSL names of element types; `half` is the program's 16-bit float type. Integers and floats of fewer than 16 bits are
 # stored in 16 bits. An int64 that is only an index is a literal or has 32 bits.
-CSL_TYPES = {f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i64", **dict.fromkeys(
-    (int16, int8, uint8, int4, bool_, *SMALL_FLOAT_FORMATS), "i16")}  # fmt: skip
+CSL_TYPES = {
+    f32: "f32", f16: "f16", bf16: "half", int32: "i32", int64: "i64", uint16: "u16", uint32: "u32", uint64: "u64",
+    **dict.fromkeys((int16, int8, uint8, int4, bool_, *SMALL_FLOAT_FORMATS), "i16"),
+}  # fmt: skip
 FLOAT_TYPES = ("f32", "f16", "half")
-TYPE_BYTES = {"f32": 4, "f16": 2, "half": 2, "i32": 4, "i16": 2, "i64": 8}
+LONG_TYPES = ("i64", "u64")  # of two words, for which CSL has no DSD operations
+TYPE_BYTES = {"f32": 4, "f16": 2, "half": 2, "i32": 4, "i16": 2, "i64": 8, "u32": 4, "u16": 2, "u64": 8}
 
 
 @dataclass(eq=False)
@@ -154,7 +172,8 @@ def offset_element(text: str, steps: str) -> str:
     return f"{name}[@as(i16, {steps}) + {index}" if bracket and steps else text
 
 
-MOVE_BUILTINS = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov16", "half": "@mov16"}
+MOVE_BUILTINS = {"f32": "@fmovs", "f16": "@fmovh", "i32": "@mov32", "i16": "@mov16", "half": "@mov16", "u32": "@mov32",
+                 "u16": "@mov16"}  # fmt: skip
 
 
 def find_move_builtin(target: PeArrayView, source: PeArrayView) -> str | None:

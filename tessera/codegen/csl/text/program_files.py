@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tessera.codegen.csl.text.context import MAX_TASK_EVENTS, CslContext, TaskFunction
-from tessera.codegen.csl.text.dsd import PeArray
+from tessera.codegen.csl.text.dsd import LONG_TYPES, PeArray
 from tessera.codegen.csl.text.memory_allocation import ARRAY_MEMORY_BYTES
 from tessera.codegen.csl.text.routes import INPUT_QUEUES, FabricRoute, assign_queues
 from tessera.codegen.csl.text.statements import FAULT_SYMBOL
@@ -78,7 +78,7 @@ def format_program(name: str, ctx: CslContext) -> str:
         *(c.format_declarations(queues) for c, queues in assign_queues(ctx.channels.values()).items()),
         format_task_ids(_assign_ids(ctx)),
         "".join(f"var {b.name} = @zeros([{max(b.size, 1)}]{b.type});\n" for b in ctx.buffers),
-        "".join(f"var {b.words}: [*]i32 = @ptrcast([*]i32, &{b.name});\n" for b in ctx.buffers if b.type == "i64"),
+        "".join(f"var {b.words}: [*]i32 = @ptrcast([*]i32, &{b.name});\n" for b in ctx.buffers if b.type in LONG_TYPES),
         _declare_fault_code(ctx),
         "".join(f"var {text};\n" for text in ctx.variables),
         "".join(
@@ -99,11 +99,11 @@ def _list_host_symbols(ctx: CslContext) -> list[tuple[str, PeArray]]:
 
 def _find_host_word_type(buffer: PeArray) -> str:
     """The type with which the host copies an array: memcpy has no 64-bit type."""
-    return "i32" if buffer.type == "i64" else buffer.type
+    return "i32" if buffer.type in LONG_TYPES else buffer.type
 
 
 def _format_address(buffer: PeArray) -> str:
-    return f"@ptrcast([*]i32, &{buffer.name})" if buffer.type == "i64" else f"&{buffer.name}"
+    return f"@ptrcast([*]i32, &{buffer.name})" if buffer.type in LONG_TYPES else f"&{buffer.name}"
 
 
 def _list_tasks(ctx: CslContext) -> list[TaskFunction]:
