@@ -28,6 +28,30 @@ def test_constants():
     assert ts.empty((0, 2)).shape == (0, 2) and ts.ones_like(x).tolist() == x.tolist()
 
 
+POLICIES = {
+    "saturate": (ts.f16 @ ts.saturate, 1e6, 65504.0), "accumulate": (ts.bf16 @ ts.accum(ts.f64), 1.0078, 1.0078125),
+    "toward zero": (ts.Policy("bf16", rounding="toward_zero"), 1.0078, 1.0), "integer": (ts.int8 @ ts.saturate, 7, 7.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "value", "want"), POLICIES.values(), ids=list(POLICIES))
+def test_constants_keep_the_policy(policy, value, want):
+    """The policy is that of the argument or of `dtype`; the value is rounded once, by it."""
+    x = ts.cast(ts.ones((2, 3)), dtype=policy)
+    for target in ("interp", "llvm"):
+        for make in (lambda x: ts.full_like(x, value), lambda x: ts.full(x.shape, value, dtype=policy)):
+            made = ts.jit(make, target=target)(x)
+            assert made.type == x.type and made.tolist() == [[want] * 3] * 2
+    assert ts.zeros_like(x).type == ts.ones_like(x).type == ts.empty_like(x).type == x.type
+    assert ts.full_like(x, 1, ts.f32).type.policy is None
+
+
+def test_a_stochastic_constant_draws_for_each_place():
+    policy = ts.bf16 @ ts.stochastic_round
+    found = ts.full_like(ts.cast(ts.zeros(4000), dtype=policy), 1 + 2**-9).numpy().astype(np.float64)
+    assert set(found) == {1.0, 1.0078125} and abs(found.mean() - 1 - 2**-9) < 4 * 2**-7 * 0.43 / 4000**0.5
+
+
 def test_philox_gives_the_published_words():
     """The known answers that Random123 ships for philox4x32-10."""
     ones = np.full(1, 0xFFFFFFFF, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.core.device import check_device
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, as_dtype, f32, f64, int64
+from tessera.core.types import DType, as_dtype, f32, f64, find_policy, int64
 from tessera.ir.array_interchange import import_dlpack, is_on_device
 from tessera.ir.tensor import Tensor, as_tensor, move
 from tessera.ops.tensor import basic
@@ -57,7 +57,10 @@ def empty(shape: ShapeLike, dtype: DType | None = f32, device: str | None = None
 def _fill_shape(shape: ShapeLike, value: Any, dtype: DType | None, device: str | None) -> Tensor:
     if device is not None:
         check_device(device)
-    return move(basic.full(shape=shape, value=value, dtype=f32 if dtype is None else as_dtype(dtype)), device)
+    policy = find_policy(dtype)
+    if policy is None or not policy.clauses():
+        return move(basic.full(shape=shape, value=value, dtype=f32 if dtype is None else as_dtype(dtype)), device)
+    return move(basic.fill_by_policy(shape, value, policy), device)
 
 
 @check_arguments
@@ -79,13 +82,13 @@ def full(
 
 @check_arguments
 def zeros_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
-    """Zeros with the shape of `x`, and its element type unless `dtype` is given."""
+    """Zeros with the shape of `x`, and its element type and policy unless `dtype` is given."""
     return full_like(x, 0, dtype, device)
 
 
 @check_arguments
 def ones_like(x: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
-    """Ones with the shape of `x`, and its element type unless `dtype` is given."""
+    """Ones with the shape of `x`, and its element type and policy unless `dtype` is given."""
     return full_like(x, 1, dtype, device)
 
 
@@ -97,13 +100,13 @@ def empty_like(x: Any, dtype: DType | None = None, device: str | None = None) ->
 
 @check_arguments
 def full_like(x: Any, fill_value: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
-    """`fill_value` everywhere with the shape of `x`, and its element type unless `dtype` is given.
+    """`fill_value` everywhere with the shape of `x`, and its element type and policy unless `dtype` is given.
 
     >>> full_like(Tensor([1, 2]), 7)
     Tensor([7, 7], int64)
     """
     x = as_tensor(x)
-    return _fill_shape(x.shape, fill_value, x.dtype if dtype is None else dtype, device)
+    return _fill_shape(x.shape, fill_value, (x.type.policy or x.dtype) if dtype is None else dtype, device)
 
 
 @check_arguments

@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import as_size, broadcast, format_shape
 from tessera.core.symbolic_dim import Dim, Size, find_size_bounds, find_size_divisor
-from tessera.core.types import DType, Policy, TensorType, as_dtype, check_integer_fits, f32, find_policy, int64
+from tessera.core.types import DType, Policy, TensorType, as_dtype, check_integer_fits, f32, f64, find_policy, int64
 from tessera.ir.analysis import (
     MAX_DIVISOR,
     UNBOUNDED,
@@ -147,6 +147,19 @@ def round_number(value: Any, type: TensorType) -> float:
     if type.policy is None or type.policy.rounding == "stochastic":
         return float(value)
     return float(round_to_storage(np.float64(value), type.dtype, type.policy))
+
+
+def fill_by_policy(shape: Any, value: Any, policy: Policy) -> Tensor:
+    """A tensor with every element `value`, rounded once by a policy, which is part of its type.
+
+    >>> from tessera.core.types import f16, saturate
+    >>> fill_by_policy((2,), 1e6, f16 @ saturate).numpy()
+    array([65504., 65504.], dtype=float16)
+    """
+    element = TensorType((), policy.storage, policy)
+    source = f64 if policy.rounding == "stochastic" else policy.storage  # each place draws for itself
+    number = round_number(value, element) if policy.storage.is_float else value
+    return cast(full(shape=shape, value=number, dtype=source), dtype=policy)
 
 
 def splat(value: Any, type: TensorType) -> Tensor:
