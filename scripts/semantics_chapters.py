@@ -1,4 +1,4 @@
-"""Write `docs/semantics/reductions.md` and `conversions.md`: numbered constraints, computed from the definitions.
+"""Write `docs/semantics/reductions.md`, `conversions.md` and the element types of `graph.md` from the definitions.
 
 python scripts/semantics_chapters.py            # write the pages
 python scripts/semantics_chapters.py --check    # status 1 if they are not what the definitions give
@@ -16,11 +16,14 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+import semantics_examples as examples  # noqa: E402
 from semantics_pages import DTYPES, show  # noqa: E402
 
 import tessera as ts  # noqa: E402
-from tessera.core.errors import TesseraError  # noqa: E402
+from tessera.core.errors import DTypeError, TesseraError  # noqa: E402
 from tessera.core.types import as_dtype  # noqa: E402
+from tessera.frontend.jit.tracing import Jit  # noqa: E402
+from tessera.ir.rules import REGISTRY  # noqa: E402
 from tessera.ir.tensor import Tensor  # noqa: E402
 
 FOLDER = ROOT / "docs" / "semantics"
@@ -165,7 +168,56 @@ def make_conversions() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"reductions.md": make_reductions, "conversions.md": make_conversions}
+TYPES = """
+## Element types
+
+For each op the element type of the (first) result of its first case, with the floats of the case in each type (`T`),
+and the types that are refused (`R`).
+"""
+
+
+NOT_TYPED = ("dtype=", "ranks(", "grad(", "jit(", "custom_", "zeros(", "full(", "transforms.", ".shape", "scan(",
+             "cond(", "while_", "take(")  # fmt: skip
+
+
+def list_type_cases() -> dict[str, str]:
+    """For each op of the Graph chapter its first case, if its operands may have any element type."""
+    texts, found = examples.read_numbers((FOLDER / "graph.md").read_text().partition(examples.MARK)[0]), {}
+    for name in (op.__name__ for op in list(REGISTRY.values()) if op.name.startswith("ts.")):
+        cases = examples.read_examples(name, texts.get(f"{name}.1", ""))[:1]
+        if cases and ".0" in cases[0].what and not any(word in cases[0].what for word in NOT_TYPED):
+            found[name] = cases[0].what
+    return found
+
+
+def find_case_types(case: str) -> tuple[dict[str, str], list[str]]:
+    """As `find_types`, of an expression."""
+    taken, refused = {}, []
+    for dtype in DTYPES:
+        try:
+            traced = Jit(lambda dtype=dtype: examples.evaluate(case, dtype)).trace().function
+            taken[dtype] = traced.results[0].type.dtype.name
+        except DTypeError:
+            refused.append(dtype)
+    return taken, refused
+
+
+def make_types() -> str:
+    """The text of the last section of the Graph chapter."""
+    lines = [TYPES.strip(), ""]
+    for name, case in list_type_cases().items():
+        taken, refused = find_case_types(case)
+        lines.append(f"- **{name}.T** {describe_types(taken)}.")
+        lines += [f"- **{name}.R** {', '.join(refused)} are refused."] if refused else []
+    return "\n".join(lines) + "\n"
+
+
+def make_graph() -> str:
+    """The Graph chapter: its written part, then the element types."""
+    return (FOLDER / "graph.md").read_text().partition(examples.MARK)[0] + examples.MARK + make_types()
+
+
+PAGES = {"graph.md": make_graph, "reductions.md": make_reductions, "conversions.md": make_conversions}
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Write `docs/semantics/graph.md`: the numbered constraints of pointwise ops, computed from their definitions.
+"""Write `docs/semantics/pointwise.md`: the numbered constraints of pointwise ops, computed from their definitions.
 
 python scripts/semantics_pages.py            # write the page
 python scripts/semantics_pages.py --check    # status 1 if it is not what the definitions give
@@ -19,7 +19,7 @@ from tessera.core.types import as_dtype
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
 
-PAGE = Path(__file__).parents[1] / "docs" / "semantics" / "graph.md"
+PAGE = Path(__file__).parents[1] / "docs" / "semantics" / "pointwise.md"
 DTYPES = ("f64", "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int64", "int32", "int8", "uint32", "uint8", "bool")
 FLOATS = {"NaN": np.nan, "+inf": np.inf, "-inf": -np.inf, "+0": 0.0, "-0": -0.0, "subnormal": 2.0**-140,
           "max": 3.4028235e38, "-1": -1.0, "1": 1.0}  # fmt: skip

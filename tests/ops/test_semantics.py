@@ -1,4 +1,4 @@
-"""The numbered constraints of `docs/semantics/graph.md`: each is checked, at the Tile level and on llvm too."""
+"""The numbered constraints of `docs/semantics/pointwise.md`: each is checked, at the Tile level and on llvm too."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import semantics_pages as pages  # noqa: E402
 
-PAGE = (ROOT / "docs" / "semantics" / "graph.md").read_text()
+PAGE = (ROOT / "docs" / "semantics" / "pointwise.md").read_text()
 OPS = {op.__name__: op for op, _ in pages.list_pointwise()}
 NUMBERS = re.findall(r"^- \*\*(\w+)\.([TRSVI])\*\*(.*)$", PAGE, re.M)
 # The reason why a level may differ from the page in the sign of a zero, or in subnormal numbers.

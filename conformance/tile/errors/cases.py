@@ -99,6 +99,14 @@ def half_a_warp(x, out):
         out[me] = tile.warp.reduce_max(x[me])
 
 
+@ts.kernel
+def carried_type(x, out):
+    total = tile.load(x[0:4])
+    for _ in range(3):
+        total = tile.cast(total, ts.f16)
+    tile.store(out[0:4], tile.cast(total, ts.f32))
+
+
 REFUSED: dict[str, tuple[Any, tuple[int, ...], int | None, type[TesseraError], tuple[str, ...]]] = {
     "reads-outside": (reads_outside, (8,), None, OutOfBoundsError, ("index 8", "axis 0 of x", "out[i] = x[i + 1]")),
     "writes-outside": (writes_outside, (8,), None, OutOfBoundsError, ("axis 0 of out", "out[i * 2] = x[i]")),
@@ -110,6 +118,7 @@ REFUSED: dict[str, tuple[Any, tuple[int, ...], int | None, type[TesseraError], t
     "unknown-tile-op": (unknown_tile_op, (1,), None, UnknownNameError, ("lod", "load")),
     "syntax": (uses_try, (1,), None, UnsupportedSyntaxError, ("try", "cases.py:")),
     "store-dtype": (store_mismatch, (1,), None, DTypeError, ("f16", "f32", "cast")),
+    "carried-type": (carried_type, (1,), None, DTypeError, ("total", "f16", "cases.py:")),
     "block-shapes": (shape_mismatch, (1,), None, ShapeError, ("cannot broadcast",)),
 }
 

@@ -1,6 +1,6 @@
 """Op checks: each memory op checked against shadow memory before the Tile interpreter runs it.
 
-The rules M1 to M14 of docs/semantics.md are what it checks. Programs run as in value mode, all instances in step;
+The rules M1 to M14 of docs/semantics/tile.md are what it checks. Programs run as in value mode, all instances in step;
 what is reported depends on which elements are touched between which barriers, not on that order.
 """
 

@@ -23,7 +23,7 @@ from tessera.core.errors import (
     UninitializedError,
 )
 
-# The rule of docs/semantics.md that each kind of finding breaks, and its error class.
+# The rule of docs/semantics/tile.md that each kind of finding breaks, and its error class.
 FINDING_KINDS: dict[str, tuple[str, type[TesseraError]]] = {
     "bounds": ("M1", OutOfBoundsError),
     "uninitialized": ("M2", UninitializedError),

@@ -165,7 +165,13 @@ def _(out, primals, tangents):
     return t * (share * (1.0 + x * (1.0 - share)))
 
 
-@op(coerce=coerce_floating)
+def _canonicalise_gelu(x: TensorType, *, approximate: str) -> dict[str, Any]:
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(f"unknown approximation {approximate!r}", expected='"none" or "tanh"')
+    return {"approximate": approximate}
+
+
+@op(coerce=coerce_floating, canonical=_canonicalise_gelu)
 def gelu(x, *, approximate: str = "none"):
     """`x` times the normal distribution function at `x` (Hendrycks and Gimpel 2016); "tanh" approximates it."""
     if approximate == "tanh":
@@ -396,7 +402,9 @@ def complete_attributes(
     q: TensorType, k: TensorType, v: TensorType, *mask: TensorType, causal, scale, weights, window, softcap, enable_gqa
 ) -> dict[str, Any]:
     for each in (q, k, v):
-        if each.rank < 2 or not each.dtype.is_float:
+        if not each.dtype.is_float:
+            raise DTypeError("attention takes floats", expected="[..., S, D] of floats", received=str(each))
+        if each.rank < 2:
             raise ShapeError("attention takes [..., S, D] of floats", received=str(each))
     if q.shape[-1] == 0:
         raise ShapeError("attention needs at least one feature", received=str(q))
@@ -457,7 +465,7 @@ def scaled_dot_product_attention(
 
     Raises:
         ArgumentError: `window` is negative, or `softcap` is negative or not finite.
-        DTypeError: `weights` is not a float type.
+        DTypeError: `weights` is not a float type, or an operand has no floats.
         ShapeError: G does not divide H, D is 0, or other axes do not fit.
     """
     if k.ndim > 2 and k.shape[-3] != q.shape[-3]:

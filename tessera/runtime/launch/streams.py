@@ -153,11 +153,11 @@ def order_launch(module: Any, arrays: Any) -> Any:
 # Streams and events: launches queued in order beside the program, and race detection between streams by vector clocks.
 #
 # A launch comes before another if that one's stream knows of it, through the stream's own
-# order, through events, or through the host that waited (rule M15 of docs/semantics.md).
+# order, through events, or through the host that waited (rule M15 of docs/semantics/tile.md).
 
 
 # Vector clocks: launch A happens before launch B if the stream of B knows A, through stream order, an event, or a host
-# synchronisation (rule M15 of docs/semantics.md).
+# synchronisation (rule M15 of docs/semantics/tile.md).
 
 
 HOST_STREAM = 0

@@ -144,7 +144,7 @@ def as_target(target: str) -> Iterator[None]:
 
     Each op on floats (casts, functions, products, reductions) is compiled for the target by itself and run there,
     or in the emulator of the target's text where this machine lacks the device. Memory, control flow and
-    integers stay the interpreter's; what a generator fuses of several ops is not seen (docs/semantics.md).
+    integers stay the interpreter's; what a generator fuses of several ops is not seen (docs/semantics/target.md).
 
     Raises:
         ArgumentError: no generator has this name. UnsupportedOpError: the target lacks an op that a kernel uses.

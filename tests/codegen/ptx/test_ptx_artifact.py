@@ -16,9 +16,11 @@ from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime import driver_api
 from tessera.codegen.ptx.runtime.driver_api import GPU, _assembly_error
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.codegen.ptx.text.builder import SourceFiles
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArgumentError, DeviceUnavailable, ExecutionError, ResourceError, UnsupportedOpError
 from tessera.core.types import bool_, f32
+from tessera.interp.target.ptx.text.parser import PtxModuleParser
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
 from tessera.runtime import driver
@@ -171,3 +173,12 @@ def test_kernels_of_one_name_assemble(arch):
     names = [name for name in artifact.manifest["plan"]["entries"] if name.startswith("double")]
     assert names == ["double", "double_1"]
     assert not re.search(r"\.param \.u64 double_1\b", artifact.text(TEXT_FILE))
+
+
+def test_a_file_name_with_quotes_is_read_back():
+    """The directive .file has the name as LLVM writes strings: quotes and backslashes are escaped."""
+    files = SourceFiles()
+    names = ['a "b".py', "c\\d.py", "plain.py"]
+    assert [files.number(name) for name in names] == [1, 2, 3]
+    text = "\n".join([".version 8.0", ".target sm_80", ".address_size 64", *files.text()])
+    assert PtxModuleParser(text, "k.ptx").files == dict(enumerate(names, 1))

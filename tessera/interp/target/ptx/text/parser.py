@@ -40,7 +40,7 @@ _TOKEN = re.compile(
   | (?P<punct><<|>>|<=|>=|==|!=|&&|\|\||[-+~!@|,;:=(){}<>\[\]*/%&^?])
   | (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)
   | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
-  | (?P<string>"[^"]*")
+  | (?P<string>"(?:[^"\\]|\\.)*")
   | (?P<directive>\.[a-zA-Z_]\w*)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -494,7 +494,7 @@ class PtxModuleParser:
         texts = self.cursor.texts
         # Compilers write `.file` directives after the code that refers to them.
         self.files = {
-            int(texts[i + 1]): texts[i + 2].strip('"')
+            int(texts[i + 1]): re.sub(r"\\(.)", r"\1", texts[i + 2][1:-1])
             for i, t in enumerate(texts[:-2])
             if t == ".file" and self.cursor.kinds[i + 1] == "number"
         }
