@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import itertools
 import linecache
 import os
 import stat
@@ -116,10 +115,24 @@ def traceback_location(step: TracebackType) -> Location:
     return _instruction_location(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
 
 
+# The positions of the instructions of code objects, by identity: equal code may be of two files.
+_POSITIONS: dict[int, tuple[CodeType, tuple[Any, ...]]] = {}
+MAX_HELD_CODES = 256
+
+
+def _read_positions(code: CodeType) -> tuple[Any, ...]:
+    found = _POSITIONS.get(id(code))
+    if found is None:
+        if len(_POSITIONS) >= MAX_HELD_CODES:
+            _POSITIONS.clear()
+        found = _POSITIONS[id(code)] = code, tuple(code.co_positions())  # type: ignore[attr-defined]
+    return found[1]
+
+
 def _instruction_location(code: CodeType, instruction: int, line: int) -> Location:
     column, end = 0, 0
     if sys.version_info >= (3, 11):
-        first, last, start, stop = next(itertools.islice(code.co_positions(), instruction // 2, None))
+        first, last, start, stop = _read_positions(code)[instruction // 2]
         if first is not None and start is not None:
             line, column = first, start + 1
             end = (stop or start) + 1 if last == first else 0

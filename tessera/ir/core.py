@@ -11,7 +11,7 @@ from typing import Any
 from tessera.core.errors import UNKNOWN, Location
 from tessera.core.io import hash_text
 from tessera.core.symbolic_dim import Dim, symbol_names
-from tessera.core.types import RefType, TensorType, Type
+from tessera.core.types import DType, RefType, TensorType, Type
 from tessera.ir.rules import Op
 
 
@@ -24,7 +24,9 @@ class Attrs(Mapping[str, Any]):
         if items.__class__ is Attrs:
             self._items: dict[str, Any] = items._items  # type: ignore[union-attr]
         else:
-            self._items = {k: _freeze_attribute(v) for k, v in items.items()} if items else {}
+            self._items = (
+                {k: v if v.__class__ in _FROZEN else _freeze_attribute(v) for k, v in items.items()} if items else {}
+            )
 
     def __getitem__(self, key: str) -> Any:
         return self._items[key]
@@ -96,16 +98,16 @@ def _collect_size_names(attr: Any, found: set[str]) -> None:
             _collect_size_names(each, found)
 
 
-_FROZEN = frozenset({int, float, bool, str, type(None), Attrs})
+_FROZEN = frozenset({int, float, bool, str, type(None), Attrs, DType, Dim, TensorType, RefType})
 
 
 def _freeze_attribute(value: Any) -> Any:
-    if value.__class__ in _FROZEN:
+    if value.__class__ in _FROZEN or (value.__class__ is tuple and _FROZEN.issuperset([v.__class__ for v in value])):
         return value
+    if isinstance(value, (list, tuple)):
+        return tuple([_freeze_attribute(v) for v in value])
     if isinstance(value, Mapping) and not isinstance(value, Attrs):
         return Attrs(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(_freeze_attribute(v) for v in value)
     return value
 
 
@@ -201,7 +203,7 @@ class Function:
         return self.body.results
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and structural_key(self) == structural_key(other)
+        return self is other or (isinstance(other, Function) and structural_key(self) == structural_key(other))
 
     def __hash__(self) -> int:
         return hash(structural_key(self))
@@ -229,7 +231,7 @@ class Module:
         return dataclasses.replace(self, functions=functions, level=level or self.level)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Module) and structural_key(self) == structural_key(other)
+        return self is other or (isinstance(other, Module) and structural_key(self) == structural_key(other))
 
     def __hash__(self) -> int:
         return hash(structural_key(self))

@@ -55,7 +55,8 @@ class UseDef(Mapping[Value, Node]):
     def _visit(self, block: Block, nested: bool) -> None:
         for node in block.nodes:
             self._blocks[node] = block
-            self._definitions.update(dict.fromkeys(node.results, node))
+            for value in node.results:
+                self._definitions[value] = node
             for value in dict.fromkeys(node.args):
                 self._users.setdefault(value, []).append(node)
             self._count(node.args)
@@ -237,14 +238,13 @@ def _make_driver(rewriter: Rewriter, patterns: RewritePatterns, revisit: bool) -
         if node.op not in patterns:
             return copy(node, args, walk)
         outer, rewriter.walk = rewriter.walk, walk
-        with builder.at(node.loc), builder.region() as nodes:
-            found = patterns.match(rewriter, node, args)
+        found, nodes = builder.collect(node.loc, lambda: patterns.match(rewriter, node, args))
         rewriter.walk = outer
         if found is None:  # what a failed match has added is dropped
             return copy(node, args, walk)
         rewriter.has_matched = True
-        added = Block((), tuple(nodes), tuple(found))
         if revisit:
+            added = Block((), tuple(nodes), tuple(found))
             return evaluate_block(added, (), rewrite, {v: v for v in added.free})
         for each in nodes:
             builder.append(each)

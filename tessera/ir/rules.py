@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,10 @@ class Op:
         """Whether this is a float function that a target computes by a series of instructions."""
         return self.kinds == FLOATS and self.cost >= TRANSCENDENTAL_COST
 
+    @cached_property
+    def _defaults(self) -> tuple[tuple[str, Any], ...]:
+        return tuple((k, p.default) for k, p in self.attrs.items())
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
@@ -102,7 +107,7 @@ class Op:
 
     def complete(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes with defaults filled in."""
-        found = {k: attrs.get(k, p.default) for k, p in self.attrs.items()}
+        found = {k: attrs.get(k, default) for k, default in self._defaults}
         missing = [k for k, value in found.items() if value is inspect.Parameter.empty]
         if missing:
             raise ArgumentError(

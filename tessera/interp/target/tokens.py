@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar, NamedTuple, NoReturn
 
 from tessera.core.errors import Location, ParseError
@@ -43,6 +44,10 @@ class TextToken(NamedTuple):
     offset: int
 
 
+# A token of a tuple: as a call of the class, in half the time.
+make_token: Callable[[tuple[str, str, int]], TextToken] = partial(tuple.__new__, TextToken)  # type: ignore[arg-type]
+
+
 class TextLexer:
     """The tokens of a text; the groups of `pattern` are the token kinds, and "space" is skipped."""
 
@@ -62,24 +67,25 @@ class TextLexer:
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The token of a match."""
-        return TextToken(kind, text, offset)
+        return make_token((kind, text, offset))
 
     def unexpected(self, text: str, offset: int) -> NoReturn:
         """Raise a ParseError at an offset where no token matches."""
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
 
     def _scan(self, text: str) -> list[TextToken]:
-        tokens, position, make = [], 0, self.token
+        tokens: list[TextToken] = []
+        position, make, append = 0, self.token, tokens.append
         for match in self.pattern.finditer(text):
             start, end = match.span()
             if start != position:
                 break
-            kind = match.lastgroup or ""
+            position, kind = end, match.lastgroup or ""
+            if kind == "space":
+                continue
             if end - start > MAX_DIGITS and kind not in self.long_kinds:
                 check_digits(match.group(), self.place(start))
-            if kind != "space":
-                tokens.append(make(kind, match.group(), start))
-            position = end
+            append(make(kind, match.group(), start))
         if position != len(text):
             self.unexpected(text, position)
         return [*tokens, TextToken("end", self.end, len(text))]

@@ -16,9 +16,8 @@ from typing import Any
 from tessera.core.types import REGISTER, RefType, TensorType
 from tessera.ir.core import Block, Node, Value
 from tessera.lower.mesh.control_flow import region_rules
-from tessera.lower.mesh.cost_model import estimate_peak_memory
 from tessera.lower.mesh.launch_programs import TilePrograms, describe_window, emit_tile_number
-from tessera.lower.mesh.launch_windows import LaunchAccesses, LaunchTiling, Window, estimate_work, explain_whole
+from tessera.lower.mesh.launch_windows import LaunchAccesses, LaunchTiling, Window, analyse_launch, explain_whole
 from tessera.lower.mesh.mesh_lowering import (
     LAUNCH_SHARE,
     PIECE_MEMORY_BYTES,
@@ -29,7 +28,6 @@ from tessera.lower.mesh.mesh_lowering import (
     count_piece_elements,
     tensor_type_of,
 )
-from tessera.lower.mesh.program_splitting import list_splits
 from tessera.ops.dialects import control_flow, mesh, tile
 from tessera.ops.dialects.mesh import UNSPLIT
 
@@ -72,11 +70,10 @@ def _choose_tiling(
     operands: Sequence[ShardedTensor],
 ) -> MappedTiling:
     """The cut of the least cost; one tile with all programs where none is legal."""
-    accesses = LaunchAccesses(region, grid)
+    accesses = analyse_launch(region, tuple(grid))
     best, cost = _choose_among(lowering, accesses, written, operands)
     while cost[0] or cost[2] > 1:  # programs too large, or idle elements
-        splits = [LaunchAccesses(*split) for split in list_splits(best.accesses.body, best.accesses.grid)]
-        found = [_choose_among(lowering, each, written, operands) for each in splits]
+        found = [_choose_among(lowering, each, written, operands) for each in best.accesses.splits]
         if not found or min(f[1] for f in found) >= cost:
             break
         best, cost = min(found, key=lambda f: f[1])
@@ -93,7 +90,6 @@ def _choose_tiling(
 def _choose_among(
     lowering: MeshLowering, accesses: LaunchAccesses, written: Sequence[int], operands: Sequence[ShardedTensor]
 ) -> tuple[MappedTiling, tuple]:
-    temporaries, work = estimate_peak_memory(accesses.body), estimate_work(accesses.body)
     found = []
     for mapped in _list_mapped_tilings(lowering, accesses):
         tiling = mapped.tiling
@@ -101,8 +97,8 @@ def _choose_among(
             continue
         gathered = [i for i, x in enumerate(operands) if not _is_local(lowering, mapped, i, x)]
         held = accesses.count_bytes(tiling) + sum(_count_bytes(accesses.body.params[i]) for i in gathered)
-        excess = max(0, held + temporaries + lowering.kept - int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))
-        found.append((mapped, (excess, len(gathered), math.prod(tiling.programs) * work, held)))
+        excess = max(0, held + accesses.temporaries + lowering.kept - int(PIECE_MEMORY_BYTES * LAUNCH_SHARE))
+        found.append((mapped, (excess, len(gathered), math.prod(tiling.programs) * accesses.work, held)))
     return min(found, key=lambda f: f[1])
 
 
@@ -177,7 +173,7 @@ def _emit_cut_launch(
     number = _emit_number(lowering, mapped)
     before = lowering.cycles
     TilePrograms(lowering.builder, accesses, tiling, math.prod(tiling.tiles), number, memories).emit()
-    lowering.cycles = before + math.prod(tiling.programs) * estimate_work(accesses.body) * LAUNCH_CYCLES
+    lowering.cycles = before + math.prod(tiling.programs) * accesses.work * LAUNCH_CYCLES
     pairs = zip(node.results, written, strict=True)
     return [_make_result(lowering, mapped, tensor_type_of(v), i, memories[i]) for v, i in pairs]
 

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tessera.core.errors import Location
@@ -115,6 +116,22 @@ class LaunchAccesses:
         self.written = tile.find_written_refs(body)
         self.accesses = {p: [n for n in nodes if p in n.args] for p in body.params}
         self.footprints = {p: self._find_footprints(p) for p in body.params}
+        self._windows: dict[tuple[int, ...], tuple[Window, ...]] = {}
+
+    @cached_property
+    def splits(self) -> tuple[LaunchAccesses, ...]:
+        """The accesses after each split of the programs along a parallel axis."""
+        return tuple(LaunchAccesses(*split) for split in list_splits(self.body, self.grid))
+
+    @cached_property
+    def temporaries(self) -> int:
+        """The peak memory of the values of a program, in bytes."""
+        return estimate_peak_memory(self.body)
+
+    @cached_property
+    def work(self) -> int:
+        """The elements that the ops of a program compute."""
+        return estimate_work(self.body)
 
     def _find_footprints(self, ref: Value) -> list[Footprint | None]:
         """Along each axis of a memory the footprint of all accesses; None where they are not affine."""
@@ -161,9 +178,11 @@ class LaunchAccesses:
 
     def tile(self, programs: Sequence[int], tiles: Sequence[int] = ()) -> LaunchTiling:
         """The cut into tiles of so many programs along each grid axis; `tiles` may count more than are needed."""
-        windows = [self._find_window(p, programs) for p in self.body.params]
+        programs = tuple(programs)
+        if programs not in self._windows:
+            self._windows[programs] = tuple(self._find_window(p, programs) for p in self.body.params)
         tiles = tiles or [-(-g // n) for g, n in zip(self.grid, programs, strict=True)]
-        return LaunchTiling(self.grid, tuple(programs), tuple(tiles), tuple(windows))
+        return LaunchTiling(self.grid, programs, tuple(tiles), self._windows[programs])
 
     def _find_window(self, ref: Value, programs: Sequence[int]) -> Window:
         parts = []
@@ -202,26 +221,31 @@ class LaunchAccesses:
 
         Where none fits, the one of the fewest bytes.
         """
-        budget -= estimate_peak_memory(self.body)
-        work = estimate_work(self.body)
+        budget -= self.temporaries
         whole = self.tile(self.grid)
-        best, cost = whole, self._estimate(whole, elements, budget, work)
+        best, cost = whole, self._estimate(whole, elements, budget)
         for programs in _list_choices(self.grid, elements):
             tiling = self.tile(programs)
             if self.find_obstacle(tiling) is None:
-                found = self._estimate(tiling, elements, budget, work)
+                found = self._estimate(tiling, elements, budget)
                 best, cost = (tiling, found) if found < cost else (best, cost)
         return best, cost
 
-    def _estimate(self, tiling: LaunchTiling, elements: int, budget: int, work: int) -> LaunchCost:
+    def _estimate(self, tiling: LaunchTiling, elements: int, budget: int) -> LaunchCost:
         """The cost of a cut, in order: bytes beyond the budget, work of one element, rounds, bytes."""
         held, rounds = self.count_bytes(tiling), tiling.count_rounds(elements)
-        return max(0, held - budget), rounds * math.prod(tiling.programs) * work, rounds, held
+        return max(0, held - budget), rounds * math.prod(tiling.programs) * self.work, rounds, held
+
+
+@lru_cache(maxsize=32)
+def analyse_launch(body: Block, grid: tuple[int, ...]) -> LaunchAccesses:
+    """The accesses of a kernel's body. The layout search asks for those of one launch for each layout that it tries."""
+    return LaunchAccesses(body, grid)
 
 
 def explain_whole(body: Block, grid: Sequence[int]) -> Obstacle | None:
     """Why a launch runs whole on every element of a mesh, or None if it can be cut."""
-    accesses = LaunchAccesses(body, grid)
+    accesses = analyse_launch(body, tuple(grid))
     obstacles = []
     for axis, size in enumerate(accesses.grid):
         if size > 1:
@@ -236,11 +260,10 @@ LEAST_SAVING = 1 / 10
 
 def cut_launch(body: Block, grid: Sequence[int], elements: int, budget: int) -> tuple[LaunchAccesses, LaunchTiling]:
     """The best cut of a launch over the elements of a mesh; programs are split where one does not fit or many idle."""
-    accesses = LaunchAccesses(body, grid)
+    accesses = analyse_launch(body, tuple(grid))
     tiling, cost = accesses.choose(elements, budget)
     while True:
-        splits = [LaunchAccesses(*split) for split in list_splits(accesses.body, accesses.grid)]
-        found = [(*each.choose(elements, budget), each) for each in splits]
+        found = [(*each.choose(elements, budget), each) for each in accesses.splits]
         if not found:
             return accesses, tiling
         best = min(found, key=lambda f: f[1])

@@ -69,11 +69,14 @@ def to_mesh(module: Module, shape: MeshShape, pinned: Sequence[Sharding | None] 
     choices = [_list_shardings(shape, tensor_type_of(p), wish) for p, wish in zip(function.params, wishes, strict=True)]
     chosen = [0] * len(choices)
     best = _estimate_cost(function, shape, choices, chosen)
+    costs = {tuple(chosen): best}
     for _ in range(SEARCH_ROUNDS if math.prod(shape.grid) > 1 else 0):
         before = list(chosen)
         for place, number in _list_moves(choices):
             tried = [number if i == place else c for i, c in enumerate(chosen)]
-            cost = _estimate_cost(function, shape, choices, tried)
+            cost = costs.get(tuple(tried))
+            if cost is None:
+                cost = costs[tuple(tried)] = _estimate_cost(function, shape, choices, tried)
             if cost < best:
                 best, chosen = cost, tried
         if chosen == before:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,13 @@ def _make_fscale(title: str, type_: t.CslType | None) -> ComptimeValue:
 
 def make_math(unit: Any, params: dict[str, ComptimeValue]) -> dict[str, ComptimeValue]:
     """The members of `<math>`: `sqrt_f32`, `sqrt_f16` (for the format of `@fp16()`), the generic `sqrt`, and so on."""
+    return dict(_make_members(unit.options.fp16_format))
+
+
+@cache
+def _make_members(fp16_format: str) -> dict[str, ComptimeValue]:
     members: dict[str, ComptimeValue] = {"fscale": _make_fscale("fscale", None)}
-    half = t.NAMED[unit.options.fp16_format]
+    half = t.NAMED[fp16_format]
     kinds: tuple[tuple[str, t.CslFloat], ...] = (("f16", half), ("f32", t.F32))  # type: ignore[assignment]
     for suffix, type_ in kinds:
         members[f"fscale_{suffix}"] = _make_fscale(f"fscale_{suffix}", type_)

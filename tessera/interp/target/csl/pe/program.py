@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from types import CodeType, GeneratorType
 from typing import Any
 
@@ -137,6 +138,12 @@ BOOT_FUNCTION = "boot_"  # the function that loads registers before a run
 _SCALAR_ACCESS = re.compile(r"\b([RW])(\d+)_")
 
 
+@lru_cache(maxsize=64)
+def _compile_source(source: str, file: str) -> CodeType:
+    """The code of a generated source, which the programs of many PEs have in common."""
+    return compile(source, file, "exec")  # type: ignore[no-any-return]
+
+
 class PeProgram:
     """One compiled program (source and params), shared by all PEs that run it."""
 
@@ -159,7 +166,7 @@ class PeProgram:
         self.colors, self.tasks = self.tables.colors, self.tables.tasks
         self.places: list[Location] = []
         self.source = self._assemble(list(unit.instances.values()))
-        self.code: CodeType = compile(self.source, f"<csl {path}>", "exec")
+        self.code = _compile_source(self.source, f"<csl {path}>")
         # The Python of each function, by its name there.
         self.functions = {c.co_name: c for c in self.code.co_consts if isinstance(c, CodeType)}
         self.task_ids = {id(task.value): task.number for task in self.tasks.values()}

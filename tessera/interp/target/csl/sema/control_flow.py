@@ -349,20 +349,9 @@ def _run_while_steps(f: AnalysisContext, node: s.WhileStmt) -> Iterator[dict[str
                 f.run(node.step)
 
 
-def contains(node: Any, classes: type | tuple[type, ...]) -> bool:
-    """Whether a body contains a statement of some classes."""
-    if isinstance(node, classes):
-        return True
-    if isinstance(node, tuple):
-        return any(contains(item, classes) for item in node)
-    if hasattr(node, "__dataclass_fields__") and not isinstance(node, Location):
-        return any(contains(getattr(node, name), classes) for name in node.__dataclass_fields__)
-    return False
-
-
-def contains_jump(node: Any) -> bool:
+def contains_jump(node: s.SyntaxNode) -> bool:
     """Whether a body contains a break or continue."""
-    return contains(node, s.JumpStmt)
+    return s.JumpStmt in node.classes
 
 
 def _unroll_loop(
@@ -494,7 +483,7 @@ def _evaluate_for_array(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
 
 def _emit_for(f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str, count: int | None) -> None:
     """Generate a loop; `count`: its iterations, if they are known. The vendor's compiler unrolls a short loop."""
-    nested = contains(node.body, (s.ForStmt, s.WhileStmt))
+    nested = not node.body.classes.isdisjoint((s.ForStmt, s.WhileStmt))
 
     def write() -> None:
         f.cost += 0 if count is not None and count <= MAX_UNROLLED_ITERATIONS else COSTS.iteration

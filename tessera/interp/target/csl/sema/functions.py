@@ -79,19 +79,6 @@ def compute_signature(value: FunctionValue) -> t.CslFunctionType:
     return t.CslFunctionType("", params, evaluate_type(frame, decl.result), decl.kind == "task")
 
 
-def find_address_taken(node: Any, found: set[str]) -> set[str]:
-    """The names whose address a function body takes."""
-    if isinstance(node, s.UnaryExpr) and node.sign == "&" and isinstance(node.operand, s.NameExpr):
-        found.add(node.operand.text)
-    if isinstance(node, tuple):
-        for item in node:
-            find_address_taken(item, found)
-    elif hasattr(node, "__dataclass_fields__") and not isinstance(node, Location):
-        for name in node.__dataclass_fields__:
-            find_address_taken(getattr(node, name), found)
-    return found
-
-
 @register_rule(s.CallExpr)
 def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
     callee = f.evaluate_operand(node.callee)
@@ -169,7 +156,7 @@ def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValu
     """Generate the Python of one specialisation of a function."""
     decl, module = instance.value.decl, instance.value.module
     f = AnalysisContext(unit, module, False, instance)
-    f.cells = frozenset(find_address_taken(decl.body, set()))
+    f.cells = frozenset() if decl.body is None else decl.body.addressed_names
     names = []
     for p, a in zip(decl.params, args, strict=True):
         if p.comptime:

@@ -40,7 +40,7 @@ class CslLexer(tokens.TextLexer):
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The next token; keywords have their own kind."""
-        return TextToken("keyword" if text in KEYWORDS else kind, text, offset)
+        return tokens.make_token(("keyword" if text in KEYWORDS else kind, text, offset))
 
     def unexpected(self, text: str, offset: int) -> NoReturn:
         """Raise a ParseError at text that is not a token."""

@@ -72,7 +72,7 @@ class LlvmLexer(tokens.TextLexer):
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The token of a match."""
-        return TextToken(kind, _unquote(kind, text) if kind in _SIGIL_LENGTH else text, offset)
+        return tokens.make_token((kind, _unquote(kind, text) if kind in _SIGIL_LENGTH else text, offset))
 
 
 class LlvmCursor(tokens.TokenCursor):
