@@ -5,7 +5,7 @@ Commands are copies and launches; each PE takes them from its command stream in 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
@@ -174,6 +174,7 @@ class CommandStream:
 # The simulation.
 
 CYCLE_LIMIT = 10**9  # the cycle at which a run becomes a fault
+RECENT_TASKS = 1000  # of the whole grid, among which a stall report looks for tasks that run again and again
 MAX_REPORT_LINES = 12  # the maximum number of lines in a stall report
 
 
@@ -331,11 +332,21 @@ class Simulation:
         what = "the program stalls"
         if size is not None:
             what = f"received length (0 bytes) is not expected ({size} bytes), could be a kernel stall"
+        running: list[str] = []
         state = "no event is left"
         if self.events.pending:
-            state = f"still running after the limit of {self.limit:,} cycles,"
-        lines = "".join(f"\n    {line}" for line in shorten_report(self.describe_stall()))
+            state, running = f"still running after the limit of {self.limit:,} cycles,", self._describe_running()
+        lines = "".join(f"\n    {line}" for line in shorten_report(running + self.describe_stall()))
         raise CslFault(f"{what}: {state} at cycle {self.cycles}{lines}")
+
+    def _describe_running(self) -> list[str]:
+        """The tasks that the PEs ran more than once among the latest ones."""
+        latest = Counter((place, name) for place, name, _, _ in self.timeline[-RECENT_TASKS:])
+        names: dict[PeCoordinate, list[str]] = {}
+        for (place, name), count in latest.items():
+            if count > 1:
+                names.setdefault(place, []).append(name)
+        return [f"PE {place}: runs {', '.join(tasks)} again and again" for place, tasks in names.items()]
 
     def describe_stall(self) -> list[str]:
         """Descriptions of the waiting tasks and wavelets."""

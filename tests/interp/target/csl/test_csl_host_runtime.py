@@ -119,6 +119,17 @@ def test_the_compiled_program_does_not_change_with_its_sources(tmp_path):
     assert json.loads((tmp_path / "out" / "out.json").read_text())["params"] == {"width": "2", "n": "4"}
 
 
+@pytest.mark.parametrize("option, name", [("--output-json", "out.json"), ("--output-json=a/b.json", "a/b.json")])
+def test_the_values_of_parameters_are_written_where_a_script_reads_them(option, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--params=width:2,n:4", "-o", "out", option, str(AXPY)]
+    (tmp_path / "a").mkdir()
+    assert cslc.main(words) == 0
+    assert json.loads((tmp_path / name).read_text()) == {"params": {"width": "2", "n": "4"}, "colors": {}}
+    assert cslc.main([*words, "--output-json=none/b.json"]) == 1
+    assert "none/b.json" in capsys.readouterr().err
+
+
 SENDER = """
 param size: u16;
 param tx: color;

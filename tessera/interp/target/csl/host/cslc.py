@@ -44,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--import-path", action="append", default=[], metavar="FOLDER")
     parser.add_argument("--fp16-format", choices=("f16", "bf16", "cb16"), default="f16")
     parser.add_argument("--max-inlined-iterations", type=int, default=50, metavar="N")
+    parser.add_argument("--output-json", metavar="PATH", help="write the values of --params, by default to FOLDER.json")
     parser.add_argument("--memcpy", action="store_true")
     parser.add_argument("--channels", type=int, default=0, metavar="N")
     for ignored in ("--width-west-buf", "--width-east-buf", "--max-parallelism", "--comptime-func-depth-limit"):
@@ -158,8 +159,13 @@ def save_program(layout: CompiledLayout, settings: dict[str, Any], folder: Path)
         "layout": str(Path(settings["layout"]).relative_to(root)),
         "import_paths": [str(Path(path).relative_to(root)) for path in settings["import_paths"]],
     }
-    texts = {key: {name: str(value) for name, value in settings[key].items()} for key in ("params", "colors")}
+    texts = format_values(settings)
     (folder / "out.json").write_text(json.dumps({**texts, SETTINGS_KEY: inside}, indent=1) + "\n")
+
+
+def format_values(settings: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The values of --params and --colors, as host scripts read them."""
+    return {key: {name: str(value) for name, value in settings[key].items()} for key in ("params", "colors")}
 
 
 def _clear_copies(folder: Path, names: Sequence[str]) -> None:
@@ -196,7 +202,9 @@ def _list_copies(folder: Path) -> set[str] | None:
 def main(arguments: Sequence[str]) -> int:
     """Compile one program; returns the exit status."""
     try:
-        options = make_parser().parse_args(list(arguments))
+        # The path of --output-json follows "=" only: the next argument is the layout's.
+        words = [f"{word}=" if word == "--output-json" else word for word in arguments]
+        options = make_parser().parse_args(words)
         settings = collect_settings(options)
         layout = compile_settings(settings)
         for line in layout.printed:
@@ -204,7 +212,10 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(options.output)
         folder.mkdir(parents=True, exist_ok=True)
         save_program(layout, settings, folder)
-    except TesseraError as error:
+        if options.output_json is not None:
+            path = Path(options.output_json or f"{options.output.rstrip('/')}.json")
+            path.write_text(json.dumps(format_values(settings), indent=1) + "\n")
+    except (TesseraError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
