@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tessera.core.errors import UnknownNameError
@@ -84,14 +85,20 @@ library_rules = Rules("launch")
 LibraryRule = Callable[[Node, LoweringPlan], "LibraryLaunch | None"]
 
 
+@cache
+def _load_library() -> Rules:
+    """The table of these rules, whose library is imported now."""
+    return load_library_launches()  # type: ignore[no-any-return]
+
+
 def find_library_ops(plan: LoweringPlan) -> frozenset[Op]:
     """The ops that the kernel library computes under this plan."""
-    return frozenset(load_library_launches()) if plan.flash else frozenset()
+    return frozenset(_load_library()) if plan.flash else frozenset()
 
 
 def find_library_launch(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     """The launch of a library kernel for a node, or None."""
-    rule = load_library_launches().get(node.op) if plan.flash else None
+    rule = _load_library().get(node.op) if plan.flash else None
     return rule(node, plan) if rule else None
 
 
@@ -109,7 +116,7 @@ library_lowerings = Rules("library lowering")
 
 def find_library_lowering(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The library lowering of a node, or None."""
-    rule = library_lowerings.get(node.op) if plan.flash and load_library_launches() else None
+    rule = library_lowerings.get(node.op) if plan.flash and _load_library() else None
     return rule(node, uses, plan) if rule else None
 
 

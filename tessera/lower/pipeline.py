@@ -16,7 +16,6 @@ from tessera.ir.rewrite import (
 )
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor
-from tessera.lower.graph_to_schedule.host_ops import runs_on_host
 from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import (
     FUSION,
@@ -40,6 +39,7 @@ from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import contractions, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -54,11 +54,26 @@ def rewrite_module(rewrite: Callable[[Module], Module]) -> LoweringPass:
     return lambda module, plan: rewrite(module)
 
 
+def with_ops(run: LoweringPass, *ops: Op) -> LoweringPass:
+    """A pass for modules whose entry function has one of these ops; it would leave others as they are."""
+    return lambda module, plan: run(module, plan) if any(n.op in ops for n in module.main.body.walk()) else module
+
+
+def with_policies(run: LoweringPass) -> LoweringPass:
+    """A pass for modules whose entry function has values with numeric policies; it would leave others as they are."""
+    return lambda module, plan: run(module, plan) if _has_policies(module.main.body) else module
+
+
+def _has_policies(body: Block) -> bool:
+    held = (*body.params, *(v for n in body.walk() for v in (*n.results, *(p for r in n.regions for p in r.params))))
+    return any(v.type.policy is not None for v in held)
+
+
 def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those of the kernel library and of the host."""
 
     def keep(op: Op) -> bool:
-        return _has_library_launch(main, op, plan) or runs_on_host(main, op, plan)
+        return _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
 
     main = module.main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
@@ -99,6 +114,14 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
     return all(find_library_launch(n, plan) is not None for n in function.body.walk() if n.op is op)
 
 
+def _runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
+    """Whether the host executes an op that has a lowering: a sort whose lowering compares too many pairs."""
+    if op is not sorting.argsort or plan.host_sort is None:
+        return False
+    found = [n for n in function.body.walk() if n.op is op]
+    return any(int(n.types[0].shape[n.attrs["axis"]]) > plan.host_sort for n in found)
+
+
 def expand_for_mesh(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those with a rule for a mesh."""
     return module.replace(expand_composites(module.main, mesh_op_rules.__contains__))
@@ -130,15 +153,15 @@ def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_for_target),
-    ("stochastic rounding", rewrite_main(expand_stochastic_rounding)),
+    ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
-    ("window views", rewrite_windows),
+    ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("vector products", rewrite_vector_products),
     ("reduction splitting", split_long_reductions),
-    ("launch fusion", rewrite_main(fuse_launches)),
+    ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
     ("memory plan", rewrite_module(plan_memory)),
     ("tile", to_legal_tile),

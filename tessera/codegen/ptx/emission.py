@@ -3,17 +3,26 @@ function that every pass has prepared."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.codegen.ptx.context import make_context
+from tessera.codegen.ptx.context import KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block
-from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, get_fact, set_facts
+from tessera.codegen.ptx.ops import (
+    PREFETCHING,
+    UNIFORM,
+    WARP_SPECIALISED,
+    LaunchFacts,
+    gemm_mainloop,
+    get_fact,
+    set_facts,
+)
 from tessera.codegen.ptx.passes.launch_configuration import choose_team_size
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
-from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, needs_specialisation, ring_stage_bytes
+from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, ring_stage_bytes
 from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill the tables)
     control_flow,
     diagnostics,
@@ -28,8 +37,8 @@ from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill t
 from tessera.codegen.ptx.table.blocks.program_grid import GRID_AXES, exit_grid_barrier, find_linear_grid
 from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
-from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.symbolic_dim import find_size_bounds
 from tessera.ir.core import Function, find_size_names
@@ -76,6 +85,9 @@ WGMMA_ARCHS = ("sm_90a",)  # architectures with instructions of warp groups
 SHARED_LIMIT = {"sm_80": 166_912, "sm_90a": 232_448}
 RING_STAGES = (12, 8, 6, 5, 4, 3, 2)  # of a ring, the most that fit: a small product waits for memory alone
 TMA_ALIGN = 16
+MIN_PREFETCHED_THREADS = 1024  # threads of a program that fills a multiprocessor
+MIN_PREFETCHED_PROGRAMS = 256  # fewer programs run nearly all at once
+SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)  # ops that need a producer
 Rewrite = Callable[[Function], Function]
 
 
@@ -92,14 +104,16 @@ def select_kernel(function: Function, form: Sequence[Rewrite], finish: Sequence[
         return set_facts(function, kernel=UNIFORM)
     able = _has_bulk_copies(function)
     ready = _apply(form, set_facts(function, kernel=WARP_SPECIALISED)) if able else function
-    cluster = choose_requested_cluster(function, ready, LaunchFacts.of(function).grid, able)
-    if needs_specialisation(ready):
+    cluster = None
+    if int(function.attrs.get("cluster", 1)) != 1:
+        cluster = choose_requested_cluster(function, ready, LaunchFacts.of(function).grid, able)
+    if any(node.op in SPECIALISED_OPS for node in ready.body.walk()):
         facts: dict[str, Any] = {"kernel": WARP_SPECIALISED}
         facts |= {"cluster": (cluster.size, cluster.axis, cluster.side)} if cluster is not None else {}
         stages = _choose_stages(set_facts(ready, **facts), cluster, finish)
         if stages is not None:
             return set_facts(function, **facts, stages=stages)
-    supply = plan_prefetch(function, LaunchFacts.of(function).grid, choose_team_size(function)) if able else None
+    supply = plan_prefetch(function, LaunchFacts.of(function).grid) if able and _fills_device(function) else None
     if supply is not None:
         return set_facts(function, kernel=PREFETCHING, stages=supply.stages)
     return set_facts(function, kernel=UNIFORM)
@@ -109,6 +123,12 @@ def _apply(passes: Sequence[Rewrite], function: Function) -> Function:
     for each in passes:
         function = each(function)
     return function
+
+
+def _fills_device(function: Function) -> bool:
+    """Whether a program fills a multiprocessor, and there are many: what prefetching across programs needs to pay."""
+    many = math.prod(LaunchFacts.of(function).grid) >= MIN_PREFETCHED_PROGRAMS
+    return many and choose_team_size(function) >= MIN_PREFETCHED_THREADS
 
 
 def _has_bulk_copies(function: Function) -> bool:

@@ -10,9 +10,13 @@ from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.ptx.context import EmissionContext, at_location
 from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers
-from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, round_to_narrow
+from tessera.codegen.ptx.table.scalars.conversion import (
+    convert,
+    convert_for_storage,
+    materialise_operand,
+    round_to_narrow,
+)
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.warpgroup.mma_queue import wait_for_all, wait_for_results
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
@@ -137,7 +141,7 @@ def _wait_for_operands(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
     """Wait for the MMAs in flight whose results some nodes use; before a branch or a while loop, for all of them."""
     if any(node.regions and node.op is not control_flow.for_ for node in nodes):
         wait_for_all(ctx)
-    elif not any(node.regions for node in nodes):
+    elif ctx.pipeline.in_flight and not any(node.regions for node in nodes):
         wait_for_results(ctx, [v for node in nodes for v in node.args])
 
 

@@ -1,7 +1,7 @@
 """Pass pipeline of the PTX target: the passes from a Tile module to one that is ready for emission, in order.
 
 Each pass takes a module and gives a module of the level `ptx`. Facts that later passes need are function attributes
-(`attributes.py`). `tessera inspect --pass-by-pass --target ptx` prints the module after each pass, and
+(`ops.py`). `tessera inspect --pass-by-pass --target ptx` prints the module after each pass, and
 `tessera bisect --target ptx` runs it in the Tile interpreter.
 """
 
@@ -27,7 +27,7 @@ from tessera.codegen.ptx.passes.loop_transformations import (
     narrow_index_comparisons,
     peel_masked_loops,
 )
-from tessera.codegen.ptx.passes.mainloop import form_async_mma, form_mainloop
+from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
@@ -51,28 +51,24 @@ def lift(rewrite: Rewrite) -> Callable[[Module], Module]:
     return lambda module: module.replace(module.main, *map(rewrite, module.functions[1:]))
 
 
-def with_op(op: Op, rewrite: Rewrite) -> Rewrite:
-    """A rewrite of functions that have an op, unless a result has a rounding policy: each op then rounds by itself."""
-    return lambda f: rewrite(f) if _has_op(f, op) and not get_fact(f, "rounding") else f
+def with_ops(rewrite: Rewrite, *ops: Op) -> Rewrite:
+    """A rewrite of functions with one of these ops, unless a result has a rounding policy: each op rounds by itself."""
+    return lambda f: rewrite(f) if any(n.op in ops for n in f.body.walk()) and not get_fact(f, "rounding") else f
 
 
-def for_kernel(kind: str, rewrite: Rewrite) -> Rewrite:
-    """A rewrite of the functions that kernel selection made one of this kind."""
-    return lambda f: rewrite(f) if get_fact(f, "kernel") == kind and not get_fact(f, "rounding") else f
+def for_kernels(rewrite: Rewrite, *kinds: str) -> Rewrite:
+    """A rewrite of the functions that kernel selection made one of these kinds."""
+    return lambda f: rewrite(f) if get_fact(f, "kernel") in kinds and not get_fact(f, "rounding") else f
 
 
 def for_async_loops(rewrite: Rewrite) -> Rewrite:
     """A rewrite of warp-specialised functions with asynchronous products."""
-    return for_kernel(WARP_SPECIALISED, with_op(async_mma, rewrite))
+    return for_kernels(with_ops(rewrite, async_mma), WARP_SPECIALISED)
 
 
 def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
     """A rewrite of functions with products for tensor cores."""
     return lambda f: rewrite(f) if any(uses_tensor_cores(n) for n in f.body.walk()) else f
-
-
-def _has_op(function: Function, op: Op) -> bool:
-    return any(node.op is op for node in function.body.walk())
 
 
 def _pipeline_operand_copies(function: Function) -> Function:
@@ -107,29 +103,29 @@ def _hoist_loads(function: Function) -> Function:
 
 
 SELECTION: NamedPasses = (
-    ("exp2 selection", with_op(elementwise.exp2, select_exp2_ftz)),
-    ("product splitting", with_op(contractions.dot, split_products)),
-    ("accumulator fusion", with_op(contractions.dot, fuse_accumulation)),
+    ("exp2 selection", with_ops(select_exp2_ftz, elementwise.exp2)),
+    ("product splitting", with_ops(split_products, contractions.dot)),
+    ("accumulator fusion", with_ops(fuse_accumulation, contractions.dot)),
     # No other engine adds up products as tensor cores do, so no result is expected to be equal to the last bit.
-    ("FMA contraction", with_op(elementwise.mul, beside_tensor_cores(contract_fma))),
+    ("FMA contraction", with_ops(beside_tensor_cores(contract_fma), elementwise.mul)),
 )
 LOOPS: NamedPasses = (
-    ("mainloop formation", for_kernel(WARP_SPECIALISED, form_mainloop)),
-    ("asynchronous MMA formation", for_kernel(WARP_SPECIALISED, form_async_mma)),
+    ("mainloop formation", for_kernels(with_ops(form_mainloop, *PRODUCT_OPS), WARP_SPECIALISED)),
+    ("asynchronous MMA formation", for_kernels(with_ops(form_async_mma, *PRODUCT_OPS), WARP_SPECIALISED)),
     ("FMA contraction of asynchronous loops", for_async_loops(contract_fma)),
     ("software pipelining", for_async_loops(lambda f: pipeline_loops(f, LaunchFacts.of(f).grid))),
     ("loop peeling", for_async_loops(lambda f: peel_masked_loops(f, LaunchFacts.of(f).grid))),
     ("index comparison narrowing", for_async_loops(narrow_index_comparisons)),
 )
 COPIES: NamedPasses = (
-    ("persistent prefetching", for_kernel(PREFETCHING, form_prefetched_loads)),
-    ("multistage pipelining", for_kernel(UNIFORM, beside_tensor_cores(_pipeline_operand_copies))),
-    ("ldmatrix selection", for_kernel(UNIFORM, with_op(smem_slots, read_operands_in_place))),
+    ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
+    ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
+    ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
 )
 MAPPING: NamedPasses = (
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
-    ("rasterisation", choose_order),
+    ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),
     ("layout assignment", assign_layouts),
 )
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from tessera.core.types import RefType, TensorType, bool_, int64, scalar
-from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
+from tessera.ir.core import Attrs, Block, Module, Node, Value
 from tessera.ir.rewrite import UseDef
-from tessera.ir.rules import REGISTRY, Op, Rules
+from tessera.ir.rules import REGISTRY, Rules
 from tessera.lower.indexing_maps import get_shape
-from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor import sorting
 
@@ -150,14 +149,6 @@ def find_host_control_flow(module: Module) -> list[Node]:
 
 # Ops without another lowering.
 HOST_ONLY_OPS = tuple(op for op in REGISTRY.values() if op.name.startswith("ts.") and "host" in op.effects)
-
-
-def runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
-    """Whether the host executes an op that has a lowering: a sort whose lowering compares too many pairs."""
-    if op is not sorting.argsort or plan.host_sort is None:
-        return False
-    found = [n for n in function.body.walk() if n.op is op]
-    return any(int(n.types[0].shape[n.attrs["axis"]]) > plan.host_sort for n in found)
 
 
 @host_rules(*HOST_ONLY_OPS, sorting.argsort)

@@ -31,8 +31,6 @@ CLIP = "clip"
 
 def fuse_launches(function: Function) -> Function:
     """A Graph function whose launches compute their pointwise producers and consumers."""
-    if not any(n.op is control_flow.launch for n in function.body.walk()):
-        return function
     return replace(function, body=_fuse_block(function.body))
 
 

@@ -9,10 +9,9 @@ import pytest
 import tessera as ts
 from conformance.case import all_cases
 from tessera.codegen.contract import CompilerPass, PassPipeline, get_backend, run_passes
-from tessera.codegen.ptx import BACKEND, pipeline
+from tessera.codegen.ptx import BACKEND, emission, pipeline
 from tessera.codegen.ptx import ops as ptx_ops
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, get_fact
-from tessera.codegen.ptx.passes import persistent_prefetch
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ExecutionError, ParseError, VerifyError
 from tessera.core.types import bf16
@@ -118,10 +117,10 @@ def test_products_run_after_each_pass(make):
 
 
 def test_a_prefetching_kernel_runs_after_each_pass(monkeypatch):
-    monkeypatch.setattr(persistent_prefetch, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_PROGRAMS", 1)
     rng = np.random.default_rng(0)
     x, out = (rng.standard_normal((17, 13000), np.float32) for _ in range(2))
-    monkeypatch.setattr(persistent_prefetch, "MIN_THREADS", 512)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_THREADS", 512)
     program = prepare(normalised, {"x": x, "out": out, "N": 13000}, "ptx", (17,))
     want, after = executed(program, tile_module(program)), dict(passes_applied(tile_module(program), "sm_90a"))
     for module in after.values():

@@ -5,8 +5,8 @@ import pytest
 from ptxcheck import emit_checked
 
 from tessera import tile
-from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.ops import prefetched_load
+from tessera.codegen.ptx import BACKEND, emission, pipeline
+from tessera.codegen.ptx.ops import PREFETCHING, get_fact, prefetched_load
 from tessera.codegen.ptx.passes import persistent_prefetch
 from tessera.codegen.ptx.passes.persistent_prefetch import plan_prefetch
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
@@ -40,14 +40,14 @@ def prepared(dtype, rows, columns, **more):
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(persistent_prefetch, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_PROGRAMS", 1)
 
 
 @pytest.mark.parametrize(
     ("dtype", "columns", "team"), [(bf16, 16384, 512), (bf16, 20000, 1024), (f32, 13000, 512), (bf16, 24576, 1024)]
 )
 def test_programs_find_what_they_load(monkeypatch, dtype, columns, team):
-    monkeypatch.setattr(persistent_prefetch, "MIN_THREADS", team)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_THREADS", team)
     arrays = [a for a in given(dtype, 17, columns).values() if isinstance(a, np.ndarray)]
     module = prepared(dtype, 17, columns)
     artifact, theirs = emit_checked(module, "sm_90a"), [a.copy() for a in arrays]
@@ -60,21 +60,32 @@ def test_programs_find_what_they_load(monkeypatch, dtype, columns, team):
 
 def test_which_loads_are_brought_ahead(monkeypatch):
     function = prepared(bf16, 17, 16384).functions[1]
-    found = plan_prefetch(function, (17,), 1024)
+    found = plan_prefetch(function, (17,))
     same = [n.attrs["same"] for n in found.function.body.nodes if n.op is prefetched_load]
     assert same == [False, True, False] and found.stages == 2
     clipped = prepared(bf16, 17, 16384, edge="clip").functions[1]
-    assert [n.op for n in plan_prefetch(clipped, (17,), 1024).function.body.nodes].count(prefetched_load) == 3
-    assert plan_prefetch(function, (18,), 1024) is None  # a program reads outside
+    assert [n.op for n in plan_prefetch(clipped, (17,)).function.body.nodes].count(prefetched_load) == 3
+    assert plan_prefetch(function, (18,)) is None  # a program reads outside
     monkeypatch.setattr(persistent_prefetch, "SHARED_BYTES", 1 << 17)
     monkeypatch.setattr(persistent_prefetch, "MIN_FITTING_PROGRAMS", 1)
-    wide = plan_prefetch(prepared(bf16, 17, 24576).functions[1], (17,), 1024)  # the weights do not fit beside the rows
+    wide = plan_prefetch(prepared(bf16, 17, 24576).functions[1], (17,))  # the weights do not fit beside the rows
     assert [n.attrs["same"] for n in wide.function.body.nodes if n.op is prefetched_load] == [False, False]
 
 
+def select_kernel(module):
+    for each in pipeline.list_passes("sm_90a"):
+        module = each.run(module)
+        if each.name == "kernel selection":
+            return get_fact(module.functions[1], "kernel")
+
+
 def test_what_is_too_small_or_too_large_is_loaded_as_it_was(monkeypatch):
-    function = prepared(bf16, 17, 16384).functions[1]
-    assert plan_prefetch(function, (17,), 512) is None
-    assert plan_prefetch(prepared(f32, 17, 16384).functions[1], (17,), 1024) is None
-    monkeypatch.setattr(persistent_prefetch, "MIN_PROGRAMS", 18)
-    assert plan_prefetch(function, (17,), 1024) is None
+    module = prepared(bf16, 17, 16384)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_THREADS", 512)
+    assert select_kernel(module) == PREFETCHING
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_PROGRAMS", 18)
+    assert select_kernel(module) != PREFETCHING
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_PROGRAMS", 1)
+    monkeypatch.setattr(emission, "MIN_PREFETCHED_THREADS", 1024)
+    assert select_kernel(module) != PREFETCHING
+    assert plan_prefetch(prepared(f32, 17, 16384).functions[1], (17,)) is None

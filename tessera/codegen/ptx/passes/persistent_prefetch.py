@@ -10,19 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.context import EmissionContext, make_context, synchronise_team
+from tessera.codegen.ptx.context import (
+    EmissionContext,
+    KernelEntry,
+    bind_parameters,
+    finish_entry,
+    make_context,
+    synchronise_team,
+)
 from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import LaunchFacts, get_fact, prefetched_load
-from tessera.codegen.ptx.passes.launch_configuration import choose_team_size
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
 from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler, read_order
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
-from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
-from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
 from tessera.ir.analysis import IntervalAnalysis, find_divisor
@@ -35,8 +40,6 @@ from tessera.ops.tensor import contractions
 # same for all programs are copied once.
 
 
-MIN_THREADS = 1024  # threads of a program that fills a multiprocessor
-MIN_PROGRAMS = 256  # fewer programs run nearly all at once
 SHARED_BYTES = 228_352  # bytes of shared memory, less some for barriers and reductions
 MAX_STAGES = 2  # the most programs to prefetch for
 MIN_FITTING_PROGRAMS = 2  # programs whose blocks must fit at once: with fewer the copies come too late
@@ -52,9 +55,9 @@ class PrefetchPlan:
     stages: int
 
 
-def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> PrefetchPlan | None:
+def plan_prefetch(function: Function, grid: Sequence[int]) -> PrefetchPlan | None:
     """The function with its loads prefetched, or None if they do not fit or it does not pay."""
-    if math.prod(grid) < MIN_PROGRAMS or threads < MIN_THREADS or int(function.attrs.get("group", 1)) != 1:
+    if int(function.attrs.get("group", 1)) != 1:
         return None
     if any(n.op is contractions.dot for n in function.body.walk()):
         return None
@@ -70,7 +73,7 @@ def plan_prefetch(function: Function, grid: Sequence[int], threads: int) -> Pref
 
 def form_prefetched_loads(function: Function) -> Function:
     """The function with its loads prefetched, as kernel selection decided."""
-    found = plan_prefetch(function, LaunchFacts.of(function).grid, choose_team_size(function))
+    found = plan_prefetch(function, LaunchFacts.of(function).grid)
     assert found is not None, "kernel selection chose this kernel by the same plan"
     return found.function
 
@@ -206,7 +209,7 @@ class BlockPrefetcher:
         base = self.text.let("add.u32", "b32", walker.buffer(), place)
         dtype, found = node.args[0].type.dtype, []  # type: ignore[union-attr]
         for run in plan_exchange_accesses(self.ctx, dtype, self.ctx.layout(node.out), base, once=False):
-            found += packing.load_elements(self.text, "shared", dtype, run)
+            found += conversion.load_elements(self.text, "shared", dtype, run)
         self.ctx.values[node.out] = tuple(found)
         self.unread_loads -= 0 if still else 1
         if not still and not self.unread_loads:

@@ -190,15 +190,13 @@ class ThreadBlockCluster:
 
 def choose_requested_cluster(
     function: Function, ready: Function, grid: Sequence[int], able: bool
-) -> ThreadBlockCluster | None:
-    """The cluster that a Schedule requests, or None if it requests none.
+) -> ThreadBlockCluster:
+    """The cluster that a Schedule requests by the attribute `cluster`.
 
     Raises:
         ResourceError: the function, as it is `ready`, its grid or the architecture (not `able`) do not allow it.
     """
-    size = int(function.attrs.get("cluster", 1))
-    if size == 1:
-        return None
+    size = int(function.attrs["cluster"])
     found = find_cluster(ready, grid, size) if able else None
     if found is None:
         raise ResourceError(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.context import EmissionContext, make_context
+from tessera.codegen.ptx.context import EmissionContext, KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.ops import LaunchFacts, async_mma, gemm_mainloop, get_fact, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
@@ -26,14 +26,12 @@ from tessera.codegen.ptx.table.warpgroup.producer import (
 )
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
-    PRODUCED_OPS,
     TensorMapSpec,
     block_bytes,
     collect_async_mma_maps,
     stage_bytes,
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
-from tessera.codegen.ptx.text.entry import KernelEntry, bind_parameters, finish_entry
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node, Value
 
@@ -41,7 +39,6 @@ from tessera.ir.core import Function, Node, Value
 # not exceed what the threads have at launch, or `setmaxnreg.inc` never returns.
 REGISTER_SHARES = {256: (40, 232), 512: (32, 112)}
 RESIDENT_STAGES = 2  # buffers of a resident operand: one for the current program, one for the next
-SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,6 @@ class ProducerWork:
     maps: Sequence[TensorMapSpec]
     stage: int
     program: Callable[[], None]
-
-
-def needs_specialisation(function: Function) -> bool:
-    """Whether a function has ops that need a producer."""
-    return any(node.op in SPECIALISED_OPS for node in function.body.walk())
 
 
 def ring_stage_bytes(function: Function) -> int:

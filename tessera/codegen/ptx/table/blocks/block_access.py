@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tessera.codegen.ptx.context import EmissionContext, Registers
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes
-from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.text.builder import element_bytes, is_immediate
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
 from tessera.codegen.ptx.text.thread_team import and_predicates
@@ -148,18 +148,18 @@ def load_block(
     """Load the elements of a block, one for each register; where a guard fails, the one of `others`, or 0."""
     found: list[str] = []
     for access in accesses:
-        elements = packing.load_elements(ctx.text, m.space, m.dtype, access)
+        elements = conversion.load_elements(ctx.text, m.space, m.dtype, access)
         guarded = zip(elements, access.guards, others[access.first : access.first + access.count], strict=False)
         found += [_select_masked(ctx, m, x, g, o) for x, g, o in guarded] if others else elements
     return tuple(found)
 
 
 def _select_masked(ctx: EmissionContext, m: PtxMemRef, x: str, guard: str, other: str) -> str:
-    return packing.select_register(ctx.text, m.dtype, guard, x, other) if guard else x
+    return conversion.select_register(ctx.text, m.dtype, guard, x, other) if guard else x
 
 
 def store_block(ctx: EmissionContext, m: PtxMemRef, accesses: Sequence[VectorAccess], elements: Sequence[str]) -> None:
     """Store the elements of a block whose guards hold."""
     for access in accesses:
         values = elements[access.first : access.first + access.count]
-        packing.store_elements(ctx.text, m.space, m.dtype, access, values)
+        conversion.store_elements(ctx.text, m.space, m.dtype, access, values)

@@ -15,9 +15,8 @@ from tessera.codegen.ptx.ops import convert_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import READ, WRITE
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.scalars.conversion import convert
-from tessera.codegen.ptx.table.scalars.packing import materialise_operand
+from tessera.codegen.ptx.table.scalars import conversion
+from tessera.codegen.ptx.table.scalars.conversion import convert, materialise_operand
 from tessera.codegen.ptx.text.builder import REGISTER_BITS, PtxBuilder, element_bytes, register_class, typed_literal
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, VectorAccess
 from tessera.codegen.ptx.text.thread_team import WARP_THREADS, and_predicates
@@ -44,7 +43,7 @@ def write_exchange(
     base = ctx.smem.allocator.reserve_exchange(count * element_bytes(dtype))
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=True):
         elements = held[access.first : access.first + access.count]
-        packing.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
+        conversion.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
 
 
 def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout) -> Registers:
@@ -53,7 +52,7 @@ def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout)
     base = ctx.smem.allocator.reserve_exchange(0)
     found: list[str] = []
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=False):
-        found += packing.load_elements(ctx.text, exchange_space(ctx), dtype, access)
+        found += conversion.load_elements(ctx.text, exchange_space(ctx), dtype, access)
     return tuple(found)
 
 

@@ -32,10 +32,9 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import (
     row_major_strides,
     synchronise_exchange,
 )
-from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
+from tessera.codegen.ptx.table.scalars import conversion
+from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage, pack_halves
 from tessera.codegen.ptx.table.scalars.math_functions import wrap_integer
-from tessera.codegen.ptx.table.scalars.packing import pack_halves
 from tessera.codegen.ptx.text.builder import element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VectorAccess, format_address
 from tessera.codegen.ptx.text.thread_team import ThreadTeam, and_predicates
@@ -101,7 +100,7 @@ class FmaProduct:
         """Registers that hold the initial accumulator."""
         kind = register_class(self.accumulator_type)
         given = self.ctx.values[self.node.args[0]] if len(self.node.args) > 2 else ()
-        initial = given or (packing.zero_literal(kind),) * self.layout.count
+        initial = given or (conversion.zero_literal(kind),) * self.layout.count
         return [self.text.let(f"mov.{kind}", kind, x) for x in initial]
 
     def _make_pointer(self, side: int, kept_axis: int) -> str:
@@ -151,7 +150,7 @@ class FmaProduct:
         axes = (*range(len(indices) - 2), len(indices) - 2 + side)
         guard = and_predicates(self.text, *(self.ctx.team.axis_predicate(self.layout, a, indices[a]) for a in axes))
         access = VectorAccess(0, 1, pointer, offset, (guard,))
-        (x,) = packing.load_elements(self.text, exchange_space(self.ctx), self.dtypes[side], access)
+        (x,) = conversion.load_elements(self.text, exchange_space(self.ctx), self.dtypes[side], access)
         return convert(self.text, self.dtypes[side], self.accumulator_type, x)
 
 
@@ -160,7 +159,7 @@ def _store_shifted(
 ) -> None:
     """Make a planned store `shift` bytes further on."""
     moved = VectorAccess(access.first, access.count, access.address, access.offset + shift, access.guards)
-    packing.store_elements(ctx.text, space, dtype, moved, held[access.first : access.first + access.count])
+    conversion.store_elements(ctx.text, space, dtype, moved, held[access.first : access.first + access.count])
 
 
 ROW_PADDING = 16  # bytes after each row of the exchange buffer: eight consecutive rows are in different banks
@@ -267,7 +266,7 @@ class MmaProduct:
     def emit(self) -> None:
         """Emit the MMAs: for each step along the reduction axis the fragments of both operands, then all products."""
         kind = register_class(self.accumulator_type)
-        zeros = (packing.zero_literal(kind),) * self.layout.count
+        zeros = (conversion.zero_literal(kind),) * self.layout.count
         given = self.ctx.values[self.node.args[0]] if len(self.node.args) > 2 else zeros
         self.sums = [self.text.let(f"mov.{kind}", kind, x) for x in given]
         rows = sorted({m - m % MMA_ROWS for m, _ in self.layout.offsets})
@@ -287,7 +286,7 @@ class MmaProduct:
         kind = register_class(self.accumulator_type)
         registers = [index.get((m + down, n + across)) for down in (0, 8) for across in (0, 1)]
         d = [
-            self.sums[i] if i is not None else self.text.let(f"mov.{kind}", kind, packing.zero_literal(kind))
+            self.sums[i] if i is not None else self.text.let(f"mov.{kind}", kind, conversion.zero_literal(kind))
             for i in registers
         ]
         sums, left, right = (f"{{{', '.join(each)}}}" for each in (d, a, b))

@@ -16,10 +16,9 @@ from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.block_access import load_block, plan_block_accesses, store_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, convert_through_memory
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
-from tessera.codegen.ptx.table.scalars import packing
-from tessera.codegen.ptx.table.scalars.conversion import round_to_narrow
+from tessera.codegen.ptx.table.scalars import conversion
+from tessera.codegen.ptx.table.scalars.conversion import materialise_operand, round_to_narrow
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.scalars.packing import materialise_operand
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess
@@ -234,13 +233,13 @@ def _emit_update(text: PtxBuilder, m: PtxMemRef, access: VectorAccess, dtype: DT
     """Emit an update without a native atomic: by compare-and-swap, or in local memory by a load and a store."""
     guard, kind = access.guards[0], register_class(dtype)
     done = text.new_label("done")
-    result = text.let(f"mov.{kind}", ptx_type(dtype), packing.zero_literal(kind))
+    result = text.let(f"mov.{kind}", ptx_type(dtype), conversion.zero_literal(kind))
     if guard:
         text.do(f"bra {done}", guard=text.let("not.pred", "pred", guard))
     unguarded = VectorAccess(access.first, 1, access.address, access.offset, ("",))
     if m.space == "local":
-        (old,) = packing.load_elements(text, m.space, dtype, unguarded)
-        packing.store_elements(text, m.space, dtype, unguarded, [change(text, old)])
+        (old,) = conversion.load_elements(text, m.space, dtype, unguarded)
+        conversion.store_elements(text, m.space, dtype, unguarded, [change(text, old)])
         text.do(f"mov.{kind}", result, old)
     else:
         _emit_cas_loop(text, m, unguarded, dtype, change, result)
@@ -291,9 +290,9 @@ def _emit_halfword_cas_loop(
     seen = text.let(f"ld.{m.space}.b16", "b16", operand)
     text.label(retry)
     both = text.let("cvt.u32.u16", "b32", seen)
-    old = packing.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
-    new = packing.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
-    new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else packing.materialise_operand(text, "b32", new)
+    old = conversion.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
+    new = conversion.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
+    new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else conversion.materialise_operand(text, "b32", new)
     found = text.let(f"atom.{m.space}.cas.b16", "b16", operand, seen, text.let("cvt.u16.u32", "b16", new))
     text.do(f"mov.{kind}", result, old)
     changed = text.let("setp.ne.s16", "pred", found, seen)

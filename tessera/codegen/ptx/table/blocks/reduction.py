@@ -14,9 +14,13 @@ from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit
 from tessera.codegen.ptx.passes.layout_inference import reduction_axes
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
-from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_storage
+from tessera.codegen.ptx.table.scalars.conversion import (
+    convert,
+    convert_for_storage,
+    materialise_operand,
+    select_register,
+)
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
 from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
 from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import DType, bool_, int64

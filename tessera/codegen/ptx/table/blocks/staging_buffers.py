@@ -21,7 +21,7 @@ from tessera.codegen.ptx.table.blocks.block_access import (
     plan_block_accesses,
     store_block,
 )
-from tessera.codegen.ptx.table.scalars import packing
+from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import (
     SWIZZLE_UNIT,
@@ -98,7 +98,7 @@ def store_slot(ctx: EmissionContext, ref: Value, slot: Value, value: Value) -> N
         )  # fmt: skip
         address, offset = target.locate(thread, row, column * size)
         access = VectorAccess(0, length, address, offset, (guard,) * length)
-        packing.store_elements(ctx.text, "shared", dtype, access, ctx.values[value][first : first + length])
+        conversion.store_elements(ctx.text, "shared", dtype, access, ctx.values[value][first : first + length])
 
 
 def _count_contiguous_registers(layout: DistributedLayout, most: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.codegen.ptx.ops import truncate_bf16
-from tessera.codegen.ptx.table.scalars.conversion import convert_for_storage
+from tessera.codegen.ptx.table.scalars.conversion import convert_for_storage, materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.math_functions import (
     ScalarContext,
     ScalarRow,
@@ -12,7 +12,6 @@ from tessera.codegen.ptx.table.scalars.math_functions import (
     floor_divide_floats,
     remainder_of_floats,
 )
-from tessera.codegen.ptx.table.scalars.packing import materialise_operand, select_register
 from tessera.codegen.ptx.text.builder import is_immediate, register_class
 from tessera.core.types import Policy, TensorType
 from tessera.lower.scalar_functions.rounding import build_stochastic_rounding

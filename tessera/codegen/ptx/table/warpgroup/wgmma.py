@@ -19,7 +19,7 @@ from tessera.codegen.ptx.ops import (
 )
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.scalars.packing import pack_halves
+from tessera.codegen.ptx.table.scalars.conversion import pack_halves
 from tessera.codegen.ptx.table.warpgroup import mma_queue
 from tessera.codegen.ptx.table.warpgroup.pingpong import wait_mma_order, yield_mma_order
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer, release_stage
