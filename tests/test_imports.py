@@ -164,9 +164,9 @@ def test_import_tessera_loads_little(unwanted):
 
 # Classes whose names the reference of PyFlame fixes; each wraps the class of the same name.
 PYFLAME_CLASSES = (
-    "Adam AdamW CSLCodeGenerator CodeGenResult CosineAnnealingLR CrossEntropyLoss DType ExponentialLR LinearLR "
-    "Module MultiStepLR NLLLoss Node OneCycleLR PolynomialLR RMSprop ReduceLROnPlateau SGD Sequential StepLR "
-    "Tensor"
+    "Adam AdamW BCELoss BCEWithLogitsLoss CSLCodeGenerator CodeGenResult CosineAnnealingLR CrossEntropyLoss DType "
+    "ExponentialLR LinearLR Module MultiStepLR NLLLoss Node OneCycleLR PolynomialLR RMSprop ReduceLROnPlateau SGD "
+    "Sequential StepLR Tensor"
 ).split()
 
 

@@ -18,13 +18,15 @@ from tessera.core.errors import ArgumentError, LostUpdateWarning, user_location
 class Parts(NamedTuple):
     """An instance taken apart: its children with their keys, and what else it holds (`aux`, hashable).
 
-    `fixed` says for each child whether derivatives leave it alone, as they do a buffer of a module.
+    `fixed` says for each child whether derivatives leave it alone, as they do a buffer of a module; `renewed` whether a
+    call of the instance may give it another value all the same, as it may a buffer.
     """
 
     keys: tuple[str, ...]
     children: Sequence[Any]
     aux: Hashable = None
     fixed: tuple[bool, ...] = ()
+    renewed: tuple[bool, ...] = ()
 
 
 class Registration(NamedTuple):
@@ -134,7 +136,7 @@ class TreeDef:
     """The shape of a nested container: its kind, its keys and its children; a leaf has kind None.
 
     Where None counts as a container that holds nothing, its kind is NoneType. A registered class has `aux`, and
-    derivatives leave a `fixed` leaf alone.
+    derivatives leave a `fixed` leaf alone. What a traced function gives a `renewed` leaf is kept.
     """
 
     kind: Any = None
@@ -142,6 +144,7 @@ class TreeDef:
     children: tuple[TreeDef, ...] = ()
     aux: Hashable = None
     fixed: bool = False
+    renewed: bool = False
 
     def build(self, leaves: Iterator[Any]) -> Any:
         """The container with these leaves."""
@@ -162,8 +165,14 @@ class TreeDef:
             return [self.fixed]
         return [fixed for child in self.children for fixed in child.list_fixed()]
 
+    def list_renewed(self) -> list[bool]:
+        """For each leaf, in order, whether a new value that a traced function gives it is kept."""
+        if self.kind is None:
+            return [self.fixed or self.renewed]
+        return [renewed for child in self.children for renewed in child.list_renewed()]
 
-LEAF, FIXED_LEAF = TreeDef(), TreeDef(fixed=True)
+
+LEAF, FIXED_LEAF, RENEWED_LEAF = TreeDef(), TreeDef(fixed=True), TreeDef(renewed=True)
 
 
 def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple[str, Any]], TreeDef]:
@@ -204,7 +213,11 @@ def _flatten_registered(value: Any, path: str, empty: bool) -> tuple[list[tuple[
     for i, (key, item) in enumerate(zip(parts.keys, parts.children, strict=True)):
         inner, child = flatten(item, f"{path}.{key}" if path else str(key), empty)
         leaves += inner
-        children.append(FIXED_LEAF if parts.fixed and parts.fixed[i] and child == LEAF else child)
+        if child == LEAF and parts.fixed and parts.fixed[i]:
+            child = FIXED_LEAF
+        elif child == LEAF and parts.renewed and parts.renewed[i]:
+            child = RENEWED_LEAF
+        children.append(child)
     return leaves, TreeDef(value.__class__, parts.keys, tuple(children), parts.aux)
 
 
@@ -285,9 +298,9 @@ def store_updates(value: Any, updates: Mapping[str, Any], path: str = "") -> Non
 
 
 def _list_buffers(given: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """The leaves that derivatives leave alone, with their paths."""
+    """The buffers of modules, and the parameters that a call may renew, with their paths."""
     found = [flatten(value, str(i), empty=True) for i, value in enumerate(given)]
-    return [pair for leaves, tree in found for pair, fixed in zip(leaves, tree.list_fixed(), strict=True) if fixed]
+    return [pair for leaves, tree in found for pair, kept in zip(leaves, tree.list_renewed(), strict=True) if kept]
 
 
 def describe_lost(paths: list[str]) -> str:

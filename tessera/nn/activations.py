@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.types import f32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.module import Module, Parameter
 from tessera.ops.api.creation import full
@@ -12,9 +14,9 @@ from tessera.ops.tensor import activations, nn, scalar_functions
 from tessera.ops.tensor.elementwise import less_equal, tanh, where
 
 __all__ = [
-    "CELU", "ELU", "GELU", "GLU", "Activation", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU",
-    "LogSigmoid", "LogSoftmax", "Mish", "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softmax", "Softmin",
-    "Softplus", "Softshrink", "Softsign", "SwiGLU", "Tanh", "Tanhshrink", "Threshold", "relu",
+    "Activation", "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU",
+    "LogSigmoid", "LogSoftmax", "Mish", "PReLU", "RReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softmax",
+    "Softmax2d", "Softmin", "Softplus", "Softshrink", "Softsign", "SwiGLU", "Tanh", "Tanhshrink", "Threshold", "relu",
 ]  # fmt: skip
 
 
@@ -43,38 +45,71 @@ class Activation(Module):
         return ", ".join(f"{name}={value}" for name, value in self.options)
 
 
-def _make(name: str, function: Callable[..., Any], **defaults: Any) -> type[Activation]:
-    """A class of an activation whose arguments are these options."""
+def _make(name: str, function: Callable[..., Any], inplace: bool = False, **defaults: Any) -> type[Activation]:
+    """A class of an activation whose arguments are these options, then `inplace` where PyTorch's class has it."""
+    known = {**defaults, "inplace": False} if inplace else defaults
 
-    def __init__(self: Activation, *args: Any, inplace: bool = False, **named: Any) -> None:
-        given = dict(zip(defaults, args, strict=False)) | named
-        if len(args) > len(defaults) or not named.keys() <= defaults.keys() or len(given) < len(args) + len(named):
-            raise TypeError(f"{name} takes {', '.join(defaults) or 'no options'}")
+    def __init__(self: Activation, *args: Any, **named: Any) -> None:
+        given = dict(zip(known, args, strict=False)) | named
+        if len(args) > len(known) or not named.keys() <= known.keys() or len(given) < len(args) + len(named):
+            raise ArgumentError(
+                f"{name} does not take these options", location=user_location(),
+                expected=", ".join(known) or "no options", received=", ".join([*map(repr, args), *named]),
+            )  # fmt: skip
+        check_options(name, given, known)
+        given.pop("inplace", None)
         Activation.__init__(self, function, **{**defaults, **given})
 
     first = (function.__doc__ or "").strip().split("\n")[0]
     return type(name, (Activation,), {"__init__": __init__, "__doc__": first, "__module__": __name__})
 
 
-ReLU = _make("ReLU", relu)
-ReLU6 = _make("ReLU6", activations.relu6)
+def check_options(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Check that the options of an activation are of the kinds of its defaults: numbers, bools or strings.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    for option, value in given.items():
+        default = defaults[option]
+        kinds: tuple[type, ...] = (int, float) if isinstance(default, (int, float)) else (type(default),)
+        if isinstance(default, bool):
+            kinds = (bool,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+            raise ArgumentError(
+                f"{option} of {name} is {value!r}", location=user_location(), expected=f"as {default!r}"
+            )
+
+
+ReLU = _make("ReLU", relu, inplace=True)
+ReLU6 = _make("ReLU6", activations.relu6, inplace=True)
 Sigmoid = _make("Sigmoid", scalar_functions.sigmoid)
 Tanh = _make("Tanh", tanh)
-SiLU = _make("SiLU", nn.silu)
-Mish = _make("Mish", nn.mish)
+SiLU = _make("SiLU", nn.silu, inplace=True)
+Mish = _make("Mish", nn.mish, inplace=True)
 GELU = _make("GELU", nn.gelu, approximate="none")
-ELU = _make("ELU", nn.elu, alpha=1.0)
-CELU = _make("CELU", activations.celu, alpha=1.0)
-SELU = _make("SELU", activations.selu)
-Hardtanh = _make("Hardtanh", activations.hardtanh, min_val=-1.0, max_val=1.0)
-Hardsigmoid = _make("Hardsigmoid", activations.hardsigmoid)
-Hardswish = _make("Hardswish", activations.hardswish)
+ELU = _make("ELU", nn.elu, inplace=True, alpha=1.0)
+CELU = _make("CELU", activations.celu, inplace=True, alpha=1.0)
+SELU = _make("SELU", activations.selu, inplace=True)
+Hardtanh = _make("Hardtanh", activations.hardtanh, inplace=True, min_val=-1.0, max_val=1.0)
+Hardsigmoid = _make("Hardsigmoid", activations.hardsigmoid, inplace=True)
+Hardswish = _make("Hardswish", activations.hardswish, inplace=True)
 Hardshrink = _make("Hardshrink", activations.hardshrink, lambd=0.5)
 Softshrink = _make("Softshrink", activations.softshrink, lambd=0.5)
 Softsign = _make("Softsign", activations.softsign)
 Tanhshrink = _make("Tanhshrink", activations.tanhshrink)
 LogSigmoid = _make("LogSigmoid", activations.logsigmoid)
-Threshold = _make("Threshold", activations.threshold, threshold=0.0, value=0.0)
+
+
+class Threshold(Activation):
+    """`x` where it exceeds `threshold`, else `value`.
+
+    >>> Threshold(0.5, 9.0)([0.0, 1.0])
+    Tensor([9., 1.], f32)
+    """
+
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        super().__init__(activations.threshold, threshold=threshold, value=value)
 
 
 def _leaky_relu(x: Any, negative_slope: float) -> Tensor:
@@ -107,7 +142,7 @@ def _glu(x: Any, dim: int) -> Tensor:
     return activations.glu(x, axis=dim)
 
 
-LeakyReLU = _make("LeakyReLU", _leaky_relu, negative_slope=0.01)
+LeakyReLU = _make("LeakyReLU", _leaky_relu, inplace=True, negative_slope=0.01)
 Softplus = _make("Softplus", _softplus, beta=1.0, threshold=20.0)
 Softmax = _make("Softmax", _softmax, dim=-1)
 LogSoftmax = _make("LogSoftmax", _log_softmax, dim=-1)
@@ -122,12 +157,52 @@ class PReLU(Module):
     Tensor([-1.,  2.], f32)
     """
 
-    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
-        self.weight = Parameter(full((num_parameters,), init))
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, dtype: Any = f32) -> None:
+        self.weight = Parameter(full((num_parameters,), init, dtype=dtype))
 
     def forward(self, x: Any) -> Tensor:
         """The function of each element."""
         return activations.prelu(as_tensor(x), self.weight)
+
+
+class RReLU(Module):
+    """`x` where it is positive, else x times a number between `lower` and `upper`, drawn anew in training mode.
+
+    In evaluation mode it is their mean.
+
+    >>> RReLU(0.25, 0.75).eval()([-2.0, 2.0])
+    Tensor([-1.,  2.], f32)
+    """
+
+    def __init__(self, lower: float = 1.0 / 8.0, upper: float = 1.0 / 3.0, inplace: bool = False) -> None:
+        self.lower, self.upper = lower, upper
+
+    def forward(self, x: Any) -> Tensor:
+        """The function of each element."""
+        return activations.rrelu(as_tensor(x), self.lower, self.upper, training=self.training)
+
+    def extra_repr(self) -> str:
+        """The bounds."""
+        return f"lower={self.lower}, upper={self.upper}"
+
+
+class Softmax2d(Module):
+    """The softmax over the channels of [N, C, H, W] or [C, H, W].
+
+    >>> Softmax2d()([[[0.0]], [[0.0]]])
+    Tensor([[[0.5]],
+            [[0.5]]], f32)
+    """
+
+    def forward(self, x: Any) -> Tensor:
+        """The shares of the channels."""
+        x = as_tensor(x)
+        if x.ndim not in (3, 4):
+            raise ShapeError(
+                "Softmax2d does not take this input", location=user_location(), expected="[N, C, H, W] or [C, H, W]",
+                received=str(x.type),
+            )  # fmt: skip
+        return nn.softmax(x, axis=-3)
 
 
 class SwiGLU(Module):

@@ -12,6 +12,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn import initialisation as init
 from tessera.nn.linear import check_count
 from tessera.nn.module import Module, Parameter
+from tessera.nn.padding import EXTENSIONS, pad_axes
 from tessera.ops.tensor import convolution
 from tessera.ops.tensor.shape import expand_dims, squeeze
 
@@ -45,6 +46,17 @@ def take_batch(x: Tensor, rank: int, channels: int | None, name: str) -> tuple[T
             received=str(x.type),
         )  # fmt: skip
     return (x, False) if x.ndim == rank + 2 else (expand_dims(x, 0), True)
+
+
+def check_padding_mode(mode: str, known: tuple[str, ...]) -> str:
+    """A mode of padding that a layer has.
+
+    Raises:
+        ArgumentError: it has no such mode.
+    """
+    if mode not in known:
+        raise ArgumentError(f"padding_mode is {mode!r}", location=user_location(), expected=", ".join(known))
+    return mode
 
 
 class _Convolution(Module):
@@ -84,7 +96,8 @@ class _Convolution(Module):
 class Conv2d(_Convolution):
     """A convolution of images [N, in_channels, H, W], with weight [out_channels, in_channels / groups, KH, KW].
 
-    `padding` is a number for each axis, "same" (with stride 1) or "valid".
+    `padding` is a number for each axis, "same" (with stride 1) or "valid"; `padding_mode` says what it holds: "zeros",
+    "reflect", "replicate" or "circular".
 
     >>> from tessera.ops.api.creation import zeros
     >>> Conv2d(3, 8, 3, padding=1)(zeros((2, 3, 5, 5))).shape
@@ -98,10 +111,11 @@ class Conv2d(_Convolution):
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1, bias: bool = True, dtype: Any = f32,
+        dilation: Any = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", dtype: Any = f32,
     ) -> None:  # fmt: skip
         self._set_up(in_channels, out_channels, kernel_size, stride, dilation, groups, bias, dtype)
         self.padding = self._read_padding(padding)
+        self.padding_mode = check_padding_mode(padding_mode, ("zeros", *EXTENSIONS))
 
     def _read_padding(self, padding: Any) -> tuple[tuple[int, int], ...]:
         """The zeros before and after each axis."""
@@ -119,12 +133,10 @@ class Conv2d(_Convolution):
 
     def forward(self, x: Any) -> Tensor:
         """The convolution of a batch of inputs, or of one."""
-        from tessera.ops.tensor.rearrange import pad
-
         x, single = take_batch(as_tensor(x), self.rank, self.in_channels, type(self).__name__)
         padding: Any = tuple(p for p, _ in self.padding)
-        if any(a != b for a, b in self.padding):
-            x, padding = pad(x, ((0, 0), (0, 0), *self.padding)), 0
+        if self.padding_mode != "zeros" or any(a != b for a, b in self.padding):
+            x, padding = pad_axes(x, self.padding, self.padding_mode), 0
         options = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups, "padding": padding}
         found = type(self).function(x, self.weight, self.bias, **options)
         return squeeze(found, 0) if single else found
@@ -170,8 +182,10 @@ class ConvTranspose2d(_Convolution):
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
-        output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, dtype: Any = f32,
+        output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, padding_mode: str = "zeros",
+        dtype: Any = f32,
     ) -> None:  # fmt: skip
+        check_padding_mode(padding_mode, ("zeros",))
         self._set_up(in_channels, out_channels, kernel_size, stride, dilation, groups, bias, dtype)
         self.padding = spread_sizes("padding", padding, self.rank)
         self.output_padding = spread_sizes("output_padding", output_padding, self.rank)

@@ -7,14 +7,17 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.types import f32
-from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.nn import initialisation as init
 from tessera.nn.module import Module, Parameter
 from tessera.ops.api.creation import zeros
+from tessera.ops.tensor.basic import stop_gradient
 from tessera.ops.tensor.contractions import matmul
-from tessera.ops.tensor.layers import bilinear
+from tessera.ops.tensor.elementwise import equal, greater, maximum, where
+from tessera.ops.tensor.layers import BAG_MODES, bilinear, embedding_bag
 from tessera.ops.tensor.nn import dropout
-from tessera.ops.tensor.shape import check_index, embedding, flatten, permute
+from tessera.ops.tensor.reduce import norm
+from tessera.ops.tensor.shape import check_index, embedding, expand_dims, flatten, gather, permute, reshape
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -127,10 +130,45 @@ class Bilinear(Module):
         return bilinear(x1, x2, self.weight, self.bias)
 
 
+class Unflatten(Module):
+    """Splits axis `dim` into axes of the sizes `unflattened_size`, of which one may be -1.
+
+    >>> Unflatten(1, (2, 3))(zeros((4, 6))).shape
+    (4, 2, 3)
+    """
+
+    def __init__(self, dim: int, unflattened_size: Any) -> None:
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Any) -> Tensor:
+        """`x` [..., A · B, ...] as [..., A, B, ...]."""
+        x = as_tensor(x)
+        at = self.dim + x.ndim if self.dim < 0 else self.dim
+        if not 0 <= at < x.ndim:
+            raise ShapeError(f"there is no axis {self.dim} to split", location=user_location(), received=str(x.type))
+        sizes, whole = list(self.unflattened_size), x.shape[at]
+        known = -math.prod(sizes) if -1 in sizes else math.prod(sizes)
+        if (
+            sizes.count(-1) > 1
+            or min(sizes, default=1) < -1
+            or known == 0
+            or isinstance(whole, int)
+            and (whole % known or (-1 not in sizes and whole != known))
+        ):
+            raise ShapeError(
+                f"axis {self.dim} cannot be split into {self.unflattened_size}", location=user_location(),
+                received=str(x.type), expected=f"sizes whose product is {whole}",
+            )  # fmt: skip
+        sizes = [whole // known if n == -1 else n for n in sizes]
+        return reshape(x, shape=(*x.shape[:at], *sizes, *x.shape[at + 1 :]))
+
+
 class Embedding(Module):
     """A table of vectors: rows of weight [num_embeddings, embedding_dim] by index; normal numbers at first.
 
-    The row `padding_idx` begins as zeros and its gradient is 0.
+    The row `padding_idx` begins as zeros and its gradient is 0. With `max_norm` the rows that a call looks up are first
+    scaled down to that `norm_type`-norm, and stay so, as new values of the parameter. `scale_grad_by_freq` divides
+    the gradient of a row by the number of its indices in the call.
 
     >>> Embedding(10, 4)(Tensor([1, 2])).shape
     (2, 4)
@@ -139,10 +177,20 @@ class Embedding(Module):
     weight: Any
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, dtype: Any = f32
-    ) -> None:
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, dtype: Any = f32,
+    ) -> None:  # fmt: skip
         self.num_embeddings = check_count("num_embeddings", num_embeddings)
         self.embedding_dim = check_count("embedding_dim", embedding_dim)
+        if sparse:
+            raise ArgumentError(
+                "sparse gradients of an embedding", location=user_location(), expected="sparse=False",
+                suggestion="leave it out: the gradient is a tensor of the shape of the weight",
+            )  # fmt: skip
+        if max_norm is not None and not (isinstance(max_norm, (int, float)) and max_norm >= 0):
+            raise ArgumentError(f"max_norm is {max_norm!r}", location=user_location(), expected="a number from 0 on")
+        self.max_norm, self.norm_type, self.scale_grad_by_freq = max_norm, float(norm_type), scale_grad_by_freq
+        self.renewed = () if max_norm is None else ("weight",)
         weight = init.normal((num_embeddings, embedding_dim), dtype=dtype)
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
@@ -160,10 +208,6 @@ class Embedding(Module):
         Raises:
             OutOfBoundsError: an index is out of range.
         """
-        from tessera.ops.tensor.basic import stop_gradient
-        from tessera.ops.tensor.elementwise import equal, where
-        from tessera.ops.tensor.shape import expand_dims
-
         at = as_tensor(indices)
         if not at.dtype.is_integer:
             raise DTypeError(
@@ -171,15 +215,71 @@ class Embedding(Module):
                 received=str(at.type), suggestion="cast them: x.to(ts.int64)",
             )  # fmt: skip
         at = check_index(at, size=self.num_embeddings, along=0, what="token", wrap=False)
+        if self.max_norm is not None:
+            self._limit_rows(at)
         found = embedding(self.weight, at)
+        if self.scale_grad_by_freq:
+            share = gather(1.0 / maximum(self._count_rows(at), 1.0), at, axis=0)
+            held = stop_gradient(found)
+            found = held + (found - held) * expand_dims(share, -1)
         if self.padding_idx is None:
             return found
         padding = expand_dims(equal(at, self.padding_idx), -1)
         return where(padding, stop_gradient(found), found)
 
+    def _limit_rows(self, at: Tensor) -> None:
+        """Scale the rows at these indices down to the largest norm; derivatives take that as the identity (PyTorch)."""
+        weight, flat = self.weight, reshape(at, shape=(-1,))
+        held = stop_gradient(weight)
+        rows = embedding(held, flat)
+        size = norm(rows, self.norm_type, axis=-1, keepdims=True)
+        new = held.at[flat].set(where(greater(size, self.max_norm), rows * (self.max_norm / (size + 1e-7)), rows))
+        if weight.is_traced:
+            self.weight = new + (weight - held)
+            return
+        self.weight = wrap_array(new.data, new.type)
+        self.weight.requires_grad = weight.requires_grad
+
+    def _count_rows(self, at: Tensor) -> Tensor:
+        """How often each row is looked up."""
+        flat = reshape(at, shape=(-1,))
+        return zeros((self.num_embeddings,), dtype=self.weight.dtype).at[flat].add(1.0)
+
     def extra_repr(self) -> str:
         """The sizes."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class EmbeddingBag(Module):
+    """The mean, sum or maximum of the rows of a table for each bag of indices.
+
+    A row of indices [bags, L] is a bag; of indices [N] a bag begins at each of `offsets`, which end with N where
+    `include_last_offset` says so.
+
+    >>> EmbeddingBag(10, 4)(Tensor([[1, 2], [3, 3]])).shape
+    (2, 4)
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, mode: str = "mean", include_last_offset: bool = False,
+        padding_idx: int | None = None, dtype: Any = f32,
+    ) -> None:  # fmt: skip
+        if mode not in BAG_MODES:
+            raise ArgumentError(f"mode is {mode!r}", location=user_location(), expected=", ".join(BAG_MODES))
+        table = Embedding(num_embeddings, embedding_dim, padding_idx, dtype=dtype)
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, table.padding_idx
+        self.mode, self.include_last_offset = mode, include_last_offset
+        self.weight = Parameter(table.weight)
+
+    def forward(self, indices: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+        """Integers to [bags, embedding_dim]."""
+        if offsets is not None and self.include_last_offset:
+            offsets = as_tensor(offsets)[:-1]
+        return embedding_bag(self.weight, indices, offsets, self.mode, per_sample_weights, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
 class LoRA(Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,31 @@ class Parameter:
         self.tensor.requires_grad = tensor.requires_grad
 
 
+# What to write in place of arguments that only PyTorch's constructors have.
+SUGGESTIONS = {
+    "device": "make the module, then move it: module.to('cuda:0')",
+    "size_average": 'say reduction="mean" or reduction="sum"',
+    "reduce": 'say reduction="mean" or reduction="none"',
+}
+
+
+def check_keywords(cls: type, named: Mapping[str, Any]) -> None:
+    """Refuse arguments that the constructor of a layer does not have.
+
+    Raises:
+        ArgumentError: there is one; it lists those that the layer has.
+    """
+    known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return
+    if unknown := [name for name in named if name not in known]:
+        raise ArgumentError(
+            f"{cls.__name__} has no argument {unknown[0]!r}", location=user_location(),
+            expected=", ".join([*known][1:]) or "none", received=f"{unknown[0]}={named[unknown[0]]!r}",
+            suggestion=SUGGESTIONS.get(unknown[0]),
+        )  # fmt: skip
+
+
 class Module:
     """A layer or a model: subclasses assign parameters, buffers and modules in `__init__`, and define `forward`.
 
@@ -62,10 +88,13 @@ class Module:
     """
 
     training: bool
+    renewed: tuple[str, ...] = ()  # parameters that a call may give another value, which is then kept
     _hooks: tuple[tuple[Any, ...], ...]
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """An instance without parts, so that `__init__` need not call that of `Module`."""
+        if named and cls.__module__.startswith("tessera.nn."):
+            check_keywords(cls, named)
         made = object.__new__(cls)
         own = made.__dict__
         own["_parameters"], own["_buffers"], own["_modules"] = {}, {}, {}
@@ -457,6 +486,7 @@ class _Collector:
         self.paths: list[str] = []
         self.tensors: list[Any] = []
         self.fixed: list[bool] = []
+        self.renewed: list[bool] = []
         self.places: dict[int, int] = {}
         self.modules: dict[int, int] = {}
 
@@ -467,28 +497,33 @@ class _Collector:
         self.modules[id(module)] = len(self.modules)
         own, prefix = module.__dict__, f"{path}." if path else ""
         frozen = own["_frozen"]
-        parameters = tuple((n, self.add(t, prefix + n, n in frozen, True)) for n, t in own["_parameters"].items())
+        kept = module.renewed
+        parameters = tuple(
+            (n, self.add(t, prefix + n, n in frozen, True, n in kept)) for n, t in own["_parameters"].items()
+        )
         buffers = tuple((n, self.add(t, prefix + n, True, False)) for n, t in own["_buffers"].items())
         modules = tuple((n, None if m is None else self.walk(m, prefix + n)) for n, m in own["_modules"].items())
         return module.__class__, _get_static(module), parameters, buffers, modules
 
-    def add(self, tensor: Any, path: str, fixed: bool, share: bool) -> int:
+    def add(self, tensor: Any, path: str, fixed: bool, share: bool, renewed: bool = False) -> int:
         place = self.places.get(id(tensor)) if share and tensor is not None else None
         if place is not None:
             self.fixed[place] = self.fixed[place] and fixed
+            self.renewed[place] = self.renewed[place] or renewed
             return place
         if share and tensor is not None:
             self.places[id(tensor)] = len(self.tensors)
         self.paths.append(path)
         self.tensors.append(tensor)
         self.fixed.append(fixed)
+        self.renewed.append(renewed)
         return len(self.tensors) - 1
 
 
 def _take_apart(module: Module) -> Parts:
     found = _Collector()
     spec = found.walk(module, "")
-    return Parts(tuple(found.paths), found.tensors, spec, tuple(found.fixed))
+    return Parts(tuple(found.paths), found.tensors, spec, tuple(found.fixed), tuple(found.renewed))
 
 
 def _build(cls: type, spec: Any, paths: tuple[str, ...], leaves: list[Any]) -> Module:
@@ -652,7 +687,7 @@ class Sequential(Module):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Sequential(list(self._modules.values())[index])
+            return Sequential(dict([*self._modules.items()][index]))  # with their names, as in PyTorch
         return _find_part(self, index)
 
     def __len__(self) -> int:

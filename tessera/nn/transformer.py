@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tessera.core.types import f32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.activations import relu
 from tessera.nn.attention import GroupedQueryAttention, MultiheadAttention
-from tessera.nn.linear import Linear
+from tessera.nn.linear import Linear, check_count
 from tessera.nn.module import Module, ModuleList, check_module
 from tessera.nn.normalisation import LayerNorm, RMSNorm
 from tessera.nn.pooling import Dropout
@@ -108,7 +109,7 @@ class TransformerDecoderLayer(Module):
 
     def forward(
         self, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None, tgt_key_padding_mask: Any = None,
-        memory_key_padding_mask: Any = None, tgt_is_causal: bool = False,
+        memory_key_padding_mask: Any = None, tgt_is_causal: bool = False, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
         """The decoded sequence."""
         x, memory = as_tensor(tgt), as_tensor(memory)
@@ -118,7 +119,9 @@ class TransformerDecoderLayer(Module):
             return self.dropout1(self.self_attn(x, **named))
 
         def look(x: Tensor) -> Tensor:
-            named = {"key_padding_mask": memory_key_padding_mask, "attn_mask": memory_mask}
+            named = {
+                "key_padding_mask": memory_key_padding_mask, "attn_mask": memory_mask, "is_causal": memory_is_causal
+            }  # fmt: skip
             return self.dropout2(self.multihead_attn(x, memory, memory, **named))
 
         def feed(x: Tensor) -> Tensor:
@@ -162,24 +165,81 @@ class DecoderBlock(Module):
 class TransformerEncoder(Module):
     """A stack of layers, each called with the same masks; then `norm` if given.
 
+    It takes a list of layers, or one layer and a number of copies of it, as PyTorch does.
+
     >>> from tessera.ops.api.creation import zeros
-    >>> TransformerEncoder([TransformerEncoderLayer(8, 2, 16) for _ in range(2)])(zeros((3, 1, 8))).shape
+    >>> TransformerEncoder(TransformerEncoderLayer(8, 2, 16), 2)(zeros((3, 1, 8))).shape
     (3, 1, 8)
+
+    Raises:
+        ArgumentError: there is one layer and no number of copies, or a list and a number.
     """
 
-    def __init__(self, layers: Any, norm: Module | None = None) -> None:
+    def __init__(self, layers: Any, num_layers: Any = None, norm: Module | None = None) -> None:
+        if isinstance(num_layers, Module):
+            num_layers, norm = None, num_layers
+        if isinstance(layers, Module) and not isinstance(layers, ModuleList):
+            layers = [copy.deepcopy(layers) for _ in range(check_count("num_layers", num_layers))]
+        elif num_layers is not None:
+            raise ArgumentError(
+                "a list of layers and a number of copies", location=user_location(),
+                received=f"num_layers={num_layers}", expected="one layer with num_layers, or a list of layers",
+            )  # fmt: skip
         self.layers = ModuleList(layers)
         self.norm = norm
 
     def forward(self, x: Any, *args: Any, **named: Any) -> Tensor:
         """The sequence after all layers."""
+        masks = {"mask": "src_mask"}
+        named = {masks.get(name, name) if type(self) is TransformerEncoder else name: v for name, v in named.items()}
         for layer in self.layers:
             x = layer(x, *args, **named)
         return x if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(TransformerEncoder):
-    """A stack of decoder layers: `decoder(tgt, memory)`."""
+    """A stack of decoder layers: `decoder(tgt, memory)`; see `TransformerEncoder`."""
+
+
+class Transformer(Module):
+    """An encoder and a decoder with layer norms at their ends (Vaswani et al. 2017): `model(src, tgt)`.
+
+    Weights and options are those of `torch.nn.Transformer`.
+
+    >>> from tessera.ops.api.creation import zeros
+    >>> Transformer(8, 2, 1, 1, 16)(zeros((5, 1, 8)), zeros((3, 1, 8))).shape
+    (3, 1, 8)
+    """
+
+    def __init__(
+        self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048, dropout: float = 0.1, activation: Any = "relu", custom_encoder: Any = None,
+        custom_decoder: Any = None, layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False,
+        bias: bool = True, dtype: Any = f32,
+    ) -> None:  # fmt: skip
+        options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first)
+        self.encoder = custom_encoder or TransformerEncoder(
+            [TransformerEncoderLayer(*options, bias, dtype) for _ in range(num_encoder_layers)],
+            norm=LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype),
+        )  # fmt: skip
+        self.decoder = custom_decoder or TransformerDecoder(
+            [TransformerDecoderLayer(*options, bias, dtype) for _ in range(num_decoder_layers)],
+            norm=LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype),
+        )  # fmt: skip
+
+    def forward(
+        self, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,
+        src_key_padding_mask: Any = None, tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None,
+        src_is_causal: bool = False, tgt_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The decoded sequence."""
+        memory = self.encoder(
+            src, src_mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal
+        )
+        return self.decoder(  # type: ignore[no-any-return]
+            tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=tgt_is_causal,
+        )  # fmt: skip
 
 
 def stack_modules(modules: Any) -> Any:

@@ -12,7 +12,7 @@ from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import exp, log, maximum, minimum, rsqrt, sqrt, where
 from tessera.ops.tensor.reduce import mean
-from tessera.optim.optimizer import Optimizer, Rate, Slot, State, check_number, list_trained, wide_type
+from tessera.optim.optimizer import Optimizer, Rate, Slot, State, check_number, list_counted, list_trained, wide_type
 
 EPSILON = {f32: 2.0**-23, f64: 2.0**-52}
 
@@ -32,9 +32,9 @@ class Adafactor(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-2, beta2_decay: float = -0.8, eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0, weight_decay: float = 0.0, master_weights: bool = False,
+        d: float = 1.0, weight_decay: float = 0.0, master_weights: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay)
+        super().__init__(lr, master_weights, maximize, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay)
         self.beta2_decay = check_number("beta2_decay", beta2_decay, -math.inf, 1e-30)
         self.eps = (
             None if eps[0] is None else check_number("eps[0]", eps[0], 0.0),
@@ -53,6 +53,10 @@ class Adafactor(Optimizer):
         whole = {path: zeros(p.shape, dtype=wide[path]) for path, p in trained if p.ndim < 2}
         return {**state, "row": rows, "column": columns, "square": whole}
 
+    def counts_steps(self) -> bool:
+        """It does."""
+        return True
+
     def list_slots(self) -> tuple[Slot, ...]:
         """None: they have other shapes than the parameters."""
         return ()
@@ -63,14 +67,15 @@ class Adafactor(Optimizer):
     ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
         """The new parameters, and the new mean squares."""
         found: dict[str, dict[str, Tensor]] = {"": {}, "row": {}, "column": {}, "square": {}}
-        master = state.get("master", {})
+        master, order = state.get("master", {}), list_counted(state)
         if self.master_weights:
             found["master"] = {}
         for path, p in params:
             held, wide = master.get(path, p), wide_type(p)
             old = {name: state[name][path] for name in ("row", "column", "square") if path in state[name]}
             before = cast(held, dtype=wide)
-            new, made = self._step(before, cast(grads[path], dtype=wide), old, step, shared["lr"])
+            count = step[order.index(path)] if step.ndim else step
+            new, made = self._step(before, cast(grads[path], dtype=wide), old, count, shared["lr"])
             if (good := shared.get("good")) is not None:
                 new = where(good > 0.5, new, before)
                 made = {name: where(good > 0.5, x, old[name]) for name, x in made.items()}

@@ -32,20 +32,29 @@ BLOCK = 2048  # elements of a program
 LEAST_BLOCK = 256
 
 
-def update_together(rule: Rule, tasks: Sequence[Task], shared: Mapping[str, Any]) -> list[list[Tensor]]:
-    """The results of a rule for each task: by one launch for each combination of types in a program for a target."""
+def update_together(
+    rule: Rule, tasks: Sequence[Task], shared: Mapping[str, Any], places: Sequence[int]
+) -> list[list[Tensor]]:
+    """The results of a rule for each task: by one launch for each combination of types in a program for a target.
+
+    Of a vector in `shared` each task takes the element at its index.
+    """
     if not _takes_launches() or any(symbol_names(t.shape) for task in tasks for t in task):
-        return [rule(task, shared) for task in tasks]
+        return [rule(task, _choose_elements(shared, place)) for task, place in zip(tasks, places, strict=True)]
     groups: dict[Any, list[int]] = {}
     for i, task in enumerate(tasks):
         if 0 not in task[0].shape:
             groups.setdefault(tuple((t.dtype, t.type.policy) for t in task), []).append(i)
     found: dict[int, list[Tensor]] = {}
-    for places in groups.values():
-        made = _MultiTensorKernel(rule, [tasks[i] for i in places], shared).launch()
-        found.update(zip(places, made, strict=True))
+    for members in groups.values():
+        made = _MultiTensorKernel(rule, [tasks[i] for i in members], shared, [places[i] for i in members]).launch()
+        found.update(zip(members, made, strict=True))
     # A parameter without elements stays, and so do its slots.
     return [found.get(i, [task[0], *task[2:]]) for i, task in enumerate(tasks)]
+
+
+def _choose_elements(shared: Mapping[str, Any], place: int) -> dict[str, Any]:
+    return {name: x[place] if isinstance(x, Tensor) and x.ndim else x for name, x in shared.items()}
 
 
 def _takes_launches() -> bool:
@@ -59,17 +68,18 @@ def _takes_launches() -> bool:
 
 @dataclass
 class _MultiTensorKernel:
-    """The kernel of one combination of types: its tasks, and the numbers that all share."""
+    """The kernel of one combination of types: its tasks, and the numbers that all share or that each has its own of."""
 
     rule: Rule
     tasks: Sequence[Task]
     shared: Mapping[str, Any]
+    places: Sequence[int]
 
     def launch(self) -> list[list[Tensor]]:
         """Record the launch; the results of each task."""
         flat = [[reshape(t, shape=(int(t.size),)) for t in task] for task in self.tasks]
         tensors = {name: x for name, x in self.shared.items() if isinstance(x, Tensor)}
-        numbers = [reshape(x, shape=(1,)) for x in tensors.values()]
+        numbers = [reshape(x, shape=(int(x.size),)) for x in tensors.values()]
         operands = [*numbers, *(t for task in flat for t in task)]
         inputs = [Value(_as_ref(t.type), f"in{i}") for i, t in enumerate(operands)]
         width, count = len(self.tasks[0]), len(numbers)
@@ -85,11 +95,10 @@ class _MultiTensorKernel:
         builder.location = user_location()
         with builder.active():
             program = builder.add(tile.program_id, (), {"axis": 0}).out
-            scalars = {
-                **self.shared,
-                **{n: self._load_number(builder, r) for n, r in zip(tensors, inputs, strict=False)},
-            }
-            self._branch(builder, program, scalars, list(zip(refs, outputs, starts, strict=False)))
+            known: dict[str, Any] = dict(self.shared)
+            for (name, x), ref in zip(tensors.items(), inputs, strict=False):
+                known[name] = ref if x.ndim else self._load_number(builder, ref, 0)
+            self._branch(builder, program, known, list(zip(refs, outputs, starts, self.places, strict=False)))
         assert not builder.captures, "a rule has no arrays of its own"
         new = [v for row in outputs for v in row]
         body = Block((*inputs, *new), builder.block((), ()).nodes, ())
@@ -136,9 +145,13 @@ class _MultiTensorKernel:
         builder.add(control_flow.if_, [condition], types=(), regions=tuple(regions))
 
     def _update(
-        self, builder: Builder, program: Value, scalars: Mapping[str, Any], refs: Any, outputs: Any, start: int
-    ) -> None:
+        self, builder: Builder, program: Value, scalars: Mapping[str, Any], refs: Any, outputs: Any, start: int,
+        number: int,
+    ) -> None:  # fmt: skip
         """One block of one parameter: loaded, updated and stored."""
+        scalars = {
+            name: self._load_number(builder, x, number) if isinstance(x, Value) else x for name, x in scalars.items()
+        }
         size = int(refs[0].type.shape[0])
         width = choose_block(size)
         edge = "clip" if size % width else "error"  # no program leaves the parameter: no masks
@@ -149,9 +162,9 @@ class _MultiTensorKernel:
         for ref, value in zip(outputs, self.rule(loaded, scalars), strict=True):
             builder.add(tile.store, [ref, value.data, place], attrs)
 
-    def _load_number(self, builder: Builder, ref: Value) -> Tensor:
-        """The element of a memory of one, as a scalar."""
-        first = [ref, _constant(builder, 0)]
+    def _load_number(self, builder: Builder, ref: Value, place: int) -> Tensor:
+        """An element of a memory, as a scalar."""
+        first = [ref, _constant(builder, place)]
         one = builder.add(tile.load, first, {"shape": (1,), "edge": "error", "vector": 1}).out
         return reshape(Tensor(one), shape=())
 

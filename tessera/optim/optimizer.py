@@ -6,10 +6,13 @@ one launch in a compiled program (tessera/optim/fused_update.py).
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import flatten
@@ -33,15 +36,33 @@ class Slot:
     start: float = 0.0
 
 
+# What to write in place of options that only PyTorch's optimizers have.
+_FUSED = "leave it out: a compiled program updates all parameters of a type by one launch"
+SUGGESTIONS = {
+    "params": "state = optimizer.init(model)", "foreach": _FUSED, "fused": _FUSED,
+    "capturable": "leave it out: the step is part of the state",
+    "differentiable": "leave it out: update is a pure function, which ts.grad differentiates",
+}  # fmt: skip
+
+
 class Optimizer:
     """An optimizer: its options, `init` for a state, and `update`, a pure function for `ts.jit`.
 
-    The state is a dict of tensors, "step" and for each slot a dict by path. It is computed in f32 for parameters of 16
-    bits and less; with `master_weights` it also holds them in f32. Parameters whose gradient is None stay as they are.
+    The state is a dict of tensors: "step", the updates so far, for the learning rate; for each slot a dict by path; and
+    where the rule counts steps "steps", those that each parameter has seen, in the order of their sorted paths. It is
+    computed in f32 for parameters of 16 bits and less; with `master_weights` it also holds them in f32. Parameters
+    without a gradient (None) stay as they are, and see no step. `maximize` goes up the gradient instead of down.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Refuse the parameters as the first argument, as PyTorch's optimizers take them."""
+        """Refuse what PyTorch's optimizers take and these do not: the parameters, and how to compute."""
+        known = inspect.signature(cls.__init__).parameters
+        if unknown := [name for name in options if name not in known and "options" not in known]:
+            raise ArgumentError(
+                f"{cls.__name__} has no option {unknown[0]!r}", location=user_location(),
+                expected=", ".join([*known][1:]), received=f"{unknown[0]}={options[unknown[0]]!r}",
+                suggestion=SUGGESTIONS.get(unknown[0]),
+            )  # fmt: skip
         if args and isinstance(args[0], (Module, Mapping, list, tuple, Iterator)):
             raise ArgumentError(
                 "an optimizer is made without parameters", location=user_location(),
@@ -50,10 +71,10 @@ class Optimizer:
             )  # fmt: skip
         return super().__new__(cls)
 
-    def __init__(self, lr: Rate, master_weights: bool = False, **options: float) -> None:
+    def __init__(self, lr: Rate, master_weights: bool = False, maximize: bool = False, **options: float) -> None:
         self.lr = lr
-        self.options = options
-        self.master_weights = master_weights
+        self.options = options | ({"maximize": True} if maximize else {})
+        self.master_weights, self.maximize = master_weights, maximize
         if not callable(lr):
             check_number("lr", lr, 0.0)
 
@@ -64,8 +85,12 @@ class Optimizer:
         return ()
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
-        """The numbers that all parameters share in one step, which counts from 1."""
+        """The numbers of a parameter in one step, which counts from 1: for one step, or for each of a vector."""
         return {}
+
+    def counts_steps(self) -> bool:
+        """Whether the rule depends on the number of the step."""
+        return type(self).scalars is not Optimizer.scalars
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The new parameter and its new slots, element by element."""
@@ -88,6 +113,8 @@ class Optimizer:
             state[slot.name] = {path: full(p.shape, slot.start, dtype=wide_type(p)) for path, p in trained}
         if self.master_weights:
             state["master"] = {path: cast(p, dtype=wide_type(p)) for path, p in trained if wide_type(p) != p.dtype}
+        if self.counts_steps():
+            state["steps"] = full((len(trained),), 0, dtype=int64)
         return state
 
     def update(self, params: Any, grads: Any, state: State, lr: Any = None, good: Any = None) -> tuple[Any, State]:
@@ -106,16 +133,20 @@ class Optimizer:
         given = match_gradients(leaves, tree.list_fixed(), grads)
         check_state(self, state, given)
         before = as_tensor(state["step"])
-        step = before + 1
-        shared = {"lr": self.rate(before) if lr is None else lr, **self.scalars(step)}
+        counts = {"step": before + 1}
+        if "steps" in state:
+            counts["steps"] = count_steps(state, given)
+        shared = {"lr": self.rate(before) if lr is None else lr}
         if not isinstance(shared["lr"], Tensor):
             shared["lr"] = check_number("lr", shared["lr"], 0.0)
+        steps = as_tensor(state["steps"]) + 1 if "steps" in state else before + 1
         if good is not None:
             shared["good"] = cast(good, dtype=f32)
-            step = where(good, step, before)
+            counts = {name: where(good, n, as_tensor(state[name])) for name, n in counts.items()}
         params = [(path, p) for path, p in leaves if path in given]
-        new = self.update_all(params, given, state, before + 1, shared)
-        made = {**state, "step": step, **{name: {**state[name], **found} for name, found in new.items() if name}}
+        given = {path: -g for path, g in given.items()} if self.maximize else given
+        new = self.update_all(params, given, state, steps, shared)
+        made = {**state, **counts, **{name: {**state[name], **found} for name, found in new.items() if name}}
         return tree.build(iter([new[""].get(path, p) for path, p in leaves])), made
 
     def rate(self, step: Any) -> Any:
@@ -130,14 +161,16 @@ class Optimizer:
         step: Tensor,
         shared: Mapping[str, Any],
     ) -> dict[str, dict[str, Tensor]]:
-        """The new parameters, under the name "", and the new slots."""
+        """The new parameters, under the name "", and the new slots; `step` is one for all or a vector of theirs."""
         names = [s.name for s in self.list_slots()]
         master = state.get("master", {})
         tasks = []
         for path, p in params:
             held = master.get(path, p)
             tasks.append((held, grads[path], *(state[name][path] for name in names)))
-        results = update_together(self._apply_rule, tasks, shared)
+        shared, order = {**shared, **self.scalars(step)}, list_counted(state) if step.ndim else []
+        places = [order.index(path) if step.ndim else 0 for path, _ in params]
+        results = update_together(self._apply_rule, tasks, shared, places)
         found: dict[str, dict[str, Tensor]] = {"": {}, **{name: {} for name in names}}
         if self.master_weights:
             found["master"] = {}
@@ -247,6 +280,28 @@ def match_gradients(leaves: list[tuple[str, Any]], fixed: list[bool], grads: Any
             )  # fmt: skip
         found[path] = g
     return found
+
+
+def list_counted(state: Mapping[str, Any]) -> list[str]:
+    """The paths of the parameters of a state, in the order of their numbers of steps."""
+    return sorted({path for held in state.values() if isinstance(held, Mapping) for path in held})
+
+
+def count_steps(state: Mapping[str, Any], given: Mapping[str, Any]) -> Tensor:
+    """The numbers of steps that the parameters have seen after this one, in which these have gradients.
+
+    Raises:
+        ShapeError: the state has not one number for each parameter.
+    """
+    counts, paths = as_tensor(state["steps"]), list_counted(state)
+    if counts.shape != (len(paths),):
+        raise ShapeError(
+            "the numbers of steps do not fit the parameters", location=user_location(), received=str(counts.shape),
+            expected=f"({len(paths)},)", suggestion="state = optimizer.init(model)",
+        )  # fmt: skip
+    if all(path in given for path in paths):
+        return counts + 1
+    return counts + as_tensor(np.array([path in given for path in paths], np.int64))
 
 
 def check_state(optimizer: Optimizer, state: Any, given: Mapping[str, Tensor]) -> None:

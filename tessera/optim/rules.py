@@ -35,9 +35,10 @@ class SGD(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
-        nesterov: bool = False, master_weights: bool = False,
+        nesterov: bool = False, master_weights: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(lr, master_weights, maximize, **options)
         self.momentum = check_number("momentum", momentum, 0.0)
         self.dampening = check_number("dampening", dampening, -math.inf)
         self.weight_decay = check_number("weight_decay", weight_decay, 0.0)
@@ -51,9 +52,11 @@ class SGD(Optimizer):
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
         """The share of the gradient that enters the velocity: all of it in the first step."""
-        if not self.momentum or not self.dampening:
-            return {}
-        return {"share": where(equal(step, 1), 1.0, 1.0 - self.dampening)}
+        return {"share": where(equal(step, 1), 1.0, 1.0 - self.dampening)} if self.counts_steps() else {}
+
+    def counts_steps(self) -> bool:
+        """With dampening, which the first step leaves out."""
+        return bool(self.momentum and self.dampening)
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
@@ -79,9 +82,11 @@ class Adam(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-        amsgrad: bool = False, master_weights: bool = False,
+        amsgrad: bool = False, master_weights: bool = False, *, maximize: bool = False,
+        decoupled_weight_decay: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, betas=betas, eps=eps, weight_decay=weight_decay)  # type: ignore[arg-type]
+        super().__init__(lr, master_weights, maximize, betas=betas, eps=eps, weight_decay=weight_decay)  # type: ignore[arg-type]
+        self.decoupled = self.decoupled or decoupled_weight_decay
         self.betas = check_betas(betas)
         self.eps = check_number("eps", eps, 0.0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0.0)
@@ -98,17 +103,23 @@ class Adam(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        beta1, beta2 = self.betas
-        if self.weight_decay and self.decoupled:
-            p = p - p * (lr * self.weight_decay)
-        elif self.weight_decay:
-            g = g + p * self.weight_decay
-        m = slots[0] * beta1 + g * (1.0 - beta1)
-        v = slots[1] * beta2 + g * g * (1.0 - beta2)
+        p, g = self.decay(p, g, lr)
+        m, v = self.average(g, slots)
         largest = [maximum(slots[2], v)] if self.amsgrad else []
         # lr (m / first) / (sqrt(v) / root + eps), with one division
         spread = sqrt((largest or [v])[0]) + shared["root"] * self.eps
         return p - m * (shared["ratio"] * lr) / spread, [m, v, *largest]
+
+    def decay(self, p: Tensor, g: Tensor, lr: Any) -> tuple[Tensor, Tensor]:
+        """The parameter and the gradient with the weight decay."""
+        if self.weight_decay and self.decoupled:
+            return p - p * (lr * self.weight_decay), g
+        return p, g + p * self.weight_decay if self.weight_decay else g
+
+    def average(self, g: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The new moments."""
+        beta1, beta2 = self.betas
+        return slots[0] * beta1 + g * (1.0 - beta1), slots[1] * beta2 + g * g * (1.0 - beta2)
 
 
 class AdamW(Adam):
@@ -122,9 +133,9 @@ class AdamW(Adam):
 
     def __init__(
         self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, master_weights: bool = False,
+        weight_decay: float = 1e-2, amsgrad: bool = False, master_weights: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, amsgrad, master_weights)
+        super().__init__(lr, betas, eps, weight_decay, amsgrad, master_weights, maximize=maximize)
 
 
 def check_betas(betas: Any) -> tuple[float, float]:
@@ -150,9 +161,10 @@ class RMSprop(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
-        momentum: float = 0.0, centered: bool = False, master_weights: bool = False,
+        momentum: float = 0.0, centered: bool = False, master_weights: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(lr, master_weights, maximize, **options)
         self.alpha = check_number("alpha", alpha, 0.0)
         self.eps = check_number("eps", eps, 0.0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0.0)
@@ -192,9 +204,10 @@ class Adagrad(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0, eps: float = 1e-10, master_weights: bool = False,
+        initial_accumulator_value: float = 0.0, eps: float = 1e-10, master_weights: bool = False, *,
+        maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+        super().__init__(lr, master_weights, maximize, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
         self.lr_decay = check_number("lr_decay", lr_decay, 0.0)
         self.weight_decay = check_number("weight_decay", weight_decay, 0.0)
         self.start = check_number("initial_accumulator_value", initial_accumulator_value, 0.0)
@@ -203,6 +216,10 @@ class Adagrad(Optimizer):
     def list_slots(self) -> tuple[Slot, ...]:
         """The sum of squares."""
         return (Slot("sum", self.start),)
+
+    def counts_steps(self) -> bool:
+        """With a decay of the learning rate."""
+        return bool(self.lr_decay)
 
     def scalars(self, step: Tensor) -> dict[str, Tensor]:
         """The decay of the learning rate."""
@@ -228,9 +245,9 @@ class Lion(Optimizer):
 
     def __init__(
         self, lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
-        master_weights: bool = False,
+        master_weights: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(lr, master_weights, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
+        super().__init__(lr, master_weights, maximize, betas=betas, weight_decay=weight_decay)  # type: ignore[arg-type]
         self.betas = check_betas(betas)
         self.weight_decay = check_number("weight_decay", weight_decay, 0.0)
 

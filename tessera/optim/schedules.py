@@ -6,6 +6,7 @@ The names and formulas are PyTorch's (`torch.optim.lr_scheduler`).
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,8 +49,27 @@ def _power(base: float, exponent: Any) -> Any:
     return e.exp(exponent * math.log(base))
 
 
+# What to write in place of options that only PyTorch's schedulers have.
+SUGGESTIONS = {
+    "optimizer": "pass the schedule to the optimizer: optim.AdamW(lr=schedule)",
+    "last_epoch": "leave it out: the optimizer's state counts the steps",
+    "cycle_momentum": "leave it out: the schedule changes the learning rate alone",
+}
+
+
 class RateSchedule:
     """A learning rate for each step."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Refuse what PyTorch's schedulers take and these do not: the optimizer, its epoch, its momentum."""
+        known = inspect.signature(cls.__init__).parameters
+        if unknown := [name for name in options if name not in known and "options" not in known]:
+            raise ArgumentError(
+                f"{cls.__name__} has no option {unknown[0]!r}", location=user_location(),
+                expected=", ".join([*known][1:]), received=f"{unknown[0]}={options[unknown[0]]!r}",
+                suggestion=SUGGESTIONS.get(unknown[0]),
+            )  # fmt: skip
+        return super().__new__(cls)
 
     def __init__(self, lr: float) -> None:
         self.lr = check_number("lr", lr, 0.0)
@@ -191,7 +211,8 @@ class PolynomialLR(RateSchedule):
 class OneCycleLR(RateSchedule):
     """The 1cycle policy: up from max_lr / div_factor to `max_lr`, then down to that / final_div_factor (Smith 2018).
 
-    `anneal_strategy` is "cos" or "linear". After `total_steps` the rate stays.
+    `anneal_strategy` is "cos" or "linear"; with `three_phase` the rate first goes down to the first one, in as many
+    steps as it went up. `total_steps` may be given as `epochs` and `steps_per_epoch`. After it the rate stays.
 
     >>> OneCycleLR(1.0, 10, div_factor=4.0)(0)
     0.25
@@ -201,8 +222,9 @@ class OneCycleLR(RateSchedule):
     """
 
     def __init__(
-        self, max_lr: float, total_steps: int, pct_start: float = 0.3, anneal_strategy: str = "cos",
-        div_factor: float = 25.0, final_div_factor: float = 1e4,
+        self, max_lr: float, total_steps: int | None = None, pct_start: float = 0.3, anneal_strategy: str = "cos",
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False, epochs: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(max_lr)
         if anneal_strategy not in ("cos", "linear"):
@@ -211,17 +233,26 @@ class OneCycleLR(RateSchedule):
             )
         if not 0.0 <= pct_start <= 1.0:
             raise ArgumentError(f"pct_start is {pct_start}", location=user_location(), expected="0 to 1")
+        if total_steps is None:
+            total_steps = check_steps("epochs", epochs) * check_steps("steps_per_epoch", steps_per_epoch)
         self.total_steps, self.pct_start = check_steps("total_steps", total_steps), pct_start
-        self.anneal_strategy = anneal_strategy
+        self.anneal_strategy, self.three_phase = anneal_strategy, three_phase
         self.first = max_lr / check_number("div_factor", div_factor, 1e-30)
         self.last = self.first / check_number("final_div_factor", final_div_factor, 1e-30)
 
     def at(self, t: Any) -> Any:
         """The learning rate."""
         peak, end = self.pct_start * self.total_steps - 1.0, self.total_steps - 1.0
-        up = self._anneal(self.first, self.lr, t / peak if peak else t * 0.0 + 1.0)
-        down = self._anneal(self.lr, self.last, _min((t - peak) / (end - peak) if end != peak else t * 0.0 + 1.0, 1.0))
-        return _choose(t <= peak, up, down)
+        ends, rates = [peak, end], [self.first, self.lr, self.last]
+        if self.three_phase:
+            ends, rates = [peak, 2.0 * peak, end], [self.first, self.lr, self.first, self.last]
+        found: Any = rates[-1]
+        for i in reversed(range(len(ends))):
+            start, stop = ends[i - 1] if i else 0.0, ends[i]
+            share = _min((t - start) / (stop - start), 1.0) if stop != start else t * 0.0 + 1.0
+            part = self._anneal(rates[i], rates[i + 1], share)
+            found = part if i == len(ends) - 1 else _choose(t <= stop, part, found)
+        return found
 
     def _anneal(self, start: float, end: float, share: Any) -> Any:
         if self.anneal_strategy == "linear":
@@ -317,6 +348,121 @@ def check_steps(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"{name} is {value!r}", location=user_location(), expected="a positive integer")
     return value
+
+
+class CosineAnnealingWarmRestarts(RateSchedule):
+    """From `lr` to `eta_min` along half a cosine of `T_0` steps, then anew with cycles `T_mult` times as long.
+
+    >>> [CosineAnnealingWarmRestarts(1.0, 2)(t) for t in range(4)]
+    [1.0, 0.5, 1.0, 0.5]
+    """
+
+    def __init__(self, lr: float, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:  # noqa: N803
+        super().__init__(lr)
+        self.T_0, self.T_mult = check_steps("T_0", T_0), check_steps("T_mult", T_mult)
+        self.eta_min = check_number("eta_min", eta_min, 0.0)
+
+    def at(self, t: Any) -> Any:
+        """The learning rate."""
+        start, length = _floor(t / self.T_0) * float(self.T_0), self.T_0 * 1.0
+        if self.T_mult > 1:
+            start, length = t * 0.0, t * 0.0 + self.T_0
+            cycles = 64 if isinstance(t, Tensor) else math.ceil(math.log(t + 2.0, self.T_mult)) + 1
+            ends = [self.T_0 * (self.T_mult**n - 1) / (self.T_mult - 1) for n in range(1, cycles)]
+            for n, end in enumerate(e for e in ends if e < 2.0**31):
+                start = _choose(t >= end, end, start)
+                length = _choose(t >= end, float(self.T_0 * self.T_mult ** (n + 1)), length)
+        return self.eta_min + (self.lr - self.eta_min) * (1.0 + _cos((t - start) / length * math.pi)) / 2.0
+
+
+class CyclicLR(RateSchedule):
+    """Up from `base_lr` to `max_lr` in `step_size_up` steps and down in `step_size_down`, again and again (Smith 2017).
+
+    `mode` is "triangular", "triangular2" (each cycle reaches half as high) or "exp_range" (times gamma^step).
+
+    >>> [CyclicLR(1.0, 3.0, 2)(t) for t in range(5)]
+    [1.0, 2.0, 3.0, 2.0, 1.0]
+
+    Raises:
+        ArgumentError: an option is out of range.
+    """
+
+    def __init__(
+        self, base_lr: float, max_lr: float, step_size_up: int = 2000, step_size_down: int | None = None,
+        mode: str = "triangular", gamma: float = 1.0,
+    ) -> None:  # fmt: skip
+        super().__init__(base_lr)
+        if mode not in ("triangular", "triangular2", "exp_range"):
+            raise ArgumentError(
+                f"mode is {mode!r}", location=user_location(), expected="triangular, triangular2 or exp_range"
+            )
+        self.max_lr, self.mode = check_number("max_lr", max_lr, 0.0), mode
+        self.up = check_steps("step_size_up", step_size_up)
+        self.down = self.up if step_size_down is None else check_steps("step_size_down", step_size_down)
+        self.gamma = check_number("gamma", gamma, 0.0)
+
+    def at(self, t: Any) -> Any:
+        """The learning rate."""
+        whole = self.up + self.down
+        cycle = _floor((t + (0.5 if isinstance(t, Tensor) else 0.0)) / whole)
+        place = t - cycle * whole
+        height = _choose(place <= self.up, place / self.up, (whole - place) / self.down)
+        if self.mode == "triangular2":
+            height = height * _power(0.5, cycle)
+        elif self.mode == "exp_range":
+            height = height * _power(self.gamma, t)
+        return self.lr + (self.max_lr - self.lr) * height
+
+
+class LambdaLR(RateSchedule):
+    """`lr` times a function of the step.
+
+    >>> LambdaLR(0.5, lambda t: 1.0 / (t + 1.0))(1)
+    0.25
+    """
+
+    def __init__(self, lr: float, lr_lambda: Callable[[Any], Any]) -> None:
+        super().__init__(lr)
+        if not callable(lr_lambda):
+            raise ArgumentError("lr_lambda is no function", location=user_location(), received=repr(lr_lambda)[:80])
+        self.lr_lambda = lr_lambda
+
+    def at(self, t: Any) -> Any:
+        """The learning rate."""
+        return self.lr * self.lr_lambda(t)
+
+
+class SequentialLR(RateSchedule):
+    """One schedule after the other: each begins at its milestone, with a step of 0.
+
+    >>> schedule = SequentialLR([LinearLR(1.0, 0.5, 1.0, 2), ExponentialLR(1.0, 0.5)], [2])
+    >>> [schedule(t) for t in range(5)]
+    [0.5, 0.75, 1.0, 0.5, 0.25]
+
+    Raises:
+        ArgumentError: there is not one milestone less than there are schedules, or they do not ascend.
+    """
+
+    def __init__(self, schedulers: Sequence[RateSchedule], milestones: Sequence[int]) -> None:
+        self.schedulers = tuple(schedulers)
+        self.milestones = tuple(check_steps("a milestone", m) for m in milestones)
+        if len(self.milestones) != len(self.schedulers) - 1 or list(self.milestones) != sorted(set(self.milestones)):
+            raise ArgumentError(
+                f"milestones are {list(milestones)} for {len(self.schedulers)} schedules", location=user_location(),
+                expected="ascending steps, one less than schedules",
+            )  # fmt: skip
+        if not all(isinstance(s, RateSchedule) for s in self.schedulers):
+            raise ArgumentError(
+                "SequentialLR takes schedules", location=user_location(), received=repr(schedulers)[:80]
+            )
+        super().__init__(self.schedulers[0].lr)
+
+    def at(self, t: Any) -> Any:
+        """The learning rate."""
+        found = self.schedulers[0].at(t)
+        for start, schedule in zip(self.milestones, self.schedulers[1:], strict=True):
+            found = _choose(t >= start, schedule.at(_max(t - start, 0.0)), found)
+        return found
 
 
 ScheduleFunction = Callable[[Any], Any]

@@ -91,7 +91,7 @@ class OptimizerBase:
     def _get_slots(self) -> dict[str, Any]:
         if self._slots is None:
             state = self.rule.init({_name(i): elements_of(p) for i, p in enumerate(self.params)})
-            self._slots = {slot: held for slot, held in state.items() if slot != "step"}
+            self._slots = {slot: held for slot, held in state.items() if isinstance(held, dict)}
         return self._slots
 
     def _flatten_state(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_zero_steps_are_those_of_the_whole_optimizer(stage, name):
         zero = ts.dist.ZeroOptimizer(OPTIMIZERS[name](), stage)
         held = zero.shard(params) if stage == 3 else params
         state = zero.init(held)
-        assert stage == 1 or all(v.size <= 4 for k, s in state.items() if k != "step" for v in s.values())
+        assert stage == 1 or all(v.size <= 4 for k, s in state.items() if isinstance(s, dict) for v in s.values())
         for x in xs:
             local = (lambda p, x: loss(zero.gather(p), x)) if stage == 3 else loss
             held, state = zero.update(held, ts.grad(local)(held, ts.shard(x, mesh)), state)

@@ -64,6 +64,51 @@ CASES = [
         "GLU",
     )),
     ("GELU", (), {"approximate": "tanh"}, [(3, 4)]),
+    *(("Conv2d", (2, 3, 3), {"padding": (1, 2), "stride": 2, "padding_mode": mode}, [(2, 2, 5, 6)])
+      for mode in ("zeros", "reflect", "replicate", "circular")),
+    *(("Conv1d", (2, 3, 4), {"padding": "same", "padding_mode": mode}, [(2, 2, 6)])
+      for mode in ("reflect", "replicate", "circular")),
+    ("Conv3d", (1, 2, 2), {"padding": 1, "padding_mode": "circular"}, [(1, 2, 3, 2)]),
+    ("Softmax2d", (), {}, [(2, 3, 4, 2)]),
+    ("LSTM", (3, 4), {"proj_size": 2, "num_layers": 2, "bidirectional": True}, [(5, 2, 3)]),
+    ("LSTM", (3, 4, 1, False, True), {"proj_size": 3}, [(2, 5, 3)]),
+    ("RNN", (3, 4, 2, "relu", False), {}, [(5, 2, 3)]),
+    ("RNNCell", (3, 4), {}, [(2, 3), (2, 4)]),
+    ("RNNCell", (3, 4, False, "relu"), {}, [(3,)]),
+    ("GRUCell", (3, 4), {}, [(2, 3), (2, 4)]),
+    ("LSTMCell", (3, 4), {"bias": False}, [(2, 3)]),
+    ("AvgPool2d", (3,), {"stride": 2, "divisor_override": 2, "padding": 1}, [(2, 3, 6, 8)]),
+    ("AvgPool3d", (2,), {"divisor_override": -3, "ceil_mode": True}, [(1, 2, 3, 4, 3)]),
+    ("AdaptiveAvgPool3d", ((2, None, 1),), {}, [(1, 2, 3, 4, 3)]),
+    ("AdaptiveMaxPool1d", (3,), {}, [(2, 3, 7)]),
+    ("AdaptiveMaxPool3d", (2,), {}, [(1, 2, 3, 4, 3)]),
+    ("LPPool2d", (3, 2), {"stride": 1}, [(2, 3, 4, 5)]),
+    ("RMSNorm", ((4, 3),), {"eps": 0.1}, [(2, 4, 3)]),
+    ("RMSNorm", ([4, 3],), {"elementwise_affine": False}, [(2, 4, 3)]),
+    ("InstanceNorm2d", (3,), {"track_running_stats": True, "momentum": 0.3}, [(2, 3, 3, 2)]),
+    ("InstanceNorm1d", (3,), {"track_running_stats": True, "momentum": None}, [(3, 4)]),
+    ("InstanceNorm3d", (2,), {"affine": True, "bias": False}, [(1, 2, 3, 2, 2)]),
+    ("GroupNorm", (2, 4), {"bias": False}, [(2, 4, 3, 2)]),
+    ("BatchNorm1d", (3,), {"bias": False}, [(5, 3, 2)]),
+    ("LocalResponseNorm", (2, 0.1, 0.5), {"k": 2.0}, [(2, 5, 3)]),
+    ("ZeroPad2d", ((1, -1, 0, 2),), {}, [(2, 3, 4, 5)]),
+    ("ConstantPad1d", (2, 1.5), {}, [(2, 3, 4)]),
+    ("ReflectionPad1d", ((3, 1),), {}, [(2, 3, 4)]),
+    ("ReflectionPad3d", (1,), {}, [(2, 3, 4, 2)]),
+    ("ReplicationPad2d", ((1, 2, 3, 4),), {}, [(2, 3, 4, 5)]),
+    ("CircularPad2d", ((4, 1, 0, 2),), {}, [(2, 3, 3, 4)]),
+    ("Upsample", (), {"scale_factor": 2, "mode": "bilinear", "align_corners": True}, [(1, 2, 3, 4)]),
+    ("Upsample", ((4, 3),), {}, [(1, 2, 3, 4)]),
+    ("PixelShuffle", (2,), {}, [(1, 8, 2, 3)]),
+    ("PixelUnshuffle", (2,), {}, [(1, 2, 2, 4)]),
+    ("ChannelShuffle", (2,), {}, [(1, 4, 2)]),
+    ("Unfold", ((2, 3),), {"padding": 1, "stride": 2}, [(2, 3, 4, 5)]),
+    ("Fold", ((4, 5), (2, 3)), {"padding": 1, "stride": 2}, [(2, 18, 9)]),
+    ("Fold", ((4, 5), 2), {"dilation": 2}, [(8, 6)]),
+    ("Unflatten", (1, (2, -1)), {}, [(3, 4)]),
+    ("CosineSimilarity", (-1,), {}, [(3, 4), (3, 4)]),
+    ("PairwiseDistance", (1.0, 1e-3, True), {}, [(3, 4), (3, 4)]),
+    ("Transformer", (8, 2, 1, 2, 12, 0.0), {"batch_first": True}, [(3, 4, 8), (3, 5, 8)]),
     ("Softmax", (), {"dim": 1}, [(3, 4)]),
     ("LogSoftmax", (), {"dim": 0}, [(3, 4)]),
 ]  # fmt: skip
@@ -86,7 +131,7 @@ def run_torch(layer, arrays):
     return [o.detach() for o in outs], gradients, [x.grad for x in given]
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning", "ignore:LSTM with projections:UserWarning")
 @pytest.mark.parametrize(("name", "args", "options", "shapes"), CASES, ids=lambda x: str(x))
 def test_layer_equals_that_of_torch(name, args, options, shapes):
     torch.manual_seed(0)
@@ -125,18 +170,29 @@ LOSSES = [
     ("CrossEntropyLoss", {"weight": [1.0, 2.0, 0.5, 1.5], "label_smoothing": 0.2}),
     ("NLLLoss", {}), ("NLLLoss", {"reduction": "sum", "ignore_index": 0}), ("NLLLoss", {"ignore_index": 9}),
     ("SmoothL1Loss", {"beta": 0.0}), ("BCELoss", {"reduction": "none"}), ("KLDivLoss", {}),
+    ("BCELoss", {"weight": [1.0, 2.0, 0.5, 1.5], "reduction": "sum"}),
+    ("BCEWithLogitsLoss", {"weight": [1.0, 2.0, 0.5, 1.5], "pos_weight": [0.5, 2.0, 3.0, 1.0]}),
+    ("HingeEmbeddingLoss", {"margin": 0.4}), ("SoftMarginLoss", {"reduction": "none"}),
+    ("MultiMarginLoss", {"p": 2, "margin": 0.5, "weight": [1.0, 2.0, 0.5, 1.5]}), ("MultiLabelMarginLoss", {}),
+    ("MultiLabelSoftMarginLoss", {"weight": [1.0, 2.0, 0.5, 1.5]}), ("PoissonNLLLoss", {"full": True}),
+    ("PoissonNLLLoss", {"log_input": False, "eps": 0.1, "reduction": "sum"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("name", "options"), [
     ("TripletMarginLoss", {}), ("TripletMarginLoss", {"margin": 0.3, "p": 1.0}),
+    ("TripletMarginLoss", {"swap": True, "eps": 0.1, "margin": 3.0}),
+    ("TripletMarginWithDistanceLoss", {"swap": True, "margin": 3.0}), ("MarginRankingLoss", {"margin": 0.2}),
+    ("GaussianNLLLoss", {"full": True, "eps": 0.1}),
     ("CosineEmbeddingLoss", {}), ("CosineEmbeddingLoss", {"margin": 0.5}),
 ])  # fmt: skip
 def test_losses_of_several_inputs_equal_those_of_torch(name, options, reduction):
     arrays = list(np.random.default_rng(1).standard_normal((3, 5, 4)).astype(np.float32))
     if name == "CosineEmbeddingLoss":
         arrays[2] = np.array([1, -1, 1, -1, 1])
+    if name == "GaussianNLLLoss":
+        arrays[2] = np.abs(arrays[2])
     theirs, ours = (
         getattr(torch.nn, name)(**options, reduction=reduction),
         getattr(nn, name)(**options, reduction=reduction),
@@ -166,6 +222,108 @@ def test_an_embedding_equals_that_of_torch(options):
     np.testing.assert_allclose(dict(ts.tree.leaves_with_path(g))["weight"].numpy(), theirs.weight.grad, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [
+    {"scale_grad_by_freq": True}, {"max_norm": 1.0}, {"max_norm": 0.5, "norm_type": 1.0, "padding_idx": 0},
+])  # fmt: skip
+@pytest.mark.parametrize("target", ["eager", "interp", "cpu"])
+def test_an_embedding_is_trained_as_that_of_torch(options, target):
+    theirs, ours = torch.nn.Embedding(6, 3, **options), nn.Embedding(6, 3, **options)
+    ours.load_state_dict(theirs.state_dict())
+    scales = np.random.default_rng(0).standard_normal((20, 2, 3, 3)).astype(np.float32)
+
+    def step(model, rows, scale):
+        value, grads = ts.value_and_grad(lambda m: (m(rows) * m(rows[:1]) * scale).sum())(model)
+        return value, ts.optim.SGD(lr=0.3).update(model, grads, {"step": ts.zeros((), dtype=ts.int64)})[0]
+
+    run = step if target == "eager" else ts.jit(step, target=target)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3)
+    for scale in scales:
+        rows = np.argsort(scale.reshape(-1))[:6].reshape(2, 3) % 6
+        optimizer.zero_grad()
+        want = (theirs(torch.tensor(rows)) * theirs(torch.tensor(rows[:1])) * torch.tensor(scale)).sum()
+        want.backward()
+        optimizer.step()
+        value, ours = run(ours, ts.Tensor(rows), ts.Tensor(scale))
+        np.testing.assert_allclose(value.numpy(), want.detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours.weight.numpy(), theirs.weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_limited_embedding_keeps_its_new_rows():
+    model = nn.Embedding(3, 2, max_norm=1.0)
+    model.weight = ts.Tensor([[3.0, 4.0], [6.0, 8.0], [0.3, 0.4]])
+    for call in (model, ts.jit(model), lambda x: ts.value_and_grad(lambda m: m(x).sum())(model)[0]):
+        call(ts.Tensor([0, 2]))
+        np.testing.assert_allclose(model.weight.numpy(), [[0.6, 0.8], [6.0, 8.0], [0.3, 0.4]], rtol=1e-6)
+        assert isinstance(model.weight, ts.Tensor) and not model.weight.is_traced
+        assert [n for n, _ in model.named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_bag_of_embeddings_equals_that_of_torch(mode):
+    theirs, ours = torch.nn.EmbeddingBag(6, 3, mode=mode, padding_idx=1), nn.EmbeddingBag(6, 3, mode, padding_idx=1)
+    ours.load_state_dict(theirs.state_dict())
+    rows, starts = np.array([0, 2, 1, 5, 5]), np.array([0, 2, 4])
+    np.testing.assert_allclose(
+        ours(ts.Tensor(rows), ts.Tensor(starts)).numpy(), theirs(torch.tensor(rows), torch.tensor(starts)).detach(),
+        rtol=1e-6,
+    )  # fmt: skip
+    last = nn.EmbeddingBag(6, 3, mode, include_last_offset=True)
+    assert last(ts.Tensor(rows), ts.Tensor([0, 2, 5])).shape == (2, 3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_pool_gives_places_that_its_inverse_takes(n):
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 6, 4)[: n + 2]).astype(np.float32)
+    theirs = getattr(torch.nn, f"MaxPool{n}d")(2, return_indices=True)(torch.tensor(x))
+    ours = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)(ts.Tensor(x))
+    assert (ours[1].numpy() == theirs[1].numpy()).all()
+    back = getattr(nn, f"MaxUnpool{n}d")(2)(*ours)
+    np.testing.assert_array_equal(back.numpy(), getattr(torch.nn, f"MaxUnpool{n}d")(2)(*theirs))
+    alone = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)(ts.Tensor(x[0]))
+    assert (alone[1].numpy() == theirs[1].numpy()[0]).all()
+    again = getattr(nn, f"MaxUnpool{n}d")(2)(*alone, output_size=x.shape[1:])
+    np.testing.assert_array_equal(again.numpy(), back.numpy()[0])
+
+
+def test_copies_of_a_layer_make_a_stack():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0)
+    theirs = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(8, 2, 12, 0.0), 2, torch.nn.LayerNorm(8), enable_nested_tensor=False
+    )
+    ours = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8))
+    assert ours.layers[0].linear1.weight is not ours.layers[1].linear1.weight
+    ours.load_state_dict(theirs.state_dict())
+    x, mask = np.random.default_rng(0).standard_normal((4, 3, 8)).astype(np.float32), np.triu(np.ones((4, 4), bool), 1)
+    want = theirs(torch.tensor(x), mask=torch.tensor(mask)).detach()
+    np.testing.assert_allclose(ours(ts.Tensor(x), mask=ts.Tensor(mask)).numpy(), want, rtol=2e-5, atol=2e-6)
+
+
+def test_an_instance_norm_evaluates_with_its_statistics():
+    theirs, ours = (m.InstanceNorm2d(3, track_running_stats=True) for m in (torch.nn, nn))
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 2)).astype(np.float32)
+    for _ in range(3):
+        theirs(torch.tensor(x)), ours(ts.Tensor(x))
+    np.testing.assert_allclose(
+        ours.eval()(ts.Tensor(x * 2)).numpy(), theirs.eval()(torch.tensor(x * 2)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_losses_of_sequences_equal_those_of_torch():
+    logs = torch.log_softmax(torch.tensor(np.random.default_rng(0).standard_normal((6, 2, 4)).astype(np.float32)), -1)
+    given = torch.tensor([[1, 2, 3], [3, 3, 1]]), torch.tensor([6, 5]), torch.tensor([3, 2])
+    for options in ({}, {"reduction": "sum", "blank": 2 * 0, "zero_infinity": True}):
+        want = torch.nn.CTCLoss(**options)(logs, *given)
+        found = nn.CTCLoss(**options)(logs.numpy(), *(t.numpy() for t in given))
+        np.testing.assert_allclose(found.numpy(), want, rtol=1e-5)
+
+
+def test_a_part_of_a_sequence_keeps_the_names_of_its_modules():
+    whole = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    assert list(whole[1:].state_dict()) == list(
+        torch.nn.Sequential(*map(torch.nn.Linear, [2] * 3, [2] * 3))[2:].state_dict()
+    )
+
+
 def test_a_stack_of_decoder_layers_equals_that_of_torch():
     make = lambda m: m.TransformerDecoderLayer(8, 2, 12, 0.0)  # noqa: E731
     theirs = torch.nn.TransformerDecoder(make(torch.nn), 2, torch.nn.LayerNorm(8))
@@ -181,8 +339,11 @@ def test_a_stack_of_decoder_layers_equals_that_of_torch():
 def test_loss_equals_that_of_torch(name, options):
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 6, 4)).astype(np.float32)
-    target = rng.integers(0, 4, 6) if name in ("CrossEntropyLoss", "NLLLoss") else y
-    weight = {n: torch.tensor(v) for n, v in options.items() if n == "weight"}
+    target = rng.integers(0, 4, 6) if name in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss") else y
+    target = rng.permuted(np.tile([0, 2, 3, -1], (6, 1)), axis=1) if name == "MultiLabelMarginLoss" else target
+    target = np.sign(y - 0.5) if name in ("HingeEmbeddingLoss", "SoftMarginLoss") else target
+    target = np.floor(y * 4) if name == "PoissonNLLLoss" else target
+    weight = {n: torch.tensor(v) for n, v in options.items() if n.endswith("weight")}
     theirs, ours = getattr(torch.nn, name)(**{**options, **weight}), getattr(nn, name)(**options)
     given = torch.tensor(x, requires_grad=True)
     expected = theirs(given, torch.tensor(target))

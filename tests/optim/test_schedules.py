@@ -18,6 +18,14 @@ CASES = [
     ("PolynomialLR", {"total_iters": 8, "power": 2.0}),
     ("OneCycleLR", {"max_lr": 0.4, "total_steps": 12}),
     ("OneCycleLR", {"max_lr": 0.4, "total_steps": 12, "pct_start": 0.5, "anneal_strategy": "linear"}),
+    ("OneCycleLR", {"max_lr": 0.4, "epochs": 3, "steps_per_epoch": 4, "three_phase": True, "div_factor": 5.0}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 3, "eta_min": 0.01}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 1, "T_mult": 2}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 3}),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 2, "step_size_down": 3}),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 3, "mode": "triangular2"}),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 2, "mode": "exp_range", "gamma": 0.9}),
+    ("LambdaLR", {"lr_lambda": lambda t: 1.0 / (t + 1.0)}),
 ]
 
 
@@ -25,7 +33,8 @@ CASES = [
 def test_rates_equal_those_of_torch(name, options):
     p = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([p], lr=0.2, momentum=0.0)
-    extra = {"cycle_momentum": False} if name == "OneCycleLR" else {}
+    own = name in ("OneCycleLR", "CyclicLR")
+    extra = {"cycle_momentum": False} if own else {}
     theirs = getattr(torch.optim.lr_scheduler, name)(optimizer, **options, **extra)
     expected = []
     for _ in range(12):
@@ -33,11 +42,28 @@ def test_rates_equal_those_of_torch(name, options):
         optimizer.step()
         if len(expected) < 12:
             theirs.step()
-    ours = getattr(optim, name)(**({"lr": 0.2} if name != "OneCycleLR" else {}), **options)
+    ours = getattr(optim, name)(**({} if own else {"lr": 0.2}), **options)
     np.testing.assert_allclose([ours(t) for t in range(12)], expected, rtol=1e-9, atol=1e-12)
     traced = ts.jit(lambda t: ours(t) + 0.0 * t.to(ts.f32), target="cpu")
     found = [traced(ts.Tensor(np.int64(t))).item() for t in range(12)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
+def test_one_schedule_after_the_other_equals_that_of_torch():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+    m = torch.optim.lr_scheduler
+    parts = [m.LinearLR(optimizer, 0.1, 1.0, 3), m.CosineAnnealingLR(optimizer, 6), m.ConstantLR(optimizer, 0.5, 2)]
+    theirs, expected = m.SequentialLR(optimizer, parts, [3, 8]), []
+    for _ in range(12):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    parts = [optim.LinearLR(0.2, 0.1, 1.0, 3), optim.CosineAnnealingLR(0.2, 6), optim.ConstantLR(0.2, 0.5, 2)]
+    ours = optim.SequentialLR(parts, [3, 8])
+    np.testing.assert_allclose([ours(t) for t in range(12)], expected, rtol=1e-9)
+    traced = ts.jit(lambda t: ours(t), target="cpu")
+    np.testing.assert_allclose([traced(ts.Tensor(np.int64(t))).item() for t in range(12)], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "max", "threshold_mode": "abs"}, {"cooldown": 2, "min_lr": 0.05}])
@@ -96,6 +122,13 @@ BAD = [
     (lambda: optim.WarmupCosine(0.1, 5, 5), "warmup_steps"),
     (lambda: optim.OneCycleLR(0.1, 5, anneal_strategy="cubic"), "anneal_strategy"),
     (lambda: optim.EMA(1.0), "decay"),
+    (lambda: optim.OneCycleLR(0.1, 5, cycle_momentum=True), "cycle_momentum"),
+    (lambda: optim.OneCycleLR(0.1), "epochs"),
+    (lambda: optim.StepLR(0.1, 2, last_epoch=3), "counts the steps"),
+    (lambda: optim.CyclicLR(0.1, 0.2, mode="square"), "triangular2"),
+    (lambda: optim.LambdaLR(0.1, 0.5), "no function"),
+    (lambda: optim.SequentialLR([optim.StepLR(0.1, 2)], [3]), "one less"),
+    (lambda: optim.SequentialLR([0.1, 0.2], [3]), "takes schedules"),
     (lambda: optim.Adam().init({}), "nothing to train"),
     (lambda: optim.Adam().init([ts.zeros((2,), dtype=ts.int32)]), "no float elements"),
     (lambda: optim.Adam().update([ts.zeros((2,))], [ts.zeros((2,))], {}), "no state of Adam"),
@@ -113,5 +146,5 @@ def _update(grads, **named):
 
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[m for _, m in BAD])
 def test_bad_input_is_a_typed_error(call, message):
-    with pytest.raises(ts.errors.TesseraError, match=message):
+    with pytest.raises(ts.errors.TesseraError, match="(?s)" + message):
         call()

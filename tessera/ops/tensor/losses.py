@@ -231,7 +231,7 @@ def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = 
     if log_target:
         losses = exp(share) * (share - logs)
     else:
-        known = greater(share, 0.0)
+        known = not_equal(share, 0.0)
         losses = where(known, share * (log(where(known, share, 1.0)) - logs), 0.0)
     if reduction == "batchmean":
         return sum(losses) / logs.shape[0]

@@ -12,14 +12,16 @@ from tessera import nn as core
 from tessera.nn.module import Lambda
 from tessera.pyflame.nn import functional as functional
 from tessera.pyflame.nn import utils as utils
+from tessera.pyflame.nn.losses import BCELoss as BCELoss
+from tessera.pyflame.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
 from tessera.pyflame.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from tessera.pyflame.nn.losses import NLLLoss as NLLLoss
-from tessera.pyflame.nn.modules import LazyModuleDict, LazyModuleList, make_layer
+from tessera.pyflame.nn.modules import LazyEmbedding, LazyModuleDict, LazyModuleList, make_layer
 from tessera.pyflame.nn.modules import Module as Module
 from tessera.pyflame.nn.modules import Parameter as Parameter
 from tessera.pyflame.nn.modules import Sequential as Sequential
 
-ModuleDict, ModuleList, Reduction = LazyModuleDict, LazyModuleList, core.Reduction
+Embedding, ModuleDict, ModuleList, Reduction = LazyEmbedding, LazyModuleDict, LazyModuleList, core.Reduction
 _CONTAINERS = (core.Module, core.ModuleList, core.ModuleDict, core.Sequential, Lambda)
 
 
@@ -28,7 +30,10 @@ def _is_layer(value: Any) -> bool:
 
 
 _OWN = [
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "CrossEntropyLoss",
+    "Embedding",
     "Module",
     "ModuleDict",
     "ModuleList",

@@ -33,3 +33,17 @@ class NLLLoss(make_layer(core.NLLLoss)):  # type: ignore[misc]
 
     def __init__(self, reduction: str = "mean", ignore_index: int = -100, weight: Any = None) -> None:
         super().__init__(_as_core(weight), reduction, ignore_index)
+
+
+class BCELoss(make_layer(core.BCELoss)):  # type: ignore[misc]
+    """Minus the log probability of targets (0 to 1) under probabilities."""
+
+    def __init__(self, reduction: str = "mean", weight: Any = None) -> None:
+        super().__init__(_as_core(weight), reduction)
+
+
+class BCEWithLogitsLoss(make_layer(core.BCEWithLogitsLoss)):  # type: ignore[misc]
+    """`BCELoss` of the sigmoid of logits, without loss of digits."""
+
+    def __init__(self, reduction: str = "mean", pos_weight: Any = None, weight: Any = None) -> None:
+        super().__init__(_as_core(weight), reduction, _as_core(pos_weight))

@@ -15,6 +15,7 @@ import numpy as np
 from tessera.core.pytree import flatten
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor as CoreTensor
+from tessera.nn import linear
 from tessera.nn import module as core
 from tessera.pyflame.lazy_graph import Expression, evaluate
 from tessera.pyflame.tensor import Tensor, elements_of, record
@@ -145,6 +146,13 @@ def make_layer(kind: type) -> type:
         doc = f"`tessera.nn.{kind.__name__}` on lazy tensors."
         LAYERS[kind] = type(kind.__name__, (Layer, kind), {"__doc__": doc, "__module__": "tessera.pyflame.nn"})
     return LAYERS[kind]
+
+
+class LazyEmbedding(make_layer(linear.Embedding)):  # type: ignore[misc]
+    """A table of vectors: rows of weight [num_embeddings, embedding_dim] by index."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
 
 
 def make_lazy(module: core.Module) -> None:
