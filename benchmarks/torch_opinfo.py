@@ -37,9 +37,15 @@ TOLERANCES = {
     torch.float64: (1e-9, 1e-10), torch.float32: (2e-4, 2e-5), torch.bfloat16: (3e-2, 1e-2), torch.float16: (5e-3, 2e-3)
 }  # fmt: skip
 # Ops whose order of equal elements is open: the elements at their indices are compared, not the indices.
-UNORDERED = ("aten.sort.default", "aten.topk.default", "aten.argsort.default", "aten.kthvalue.default")
+UNORDERED = (
+    "aten.sort.default", "aten.topk.default", "aten.argsort.default", "aten.kthvalue.default",
+    "aten.median.dim", "aten.mode.default", "aten.nanmedian.dim",
+)  # fmt: skip
 # Ops whose values are drawn or undefined: only types and shapes are compared.
-UNDEFINED = ("empty", "rand", "bernoulli", "native_dropout", "normal", "uniform", "dropout", "new_empty", "rrelu")
+UNDEFINED = (
+    "empty", "rand", "bernoulli", "native_dropout", "normal", "uniform", "dropout", "new_empty", "rrelu",
+    "multinomial",
+)  # fmt: skip
 
 
 class Record:
@@ -172,7 +178,7 @@ def compare_tensors(got: torch.Tensor, want: torch.Tensor, undefined: bool) -> s
 
 def compare_order(name: str, found: Any, wanted: Any, args: Any) -> str:
     """Whether the elements at the indices are PyTorch's, where equal elements may be in any order."""
-    if name == "aten.kthvalue.default":
+    if name in ("aten.kthvalue.default", "aten.median.dim", "aten.mode.default", "aten.nanmedian.dim"):
         return compare_values(name, found[0], wanted[0])
     own, want = (x[1] if isinstance(x, tuple) else x for x in (found, wanted))
     axis = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), -1)
@@ -305,7 +311,15 @@ def list_direct_calls() -> list[tuple[str, tuple[Any, ...]]]:
         ("resize_.default", (rows.clone(), [3, 2])), ("resize_.default", (k.clone(), [5, 2, 2])),
         ("resize.default", (rows.clone(), [0, 7])), ("nonzero_static.default", (k > 4, {"size": 7})),
         ("nonzero_static.default", (x > 0, {"size": 500, "fill_value": 3})),
-        ("nonzero_static.default", (k, {"size": 0})),
+        ("nonzero_static.default", (k, {"size": 0})), ("searchsorted.Scalar", (three.sort()[0], 0.4)),
+        ("searchsorted.Scalar", (torch.tensor([1, 3, 3, 7]), 3, {"side": "right"})),
+        ("bucketize.Scalar", (3, torch.tensor([1.0, 3.0, 4.0]), {"out_int32": True})),
+        ("repeat_interleave.Tensor", (torch.tensor([2, 0, 3]), {"output_size": 5})),
+        ("mode.default", (torch.tensor([[2.0, 1.0, 2.0, 1.0, 3.0], [float("nan"), 4.0, 4.0, 0.0, 0.0]]),)),
+        ("median.dim", (torch.tensor([[2.0, float("nan"), 1.0, float("nan")], [4.0, 1.0, 3.0, 2.0]]), 1)),
+        ("nanmedian.dim", (torch.full((2, 3), float("nan")), 0, True)),
+        ("_linalg_eigh.default", (rows.t() @ rows,)), ("linalg_inv.default", (rows.t() @ rows,)),
+        ("linalg_solve.default", (rows.t() @ rows, rows, {"left": False})),
     ]  # fmt: skip
 
 

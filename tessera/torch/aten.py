@@ -13,18 +13,20 @@ from tessera.torch.rows import (
     composites,
     elementwise,
     indexing,
+    matrices,
     normalisation,
     products,
     recurrent,
     reductions,
     shapes,
     special,
+    statistics,
     windows,
 )
 from tessera.torch.table import ATEN
 
 __all__ = ["ATEN"]
 ROWS = (
-    activations, composites, elementwise, indexing, normalisation, products, recurrent, reductions, shapes, special,
-    windows,
+    activations, composites, elementwise, indexing, matrices, normalisation, products, recurrent, reductions,
+    shapes, special, statistics, windows,
 )  # fmt: skip

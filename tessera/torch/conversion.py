@@ -35,7 +35,8 @@ SIZE_FUNCTIONS = frozenset(
 # Checks of sizes, which exports leave in a graph: they hold for values that have a shape.
 ASSERTIONS = frozenset(
     ("aten._assert_scalar.default", "aten._assert_tensor_metadata.default", "aten._assert_async.msg",
-     "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default")
+     "aten._linalg_check_errors.default", "aten.sym_constrain_range.default",
+     "aten.sym_constrain_range_for_size.default")
 )  # fmt: skip
 
 # Numbers that depend on values.

@@ -39,7 +39,7 @@ def bind_by_name(op: Any, args: Sequence[Any], named: Mapping[str, Any]) -> dict
     return {**found, **dict(zip((a.name for a in arguments), args, strict=False)), **named}
 
 
-@refuses("as_strided.default", "as_strided_scatter.default")
+@refuses("as_strided.default", "as_strided_copy.default", "as_strided_scatter.default")
 def _(self: torch.Tensor, **rest: Any) -> str | None:
     if isinstance(self, torch.Tensor) and not (self.is_contiguous() and _owns_memory(self)):
         return "as_strided of a view, or of a tensor that is not in row-major order: values have no strides"
@@ -124,3 +124,19 @@ def _(self: Any, memory_format: Any = torch.contiguous_format, **rest: Any) -> s
     if row_major and (not isinstance(self, torch.Tensor) or self.is_contiguous()):
         return None
     return "an order of memory other than row-major, which values do not have"
+
+
+@refuses("repeat_interleave.Tensor")
+def _(output_size: Any = None, **rest: Any) -> str | None:
+    return "the size of its result depends on values; give output_size" if output_size is None else None
+
+
+@refuses("_linalg_eigh.default")
+def _(UPLO: str = "L", compute_v: bool = True, **rest: Any) -> str | None:
+    return "eigenvectors of the upper triangle, whose signs are PyTorch's own" if compute_v and UPLO != "L" else None
+
+
+@refuses("_linalg_svd.default")
+def _(A: Any, full_matrices: bool = False, compute_uv: bool = True, **rest: Any) -> str | None:
+    whole = full_matrices and compute_uv and A.shape[-1] != A.shape[-2]
+    return "full singular vectors: use full_matrices=False" if whole else None

@@ -23,6 +23,7 @@ from tessera.core.symbolic_dim import Dim, Size, UnknownSizeError
 from tessera.core.types import TensorType
 from tessera.torch.conversion import ASSERTIONS, name_op, supported
 from tessera.torch.interop import DEVICE_TARGETS
+from tessera.torch.rows.matrices import HOST_OPS
 from tessera.torch.tensors import DTYPES
 
 PIECE = "tessera_piece_"  # the name of a piece's submodule, with its number
@@ -143,6 +144,8 @@ def find_refusal(node: Node, device: str | None) -> str | None:
             return "a size that depends on data"
     if any(t.is_sparse or t.is_quantized for t in tensors):
         return "a sparse or quantised tensor"
+    if name_op(node.target) in HOST_OPS:
+        return "PyTorch calls LAPACK itself, and reports failures in a result"
     return ask_table(node)
 
 

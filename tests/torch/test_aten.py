@@ -19,7 +19,11 @@ MISSING = {
     "aten._fft_r2c.default": "complex numbers",
     "aten.nonzero.default": "a size that depends on values",
 }
-ENTRIES = ["add", "index_put", "nn.functional.conv2d", "nn.functional.layer_norm", "scatter_reduce", "softmax", "topk"]
+ENTRIES = [
+    "add", "cdist", "cholesky_solve", "gcd", "histc", "index_put", "lcm", "linalg.pinv", "linalg.qr", "linalg.svd",
+    "median", "mode", "nanmedian", "nn.functional.bilinear", "nn.functional.conv2d", "nn.functional.layer_norm",
+    "nn.functional.pdist", "scatter_reduce", "softmax", "topk", "triangular_solve",
+]  # fmt: skip
 
 
 def find_op(name):

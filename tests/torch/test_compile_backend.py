@@ -177,3 +177,15 @@ def test_unknown_options_are_refused(options):
         compiled(lambda x: x * 2, **options)(torch.ones(1))
     with pytest.raises(ArgumentError):
         ts.torch.backend(None, [], options=options)
+
+
+def test_lapack_stays_with_pytorch_which_reports_failures():
+    def factor(x):
+        found, info = torch.linalg.cholesky_ex(x * 2)
+        return found.tril() + 1, info
+
+    x = torch.stack([torch.eye(3), -torch.eye(3)])
+    found, wanted = compiled(factor)(x), factor(x)
+    assert found[1].tolist() == wanted[1].tolist() == [0, 1]
+    torch.testing.assert_close(found[0][0], wanted[0][0])
+    assert {f.op for f in ts.torch.report().fallbacks} == {"aten.linalg_cholesky_ex.default"}

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
-from tessera.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError  # noqa: E402
+from tessera.errors import ArgumentError, DTypeError, ExecutionError, ShapeError, UnsupportedOpError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch's export, about itself
 
@@ -199,3 +199,36 @@ def test_what_depends_on_values_and_has_no_program_is_refused(function, word):
     with pytest.raises(UnsupportedOpError) as caught:
         ts.torch.import_program(Calls(function), (torch.ones(2, 3),))
     assert word in str(caught.value) and "test_program.py" in str(caught.value)
+
+
+def log_density(x):
+    covariance = x @ x.mT + 2 * torch.eye(x.shape[-1])
+    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), x[..., :1], upper=False)
+    return whitened.square().sum() + torch.logdet(covariance).sum() + torch.linalg.inv(covariance).diagonal().sum()
+
+
+def test_lapack_is_imported_with_derivatives():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 4, requires_grad=True)
+    program, wanted = ts.torch.import_program(Calls(log_density), (x.detach(),)), log_density(x)
+    given = ts.torch.from_torch(x.detach())
+    wanted.backward()
+    np.testing.assert_allclose(program(given).numpy(), wanted.item(), rtol=1e-5)
+    np.testing.assert_allclose(ts.grad(program)(given).numpy(), x.grad.numpy(), rtol=1e-3, atol=1e-4)
+    with pytest.raises(ExecutionError, match="Singular"):
+        ts.torch.import_program(Calls(torch.linalg.inv), (torch.eye(2),))(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_draws_follow_their_weights(replacement):
+    weights = torch.tensor([[0.0, 1.0, 3.0, 0.0, 4.0], [2.0, 0.0, 0.0, 1.0, 1.0]])
+    draw = Calls(lambda w: torch.multinomial(w, 3, replacement=replacement))
+    ts.manual_seed(0)
+    program = ts.torch.import_program(draw, (weights.repeat(2000, 1),))
+    drawn = ts.torch.to_torch(program(weights.repeat(2000, 1))).reshape(2000, 2, 3)
+    for row in range(2):
+        assert not weights[row][drawn[:, row]].eq(0).any()
+        shares = torch.bincount(drawn[:, row, 0], minlength=5) / 2000
+        torch.testing.assert_close(shares, weights[row] / weights[row].sum(), atol=0.05, rtol=0)
+    distinct = all(len(set(r.tolist())) == 3 for r in drawn[:, 0])
+    assert distinct != replacement

@@ -325,16 +325,17 @@ def _(x, diagonal=0):
 
 @aten("bucketize.Tensor")
 def _(x, boundaries, out_int32=False, right=False):
-    return _search(boundaries, x, out_int32, right)
+    return search(boundaries, x, out_int32, right)
 
 
 @aten("searchsorted.Tensor")
 def _(row, x, out_int32=False, right=False, side=None, sorter=None):
     row = row if sorter is None else take_along_axis(row, sorter, -1)
-    return _search(row, x, out_int32, right or side == "right")
+    return search(row, x, out_int32, right or side == "right")
 
 
-def _search(row: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
+def search(row: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
+    """How many elements of a sorted row are less than each of `x`, or not greater with `right`."""
     row, x = unify(row, x)
     many = row.ndim > 1
     inner, outer = expand_dims(row, -2) if many else row, expand_dims(x, -1)

@@ -155,7 +155,7 @@ def _(x, source, offset=0, dim1=0, dim2=1):
     return _set_flat(x, diagonal(permute(places, axes=(*rest, first, second)), offset), source)
 
 
-@aten("as_strided.default")
+@aten("as_strided.default", "as_strided_copy.default")
 def _(x, size, stride, storage_offset=None):
     return gather(reshape(x, shape=(-1,)), _strided_index(size, stride, storage_offset or 0), axis=0)
 
