@@ -13,11 +13,14 @@ from tessera.ops.tensor import basic, shape
 # Cycles of a product on one element; emission and layout search choose by them.
 
 
-# A DSD operation, with the steps of the loop around it.
-DSD_OVERHEAD = 26
-LOOP_OVERHEAD = 20
-# A multiply-add with operands in registers, with the loop around it: rows contiguous, or not.
-CONTIGUOUS_ROW_OVERHEAD, STRIDED_ROW_OVERHEAD = 27, 40
+# Fitted to products of 20 shapes in the CSL simulator, by each algorithm, within 17%.
+# A row of the result, and a multiply-add on it from registers, with the loop around it; the same of a column.
+ROW_SETUP, ROW_OVERHEAD = 36, 13.5
+COLUMN_SETUP, COLUMN_OVERHEAD = 22, 31
+# A product and a sum of vectors with the loop around them: of a whole matrix, and of one element.
+OUTER_OVERHEAD, INNER_OVERHEAD = 53, 75
+# A transfer along an axis, before its first word.
+TRANSFER_OVERHEAD = 78
 # Elements a cycle, of a WSE-2 and of a WSE-3: a multiply-add with a scalar, a product, a sum.
 MULTIPLY_ADD_RATE, MULTIPLY_RATE, ADD_RATE = (2, 4), (1, 4), (2, 4)
 # "lines": a multiply-add on a row or column of the result for each element of the other operand. "outer": for each
@@ -28,19 +31,21 @@ ROW_PRODUCTS, OUTER_PRODUCTS, INNER_PRODUCTS = "lines", "outer", "inner"
 
 def estimate_matmul_cycles(rows: int, columns: int, summed: int, wide: bool = False) -> dict[str, float]:
     """The cycles of a product (rows x depth) · (depth x columns) by each algorithm; `wide` on a WSE-3."""
-    both = 2 * DSD_OVERHEAD + LOOP_OVERHEAD
     rate = 1 / MULTIPLY_RATE[wide] + 1 / ADD_RATE[wide]
     return {
-        ROW_PRODUCTS: summed * min(estimate_row_cycles(rows, columns, wide)),
-        OUTER_PRODUCTS: summed * (both + rows * columns * rate),
-        INNER_PRODUCTS: rows * columns * (both + summed * rate),
+        ROW_PRODUCTS: min(estimate_row_cycles(rows, columns, summed, wide)),
+        OUTER_PRODUCTS: summed * (OUTER_OVERHEAD + rows * columns * rate),
+        INNER_PRODUCTS: rows * columns * (INNER_OVERHEAD + summed * rate),
     }
 
 
-def estimate_row_cycles(rows: int, columns: int, wide: bool = False) -> tuple[float, float]:
-    """The cycles for each index of the summed axis of a product by rows, and by columns."""
+def estimate_row_cycles(rows: int, columns: int, summed: int, wide: bool = False) -> tuple[float, float]:
+    """The cycles of a product by rows, and by columns."""
     rate = MULTIPLY_ADD_RATE[wide]
-    return rows * (CONTIGUOUS_ROW_OVERHEAD + columns / rate), columns * (STRIDED_ROW_OVERHEAD + rows / rate)
+    return (
+        rows * (ROW_SETUP + summed * (ROW_OVERHEAD + columns / rate)),
+        columns * (COLUMN_SETUP + summed * (COLUMN_OVERHEAD + rows / rate)),
+    )
 
 
 def choose_cheapest(found: dict[str, float]) -> str:
@@ -50,12 +55,12 @@ def choose_cheapest(found: dict[str, float]) -> str:
 
 def estimate_broadcast_cycles(words: int, places: int) -> float:
     """The cycles of a broadcast along an axis: to the last element, and back."""
-    return words + 2 * places + 3 * DSD_OVERHEAD
+    return words + 2 * places + TRANSFER_OVERHEAD
 
 
 def estimate_all_gather_cycles(words: int, places: int) -> float:
     """The cycles of an all-gather of `words` from each element, with a few cycles of overhead for each."""
-    return words + 6 * places + 3 * DSD_OVERHEAD
+    return words + 6 * places + TRANSFER_OVERHEAD
 
 
 # Ops whose result aliases the first operand: a view of it, or its buffer where it is dead afterwards.
