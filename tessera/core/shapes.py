@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, TypeVar
 
 from tessera.core.errors import UNKNOWN, ArgumentError, Location, ShapeError, user_location
@@ -23,11 +23,13 @@ from tessera.core.symbolic_dim import (
     LEAST_SIZE,
     SIZE_DIVISORS,
     SIZE_LIMITS,
+    SIZE_MINIMA,
     Dim,
     Size,
     UnknownSizeError,
     evaluate_shape,
     resolve_size,
+    round_up,
     symbol_names,
 )
 
@@ -231,6 +233,7 @@ _SIGNS = {
 }
 # The constraints that a function states while it is traced; None where nobody asks.
 STATED_CONSTRAINTS: ContextVar[list[SizeConstraint] | None] = ContextVar("stated constraints", default=None)
+_CONSTRAINTS_IN_USE: ContextVar[tuple[SizeConstraint, ...]] = ContextVar("constraints in use", default=())
 
 
 @contextmanager
@@ -239,7 +242,8 @@ def note_stated_constraints() -> Iterator[list[SizeConstraint]]:
     stated: list[SizeConstraint] = []
     token = STATED_CONSTRAINTS.set(stated)
     try:
-        yield stated
+        with use_size_constraints(_CONSTRAINTS_IN_USE.get()):
+            yield stated
     finally:
         STATED_CONSTRAINTS.reset(token)
 
@@ -332,38 +336,68 @@ def require(text: str) -> SizeConstraint:
             requirement.check(sizes)
         except ShapeError as error:
             raise error.at(user_location()) from None
+        if stated is not None and (found := requirement.substitute(sizes)) is not None:
+            _set_constraints((*_CONSTRAINTS_IN_USE.get(), found))  # for the lines that follow
     return requirement
 
 
 @contextmanager
 def use_size_constraints(stated: Iterable[SizeConstraint]) -> Iterator[None]:
-    """Use what constraints state: tiles that divide the 64 of `S % 64 == 0` need no masks; none is above a limit."""
-    constraints = list(stated)
+    """Use what constraints state: tiles that divide the 64 of `S % 64 == 0` need no masks; no size is out of bounds."""
+    tokens = _set_constraints(tuple(stated))
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
+
+
+def _set_constraints(constraints: tuple[SizeConstraint, ...]) -> list[tuple[ContextVar[Any], Token[Any]]]:
+    """Set what is known of sizes to what these constraints state; how to reset it."""
     divisors: dict[str, int] = {}
     for clause in (c for constraint in constraints for c in constraint.clauses):
         if (found := _find_stated_divisor(*clause)) is not None:
             name, number = found
             divisors[name] = math.lcm(number, divisors.get(name, 1))
-    tokens = SIZE_DIVISORS.set(divisors), SIZE_LIMITS.set(_find_stated_limits(constraints))
-    try:
-        yield
-    finally:
-        SIZE_DIVISORS.reset(tokens[0])
-        SIZE_LIMITS.reset(tokens[1])
+    minima = {name: round_up(least, divisors.get(name, 1)) for name, least in _find_stated_minima(constraints).items()}
+    facts: tuple[tuple[ContextVar[Any], Any], ...] = (
+        (_CONSTRAINTS_IN_USE, constraints),
+        (SIZE_DIVISORS, divisors),
+        (SIZE_LIMITS, _find_stated_limits(constraints)),
+        (SIZE_MINIMA, divisors | minima),
+    )
+    return [(variable, variable.set(value)) for variable, value in facts]
+
+
+def _order_relation(left: Size, compare: Callable[[Any, Any], bool], right: Size) -> tuple[Size, Size, bool] | None:
+    """A comparison as the lesser side, the greater one, and whether they may not be equal; None for other relations."""
+    if compare in (operator.gt, operator.ge):
+        return right, left, compare is operator.gt
+    return (left, right, compare is operator.lt) if compare in (operator.lt, operator.le) else None
+
+
+def _find_stated_minima(constraints: Sequence[SizeConstraint]) -> dict[str, int]:
+    """The least value of a name that a constraint such as `S >= 2` or `1 < S` states."""
+    minima: dict[str, int] = {}
+    for clause in (c for constraint in constraints for c in constraint.clauses):
+        lesser, greater, strict = _order_relation(*clause) or (None, None, False)
+        name = find_plain_name(greater)
+        if isinstance(lesser, int) and name is not None:
+            minima[name] = max(lesser + strict, minima.get(name, LEAST_SIZE))
+    return minima
 
 
 def _find_stated_limits(constraints: Sequence[SizeConstraint]) -> dict[tuple[str, ...], int]:
     """The greatest value of a name or product that a constraint such as `S <= 16` or `B*S < 64` allows."""
     limits: dict[tuple[str, ...], int] = {}
-    for left, compare, right in (c for constraint in constraints for c in constraint.clauses):
-        if compare in (operator.gt, operator.ge):
-            left, compare, right = right, {operator.gt: operator.lt, operator.ge: operator.le}[compare], left
-        if not isinstance(left, Dim) or not isinstance(right, int) or compare not in (operator.lt, operator.le):
+    for clause in (c for constraint in constraints for c in constraint.clauses):
+        lesser, greater, strict = _order_relation(*clause) or (None, None, False)
+        if not isinstance(lesser, Dim) or not isinstance(greater, int):
             continue
-        ((monomial, count), *others) = left.terms
+        ((monomial, count), *others) = lesser.terms
         if others or count < 1 or not all(isinstance(a, str) for a in monomial):
             continue
-        most = (right - (compare is operator.lt)) // count
+        most = (greater - strict) // count
         for names in (monomial, *((name,) for name in monomial)):  # no factor is 0
             limits[names] = min(most, limits.get(names, most))
     return limits

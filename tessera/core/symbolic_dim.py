@@ -39,6 +39,8 @@ SIZE_ESTIMATES: ContextVar[Mapping[str, int]] = ContextVar("size estimates", def
 DEFAULT_ESTIMATE = 128
 # Numbers that the names are multiples of, by the constraints of the program.
 SIZE_DIVISORS: ContextVar[Mapping[str, int]] = ContextVar("size divisors", default=MappingProxyType({}))
+# The least values of the names, by the constraints of the program.
+SIZE_MINIMA: ContextVar[Mapping[str, int]] = ContextVar("size minima", default=MappingProxyType({}))
 # The greatest values of names and of products of them, by the constraints of the program.
 SIZE_LIMITS: ContextVar[Mapping[tuple[str, ...], int]] = ContextVar("size limits", default=MappingProxyType({}))
 # Whether a program is traced for its types (`ts.check`) and never run.
@@ -273,7 +275,8 @@ def resolve_size(size: Size) -> Size:
     return size.evaluate(KNOWN_SIZES.get() or {})  # type: ignore[arg-type]
 
 
-# Order of symbolic sizes: interval arithmetic on the difference. Every name is a size of at least `LEAST_SIZE`.
+# Order of symbolic sizes: interval arithmetic on the difference. Every name is a size of at least `LEAST_SIZE`, and
+# between what the constraints of the program state.
 
 
 LEAST_SIZE = 1
@@ -457,21 +460,30 @@ def find_broken_guards(guards: SizeGuards, sizes: Mapping[str, int]) -> list[Siz
 
 
 def _find_least_value(size: Size) -> float:
-    """The least value of a polynomial whose names are `LEAST_SIZE` + t for t >= 0: its terms in t bound it."""
+    """The least value of a polynomial whose names are their least value + t for t >= 0: its terms in t bound it."""
     if not isinstance(size, Dim):
         return size
     shifted: Size = 0
     for monomial, count in size.terms:
         term: Size = count
         for atom in monomial:  # names inside of a division keep their meaning
-            term = term * (Dim.of(atom) + LEAST_SIZE if isinstance(atom, str) else Dim({(atom,): 1}))
+            term = term * (Dim.of(atom) + _find_minimum(atom) if isinstance(atom, str) else Dim({(atom,): 1}))
         shifted = shifted + term
     return sum(count * _bound_monomial(monomial, count > 0) for monomial, count in _polynomial_terms(shifted))
 
 
+def _find_minimum(name: str) -> int:
+    return SIZE_MINIMA.get().get(name, LEAST_SIZE)
+
+
+def _bound_shifted_name(name: str) -> tuple[float, float]:
+    """The bounds of a name less its least value; constraints that exclude each other leave the least value."""
+    return 0, max(SIZE_LIMITS.get().get((name,), math.inf) - _find_minimum(name), 0)
+
+
 def _bound_monomial(monomial: Monomial, below: bool) -> float:
     """The least or greatest value of a product of shifted names, which are at least 0, and of divisions."""
-    bounds = [(0, math.inf) if isinstance(atom, str) else _bound_division(atom) for atom in monomial]
+    bounds = [_bound_shifted_name(atom) if isinstance(atom, str) else _bound_division(atom) for atom in monomial]
     if any(low < 0 for low, _ in bounds):
         return -math.inf if below else math.inf
     chosen = [low if below else high for low, high in bounds]

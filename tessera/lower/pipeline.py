@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from tessera.core.symbolic_dim import Dim
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.rewrite import (
     RewritePatterns,
@@ -115,11 +116,11 @@ def _has_library_launch(function: Function, op: Op, plan: LoweringPlan) -> bool:
 
 
 def _runs_on_host(function: Function, op: Op, plan: LoweringPlan) -> bool:
-    """Whether the host executes an op that has a lowering: a sort whose lowering compares too many pairs."""
+    """Whether the host executes an op that has a lowering: a sort whose lowering compares too many pairs, or may."""
     if op is not sorting.argsort or plan.host_sort is None:
         return False
-    found = [n for n in function.body.walk() if n.op is op]
-    return any(int(n.types[0].shape[n.attrs["axis"]]) > plan.host_sort for n in found)
+    sizes = [n.types[0].shape[n.attrs["axis"]] for n in function.body.walk() if n.op is op]
+    return any(isinstance(size, Dim) or size > plan.host_sort for size in sizes)
 
 
 def expand_for_mesh(module: Module, plan: LoweringPlan) -> Module:

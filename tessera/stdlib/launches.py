@@ -187,16 +187,18 @@ MAX_DOUBLED = 16
 
 @library_lowerings(reduce.cumsum, reduce.cumprod)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A scan in one pass, or in chunks where a target has many programs to run."""
+    """A scan in one pass, or in chunks where a target has many programs to run; the own lowering needs to know sizes."""
     if plan.serial_scans:
         return _scan_serially(node)
-    return _scan_in_chunks(node, plan) if node.op is reduce.cumsum else None
+    in_chunks = _scan_in_chunks(node, plan) if node.op is reduce.cumsum else None
+    symbolic = isinstance(get_shape(node.args[0])[node.attrs["axis"]], Dim)
+    return in_chunks or (_scan_serially(node) if symbolic else None)
 
 
 def _scan_in_chunks(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
     type, out = get_tensor_type(node.args[0]), get_tensor_type(node.out)
     sizes, at = get_shape(node.args[0]), node.attrs["axis"] + len(get_shape(node.args[0]))
-    if plan.parallel is None or symbol_names(sizes) or 0 in sizes or int(sizes[at]) <= MAX_DOUBLED:
+    if plan.parallel is None or 0 in sizes or (isinstance(sizes[at], int) and sizes[at] <= MAX_DOUBLED):
         return None
     if type.policy is not None or out.policy is not None:
         return None
@@ -314,12 +316,29 @@ MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused
 def _scan_serially(node: Node) -> LibraryLowering | None:
     x, type, axis = node.args[0], get_tensor_type(node.out), node.attrs["axis"]
     sizes = get_shape(x)
-    plain = type.policy is None and get_tensor_type(x).policy is None and not symbol_names(sizes)
-    if not plain or 0 in sizes or sizes[axis] < MIN_SCANNED:
+    plain = type.policy is None and get_tensor_type(x).policy is None
+    if not plain or 0 in sizes or (isinstance(sizes[axis], int) and sizes[axis] < MIN_SCANNED):
         return None
     at, wide = axis % len(sizes), type.accumulate if type.dtype.is_float else type.dtype
     combine = "sum" if node.op is reduce.cumsum else "prod"
     return LibraryLowering(node.args, lambda x: cast(row_scans.scan_axis(x, at, combine, wide), dtype=type.dtype))
+
+
+@library_lowerings(reduce.prod)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The product of a symbolic number of elements, for which a tree of halves has no static depth."""
+    type, sizes, axes = get_tensor_type(node.out), get_shape(node.args[0]), node.attrs["axis"]
+    count = math.prod(sizes[a] for a in axes)
+    if isinstance(count, int) or 0 in sizes or type.policy is not None or get_tensor_type(node.args[0]).policy:
+        return None
+    wide = type.accumulate if type.dtype.is_float else type.dtype
+    kept = [a for a in range(-len(sizes), 0) if a not in axes]
+
+    def multiply(x: Tensor) -> Tensor:
+        rows = shape.reshape(shape.permute(x, axes=(*kept, *axes)), shape=(math.prod(sizes[a] for a in kept), count))
+        return shape.reshape(cast(row_scans.multiply_axis(rows, wide), dtype=type.dtype), shape=type.shape)
+
+    return LibraryLowering(node.args, multiply)
 
 
 def _is_only_selected(sort: Node, uses: UseDef) -> bool:

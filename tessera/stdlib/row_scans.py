@@ -1,4 +1,4 @@
-"""Row scans: running sums and products in one pass over memory, in the kernel language.
+"""Row scans: running sums and products, and products of rows, in one pass over memory, in the kernel language.
 
 A program walks its rows from the first element to the last and carries what it has so far. Along an axis that is not
 the last each lane has a row of its own.
@@ -21,6 +21,7 @@ from tessera.ops.tensor.shape import reshape
 
 ROWS = 4  # rows that a program walks element by element
 LANES = 256  # rows that a program walks side by side
+CHUNK = 64  # elements of a row that a program multiplies side by side
 
 
 @kernel
@@ -58,9 +59,29 @@ def scan_columns(x, out, *, combine, neutral, BC: int = LANES):
         tile.store(out[lead, i, first : first + BC], before, edge="clip")
 
 
+@kernel
+def multiply_rows(x, out, *, rows, chunk):
+    """out[r, 0] = the product of row r of x [R, N], on the grid (ceil(R / rows),).
+
+    Each of the `chunk` lanes of a row multiplies every chunk-th element, and a tree the lanes.
+    """
+    first = tile.program_id(0) * rows
+    total = tile.full((rows, chunk), 1, out.dtype)
+    for i in tile.range(0, x.shape[1], chunk):
+        total = total * tile.cast(tile.load(x[first : first + rows, i : i + chunk], other=1), out.dtype)
+    tile.store(out[first : first + rows, 0:1], tile.reduce(total, "prod", axis=1, keepdims=True), edge="clip")
+
+
+def multiply_axis(x: Tensor, wide: DType) -> Tensor:
+    """The products [R, 1] of the rows of `x` [R, N], multiplied in the type `wide`."""
+    count = x.shape[0]
+    memory = OutputMemory(TensorType((count, 1), wide))
+    return launch(multiply_rows, (ceil_divide(count, ROWS),), x, memory, rows=ROWS, chunk=CHUNK)
+
+
 def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
-    """The running sums or products along an axis of static size, accumulated in the type `wide`."""
-    sizes = tuple(int(n) for n in x.shape)
+    """The running sums or products along an axis, accumulated in the type `wide`."""
+    sizes = x.shape
     lead, count, rest = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
     zero = -0.0 if wide.is_float else 0  # -0 leaves every float unchanged
     neutral = zero if combine == "sum" else 1
@@ -69,7 +90,7 @@ def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
         found = launch(scan_rows, (ceil_divide(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)
     else:
         memory, rows = OutputMemory(TensorType((lead, count, rest), wide)), reshape(x, shape=(lead, count, rest))
-        lanes = min(LANES, rest)
+        lanes = rest if isinstance(rest, int) and rest < LANES else LANES
         found = launch(
             scan_columns, (lead, ceil_divide(rest, lanes)), rows, memory, combine=combine, neutral=neutral, BC=lanes
         )

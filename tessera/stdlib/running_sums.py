@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import Size, ceil_divide
 from tessera.core.types import DType, TensorType
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -96,17 +96,22 @@ def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts):
 
 
 def running_sums(x: Tensor, state: DType, dtype: DType) -> Tensor:
-    """The running sums of `x` [L, N, R] along its middle axis, added in `state` and rounded to `dtype`."""
-    lead, size, width = (int(n) for n in x.shape)
-    lanes = min(LANES, 1 << (width - 1).bit_length())
-    chunk = min(CHUNK // lanes, 1 << (size - 1).bit_length())
-    rows = min(CHUNK // chunk, 1 << (lead - 1).bit_length()) if width == 1 else 1
-    programs = ceil_divide(lead, rows) * ceil_divide(width, lanes)
-    parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
-    length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
-    parts = ceil_divide(size, length)
+    """The running sums of `x` [L, N, R] along its middle axis, added in `state` and rounded to `dtype`.
+
+    Where a size is symbolic, the axis is one part.
+    """
+    lead, size, width = x.shape
+    lanes = _fit_power_of_two(width, LANES)
+    chunk = _fit_power_of_two(size, CHUNK // lanes)
+    rows = _fit_power_of_two(lead, CHUNK // chunk) if width == 1 else 1
+    parts, length = 1, ceil_divide(size, chunk) * chunk
+    if isinstance(lead, int) and isinstance(size, int) and isinstance(width, int):
+        programs = ceil_divide(lead, rows) * ceil_divide(width, lanes)
+        parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
+        length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
+        parts = ceil_divide(size, length)
     starts = _find_starts(x, state, length, parts) if parts > 1 else x
-    if width > 1:
+    if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
         numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts}
         return launch(scan_columns, grid, x, starts, memory, **numbers)
@@ -114,6 +119,11 @@ def running_sums(x: Tensor, state: DType, dtype: DType) -> Tensor:
     numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts}
     starts = reshape(starts, shape=(lead, parts)) if parts > 1 else flat
     return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
+
+
+def _fit_power_of_two(size: Size, most: int) -> int:
+    """The least power of two that holds a size, at most `most`, which it is for a symbolic size."""
+    return min(most, 1 << (size - 1).bit_length()) if isinstance(size, int) else most
 
 
 def _find_starts(x: Tensor, state: DType, length: int, parts: int) -> Any:

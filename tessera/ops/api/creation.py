@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.core.device import check_device
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.symbolic_dim import Size
+from tessera.core.symbolic_dim import Dim, Size, ceil_divide
 from tessera.core.types import DType, as_dtype, f32, f64, find_policy, int64
 from tessera.ir.array_interchange import import_dlpack, is_on_device
 from tessera.ir.tensor import Tensor, as_tensor, move
@@ -129,13 +129,17 @@ def arange(
     low, high = (0, start) if end is None else (start, end)
     if step == 0:
         raise ArgumentError("arange with step 0", location=user_location(), expected="a step above or below 0")
-    whole = all(isinstance(v, int) for v in (low, high, step))
+    whole = all(isinstance(v, (int, Dim)) for v in (low, high, step))
     element = as_dtype(dtype) if dtype is not None else int64 if whole else f32
-    length = -(-(high - low) // step) if whole else math.ceil((high - low) / step)
-    return move(_make_ramp(max(0, int(length)), low, step, element, int64 if whole else f64), device)
+    if isinstance(step, int) and (isinstance(low, Dim) or isinstance(high, Dim)):
+        length: Size = ceil_divide(high - low, step) if step > 0 else ceil_divide(low - high, -step)
+        length = length if length >= 0 else 0
+    else:
+        length = max(0, int(-(-(high - low) // step) if whole else math.ceil((high - low) / step)))
+    return move(_make_ramp(length, low, step, element, int64 if whole else f64), device)
 
 
-def _make_ramp(length: int, low: float, step: float, element: DType, through: DType) -> Tensor:
+def _make_ramp(length: Size, low: float, step: float, element: DType, through: DType) -> Tensor:
     if (low, step) == (0, 1):
         return iota(shape=(length,), dtype=element)
     return cast(iota(shape=(length,), dtype=through) * step + low, dtype=element)

@@ -122,12 +122,17 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
     x = as_tensor(x)
     if axis is None:
         return repeat(reshape(x, shape=(-1,)), repeats, 0)
-    size = x.shape[normalize_axis(axis, x.ndim)]
+    axis = normalize_axis(axis, x.ndim) % x.ndim
+    size = x.shape[axis]
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise ArgumentError("repeat takes counts ≥ 0", location=user_location(), received=repr(repeats))
     counts = counts.reshape(()) if counts.shape == (1,) else counts
-    if counts.ndim and counts.shape != (size,):
+    if not counts.ndim:
+        lead, rest = x.shape[: axis + 1], x.shape[axis + 1 :]
+        spread = broadcast_to(reshape(x, shape=(*lead, 1, *rest)), shape=(*lead, int(counts), *rest))
+        return reshape(spread, shape=(*lead[:-1], size * int(counts), *rest))
+    if counts.shape != (size,):
         raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location())
     return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
 

@@ -46,7 +46,7 @@ from tessera.ops.tensor.basic import (
 )
 from tessera.ops.tensor.coercion import coerce_floating, composite
 from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, mul, not_equal, pow, sqrt, where
-from tessera.ops.tensor.rearrange import narrow
+from tessera.ops.tensor.rearrange import flip, narrow
 from tessera.ops.tensor.shape import count_elements, pad, permute, reshape, slice_
 
 Axes = tuple[int, ...]
@@ -324,6 +324,7 @@ def _(x, *, axis):
 
 
 jvp(sum)(linear_jvp(sum))
+jvp(cumsum)(linear_jvp(cumsum))
 jvp(argmax, argmin)(zero_jvp)
 
 
@@ -346,7 +347,12 @@ def _(g, x, *, axis, keepdims):
     return (_broadcast_back(g, x, axis),)
 
 
-@batch(sum, max, min, argmax, argmin, mean, var)
+@transpose(cumsum)
+def _(g, x, *, axis):
+    return (flip(cumsum(flip(g, axis=(axis,)), axis=axis), axis=(axis,)),)
+
+
+@batch(sum, max, min, argmax, argmin, mean, var, cumsum, cumprod)
 def _(lanes, **attrs):
     # Axes count from the end, so the attributes hold with a leading axis too.
     return bind_op(lanes.op, lanes.tensors, attrs)
@@ -373,6 +379,11 @@ def prod(x, *, axis: Any = None, keepdims: bool = False):
 
 
 error(prod)(error_rules.bound_product)
+
+
+@batch(prod)
+def _(lanes, **attrs):
+    return bind_op(lanes.op, lanes.tensors, attrs)
 
 
 @lower(prod)
