@@ -380,7 +380,7 @@ def _find_stated_minima(constraints: Sequence[SizeConstraint]) -> dict[str, int]
     """The least value of a name that a constraint such as `S >= 2` or `1 < S` states."""
     minima: dict[str, int] = {}
     for clause in (c for constraint in constraints for c in constraint.clauses):
-        lesser, greater, strict = _order_relation(*clause) or (None, None, False)
+        lesser, greater, strict = _order_relation(*clause) or (None, 0, False)
         name = find_plain_name(greater)
         if isinstance(lesser, int) and name is not None:
             minima[name] = max(lesser + strict, minima.get(name, LEAST_SIZE))

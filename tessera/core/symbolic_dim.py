@@ -202,6 +202,17 @@ class Dim:
     def __pow__(self, other: float) -> float:
         return int(self) ** other
 
+    # What NumPy's functions of the same names call for an object.
+
+    def sqrt(self) -> float:
+        return math.sqrt(int(self))
+
+    def log(self) -> float:
+        return math.log(int(self))
+
+    def log2(self) -> float:
+        return math.log2(int(self))
+
     def evaluate(self, sizes: Mapping[str, int]) -> Size:
         """This dim with the names in `sizes` replaced by their sizes."""
         total: Size = 0

@@ -187,7 +187,7 @@ MAX_DOUBLED = 16
 
 @library_lowerings(reduce.cumsum, reduce.cumprod)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A scan in one pass, or in chunks where a target has many programs to run; the own lowering needs to know sizes."""
+    """A scan in one pass, or in chunks where a target has many programs to run; doubling needs to know the size."""
     if plan.serial_scans:
         return _scan_serially(node)
     in_chunks = _scan_in_chunks(node, plan) if node.op is reduce.cumsum else None

@@ -41,7 +41,7 @@ def pad_sizes(function: Function, upper: Mapping[str, int]) -> PaddedFunction:
     Raises:
         UnsupportedOpError: an op would mix padding with elements; it names the op, the size and the line.
     """
-    expanded = expand_composites(function)
+    expanded = expand_composites(function, keep=_RULES.__contains__)
     names = find_size_names(expanded)
     padding = _SizePadding(upper)
     params = [Value(_evaluate_type(p.type, upper), p.hint) for p in expanded.params]
@@ -268,6 +268,24 @@ def _pad_reduction(padding: _SizePadding, node: Node) -> None:
     padding.add(node, [given], [layout])
 
 
+def _pad_whole_product(padding: _SizePadding, node: Node) -> None:
+    (x,) = node.args
+    axes = [a % x.type.rank for a in node.attrs["axis"]]  # type: ignore[union-attr]
+    held = padding.get_layout(x)
+    layout = tuple((1,) if a in axes else f for a, f in enumerate(held) if a not in axes or node.attrs["keepdims"])
+    padding.add(node, [padding.fill(node, x, axes, 1)], [layout])
+
+
+def _pad_scan(padding: _SizePadding, node: Node) -> None:
+    """What is added up to an element comes before the padding."""
+    (x,) = node.args
+    held = padding.get_layout(x)
+    along = held[node.attrs["axis"] % len(held)]
+    if len(along) > 1 and _has_symbols(along[1:]):
+        raise padding.make_error(node, sorted(symbol_names(along)))
+    padding.add(node, [padding.values[x]], [held])
+
+
 def _pad_product(padding: _SizePadding, node: Node) -> None:
     a, b = node.args
     left, right = padding.get_layout(a), padding.get_layout(b)
@@ -294,10 +312,11 @@ def _pad_slice(padding: _SizePadding, node: Node) -> None:
 
 
 def _pad_gather(padding: _SizePadding, node: Node) -> None:
-    """Rows at indices of a known axis; padding among the indices is 0."""
+    """Rows at indices, which are those of elements; padding among the indices is 0."""
     x, indices = node.args
-    held, own, axis = padding.get_layout(x), padding.get_layout(indices), node.attrs["axis"]
-    if _has_symbols(held[axis]):
+    held, own = padding.get_layout(x), padding.get_layout(indices)
+    axis = node.attrs["axis"] % len(held)
+    if len(held[axis]) > 1 and _has_symbols(held[axis][1:]):  # places move
         raise padding.make_error(node, sorted(symbol_names(held[axis])))
     given = [padding.values[x], padding.fill(node, indices, range(len(own)), 0)]
     padding.add(node, given, [(*held[:axis], *own, *held[axis + 1 :])])
@@ -317,7 +336,7 @@ def _pad_more(padding: _SizePadding, node: Node) -> None:
 
 def _pad_concatenation(padding: _SizePadding, node: Node) -> None:
     """Arrays one after the other, of which the last one alone may be padded along the axis."""
-    axis, layouts = node.attrs["axis"], [padding.get_layout(v) for v in node.args]
+    axis, layouts = node.attrs["axis"] % node.out.type.rank, [padding.get_layout(v) for v in node.args]
     if any(_has_symbols(each[axis]) for each in layouts[:-1]) or len(layouts[-1][axis]) > 1:
         raise padding.make_error(node, sorted(symbol_names([f for each in layouts for f in each[axis]])))
     layout = [
@@ -332,5 +351,6 @@ _RULES: dict[Any, PaddingRule] = {
     basic.broadcast_to: _pad_broadcast, shape.permute: _pad_permute, shape.reshape: _pad_reshape,
     reduce.sum: _pad_reduction, reduce.max: _pad_reduction, reduce.min: _pad_reduction,
     reduce.argmax: _pad_reduction, reduce.argmin: _pad_reduction, contractions.dot: _pad_product,
+    reduce.prod: _pad_whole_product, reduce.cumsum: _pad_scan, reduce.cumprod: _pad_scan,
     shape.slice_: _pad_slice, shape.gather: _pad_gather, shape.pad: _pad_more, shape.concatenate: _pad_concatenation,
 }  # fmt: skip

@@ -99,9 +99,8 @@ def test_squeeze_of_all_axes_is_right_for_one_row():
     "function",
     [
         lambda x: x * float(np.sqrt(x.shape[0])),
-        lambda x: ts.cumsum(x, axis=0),
+        lambda x: ts.grad(lambda y: ts.sum(ts.prod(y, axis=0)))(x),
         lambda x: sum((row for row in x), start=ts.Tensor(np.float32(0))),
-        lambda x: ts.sort(x, axis=0),
     ],
 )
 def test_what_needs_a_number_is_compiled_for_each_size(function):
@@ -113,7 +112,67 @@ def test_what_needs_a_number_is_compiled_for_each_size(function):
 
 def test_dynamic_true_says_what_needs_a_number():
     with pytest.raises(UnknownSizeError, match="is not known"):
-        ts.jit(lambda x: ts.cumsum(x, axis=0), target="llvm", dynamic=True)(rows(3))
+        ts.jit(lambda x: x * float(np.sqrt(x.shape[0])), target="llvm", dynamic=True)(rows(3))
+
+
+ALONG = {
+    "cumsum": (lambda x: ts.cumsum(x, axis=0), lambda x: np.cumsum(x, 0)),
+    "cumprod": (lambda x: ts.cumprod(x, axis=1), lambda x: np.cumprod(x, 1)),
+    "prod": (lambda x: ts.prod(x, axis=0), lambda x: np.prod(x, 0)),
+    "prod of all": (lambda x: ts.prod(x), np.prod),
+    "sort": (lambda x: ts.sort(x, axis=0), lambda x: np.sort(x, 0)),
+    "flip": (lambda x: ts.flip(x, axis=0), lambda x: x[::-1]),
+    "repeat": (lambda x: ts.repeat(x, 2, axis=0), lambda x: np.repeat(x, 2, 0)),
+    "arange": (lambda x: x + ts.arange(x.shape[0])[:, None], lambda x: x + np.arange(len(x))[:, None]),
+    "down": (lambda x: ts.arange(x.shape[0] - 1, -1, -2), lambda x: np.arange(len(x) - 1, -1, -2)),
+    "lanes": (
+        lambda x: ts.vmap(lambda r: ts.cumsum(r) + ts.prod(r))(x),
+        lambda x: np.cumsum(x, 1) + x.prod(1)[:, None],
+    ),
+    "gradient": (
+        lambda x: ts.grad(lambda y: ts.sum(ts.cumsum(y, axis=0) ** 2))(x),
+        lambda x: 2 * np.cumsum(np.cumsum(x, 0)[::-1], 0)[::-1],
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("name", ALONG)
+def test_one_program_for_all_sizes_of_the_axis(name, target, caplog):
+    caplog.set_level(logging.INFO, "tessera.compile")
+    function, reference = ALONG[name]
+    f = ts.jit(function, target=target, dynamic=True)
+    for shape in ((5, 6), (1, 33), (70, 2)):
+        x = 1 + np.random.default_rng(7).standard_normal(shape).astype(np.float32) / 4
+        np.testing.assert_allclose(f(x).numpy(), reference(x.astype(np.float64)), rtol=1e-4, atol=1e-5)
+    assert len(compilations(caplog)) == 1
+
+
+@pytest.mark.parametrize("text", ["B >= 3", "2 < B", "B % 4 == 0", "B > 2 and B <= 64"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_constraints_bound_sizes(text, inside):
+    """What an op needs of a size may be stated, before the function or in it."""
+
+    def largest(x: ts.Tensor["B", 2]):
+        if inside:
+            ts.require(text)
+        return ts.topk(x, 3, axis=0)[0]
+
+    f = ts.jit(largest if inside else ts.require(text)(largest), target="llvm", dynamic=True)
+    for size in (4, 8):
+        np.testing.assert_array_equal(f(rows(size, 2)).numpy(), -np.sort(-rows(size, 2), 0)[:3])
+    with pytest.raises(ShapeError, match="does not hold"):
+        f(rows(2, 2))
+
+
+def test_a_bound_too_low_is_not_taken():
+    @ts.jit(target="llvm", dynamic=True)
+    @ts.require("B >= 2")
+    def largest(x: ts.Tensor["B", 2]):
+        return ts.topk(x, 3, axis=0)[0]
+
+    with pytest.raises(UnknownSizeError, match="whether 3 <= B is not known"):
+        largest(rows(4, 2))
 
 
 def test_empty_axes_are_compiled_for_themselves():

@@ -32,6 +32,12 @@ PROGRAMS = {
     "vectors": lambda x: ts.matmul(x[0], ts.permute(x, (1, 0))),
     "one-row": lambda x: ts.exp(x)[0:1],
     "padded": lambda x: ts.pad(x, ((1, 2), (0, 3))),
+    "running": lambda x: (ts.cumsum(x, axis=0), ts.cumprod(x, axis=-1)),
+    "flat-running": lambda x: ts.cumsum(ts.reshape(x[:, :1] * ts.ones((3,)), (-1,))),
+    "products": lambda x: (ts.prod(x, axis=0), ts.prod(x), ts.prod(x, axis=-1, keepdims=True)),
+    "stacks": lambda x: (ts.stack([x, x + 1.0]), ts.stack([x, x + 1.0], axis=-1), ts.stack([x, x * 2.0], axis=1)),
+    "flips": lambda x: (ts.flip(x, axis=0), ts.flip(x), ts.repeat(x, 3, axis=1)),
+    "ranges": lambda x: (x * ts.arange(x.shape[1]), ts.arange(1, 2 * x.shape[0] + 1, 2)),
     "gradient": lambda x: ts.grad(lambda y: ts.mean(ts.softmax(y, axis=1) ** 2))(x),
 }
 
@@ -59,7 +65,8 @@ def test_padding_is_never_read(name, rng):
 
 
 REFUSED = {
-    "gather": lambda x: ts.flip(x, axis=0),
+    "gather": lambda x: ts.flip(ts.reshape(x, (-1,)), axis=0),
+    "cumsum": lambda x: ts.cumsum(ts.reshape(x, (-1,)), axis=0),
     "concatenate": lambda x: ts.concatenate([x, x], axis=0),
     "argmax": lambda x: ts.argmax(ts.reshape(x, (-1,)), axis=0),
     "add": lambda x: ts.reshape(x, (-1,)) + ts.reshape(ts.permute(x, (1, 0)), (-1,)),
