@@ -11,7 +11,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.activations import logsigmoid
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite
-from tessera.ops.tensor.elementwise import abs, equal, exp, greater, greater_equal, less, log, not_equal, where
+from tessera.ops.tensor.elementwise import abs, equal, exp, greater_equal, less, log, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.nn import log_softmax, softplus
 from tessera.ops.tensor.reduce import mean, sum
