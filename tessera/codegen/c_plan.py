@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import SIZE_KEY, Artifact
 from tessera.codegen.diagnostics import Site
 from tessera.codegen.host_plan import find_steps
-from tessera.codegen.symbolic_plan import SIZE_KEY
 from tessera.core.errors import ArtifactError, UnsupportedOpError
 from tessera.core.types import as_dtype
 

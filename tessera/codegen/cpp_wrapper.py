@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.codegen.artifact import find_version
+from tessera.codegen.artifact import SIZE_KEY, find_version
 from tessera.codegen.c_plan import CParameter, CProgram, format_example, format_header, format_size, make_c_name
-from tessera.codegen.symbolic_plan import SIZE_KEY
 
 # PyFlame's names of element types, with those that it lacks.
 CPP_TYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "bool": "bool_"}

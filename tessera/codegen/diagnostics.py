@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.symbolic_plan import parse_size
+from tessera.codegen.artifact import parse_size
 from tessera.core.errors import ExecutionError, Location, OutOfBoundsError, TesseraError
 from tessera.core.symbolic_dim import round_up
 from tessera.core.types import as_dtype

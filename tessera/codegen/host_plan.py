@@ -21,13 +21,13 @@ from tessera.codegen.artifact import (
     MAX_COUNT,
     FieldCheck,
     check_fields,
+    describe_size,
     has_fields,
     is_count,
     is_list,
     is_table,
     is_text,
 )
-from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up
 from tessera.core.types import DTYPES, RefType, TensorType, as_dtype

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import check_fields, is_count, is_list, is_table, is_text
-from tessera.codegen.symbolic_plan import describe_size, parse_size
+from tessera.codegen.artifact import check_fields, describe_size, is_count, is_list, is_table, is_text, parse_size
 from tessera.core.errors import ArtifactError, ShapeError
 from tessera.core.shapes import SizeConstraint, bind_program_sizes
 from tessera.core.symbolic_dim import Size, evaluate_shape, symbol_names

@@ -116,10 +116,14 @@ class Op:
             )  # fmt: skip
         return found
 
+    @cached_property
+    def type_rule(self) -> Callable[..., Any]:
+        """The function from the types of operands to those of results; a composite's is that of its lowering."""
+        return self.infer or infer_by_lowering(self)  # type: ignore[no-any-return]
+
     def result_types(self, types: tuple[Type, ...], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
         """The types of the results, by the op's type rule."""
-        rule = self.infer or infer_by_lowering(self)
-        found = rule(*types, **attrs)
+        found = self.type_rule(*types, **attrs)
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
     def execute(

@@ -16,18 +16,21 @@ import numpy as np
 
 from tessera.codegen.artifact import (
     Artifact,
+    SizeBinder,
+    bind_plan,
     check_fields,
+    describe_size,
     has_fields,
     is_count,
     is_list,
     is_table,
     is_text,
+    parse_size,
     read_artifact,
 )
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, load_runtime
 from tessera.codegen.host_plan import DTYPE_NAMES, check_plan
 from tessera.codegen.padded_sizes import SIZE_PREFIX, PaddedSizes, parse_padded_sizes
-from tessera.codegen.symbolic_plan import SizeBinder, bind_plan, describe_size, parse_size
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,

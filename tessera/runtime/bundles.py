@@ -14,8 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import MANIFEST, MANIFEST_FIELDS, Artifact, encode_content, hash_content, parse_manifest
-from tessera.codegen.symbolic_plan import SizeBinder, bind_plan
+from tessera.codegen.artifact import (
+    MANIFEST,
+    MANIFEST_FIELDS,
+    Artifact,
+    SizeBinder,
+    bind_plan,
+    encode_content,
+    hash_content,
+    parse_manifest,
+)
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,

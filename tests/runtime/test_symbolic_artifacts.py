@@ -96,7 +96,7 @@ def test_wrong_names_are_said(tmp_path):
 
 
 def test_a_corrupt_size_is_refused(artifact, tmp_path):
-    from tessera.codegen.symbolic_plan import bind_plan, parse_size
+    from tessera.codegen.artifact import bind_plan, parse_size
 
     for text in (
         "__import__('os')",

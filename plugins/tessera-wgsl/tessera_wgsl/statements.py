@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.legality import static_shape
-from tessera.codegen.symbolic_plan import describe_size
+from tessera.codegen.artifact import describe_size
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, bool_, f32, int64
 from tessera.ir.core import Node, Value

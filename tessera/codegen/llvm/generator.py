@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import tessera.codegen.llvm.text.module_emitter  # noqa: F401
+import tessera.codegen.llvm.text.kernel_emitter  # noqa: F401
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
 from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
 from tessera.codegen.coverage import OpCoverage
@@ -18,7 +18,7 @@ from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
-from tessera.codegen.llvm.text.module_emitter import LlvmOptions, emit_module
+from tessera.codegen.llvm.text.kernel_emitter import LlvmOptions, emit_module
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function

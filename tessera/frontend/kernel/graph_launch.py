@@ -24,8 +24,7 @@ from tessera.ir.builder import CURRENT_BUILDER, Builder, copy_block
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor.argument_checks import parse_shape
-from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.basic import cast, full, parse_shape
 from tessera.ops.tensor.shape import permute, reshape, slice_
 
 VIEW_OPS = (reshape, permute, slice_)  # eager calls of these may share memory with their operand

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tessera.core.errors import ArgumentError, TesseraError, user_location
-from tessera.core.symbolic_dim import Dim, resolve_size
+from tessera.core.symbolic_dim import Dim
+from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.rules import ATTRIBUTE_ALIASES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,14 +65,9 @@ def find_argument_error(
         if fits is not None and not fits(value):
             return ArgumentError(
                 f"{name} does not take this for {key}", location=user_location(), expected=words,
-                received=f"{type(value).__name__} {_shorten_repr(value)}",
+                received=f"{type(value).__name__} {shorten_repr(value)}",
             )  # fmt: skip
     return None
-
-
-def _shorten_repr(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def check_arguments(function: F) -> F:
@@ -145,33 +140,6 @@ def check_function(function: Any, by: str) -> None:
     """
     if not callable(function):
         raise ArgumentError(
-            f"{by} takes a function", location=user_location(), expected="a function", received=_shorten_repr(function),
+            f"{by} takes a function", location=user_location(), expected="a function", received=shorten_repr(function),
             suggestion=f"write {by}(f)(x), not {by}(f(x))" if hasattr(function, "dtype") else None,
         )  # fmt: skip
-
-
-SIZE_NAME_TYPES = (str, Dim, TypeVar)  # types that name a size; the last is that of `def f[B]`
-
-
-def parse_shape(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[Any, ...]:
-    """A shape from a size, a name or a sequence of them; `sizes` converts each, and none is below `least`.
-
-    Raises:
-        ArgumentError: not a shape.
-    """
-    element = getattr(value, "dtype", None)
-    if getattr(element, "is_float", False) or getattr(element, "kind", "") == "f":
-        raise ArgumentError(
-            "not a shape", location=user_location(), expected="sizes, as in (2, 3)", received=_shorten_repr(value)
-        )
-    listed: Sequence[Any] = (value,) if _is_integer(value) or isinstance(value, SIZE_NAME_TYPES) else value
-    try:
-        found = tuple(resolve_size(sizes(s if isinstance(s, SIZE_NAME_TYPES) else operator.index(s))) for s in listed)
-    except TesseraError:
-        raise
-    except PYTHON_ERRORS:
-        raise ArgumentError("not a shape", expected="sizes, as in (2, 3)", received=_shorten_repr(value)) from None
-    wrong = [n for n in found if isinstance(n, int) and n < least]
-    if wrong:
-        raise ArgumentError(f"a size of {wrong[0]}", expected="sizes from 0 on", received=_shorten_repr(value))
-    return found

@@ -7,13 +7,13 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import as_size, broadcast, format_shape
-from tessera.core.symbolic_dim import Dim, Size, find_size_bounds, find_size_divisor
+from tessera.core.symbolic_dim import Dim, Size, find_size_bounds, find_size_divisor, resolve_size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, check_integer_fits, f32, f64, find_policy, int64
 from tessera.ir.analysis import (
     MAX_DIVISOR,
@@ -24,12 +24,13 @@ from tessera.ir.analysis import (
     find_divisor,
     interval_rules,
 )
+from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.core import Node
 from tessera.ir.numerics import error_rules
 from tessera.ir.numerics.conversion import convert, round_to_storage
 from tessera.ir.rules import STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
-from tessera.ops.tensor.argument_checks import parse_shape
+from tessera.ops.tensor.argument_checks import PYTHON_ERRORS
 
 
 def coerce_plain(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -45,6 +46,34 @@ def check_operand_count(op: Op, operands: Sequence[Any]) -> None:
             f"{op.__name__} takes {len(op.operands)} operands, not {len(operands)}", location=user_location(),
             expected=", ".join(op.operands) or "none",
         )  # fmt: skip
+
+
+SIZE_NAME_TYPES = (str, Dim, TypeVar)  # types that name a size; the last is that of `def f[B]`
+
+
+def parse_shape(value: Any, sizes: Callable[[Any], Any], least: int = 0) -> tuple[Any, ...]:
+    """A shape from a size, a name or a sequence of them; `sizes` converts each, and none is below `least`.
+
+    Raises:
+        ArgumentError: not a shape.
+    """
+    element = getattr(value, "dtype", None)
+    if getattr(element, "is_float", False) or getattr(element, "kind", "") == "f":
+        raise ArgumentError(
+            "not a shape", location=user_location(), expected="sizes, as in (2, 3)", received=shorten_repr(value)
+        )
+    single = isinstance(value, (int, np.integer, *SIZE_NAME_TYPES)) and not isinstance(value, bool)
+    listed: Sequence[Any] = (value,) if single else value
+    try:
+        found = tuple(resolve_size(sizes(s if isinstance(s, SIZE_NAME_TYPES) else operator.index(s))) for s in listed)
+    except TesseraError:
+        raise
+    except PYTHON_ERRORS:
+        raise ArgumentError("not a shape", expected="sizes, as in (2, 3)", received=shorten_repr(value)) from None
+    wrong = [n for n in found if isinstance(n, int) and n < least]
+    if wrong:
+        raise ArgumentError(f"a size of {wrong[0]}", expected="sizes from 0 on", received=shorten_repr(value))
+    return found
 
 
 def _infer_full(*, shape: tuple[Size, ...], value: Any, dtype: DType) -> TensorType:

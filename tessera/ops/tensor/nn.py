@@ -16,12 +16,12 @@ from tessera.ir.numerics.error_rules import bound_rough_cast
 from tessera.ir.numerics.reference_kernels import compute_erf as erf_of
 from tessera.ir.rules import STORAGE, batch, error, jvp, lower, op
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
-from tessera.ops.tensor.argument_checks import parse_shape
 from tessera.ops.tensor.basic import (
     broadcast_to,
     cast,
     check_operand_count,
     coerce_plain,
+    parse_shape,
     round_once,
     stop_gradient,
 )

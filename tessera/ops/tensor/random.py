@@ -25,8 +25,8 @@ from tessera.ir.numerics.error_model import ErrorSite
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import STORAGE, error, op
 from tessera.ir.tensor import Tensor, move
-from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes, parse_shape
-from tessera.ops.tensor.basic import cast, coerce_plain, full
+from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes
+from tessera.ops.tensor.basic import cast, coerce_plain, full, parse_shape
 from tessera.ops.tensor.elementwise import cos, less, log, sqrt
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
 from tessera.ops.tensor.sorting import argsort

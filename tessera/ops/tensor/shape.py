@@ -18,12 +18,13 @@ from tessera.ir.numerics import error_rules
 from tessera.ir.rules import INTEGERS, STORAGE, AxisFactors, Op, batch, error, jvp, lower, op, sharding
 from tessera.ir.rules import transpose as transpose_rule
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
-from tessera.ops.tensor.argument_checks import check_arguments, parse_shape
+from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import (
     broadcast_to,
     coerce_plain,
     is_undefined_primal,
     linear_jvp,
+    parse_shape,
     round_number,
     splat,
     zero_jvp,

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import Artifact, BoundPlans
 from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.codegen.llvm.runtime.reports import ReportCollector
 from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.protocol import REPORT_FUNCTION
-from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.progress import track
 from tessera.interp.target.llvm import LlvmModule, PerLane
 from tessera.interp.target.llvm.decoder import HostFunction

@@ -19,7 +19,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from tessera.codegen.llvm.text.pair_products import NATIVE, PairProduct, select_instructions
+from tessera.codegen.llvm.text.pair_products import NATIVE, PAIR_PRODUCT, PairProduct, select_instructions
 from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
 from tessera.core.io import find_cache_folder, is_trusted, write_file
 from tessera.core.progress import track
@@ -217,7 +217,8 @@ def compile_object(text: str) -> bytes:
 
 
 def _compile_part(text: str) -> bytes:
-    code = _optimise_and_emit(select_instructions(text, find_pair_products()), _create_target_machine())
+    native = select_instructions(text, find_pair_products()) if PAIR_PRODUCT in text else text
+    code = _optimise_and_emit(native, _create_target_machine())
     _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
     return code
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact, hash_json
+from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
 from tessera.codegen.host_plan import (
     ArgumentBinder,
     PlanEngine,
@@ -31,7 +31,6 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     choose_thread_count,
 )
 from tessera.codegen.llvm.text.protocol import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
-from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
 

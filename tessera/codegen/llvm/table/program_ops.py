@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tessera.codegen.artifact import describe_size
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.grouped.diagnostics import report_op
 from tessera.codegen.legality import static_shape
@@ -48,7 +49,6 @@ from tessera.codegen.llvm.text.protocol import (
     REPORT_CONTEXT,
     REPORT_FUNCTION,
 )
-from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import proves_less
 from tessera.core.types import DType, int64

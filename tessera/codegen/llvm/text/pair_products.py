@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 WIDTH = 16  # lanes
+PAIR_PRODUCT = "ts.pair_product"  # begins the name of each function
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PairProduct:
     @property
     def function(self) -> str:
         """The name of the function."""
-        return f"ts.pair_product.{self.name}.v{WIDTH}"
+        return f"{PAIR_PRODUCT}.{self.name}.v{WIDTH}"
 
     def call(self, total: str, a: str, b: str) -> str:
         """A call of the function."""

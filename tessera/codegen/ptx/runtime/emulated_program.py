@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import Artifact, BoundPlans
 from tessera.codegen.diagnostics import (
     ASSERT_BUFFER_BYTES,
     CAPACITY_AT,
@@ -36,7 +36,6 @@ from tessera.codegen.ptx.runtime.device_memory import get_device_memory
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram
 from tessera.codegen.ptx.table.blocks.program_grid import DEADLOCK_AT, FIRST_EXIT_AT, GRID_BARRIER_BYTES, SITE_BIT
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
-from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.errors import BarrierError, Location, ResourceError
 from tessera.core.progress import operation, report_progress
 from tessera.core.types import as_dtype

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.artifact import Artifact
+from tessera.codegen.artifact import Artifact, BoundPlans
 from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, run_host_call
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.codegen.ptx.runtime.driver_api import (
@@ -30,7 +30,6 @@ from tessera.codegen.ptx.runtime.emulated_program import (
 )
 from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
-from tessera.codegen.symbolic_plan import BoundPlans
 from tessera.core.device import count_gpus
 from tessera.core.device_array import LEGACY_STREAM, DeviceArray
 from tessera.core.errors import ArgumentError

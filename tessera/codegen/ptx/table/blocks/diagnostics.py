@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.codegen.artifact import describe_size
 from tessera.codegen.diagnostics import (
     ASSERT_BUFFER_BYTES,
     ASSERT_PROGRAM_BIT,
@@ -38,7 +39,6 @@ from tessera.codegen.ptx.table.scalars.conversion import encode_elements, materi
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.codegen.ptx.text.thread_team import and_predicates
-from tessera.codegen.symbolic_plan import describe_size
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import proves_less, round_up
 from tessera.core.types import DType, TensorType, int64
