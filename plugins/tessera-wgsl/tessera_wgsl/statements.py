@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.codegen.artifact import describe_size
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.legality import static_shape
-from tessera.codegen.artifact import describe_size
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, bool_, f32, int64
 from tessera.ir.core import Node, Value
