@@ -136,6 +136,18 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
     np.testing.assert_array_equal(BACKEND.runtime(BACKEND.emit(module, {})).run([x])[0], 2 * x)
 
 
+def test_machine_code_has_each_kernel_once():
+    """In its task: nothing else calls the kernel and its range, which are inlined there."""
+    module, _ = scaled()
+    text = BACKEND.emit(module, {}).text("kernels.ll")
+    (task,) = re.findall(r"@(\S+\.task)\(", text)
+    kernel = task.removesuffix(".task")
+    symbols = jit.compile_object(text).split(b"\0")
+    assert f"define void @{kernel}.range(" in text and f"define void @{kernel}(" in text
+    assert task.encode() in symbols
+    assert not {kernel.encode(), f"{kernel}.range".encode()} & {*symbols}
+
+
 def test_text_that_llvm_refuses():
     with pytest.raises(ParseError, match="LLVM cannot parse"):
         jit.compile_object("define nonsense")

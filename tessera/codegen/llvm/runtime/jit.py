@@ -25,9 +25,11 @@ from tessera.core.io import find_cache_folder, is_trusted, write_file
 from tessera.core.progress import track
 
 OPTIMISATION_LEVEL = 3
+# The functions of a kernel: itself, a range of its programs, and the task that the runtime calls.
+RANGE_SUFFIX, TASK_SUFFIX = ".range", ".task"
 RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
 HASH_BYTES = 32  # a cache entry begins with a hash of this size
-OBJECT_FORMAT = 2  # of sealed object code: entries of another format are compiled again
+OBJECT_FORMAT = 3  # of sealed object code: entries of another format are compiled again
 
 
 class MachineCode:
@@ -247,9 +249,7 @@ def _initialise_all_targets() -> bool:
 
 def _optimise_and_emit(text: str, machine: Any, public: str | tuple[str, ...] = "") -> bytes:
     module = _parse_text(text)
-    for function in module.functions:
-        if not function.is_declaration and not function.name.endswith(public):
-            function.linkage = llvm.Linkage.internal
+    _set_linkage([f for f in module.functions if not f.is_declaration], public)
     _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
@@ -258,6 +258,19 @@ def _optimise_and_emit(text: str, machine: Any, public: str | tuple[str, ...] = 
     builder = llvm.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
     return machine.emit_object(module)  # type: ignore[no-any-return]
+
+
+def _set_linkage(functions: Sequence[Any], public: str | tuple[str, ...]) -> None:
+    """Hide the functions that are not `public`, and let LLVM drop a kernel that it has inlined in its task.
+
+    The linkage of a dropped kernel has no effect on what is inlined, unlike that of an internal function.
+    """
+    names = {f.name for f in functions}
+    for function in functions:
+        if not function.name.endswith(public):
+            function.linkage = llvm.Linkage.internal
+        elif function.name.removesuffix(RANGE_SUFFIX) + TASK_SUFFIX in names:
+            function.linkage = llvm.Linkage.linkonce_odr
 
 
 # Parts: a large text as several, each with some kernels and every internal function that these call.
@@ -277,7 +290,7 @@ def split_text(text: str) -> list[str]:
     families: dict[str, list[str]] = {}
     for name in functions:
         if name not in internal:
-            families.setdefault(name.removesuffix(".range").removesuffix(".task"), []).append(name)
+            families.setdefault(name.removesuffix(RANGE_SUFFIX).removesuffix(TASK_SUFFIX), []).append(name)
     parts: list[set[str]] = [set()]
     for names in families.values():
         needed = _find_called(names, functions)
