@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from tessera.interp.target.csl.text.diagnostics import name_run_errors, report_n
 if TYPE_CHECKING:
     from tessera.interp.target.csl.pe.program import PeProgram
 
+Call = Callable[[], object]
 QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
@@ -43,7 +45,7 @@ def without_collection() -> Iterator[None]:
 
 
 class EventQueue:
-    """Discrete-event queue: a heap of (cycle, call).
+    """Discrete-event queue: the calls of each cycle, and a heap of the cycles that have calls.
 
     Calls of one cycle keep their order. With a `seed` they are shuffled, which exposes races.
 
@@ -55,45 +57,76 @@ class EventQueue:
 
     def __init__(self, seed: int | None = None) -> None:
         self.now = 0
-        self._heap: list[tuple[int, float, int, Callable[[], object]]] = []
-        self._count = 0
+        self._cycles: list[int] = []  # a heap
+        self._calls: dict[int, deque[Call]] = {}
+        self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
+        self._count = 0  # the calls that were shuffled
         self.random = None if seed is None else random.Random(seed)
         self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
-    def at(self, time: int, call: Callable[[], object]) -> None:
+    def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
+        if time < self.now:
+            time = self.now
+        calls = self._calls.get(time)
+        if calls is None:
+            calls = self._calls[time] = deque()
+            heapq.heappush(self._cycles, time)
+        if self.random is None:
+            calls.append(call)
+        else:
+            self._shuffle(time, call, calls)
+
+    def _shuffle(self, time: int, call: Call, calls: deque[Call]) -> None:
+        """Schedule a call at a random place among those of its cycle."""
         self._count += 1
-        order = self.random.random() if self.random else 0.0
-        heapq.heappush(self._heap, (time if time > self.now else self.now, order, self._count, call))
+        shuffled = self._shuffled.setdefault(time, [])
+        heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
+        calls.append(lambda: heapq.heappop(shuffled)[2]())
 
     def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
         """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
-        heap, pop, left = self._heap, heapq.heappop, CALLS_PER_REPORT
-        reports = cycle = 0
         with (
             np.errstate(all="ignore"),
             without_collection(),
             name_run_errors(lambda: self.now),
         ):  # a PE computes with NaN
-            while heap and not (until is not None and until()):
-                if limit is not None and heap[0][0] > limit:
-                    self.now = limit
+            self._run(until or never, math.inf if limit is None else limit)
+
+    def _run(self, until: Callable[[], bool], limit: float) -> None:
+        cycles, left, reports, reported = self._cycles, CALLS_PER_REPORT, 0, 0
+        while cycles:
+            now = cycles[0]
+            calls = self._calls[now]
+            while calls:
+                if until():
                     return
-                self.now, _, _, call = pop(heap)
-                call()
+                if now > limit:
+                    self.now = int(limit)
+                    return
+                self.now = now
+                calls.popleft()()
                 left -= 1
                 if not left:
                     left = CALLS_PER_REPORT
-                    reports, cycle = (reports + 1 if cycle == self.now else 0), self.now
+                    reports, reported = (reports + 1 if reported == now else 0), now
                     if reports * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
-                        report_no_progress(self.now)
+                        report_no_progress(now)
                     if self.progress is not None:
-                        self.progress(self.now)
+                        self.progress(now)
+            heapq.heappop(cycles)
+            del self._calls[now]
+            self._shuffled.pop(now, None)
 
     @property
     def pending(self) -> int:
         """The number of scheduled calls."""
-        return len(self._heap)
+        return sum(len(calls) for calls in self._calls.values())
+
+
+def never() -> bool:
+    """The condition of a run to its end."""
+    return False
 
 
 class WaitCondition(NamedTuple):
@@ -101,6 +134,10 @@ class WaitCondition(NamedTuple):
 
     kind: str
     key: Any
+
+
+def _never_resumed() -> None:
+    raise AssertionError("the thread has no PE")
 
 
 class PeThread:
@@ -111,6 +148,7 @@ class PeThread:
     ) -> None:
         self.name, self.body, self.done, self.front, self.loc = name, body, done, front, loc
         self.wait: Any = None
+        self.again: Callable[[], None] = _never_resumed
 
 
 class PeState:
@@ -122,6 +160,7 @@ class PeState:
     registers: Any  # the router's configuration registers
     space: dict[str, Any]  # the globals of the generated Python
     numbers: dict[int, int]  # the number of the global variable of each array, by the array's id
+    dispatch: Callable[[], None]  # selects and runs a task
 
     def __init__(
         self, program: PeProgram, x: int, y: int, events: EventQueue, fabric: Any = None, lockstep_group: Any = None
@@ -171,9 +210,22 @@ def unpack_arguments(params: tuple[t.CslType, ...], word: int) -> tuple[Any, ...
     """The task parameters in a wavelet: one of 32 bits, or up to two of 16 bits, the low half first."""
     arguments = []
     for param in params:
-        mask = 0xFFFFFFFF if param.size == 4 else 0xFFFF
-        cell = np.array([word & mask], np.uint32 if param.size == 4 else np.uint16)
-        cell = cell.view(param.dtype) if param.dtype.itemsize > 1 else cell
-        arguments.append(cell[0] if param.dtype.kind in "fV" else cell.item())
+        arguments.append(_unpacker(param)(word))
         word >>= 16
     return tuple(arguments)
+
+
+@lru_cache(maxsize=64)
+def _unpacker(param: t.CslType) -> Callable[[int], Any]:
+    """A function that takes a parameter of this type from the low bits of a word."""
+    dtype, mask = param.dtype, 0xFFFFFFFF if param.size == 4 else 0xFFFF
+    if type(param) is t.CslInt and not param.signed and dtype.itemsize in (2, 4):
+        return lambda word: word & mask
+    bits = np.dtype(np.uint32 if param.size == 4 else np.uint16)
+
+    def unpack(word: int) -> Any:
+        cell = np.array([word & mask], bits)
+        cell = cell.view(dtype) if dtype.itemsize > 1 else cell
+        return cell[0] if dtype.kind in "fV" else cell.item(0)
+
+    return unpack

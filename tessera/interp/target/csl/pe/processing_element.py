@@ -177,6 +177,7 @@ class Pe(PeState):
         self.numbers = {id(array): number for number, array in enumerate(arrays)}
         self.space = program.namespace(self, arrays)
         self.data = _list_data_tasks(self)
+        self.dispatch = partial(scheduler.dispatch, self)
 
     # Called by generated code; a task recorder has operations of the same names.
     activate, block, unblock = scheduler.activate, scheduler.block, scheduler.unblock

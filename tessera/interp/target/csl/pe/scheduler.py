@@ -24,14 +24,18 @@ _PROGRAM_FAULTS = (IndexError, ArithmeticError, TypeError, AttributeError, Value
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
+# A ready task: its id or color, and a function with its argument that takes it off its queue.
+ReadyTask = tuple[int, Callable[[PeState, Any], TaskCall], Any]
+
+
 # Microthreads: generators that run beside the tasks.
 
 
 def notify(pe: PeState, kind: str, key: Any) -> None:
     """Resume the threads that wait for a condition."""
-    waiting = pe.waiters.pop((kind, _wait_key(key)), None)
+    waiting = pe.waiters.pop((kind, _wait_key(key)), None) if pe.waiters else None
     for thread in waiting or ():
-        pe.events.at(pe.events.now, partial(resume, pe, thread))
+        pe.events.at(pe.events.now, thread.again)
 
 
 def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
@@ -43,7 +47,9 @@ def begin(pe: PeState, name: str, body: Microthread, done: Callable[[], None] | 
     """Start a microthread at the present cycle of the PE."""
     thread = PeThread(name, body, done, False, loc)
     pe.threads[thread] = None
-    pe.events.at(max(pe.clock, pe.events.now), lambda: resume(pe, thread))
+    thread.again = partial(resume, pe, thread)
+    events = pe.events
+    events.at(pe.clock if pe.clock > events.now else events.now, thread.again)
 
 
 def resume(pe: PeState, thread: PeThread) -> None:
@@ -51,21 +57,22 @@ def resume(pe: PeState, thread: PeThread) -> None:
     thread.wait = None
     if pe.pending:
         settle(pe)
+    events, body, front = pe.events, thread.body, thread.front
     while True:
-        if thread.front and pe.clock < pe.events.now:
-            pe.clock = pe.events.now
+        if front and pe.clock < events.now:
+            pe.clock = events.now
         try:
-            wait: Any = next(thread.body, thread)
+            wait: Any = next(body, thread)
         except Exception as error:
             raise_fault(pe, error, thread)
         if wait is thread:
             break
-        if isinstance(wait, WaitCondition):
+        if type(wait) is WaitCondition:
             thread.wait = wait
             pe.waiters.setdefault((wait.kind, _wait_key(wait.key)), []).append(thread)
             return
-        if wait is not None and wait > pe.events.now:
-            pe.events.at(wait, partial(resume, pe, thread))
+        if wait is not None and wait > events.now:
+            events.at(wait, thread.again)
             return
     pe.threads.pop(thread, None)
     if thread.done is not None:
@@ -154,13 +161,16 @@ def resume_senders(pe: PeState, color: int) -> None:
 
 def wake(pe: PeState) -> None:
     """Schedule a task selection for the first cycle at which the PE is free."""
-    when = max(pe.clock, pe.events.now)
-    if pe.front is None and (pe.wake_time is None or pe.wake_time > when):
+    if pe.front is not None:
+        return
+    when = pe.clock if pe.clock > pe.events.now else pe.events.now
+    if pe.wake_time is None or pe.wake_time > when:
         pe.wake_time = when
-        pe.events.at(when, partial(_dispatch, pe))
+        pe.events.at(when, pe.dispatch)
 
 
-def _dispatch(pe: PeState) -> None:
+def dispatch(pe: PeState) -> None:
+    """Select and run a task, if the PE is free."""
     pe.wake_time = None
     if pe.front is not None:
         return
@@ -174,43 +184,61 @@ def _dispatch(pe: PeState) -> None:
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
-    ready: list[tuple[int, Callable[[], TaskCall]]] = []
-    for color in list(pe.ready_colors):
-        take = _find_wavelet_task(pe, color)
-        if take is not None:
-            ready.append((_find_priority_id(pe, color), take))
-    ready += [(n, partial(_take_active_task, pe, n)) for n in pe.active if n not in pe.blocked]
+    ready: list[ReadyTask] = []
+    for color in tuple(pe.ready_colors):
+        task = _find_wavelet_task(pe, color)
+        if task is not None:
+            ready.append(task)
+    for number in pe.active:
+        if number not in pe.blocked:
+            ready.append((number, _take_active_task, number))
     if pe.calls:
-        ready.append((-1, pe.calls.popleft))
+        ready.append((-1, _take_host_call, None))
     if not ready:
         return None
-    if len(ready) == 1:
-        return ready[0][1]()
-    first = [pair for pair in ready if pair[0] in pe.high_priority] or ready
-    return (_select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)[1])()
+    _, take, what = ready[0] if len(ready) == 1 else _select_ready(pe, ready)
+    return take(pe, what)
 
 
-def _select_fairly(pe: PeState, ready: list[tuple[int, Callable[[], TaskCall]]]) -> Callable[[], TaskCall]:
+def _select_ready(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
+    """The one of several ready tasks that runs: of high priority, then by the order of its kind, or at random."""
+    if pe.wide:  # the priority of a wavelet's task is that of its queue
+        for place, (number, take, what) in enumerate(ready):
+            if take is not _take_active_task and take is not _take_host_call:
+                ready[place] = (_find_priority_id(pe, number), take, what)
+    first = ready
+    if pe.high_priority:
+        first = [one for one in ready if one[0] in pe.high_priority] or ready
+    return _select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)
+
+
+def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The first ready task, unless it overtook another one `MAX_OVERTAKEN` times: then that one.
 
     The vendor does not document the order. A fixed one would let tasks starve another; a public program that relays
     wavelets through small buffers loses words unless its sending task has its turn between two arrivals.
     """
-    chosen, take = ready[0]
-    for number, other in ready[1:]:
-        if number == chosen:
+    overtaken, chosen = pe.overtaken, ready[0]
+    for other in ready[1:]:
+        number = other[0]
+        if number == chosen[0]:
             continue
-        count = pe.overtaken.get(number, 0) + 1
+        count = overtaken.get(number, 0) + 1
         if count > MAX_OVERTAKEN:
-            chosen, take, count = number, other, 0
-        pe.overtaken[number] = count
-    pe.overtaken.pop(chosen, None)
-    return take
+            chosen, count = other, 0
+        overtaken[number] = count
+    overtaken.pop(chosen[0], None)
+    return chosen
 
 
 def _find_priority_id(pe: PeState, color: int) -> int:
     """The id that the priority of a color's tasks depends on: the color, or on WSE-3 its input queue."""
-    return next((q for q, c in pe.in_colors.items() if c == color), color) if pe.wide else color
+    if not pe.wide:
+        return color
+    for queue, other in pe.in_colors.items():
+        if other == color:
+            return queue
+    return color
 
 
 def _take_active_task(pe: PeState, number: int) -> TaskCall:
@@ -219,11 +247,15 @@ def _take_active_task(pe: PeState, number: int) -> TaskCall:
     return _make_call(pe, pe.local[number], ())
 
 
+def _take_host_call(pe: PeState, _: None) -> TaskCall:
+    return pe.calls.popleft()
+
+
 def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
     return task.title, pe.space[task.name], args
 
 
-def _find_wavelet_task(pe: PeState, color: int) -> Callable[[], TaskCall] | None:
+def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     """The task that the first wavelet of an input queue starts."""
     head = pe.fabric.peek(color)
     if head is None:
@@ -235,10 +267,15 @@ def _find_wavelet_task(pe: PeState, color: int) -> Callable[[], TaskCall] | None
     task = pe.data.get(color)
     if task is None or ("in", color) in pe.busy or task.number in pe.blocked:
         return None
-    return lambda: _make_call(pe, task, unpack_arguments(task.params, pe.fabric.pop(color, 1)[0]))
+    return color, _take_data_task, (color, task)
 
 
-def _find_control_task(pe: PeState, color: int, word: int) -> Callable[[], TaskCall] | None:
+def _take_data_task(pe: PeState, found: tuple[int, BoundTask]) -> TaskCall:
+    color, task = found
+    return _make_call(pe, task, unpack_arguments(task.params, pe.fabric.pop(color, 1)[0]))
+
+
+def _find_control_task(pe: PeState, color: int, word: int) -> ReadyTask | None:
     if color in pe.control_ended_colors:
         return None
     entry = word >> 16 & 0x3F
@@ -253,11 +290,13 @@ def _find_control_task(pe: PeState, color: int, word: int) -> Callable[[], TaskC
         wake(pe)
         return None
 
-    def take() -> TaskCall:
-        pe.fabric.pop_control(color)
-        return _make_call(pe, task, unpack_arguments(task.params, word & 0xFFFF))
+    return color, _take_control_task, (color, task, word)
 
-    return take
+
+def _take_control_task(pe: PeState, found: tuple[int, BoundTask, int]) -> TaskCall:
+    color, task, word = found
+    pe.fabric.pop_control(color)
+    return _make_call(pe, task, unpack_arguments(task.params, word & 0xFFFF))
 
 
 def _find_shared_task(pe: PeState, number: int) -> BoundTask | None:
@@ -274,28 +313,30 @@ def _is_queue_blocked(pe: PeState, color: int) -> bool:
 def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     begin_cycle = pe.events.now
     pe.clock = max(pe.clock, begin_cycle) + COSTS.task_start
-
-    def done() -> None:
-        pe.front = None
-        if pe.trace is not None:
-            pe.trace(name, begin_cycle, pe.clock)
-        wake(pe)
-
     match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
     if match is not None:
         _replay_record(pe, *match)
-        done()
+        _end_task(pe, name, begin_cycle)
         return
-    settle(pe)
+    if pe.pending:
+        settle(pe)
     try:
         body = function(*args)
     except Exception as error:
         raise_fault(pe, error)
-    if isinstance(body, GeneratorType):
-        pe.front = PeThread(name, body, done, True, Location())
-        resume(pe, pe.front)
+    if type(body) is GeneratorType:
+        thread = pe.front = PeThread(name, body, partial(_end_task, pe, name, begin_cycle), True, Location())
+        thread.again = partial(resume, pe, thread)
+        resume(pe, thread)
     else:
-        done()
+        _end_task(pe, name, begin_cycle)
+
+
+def _end_task(pe: PeState, name: str, begin_cycle: int) -> None:
+    pe.front = None
+    if pe.trace is not None:
+        pe.trace(name, begin_cycle, pe.clock)
+    wake(pe)
 
 
 def _replay_record(

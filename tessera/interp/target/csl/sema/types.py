@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -51,7 +52,7 @@ class CslInt(CslType):
     def size(self) -> int:
         return max(2, self.dtype.itemsize)
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         width = next((w for w in (8, 16, 32, 64) if self.bits <= w), 64)
         return np.dtype(f"{'i' if self.signed else 'u'}{width // 8}")
