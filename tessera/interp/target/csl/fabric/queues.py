@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, HOST, RAMP, WORD_MASK
+from tessera.interp.target.csl.fabric.word_buffer import Run, WordBuffer
 
 if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
@@ -109,9 +110,6 @@ class HostSink:
 # The queues of a color at a PE: its code reads the input queue and writes the output queue. Both are finite.
 
 
-TimedWord = tuple[int, int]  # arrival time and word
-
-
 class BackpressureListener(Protocol):
     """A sender that waits for room in a queue."""
 
@@ -130,7 +128,7 @@ class InputQueue:
 
     def __init__(self, node: RouterNode, color: int) -> None:
         self.node, self.color = node, color
-        self.words: deque[TimedWord] = deque()
+        self.words = WordBuffer()
         self.depth, self.events = node.fabric.queue_depth(node, "in", color), node.fabric.events
         self.wanted, self.whole = 1, False
         self.limit = self.depth  # the capacity, which a reader that keeps up with the words extends by those it awaits
@@ -142,75 +140,74 @@ class InputQueue:
 
     def has_room(self) -> bool:
         """Whether one more word fits."""
-        return len(self.words) < self.limit
+        return self.words.count < self.limit
 
     def add(self, time: int, word: int) -> None:
         """Insert a word that arrives at `time`."""
-        time = max(time, self._last)
+        if time < self._last:
+            time = self._last
         self._last = time
-        self.words.append((time, word))
+        self.words.append(time, word)
         if word > WORD_MASK:
             self.controls += 1
             if self.limit > self.depth:  # it waits for its own reader, with the words behind it
-                self.limit = min(self.limit, len(self.words) + self.depth - 1)
+                self.limit = min(self.limit, self.words.count + self.depth - 1)
         self._announce()
 
-    def extend(self, words: list[TimedWord]) -> None:
-        """Insert data words that arrive at one word per cycle."""
-        if words[0][0] < self._last:
-            for time, word in words:
-                self.add(time, word)
+    def extend(self, runs: list[Run], count: int) -> None:
+        """Insert runs of `count` data words."""
+        if runs[0][0] < self._last:
+            for start, words in runs:
+                for time, word in enumerate(words, start):
+                    self.add(time, word)
             return
-        self._last = words[-1][0]
-        self.words.extend(words)
+        time, words = runs[-1]
+        self._last = time + len(words) - 1
+        self.words.extend(runs, count)
         self._announce()
 
     def count(self, now: int) -> int:
         """The number of arrived data words before the first control word."""
-        if self.words and not self.controls and self.words[-1][0] <= now:
-            return len(self.words)
-        found = 0
-        for time, word in self.words:
-            if time > now or word & CONTROL_FLAG:
-                break
-            found += 1
-        return found
+        words = self.words
+        if not words.count:
+            return 0
+        return words.count if not self.controls and words.last <= now else words.count_until(now, True)
 
     def take(self, now: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words."""
-        words = self.words
-        found: list[int] = []
-        if words and not self.controls and len(words) <= limit and words[-1][0] <= now:
-            found = [word for _, word in words]
-            words.clear()
-        while words and len(found) < limit and words[0][0] <= now and not words[0][1] & CONTROL_FLAG:
-            found.append(words.popleft()[1])
-        if found:
+        count = self.count(now)
+        if not count or limit <= 0:
+            return []
+        found = self.words.take(count if count < limit else limit)
+        if self.limit > self.depth:
             self.limit = max(self.depth, self.limit - len(found))
-            self.wake_senders(now)
+        self.wake_senders(now)
         return found
 
     def count_arrived(self, now: int) -> int:
         """The number of arrived words of both kinds."""
-        return next((i for i, (time, _) in enumerate(self.words) if time > now), len(self.words))
+        return self.words.count_until(now, False)
 
     def take_any(self, now: int) -> int:
         """Remove and return the first word."""
-        word = self.words.popleft()[1]
+        word = self.words.pop()
         self.controls -= word > WORD_MASK
         self.wake_senders(now)
         return word
 
     def is_control_next(self, now: int) -> bool:
         """Whether the first word has arrived and is a control word."""
-        return bool(self.controls) and self.words[0][0] <= now and bool(self.words[0][1] & CONTROL_FLAG)
+        if not self.controls:
+            return False
+        time, words = self.words.runs[0]
+        return time <= now and bool(words[0] & CONTROL_FLAG)
 
     def take_control(self, now: int) -> None:
         """Remove the first word, a control word."""
-        self.words.popleft()
+        self.words.pop()
         self.controls -= 1
         self.wake_senders(now)
-        if self.words:
+        if self.words.count:
             self._announce()  # the words behind it waited for it
 
     def wake_senders(self, now: int) -> None:
@@ -218,10 +215,11 @@ class InputQueue:
         if self.feeder is not None:
             feeder, self.feeder = self.feeder, None
             feeder.wake(now)
-        if not self.words:
-            notify_emptied(self, self.emptied)
-            self.emptied = None
-        elif self.words[0][0] > now:
+        if not self.words.count:
+            if self.emptied is not None:
+                notify_emptied(self, self.emptied)
+                self.emptied = None
+        elif self.words.runs[0][0] > now:
             self._announce()
 
     def want(self, count: int) -> None:
@@ -245,6 +243,13 @@ class InputQueue:
         """The arrival times of the first words."""
         return [time for time, _ in islice(self.words, count)]
 
+    def peek(self, now: int) -> int | None:
+        """The first word with its flags, if it has arrived."""
+        if not self.words.count:
+            return None
+        time, words = self.words.runs[0]
+        return words[0] if time <= now else None
+
     def _announce(self) -> None:
         """Schedule the next notification of the PE, unless an earlier or equal one is scheduled."""
         time = self._find_arrival()
@@ -257,10 +262,14 @@ class InputQueue:
 
     def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
-        needed = self.wanted if self.whole or self.wanted < self.depth else self.depth
+        needed, words = self.wanted, self.words
+        if needed >= self.depth and not self.whole:
+            needed = self.depth
         if not self.controls:
-            return self.words[needed - 1][0] if len(self.words) >= needed else None
-        for index, (time, word) in enumerate(self.words, 1):
+            if words.count < needed:
+                return None
+            return words.last if words.count == needed else words.find_time(needed)
+        for index, (time, word) in enumerate(words, 1):
             if index == needed or word & CONTROL_FLAG:
                 return time
         return None
@@ -284,7 +293,8 @@ class OutputQueue:
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
-        self.words: deque[int] = deque()
+        self.words: list[int] = []
+        self.marked = 0  # the number of words that are not plain data
         self.depth, self.events = node.fabric.queue_depth(node, "out", color), node.fabric.events
         self.sink: HostSink | None = None  # where the host receives a color without a route
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
@@ -296,7 +306,9 @@ class OutputQueue:
         if len(self.words) >= self.depth:
             self._watched = True
             return 0
-        self.words.extend(words)
+        if words and max(words) > WORD_MASK:
+            self.marked += sum(word > WORD_MASK for word in words)
+        self.words += words
         self._move()
         return len(words)
 
@@ -341,23 +353,51 @@ class OutputQueue:
         self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:
+        waiting = len(self.words)
+        if not waiting:
+            return
         node = self.node
         delay = node.fabric.injection  # words in transit on the ramp take no room in the router
-        words, free = self.words, channel.depth + delay - len(channel.inputs[RAMP])
-        clear = channel.count_accepted(RAMP, len(words)) if 0 < free < len(words) else 0
+        free = channel.depth + delay - channel.inputs[RAMP].count
+        clear = channel.count_accepted(RAMP, waiting) if 0 < free < waiting else 0
         if clear > free:
             free = clear
-            channel.granted += min(clear, len(words))
-        if words and free > 0:
+            channel.granted += min(clear, waiting)
+        if free > 0:
             first = max(self.events.now, node.ramp) + 1
-            count = min(free, len(words))
+            count = min(free, waiting)
             node.ramp = first + count - 1
-            moved = [(first + delay + i, words.popleft()) for i in range(count)]
-            channel.extend(RAMP, moved, sum(word > WORD_MASK for _, word in moved))
-        if words:
+            moved, self.words = self.words[:count], self.words[count:]
+            self._inject(channel, first + delay, moved)
+        if self.words:
             channel.feeders[RAMP] = self
+
+    def _inject(self, channel: RouterChannel, time: int, moved: list[int]) -> None:
+        """Move words into the router; each that is not plain data is a run of its own."""
+        marked = sum(word > WORD_MASK for word in moved) if self.marked else 0
+        self.marked -= marked
+        runs = split_runs(time, moved) if marked else [(time, moved)]
+        channel.extend(RAMP, runs, len(moved), marked)
 
     def _to_host(self) -> None:
         if self.sink is not None:
             self.sink.take(self.words)
-            self.words.clear()
+            self.words, self.marked = [], 0
+
+
+def split_runs(time: int, words: list[int]) -> list[Run]:
+    """The runs of words at consecutive cycles.
+
+    >>> split_runs(5, [1, 2, 1 << 32, 3])
+    [(5, [1, 2]), (7, [4294967296]), (8, [3])]
+    """
+    runs: list[Run] = []
+    joins = False
+    for word in words:
+        plain = word <= WORD_MASK
+        if plain and joins:
+            runs[-1][1].append(word)
+        else:
+            runs.append((time, [word]))
+        joins, time = plain, time + 1
+    return runs

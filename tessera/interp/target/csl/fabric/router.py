@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tessera.interp.target.csl.fabric.queues import BackpressureListener, HostSink, InputQueue, OutputQueue, TimedWord
+from tessera.interp.target.csl.fabric.queues import BackpressureListener, HostSink, InputQueue, OutputQueue
 from tessera.interp.target.csl.fabric.routing import (
     ADVANCE_FLAG,
     CONTROL_FLAG,
@@ -18,6 +17,7 @@ from tessera.interp.target.csl.fabric.routing import (
     ColorRoute,
     decode_commands,
 )
+from tessera.interp.target.csl.fabric.word_buffer import Run, WordBuffer
 from tessera.interp.target.csl.sema.values import ColorConfig
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RouterChannel:
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
         self.node, self.color, self.route, self.config = node, color, route, config
-        self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
+        self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
         self.depth, self.events = node.fabric.depth, node.fabric.events
         self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
@@ -86,7 +86,7 @@ class RouterChannel:
 
     def has_room(self, direction: int) -> bool:
         """Whether one more word fits into the buffer of a direction."""
-        return len(self.inputs[direction]) < self.depth
+        return self.inputs[direction].count < self.depth
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
@@ -94,12 +94,12 @@ class RouterChannel:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
         self.marked += word > WORD_MASK
-        buffer.append((max(time, buffer[-1][0] + 1) if buffer else time, word))
+        buffer.append(max(time, buffer.last + 1) if buffer.count else time, word)
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Insert a word of a neighbour, and schedule its step."""
         self.add(direction, time, word)
-        self.wake(self.inputs[direction][0][0])
+        self.wake(self.inputs[direction].runs[0][0])
 
     def _refuse_word(self, direction: int) -> NoReturn:
         takes = " or ".join(sorted({DIRECTION_NAMES[d] for rx, _ in self.route.positions for d in rx}))
@@ -137,14 +137,15 @@ class RouterChannel:
             return False
         if len(rx) == 1:
             origin = rx[0]
-            if not self.inputs[origin]:
+            if not self.inputs[origin].count:
                 return False
         else:
-            heads = [d for d in rx if self.inputs[d]]
+            heads = [d for d in rx if self.inputs[d].count]
             if not heads:
                 return False
-            origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d][0][0])
-        arrival, word = self.inputs[origin][0]
+            origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d].runs[0][0])
+        arrival, words = self.inputs[origin].runs[0]
+        word = words[0]
         now = self.events.now
         if len(rx) > 1 and arrival > now:
             self.wake(arrival)  # an earlier word may still arrive from another direction
@@ -163,45 +164,35 @@ class RouterChannel:
         buffer, links = self.inputs[origin], self.node.links
         if count <= 0:
             return False
-        ahead = count < len(buffer)  # more words than the next buffer holds
+        ahead = count < buffer.count  # more words than the next buffer holds
         if ahead:
-            count = max(count, self._count_ahead(tx, len(buffer)))
+            count = max(count, self._count_ahead(tx, buffer.count))
         self.granted = 0
         time = max(now - 1, self._last)
         for direction in tx:
             if links[direction] > time:
                 time = links[direction] - 1
-        sent: list[TimedWord] = []
-        if not self.marked and count >= len(buffer) and buffer[0][0] > time:
-            time = buffer[-1][0]
-            sent = [(arrival + 1, word) for arrival, word in buffer]
-            buffer.clear()
-        else:
-            while buffer and count and buffer[0][1] <= WORD_MASK:
-                arrival, word = buffer.popleft()
-                time = arrival if arrival > time else time + 1
-                sent.append((time + 1, word))
-                count -= 1
-        self._last = time
-        self._deliver(tx, sent, ahead)
-        self._wake_senders(origin, sent[0][0] - 1)
-        return bool(buffer)
+        sent, count, self._last = buffer.pop_paced(count, time)
+        self._deliver(tx, sent, count, ahead)
+        if self.feeders[origin] is not None:
+            self._wake_senders(origin, sent[0][0] - 1)
+        return buffer.count > 0
 
-    def _deliver(self, tx: tuple[int, ...], sent: list[TimedWord], ahead: bool) -> None:
+    def _deliver(self, tx: tuple[int, ...], sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
-        node, last = self.node, sent[-1][0]
+        node, last = self.node, self._last + 1
         for direction in tx:
             node.links[direction] = last
-            node.traffic[direction] += len(sent)
+            node.traffic[direction] += count
             if node.fabric.log is not None:
-                node.fabric.log(node.x, node.y, direction, sent[0][0] - 1, last - 1, len(sent))
+                node.fabric.log(node.x, node.y, direction, sent[0][0] - 1, last - 1, count)
             if direction == RAMP:
-                node.inputs[self.ramp_color].extend(sent)
+                node.inputs[self.ramp_color].extend(sent, count)
             else:
                 neighbour = self.neighbours[direction] or self._neighbour(direction)
-                neighbour.extend(OPPOSITE[direction], sent)
+                neighbour.extend(OPPOSITE[direction], sent, count)
                 if ahead:
-                    neighbour.granted += len(sent)
+                    neighbour.granted += count
 
     def _count_free(self, tx: tuple[int, ...]) -> int:
         """The number of words for which every output direction has room."""
@@ -209,12 +200,12 @@ class RouterChannel:
         for direction in tx:
             if direction == RAMP:
                 queue = self.node.get_input(self.ramp_color)
-                free = queue.limit - len(queue.words)
+                free = queue.limit - queue.words.count
                 if free <= 0:
                     queue.feeder, free = self, 0
             else:
-                neighbour = self._neighbour(direction)
-                free = self.depth - len(neighbour.inputs[OPPOSITE[direction]])
+                neighbour = self.neighbours[direction] or self._neighbour(direction)
+                free = self.depth - neighbour.inputs[OPPOSITE[direction]].count
                 if free <= 0:
                     neighbour.feeders[OPPOSITE[direction]] = self
             if free < count:
@@ -228,14 +219,14 @@ class RouterChannel:
         ends, where operations wait for them. `steps` bounds the routers that are looked at.
         """
         buffer, steps = self.inputs[direction], [MAX_LOOKAHEAD] if steps is None else steps
-        room = self.depth - len(buffer)
+        room = self.depth - buffer.count
         steps[0] -= 1
         if room >= wanted or self.marked or steps[0] <= 0 or not self.node.fabric.steady:
             return min(max(room, 0), wanted)
         rx, tx = self.route.here
         if self.route.in_teardown or rx != (direction,) or self.route.filter is not None or HOST in tx:
             return room
-        return max(room, self._count_passing(tx, wanted + len(buffer), steps) - len(buffer))
+        return max(room, self._count_passing(tx, wanted + buffer.count, steps) - buffer.count)
 
     def _count_ahead(self, tx: tuple[int, ...], wanted: int) -> int:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
@@ -247,7 +238,7 @@ class RouterChannel:
             if direction == RAMP:
                 queue = self.node.get_input(self.ramp_color)
                 # Words that an operation awaits: equal however it removes them, unlike the room of the queue.
-                wanted = min(wanted, queue.limit - queue.depth - len(queue.words))
+                wanted = min(wanted, queue.limit - queue.depth - queue.words.count)
             else:
                 neighbour = self.neighbours[direction] or self._neighbour(direction)
                 wanted = neighbour.count_accepted(OPPOSITE[direction], wanted, steps)
@@ -255,20 +246,19 @@ class RouterChannel:
                 return 0
         return wanted
 
-    def extend(self, direction: int, words: list[TimedWord], marked: int = 0) -> None:
-        """Insert words that arrive from `direction` in order; `marked` of them are not plain data."""
+    def extend(self, direction: int, runs: list[Run], count: int, marked: int = 0) -> None:
+        """Insert runs of `count` words that arrive from `direction`; `marked` of them are not plain data."""
         route = self.route
         if direction not in route.sources and not route.reconfigurable:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
-        if not buffer or buffer[-1][0] < words[0][0]:
-            buffer.extend(words)
+        if not buffer.count or buffer.last < runs[0][0]:
+            buffer.extend(runs, count)
         else:  # the first word waits for a word before it, and so may the others
-            for time, word in words:
-                self.add(direction, time, word)
-            self.marked -= sum(word > WORD_MASK for _, word in words)
+            for time, words in runs:
+                buffer.extend([(max(time, buffer.last + 1), words)], len(words))
         self.marked += marked
-        self.wake(buffer[0][0])
+        self.wake(buffer.runs[0][0])
 
     def _wake_senders(self, direction: int, time: int) -> None:
         """Wake the senders that wait for room in a buffer."""
@@ -316,7 +306,7 @@ class RouterChannel:
         for direction in targets:
             time = max(time, links[direction])
         self._last = time
-        self.inputs[origin].popleft()
+        self.inputs[origin].pop()
         self.marked -= word > WORD_MASK
         advances, word = word & ADVANCE_FLAG, word & ~ADVANCE_FLAG
         if self.route.filter is not None and RAMP in self.route.here[1]:
@@ -358,9 +348,9 @@ class RouterChannel:
         """Descriptions of the waiting words."""
         lines = []
         for direction, buffer in enumerate(self.inputs):
-            if buffer:
+            if buffer.count:
                 lines.append(
-                    f"{len(buffer)} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
+                    f"{buffer.count} wavelet(s) of color {self.color} from {DIRECTION_NAMES[direction]}: "
                     f"{self._describe_reason(direction)}"
                 )
         return lines
@@ -382,7 +372,7 @@ class EdgeChannel:
 
     def __init__(self, channel: RouterChannel) -> None:
         self.channel, self.granted = channel, 0
-        self.inputs: list[deque[TimedWord]] = [deque() for _ in DIRECTION_NAMES]
+        self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
 
     def has_room(self, direction: int) -> bool:
@@ -393,10 +383,10 @@ class EdgeChannel:
         """The number of words that may leave: all."""
         return wanted
 
-    def extend(self, direction: int, words: list[TimedWord]) -> None:
+    def extend(self, direction: int, runs: list[Run], count: int) -> None:
         """Accept words in order."""
-        self.channel.get_host_sink().take(word for _, word in words if not word & CONTROL_FLAG)
+        self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Accept a word."""
-        self.extend(direction, [(time, word)])
+        self.extend(direction, [(time, [word])], 1)

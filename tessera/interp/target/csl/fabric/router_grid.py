@@ -29,14 +29,12 @@ class FabricView:
     """The fabric as one PE sees it: its queues by color, and its routes, which it may change."""
 
     def __init__(self, node: RouterNode) -> None:
-        self.node = node
+        self.node, self.events = node, node.fabric.events
 
     def peek(self, color: int) -> tuple[int, bool] | None:
         """The first arrived word and whether it is a control word, or None."""
-        words = self.node.get_input(color).words
-        if not words or words[0][0] > self.node.fabric.events.now:
-            return None
-        return words[0][1] & WORD_MASK, bool(words[0][1] & CONTROL_FLAG)
+        word = self.node.get_input(color).peek(self.events.now)
+        return None if word is None else (word & WORD_MASK, bool(word & CONTROL_FLAG))
 
     def get_queue(self, color: int) -> InputQueue:
         """The input queue of a color."""
@@ -44,7 +42,7 @@ class FabricView:
 
     def pop(self, color: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words before the first control word."""
-        return self.node.get_input(color).take(self.node.fabric.events.now, limit)
+        return self.node.get_input(color).take(self.events.now, limit)
 
     def pop_control(self, color: int) -> int | None:
         """Remove and return the first word if it is an arrived control word."""
@@ -56,7 +54,7 @@ class FabricView:
 
     def count(self, color: int) -> int:
         """The number of arrived data words before the first control word."""
-        return self.node.get_input(color).count(self.node.fabric.events.now)
+        return self.node.get_input(color).count(self.events.now)
 
     def want(self, color: int, count: int) -> None:
         """Request a notification only at that many words."""

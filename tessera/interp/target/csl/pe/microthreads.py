@@ -126,7 +126,7 @@ class FabricSource(DsdSource):
         One that names no task is dropped.
         """
         while self.queue.is_control_next(self.events.now):
-            if decode_entry_point(self.queue.words[0][1]) is not None:
+            if decode_entry_point(self.queue.words.runs[0][1][0]) is not None:
                 return self.waiting
             self.queue.take_control(self.events.now)
         self.queue.want(count)

@@ -1,0 +1,118 @@
+"""Word buffer: the words in transit of a queue as runs of consecutive cycles, which routers move as a whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from tessera.interp.target.csl.fabric.routing import WORD_MASK
+
+# The cycle at which the first word arrives, and the words of it and of the cycles after it. The list is never changed:
+# a broadcast shares it. A word that is not plain data (with a flag above its 32 bits) is a run of its own.
+Run = tuple[int, list[int]]
+
+
+class WordBuffer:
+    """Words in the order of their arrival, each with its cycle.
+
+    >>> buffer = WordBuffer()
+    >>> buffer.append(5, 7); buffer.extend([(6, [8, 9])], 2)
+    >>> list(buffer), len(buffer), buffer.find_time(3)
+    ([(5, 7), (6, 8), (7, 9)], 3, 7)
+    """
+
+    __slots__ = ("count", "runs")
+
+    def __init__(self) -> None:
+        self.runs: deque[Run] = deque()
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for time, words in self.runs:
+            yield from enumerate(words, time)
+
+    @property
+    def last(self) -> int:
+        """The cycle of the last word."""
+        time, words = self.runs[-1]
+        return time + len(words) - 1
+
+    def append(self, time: int, word: int) -> None:
+        """Add a word."""
+        self.runs.append((time, [word]))
+        self.count += 1
+
+    def extend(self, runs: list[Run], count: int) -> None:
+        """Add runs of `count` words, which arrive after those of the buffer."""
+        self.runs.extend(runs)
+        self.count += count
+
+    def find_time(self, position: int) -> int:
+        """The cycle of a word; positions begin with 1."""
+        for time, words in self.runs:
+            if position <= len(words):
+                return time + position - 1
+            position -= len(words)
+        raise AssertionError("the buffer is shorter")
+
+    def count_until(self, now: int, plain: bool) -> int:
+        """The number of words that have arrived; those before the first that is not `plain` data."""
+        found = 0
+        for time, words in self.runs:
+            if time > now or (plain and words[0] > WORD_MASK):
+                break
+            if time + len(words) - 1 > now:
+                return found + now - time + 1
+            found += len(words)
+        return found
+
+    def pop(self) -> int:
+        """Remove and return the first word."""
+        time, words = self.runs.popleft()
+        if len(words) > 1:
+            self.runs.appendleft((time + 1, words[1:]))
+        self.count -= 1
+        return words[0]
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return the first words."""
+        runs, found, left = self.runs, [], count
+        while left:
+            time, words = runs.popleft()
+            if len(words) > left:
+                runs.appendleft((time + left, words[left:]))
+                words = words[:left]
+            left -= len(words)
+            found = found + words if found else words
+        self.count -= count
+        return found
+
+    def pop_paced(self, count: int, time: int) -> tuple[list[Run], int, int]:
+        """Remove up to `count` words before the first that is not plain data, as they leave at one a cycle after `time`.
+
+        Returns their runs one cycle after they left, their number, and the cycle in which the last one left.
+        """
+        runs, sent, left = self.runs, [], count
+        while runs and left:
+            start, words = runs[0]
+            if words[0] > WORD_MASK:
+                break
+            if len(words) > left:
+                runs[0] = (start + left, words[left:])
+                words = words[:left]
+            else:
+                runs.popleft()
+            left -= len(words)
+            if sent and start <= time + 1:
+                begin, before = sent[-1]
+                sent[-1] = begin, before + words
+                time += len(words)
+            else:
+                start = start if start > time else time + 1
+                sent.append((start + 1, words))
+                time = start + len(words) - 1
+        self.count -= count - left
+        return sent, count - left, time
