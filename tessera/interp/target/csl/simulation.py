@@ -18,7 +18,7 @@ from tessera.interp.target.csl.fabric.queues import HostSource, RouterEntrance
 from tessera.interp.target.csl.fabric.router_grid import BUFFER_DEPTH, Fabric
 from tessera.interp.target.csl.fabric.routing import HOST
 from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
-from tessera.interp.target.csl.pe.pe_state import EventQueue
+from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
 from tessera.interp.target.csl.pe.processing_element import Pe
 from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
 from tessera.interp.target.csl.sema.values import Pointer
@@ -214,8 +214,9 @@ class Simulation:
         self.sources: dict[tuple[PeCoordinate, int], HostSource] = {}
         self.timeline: list[tuple[PeCoordinate, str, int, int]] = []
         self.lockstep_groups = form_lockstep_groups(tile.program for tile in layout.tiles.values()) if lockstep else {}
-        for place, tile in layout.tiles.items():
-            self._place(place, tile.program)
+        with without_collection():
+            for place, tile in layout.tiles.items():
+                self._place(place, tile.program)
 
     def _place(self, place: PeCoordinate, program: Any) -> None:
         pe = Pe(program, *place, self.events, self.fabric.view(*place), self.lockstep_groups.get(id(program)))

@@ -1,12 +1,17 @@
 """Host runtime: tensors of copies, the order of calls, `SdkLayout`, the debug tools, pictures."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
+from tessera.interp.target.csl import host_tools_folder
 from tessera.interp.target.csl.host import cslc, port_maps, sdk_layout
 from tessera.interp.target.csl.host import runtime as host_runtime
 from tessera.interp.target.csl.host.runtime import (
@@ -306,3 +311,11 @@ def test_a_wrong_port_map_is_an_error(text):
 def test_a_tensor_of_another_size_than_its_port_map_is_an_error():
     with pytest.raises(ShapeError, match="does not have the elements"):
         port_maps.convert_input_tensor("{ A[i=0:3] -> [PE[i, 0] -> index[0]] }", np.zeros(3))
+
+
+def test_a_program_uses_tessera_that_the_tools_do_not_load():
+    text = "import sys; print('tessera.ops' in sys.modules); import tessera as ts; print(ts.__version__, ts.abs(-2.0))"
+    command = [str(host_tools_folder() / "cs_python"), "-c", text]
+    env = {**os.environ, "TESSERA_PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[:2] == ["False", ts.__version__] and "2.0" in done.stdout

@@ -91,7 +91,7 @@ class WordBuffer:
         return found
 
     def pop_paced(self, count: int, time: int) -> tuple[list[Run], int, int]:
-        """Remove up to `count` words before the first that is not plain data, as they leave at one a cycle after `time`.
+        """Remove up to `count` words before the first that is not plain data; they leave at one a cycle after `time`.
 
         Returns their runs one cycle after they left, their number, and the cycle in which the last one left.
         """

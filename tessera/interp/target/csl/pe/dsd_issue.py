@@ -26,7 +26,7 @@ from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import Circular, Dsr, DsrContents, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-_STREAMING_OPERANDS = (Fabin, Fabout, Fifo, Circular)
+_STREAMING_OPERANDS = frozenset((Fabin, Fabout, Fifo, Circular))
 
 
 def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _resolve_operands(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> tuple[Any, ...]:
     """The operands with DSRs replaced by their contents, queues by their colors, and the wavelet index added."""
-    return tuple(_resolve_operand(pe, o, options, loc) for o in operands)
+    return tuple([_resolve_operand(pe, o, options, loc) for o in operands])
 
 
 def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location) -> Any:
@@ -63,7 +63,8 @@ def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location
         # The index counts 16-bit words for every element type.
         return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
     if type(o) in (Fabin, Fabout):
-        return o._replace(color=_get_queue_color(pe, o, loc))
+        color = _get_queue_color(pe, o, loc)
+        return o if o.color == color else o._replace(color=color)
     return o
 
 
@@ -89,7 +90,7 @@ def perform(
         launch(pe, op, operands, options, loc)
         return True
     complete, resolved = True, _resolve_operands(pe, operands, options, loc)
-    if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
+    if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         compute(pe, op, resolved)  # type: ignore[arg-type]
     else:
         pe.clock += COSTS.dsd_start[pe.wide]
@@ -106,7 +107,7 @@ def perform(
 def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
     """Run an asynchronous operation as a microthread."""
     resolved = _resolve_operands(pe, operands, options, loc)
-    if not any(isinstance(o, _STREAMING_OPERANDS) for o in resolved):
+    if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
     pe.clock += COSTS.launch
     merged = dict(options)
@@ -147,24 +148,29 @@ def _claim_queues(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> list[tuple[str, int]]:
     """Claim the queues and the microthread of an operation; each serves one operation at a time."""
-    keys = [("in", o.color) for o in operands if type(o) is Fabin]
+    inputs = [o for o in operands if type(o) is Fabin]
+    keys = [("in", o.color) for o in inputs]
     keys += [("out", o.queue) for o in operands if type(o) is Fabout]
     if options.get("ut_id") is not None:
         keys.append(("microthread", options["ut_id"]))
+    busy = pe.busy
     for key in keys:
-        if key in pe.busy:
+        if key in busy:
             what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
-            raise CslFault(f"{what} {key[1]} is in use by the operation at {pe.busy[key]}", location=loc)
-    pe.busy.update(dict.fromkeys(keys, loc))
-    ended = "on_control" in options
-    pe.control_ended_colors.update(o.color for o in operands if type(o) is Fabin and (ended or o.transform))
+            raise CslFault(f"{what} {key[1]} is in use by the operation at {busy[key]}", location=loc)
+    for key in keys:
+        busy[key] = loc
+    for o in inputs:
+        if o.transform or "on_control" in options:
+            pe.control_ended_colors.add(o.color)
     return keys
 
 
 def _release_queues(pe: PeState, keys: list[tuple[str, int]]) -> None:
     for key in keys:
         del pe.busy[key]
-    pe.control_ended_colors.difference_update(number for side, number in keys if side == "in")
+        if key[0] == "in":
+            pe.control_ended_colors.discard(key[1])
 
 
 def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:

@@ -271,6 +271,15 @@ def stream_operation(
     if type(dest) is Pointer:
         return (yield from _reduce_into_pointer(pe, op, dest, given, count, sync))
     sources = [open_source(pe, o, x.dtype, count) for o, x in zip(given, op.sources, strict=True)]
+    if type(dest) is Fabout and all([s.local for s in sources]):
+        return (yield from _send_vector(pe, op, dest, sources, count, options))
+    return (yield from _stream_in_steps(pe, op, dest, sources, count, options, sync))
+
+
+def _stream_in_steps(
+    pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int, options: dict[str, Any], sync: bool
+) -> Generator[Any, None, bool]:
+    """Run an operation as far as its operands allow in each step."""
     waiting = _list_waiting(pe, op, dest, sources, count)
     store = _make_store(pe, op, dest, sources, count)
     done, width = 0, op.width[pe.wide]
@@ -295,6 +304,18 @@ def stream_operation(
                 yield from sender.send(words)
             done += step
             yield pe.events.now + -(-step // width)
+    return True
+
+
+def _send_vector(
+    pe: PeState, op: DsdOp, dest: Fabout, sources: list[DsdSource], count: int, options: dict[str, Any]
+) -> Generator[Any, None, bool]:
+    """Send elements of memory or scalars, which are all ready: one step."""
+    if count > 0:
+        found = convert_result(op.compute(*[s.read(0, count) for s in sources]), op.result.dtype)
+        sender = WaveletSender(pe, dest, op.result.dtype, count, options.get("index", 0))
+        yield from sender.send(_spread_elements(found, count))
+        yield pe.events.now + -(-count // op.width[pe.wide])
     return True
 
 

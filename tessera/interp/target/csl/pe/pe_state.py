@@ -160,6 +160,7 @@ class PeState:
     registers: Any  # the router's configuration registers
     space: dict[str, Any]  # the globals of the generated Python
     numbers: dict[int, int]  # the number of the global variable of each array, by the array's id
+    arrays: list[Any]  # the memory of the global variables, by number
     dispatch: Callable[[], None]  # selects and runs a task
 
     def __init__(

@@ -37,8 +37,7 @@ def get_export(pe: PeState, name: str) -> Any:
     """The present value of an exported symbol: a `Pointer` or an `ExportedFunction`."""
     scheduler.settle(pe)
     symbol = pe.program.exports[name]
-    instantiate = ValueInstantiation(pe, [], pe.space)
-    instantiate.arrays = [pe.space[f"G{g.number}"] for g in pe.program.unit.globals]
+    instantiate = ValueInstantiation(pe, pe.arrays, pe.space)
     if isinstance(symbol.type, t.CslFunctionType):
         params = tuple(p for p in symbol.type.params if p is not None)
         return ExportedFunction(name, instantiate(symbol.const), params)
@@ -173,7 +172,9 @@ class Pe(PeState):
         super().__init__(program, x, y, events, fabric, lockstep_group)
         self.registers = RouterRegisters(self)
         globals_ = program.unit.globals
-        arrays = [allocate_global(g) for g in globals_] if lockstep_group is None else lockstep_group.join(self)
+        self.arrays = arrays = (
+            [allocate_global(g) for g in globals_] if lockstep_group is None else lockstep_group.join(self)
+        )
         self.numbers = {id(array): number for number, array in enumerate(arrays)}
         self.space = program.namespace(self, arrays)
         self.data = _list_data_tasks(self)
