@@ -172,11 +172,9 @@ class Pe(PeState):
         super().__init__(program, x, y, events, fabric, lockstep_group)
         self.registers = RouterRegisters(self)
         globals_ = program.unit.globals
-        self.arrays = arrays = (
-            [allocate_global(g) for g in globals_] if lockstep_group is None else lockstep_group.join(self)
-        )
-        self.numbers = {id(array): number for number, array in enumerate(arrays)}
-        self.space = program.namespace(self, arrays)
+        self.arrays = [allocate_global(g) for g in globals_] if lockstep_group is None else lockstep_group.join(self)
+        self.numbers = {id(array): number for number, array in enumerate(self.arrays)}
+        self.space = program.namespace(self, self.arrays)
         self.data = _list_data_tasks(self)
         self.dispatch = partial(scheduler.dispatch, self)
 
