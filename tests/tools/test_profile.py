@@ -13,7 +13,7 @@ from tessera.cuda.counters import LaunchCounters
 from tessera.errors import ArgumentError
 from tessera.runtime.program import prepare
 from tessera.tools.cli.main import main
-from tessera.tools.profile import profile_program
+from tessera.tools.profile import profile_program, replay, session
 from tessera.tools.profile.report import find_function
 
 R = np.random.default_rng(0)
@@ -251,3 +251,45 @@ def test_prints_are_not_repeated(capsys):
 
     profile_program(prepare(talk, (np.ones(2, "f4"),), "llvm", grid=(2,)), "llvm")
     assert "hello" not in capsys.readouterr().out
+
+
+def scatter(x, i, v):
+    return x.at[i].add(v) * 2.0
+
+
+UPDATES = np.zeros(7, np.float32), R.integers(0, 7, 300), R.standard_normal(300).astype(np.float32)
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_launches_leave_their_results_for_the_next(monkeypatch, target):
+    held = []
+    monkeypatch.setattr(replay.ReplayBuffers, "take", lambda self, node, take=replay.ReplayBuffers.take: (
+        held.append(self), take(self, node))[1])  # fmt: skip
+    monkeypatch.setattr(replay.tile_interpreter, "run", lambda *args: pytest.fail("the interpreter runs"))
+    monkeypatch.setattr(replay, "count_launch", lambda *args: None)
+    report = profile_program(prepare(ts.jit(scatter), UPDATES, target), target)
+    x, i, v = UPDATES
+    expected = x.copy()
+    np.add.at(expected, i, v)
+    found = list(held[-1].arrays.values())[3]
+    np.testing.assert_allclose(found, expected * 2, rtol=1e-5)
+    assert all(k.bytes for k in report.kernels)
+
+
+@pytest.mark.parametrize(("level", "late"), [("summary", 1), ("detailed", 2)])
+def test_what_would_take_long_is_not_counted_and_says_so(monkeypatch, level, late):
+    monkeypatch.setattr(replay, "COUNT_SECONDS", -1.0)
+    monkeypatch.setattr(session, "COUNT_SECONDS", -1.0)
+    report = profile_program(prepare(ts.jit(scatter), UPDATES, "llvm"), "llvm", level)
+    one = next(k for k in report.kernels if k.name == "add_rows_in_place")
+    assert one.estimated and one.flops == 0 and one.bytes == sum(a.nbytes for a in UPDATES)
+    assert sum(k.estimated for k in report.kernels) >= late
+    assert any("not counted" in note and "add_rows_in_place" in note for note in report.notes)
+    counted = [k for k in report.kernels if k.name != "add_rows_in_place"]
+    assert all(k.bytes for k in counted)
+
+
+def test_a_launch_is_counted_where_there_is_time():
+    report = profile_program(prepare(ts.jit(scatter), UPDATES, "llvm"), "llvm")
+    one = next(k for k in report.kernels if k.name == "add_rows_in_place")
+    assert not one.estimated and one.flops == 300 and "not counted" not in str(report.notes)

@@ -1,7 +1,9 @@
 """Kernel replay: each launch of a program runs alone, on the buffers that it has in the program, and is timed.
 
 A launch is emitted once and N times in one program; the difference of the two times, divided by N - 1, is the time of
-the launch without that of the call. In an emulator what the launch executes is counted instead.
+the launch without that of the call. In an emulator what the launch executes is counted instead. Each launch leaves its
+results in the buffers for the next: those of the runtime or the emulator, for the Tile interpreter may take a thousand
+times as long.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from tessera.tools.debug.profiler import KernelProfile, LaunchCounts
 SECONDS, CYCLES, INSTRUCTIONS = "seconds", "cycles", "instructions"
 REPEATS = 9  # the least of so many runs is taken
 SHORTEST = 2e-3  # seconds that the repeated launches should take
+COUNT_SECONDS = 5.0  # of the processor, that the interpreter may take to count a launch
 
 
 @dataclass
@@ -62,6 +65,7 @@ class KernelMeasurement:
     lines: Mapping[Location, float] = field(default_factory=dict)
     matrix: bool = False  # a product of matrices
     narrow: bool = False  # of 16-bit elements, for which GPUs have matrix units
+    estimated: bool = False  # bytes are those of its arrays, operations unknown: counting it would take too long
 
     @property
     def moved(self) -> int | None:
@@ -153,11 +157,10 @@ def _replay(
             continue
         given = buffers.take(node)
         one = _describe(module, node, scheduled.get(node))
+        before = _copy(given)
         _COSTS[_find_manner(target)](one, module, node, given, target)
-        if one.counts is None and (detailed or not one.bytes) and node.op is host.launch:
-            one.counts = count_launch(make_module(module, node, 1), given)
-            _take_counts(one, keep=node in scheduled)
-        tile_interpreter.run(make_module(module, node, 1), given)
+        if node.op is host.launch and (detailed or not one.bytes):
+            _count_in_interpreter(one, make_module(module, node, 1), before, keep=node in scheduled)
         found.append(one)
     return found
 
@@ -202,19 +205,49 @@ def _computes(node: Node) -> bool:
     return node.op.name.startswith("ts.") and node.op not in (*VIEW_OPS, *CONSTANT_OPS) and not node.regions
 
 
-def _take_counts(one: KernelMeasurement, keep: bool) -> None:
-    counts = one.counts
-    if counts is not None and not keep:
-        one.flops = counts.flops
-        one.bytes = counts.read["global"] + counts.written["global"]
+def _count_in_interpreter(one: KernelMeasurement, module: Module, arrays: Sequence[Any], keep: bool) -> None:
+    """Count a launch in the interpreter, or the bytes of its arrays where that takes too long."""
+    try:
+        one.counts = count_launch(module, arrays, COUNT_SECONDS)
+    except _OutOfTimeError:
+        one.estimated = True
+    if keep or one.unit == INSTRUCTIONS:  # known from the iteration space, or counted by the emulator
+        return
+    if one.counts is not None:
+        one.flops, one.bytes = one.counts.flops, one.counts.read["global"] + one.counts.written["global"]
+    else:
+        one.bytes = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
 
 
-def count_launch(module: Module, arrays: Sequence[Any]) -> LaunchCounts | None:
-    """What the Tile interpreter counts while a launch runs on copies of its buffers."""
-    profile = KernelProfile(places=False)
+class _OutOfTimeError(Exception):
+    """The interpreter has not ended within the time that counting may take."""
+
+
+class _LimitedCounter(KernelProfile):
+    """Counts as `KernelProfile` does, for so many seconds of the processor."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(places=False)
+        self.limit = time.process_time() + seconds
+
+    def meaning(self, machine: Any, inner: Any) -> Any:
+        """Nodes as they are, counted."""
+        mean = super().meaning(machine, inner)
+
+        def limited(node: Node, args: list[Any], walk: Any) -> Any:
+            if time.process_time() > self.limit:
+                raise _OutOfTimeError
+            return mean(node, args, walk)
+
+        return limited
+
+
+def count_launch(module: Module, arrays: Sequence[Any], seconds: float = math.inf) -> LaunchCounts | None:
+    """What the Tile interpreter counts while a launch runs on its buffers, within a limit of processor time."""
+    profile = _LimitedCounter(seconds)
     token = OBSERVERS.set((profile,))
     try:
-        tile_interpreter.run(module, _copy(arrays))
+        tile_interpreter.run(module, arrays)
     finally:
         OBSERVERS.reset(token)
     return profile.launches[0] if profile.launches else None
@@ -224,7 +257,7 @@ def _copy(arrays: Sequence[Any]) -> list[Any]:
     return [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
 
 
-# Costs: seconds of a runtime, or counts of an emulator.
+# Costs: seconds of a runtime, or counts of an emulator. The launch has then run once on the arrays that were given.
 
 
 def _find_manner(target: str) -> str:
@@ -234,15 +267,16 @@ def _find_manner(target: str) -> str:
 
 
 def _time_runtime(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
-    once = _time_module(make_module(module, node, 1), arrays, target)
+    run = driver.make_runtime(make_module(module, node, 1), target).run
+    once = _time_module(run, arrays)
     times = int(min(max(SHORTEST / max(once, 1e-7), 4), 256))
-    many = _time_module(make_module(module, node, 1 + times), arrays, target)
+    many = _time_module(driver.make_runtime(make_module(module, node, 1 + times), target).run, arrays)
     one.cost = max((many - once) / times, 0.0)
+    run(arrays)
 
 
-def _time_module(module: Module, arrays: Sequence[Any], target: str) -> float:
-    run, best = driver.make_runtime(module, target).run, math.inf
-    given = _copy(arrays)
+def _time_module(run: Callable[[Sequence[Any]], Any], arrays: Sequence[Any]) -> float:
+    best, given = math.inf, _copy(arrays)
     run(given)
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -253,25 +287,29 @@ def _time_module(module: Module, arrays: Sequence[Any], target: str) -> float:
 
 def _count_emulator(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
     one.unit = INSTRUCTIONS
+    alone = make_module(module, node, 1)
     if node.op is host.call:  # runs on the host
+        tile_interpreter.run(alone, arrays)
         return
     generator, counters = get_backend(target), LaunchCounters()
-    run = load_interpreter(generator, emit_artifact(generator, make_module(module, node, 1), {}))
+    run = load_interpreter(generator, emit_artifact(generator, alone, {}))
     token = LAUNCH_OBSERVER.set(counters)
     try:
-        run(_copy(arrays))
+        run(arrays)
     finally:
         LAUNCH_OBSERVER.reset(token)
     one.counters = counters
     one.cost = float(sum(counters.instructions.values()))
     one.lines = {place: float(c.instructions) for place, c in counters.lines.items()}
+    if not one.bytes:
+        one.bytes, one.flops = one.moved or 0, counters.flops + counters.matrix_flops
 
 
 def _time_interpreter(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
     generator = get_backend(target)
     run = load_interpreter(generator, emit_artifact(generator, make_module(module, node, 1), {}))
-    given, start = _copy(arrays), time.perf_counter()
-    run(given)
+    start = time.perf_counter()
+    run(arrays)
     one.cost = time.perf_counter() - start
 
 

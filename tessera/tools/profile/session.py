@@ -23,7 +23,14 @@ from tessera.lower.lowering_plan import RUN_OBSERVER
 from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram
-from tessera.tools.profile.replay import SECONDS, KernelMeasurement, count_mesh_cycles, replay, time_graph
+from tessera.tools.profile.replay import (
+    COUNT_SECONDS,
+    SECONDS,
+    KernelMeasurement,
+    count_mesh_cycles,
+    replay,
+    time_graph,
+)
 from tessera.tools.profile.report import ProfileReport, find_device, make_console
 
 LEVELS = ("summary", "detailed")
@@ -157,6 +164,11 @@ def _profile_levels(
 ) -> ProfileReport:
     kernels = replay(levels, arrays, target, detailed)
     report = ProfileReport(name, target, kernels, device=find_device(target, gpu))
+    if late := [k.name for k in kernels if k.estimated]:
+        report.notes.append(
+            f"not counted, because the interpreter would take longer than {COUNT_SECONDS:g} s: {', '.join(late)}; "
+            "where nothing else is known, bytes are those of the arrays, and operations count as 0"
+        )
     if report.unit == SECONDS:
         run, times = driver.make_runtime(levels["tile"], target).run, []
         with redirect_stdout(io.StringIO()):  # what its kernels print
