@@ -45,7 +45,7 @@ load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
 # frontend, a kernel -> frontend: a launch in a program that is being traced.
 record_launch = Hook("tessera.frontend.kernel.graph_launch:update_arguments")
 # transforms, the adjoint of a launch -> codegen: its groups of tiles as single programs.
-ungroup_launch = Hook("tessera.codegen.grouped.launches:ungroup_launch")
+ungroup_launch = Hook("tessera.codegen.grouped.vectoriser:ungroup_launch")
 # frontend, a recorded launch -> transforms: recorded in the open trace, or run and put on the tape.
 bind_region_op = Hook("tessera.transforms.flow.region_ops:bind_region_op")
 bind_ruled_launch = Hook("tessera.transforms.flow.launch_rules:bind_ruled_launch")

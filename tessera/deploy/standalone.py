@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import encode_content
-from tessera.codegen.c_plan import make_c_name
+from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_capable_backend
-from tessera.codegen.web_module import DESCRIPTION_FILE, MACHINE, OBJECT_FILE
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.core.io import write_file

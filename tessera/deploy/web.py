@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.c_plan import make_c_name
+from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, list_backends
-from tessera.codegen.web_module import DESCRIPTION_FILE, MACHINE, OBJECT_FILE
 from tessera.core.errors import (
     ArgumentError,
     DeviceUnavailable,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.web_module import BASE, MAX_BYTES, OBJECT_FILE, RUN
+from tessera.codegen.c_plan import BASE, MAX_BYTES, OBJECT_FILE, RUN
 from tessera.core.errors import (
     ArgumentError,
     ArtifactError,

@@ -131,7 +131,7 @@ def test_the_fused_multiply_add_rounds_once(bits):
     from fractions import Fraction
 
     from tessera.codegen.llvm.runtime.jit import MachineCode
-    from tessera.codegen.llvm.web_arithmetic import define_web_functions
+    from tessera.codegen.llvm.webassembly import define_web_functions
 
     t, kind, c = ("float", np.float32, ctypes.c_float) if bits == 32 else ("double", np.float64, ctypes.c_double)
     call = f"  %r = call {t} @llvm.fma.f{bits}({t} %x, {t} %y, {t} %z)\n  ret {t} %r\n}}\n"

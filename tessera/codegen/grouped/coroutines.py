@@ -16,7 +16,7 @@ from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser
 from tessera.codegen.legality import static_shape
 from tessera.core.types import REGISTER, RefType, TensorType, bool_, int64, scalar
 from tessera.ir.core import Block, Node, Value
-from tessera.lower.passes.divergence_analysis import find_lockstep_width
+from tessera.lower.passes.tail_duplication import find_lockstep_width
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.dialects.mbarrier import mbarrier_wait
 from tessera.ops.tensor import elementwise, reduce

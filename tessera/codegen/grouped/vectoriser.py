@@ -10,17 +10,17 @@ reshapes and gathers along the leading axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.legality import static_shape
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
 from tessera.ir.builder import Builder, evaluate_block
-from tessera.ir.core import Attrs, Function, Module, Node, Value
+from tessera.ir.core import Attrs, Block, Function, Module, Node, Value
 from tessera.ir.rules import Op, Rules
 from tessera.lower.passes.tail_duplication import duplicate_tails
-from tessera.ops.dialects import mbarrier, tile
+from tessera.ops.dialects import control_flow, host, mbarrier, tile
 from tessera.ops.dialects import tile as group_ops
 from tessera.ops.dialects import tile as ops
 from tessera.ops.tensor import basic, elementwise, shape
@@ -476,3 +476,31 @@ def _find_source_tile(group: GroupVectoriser, lane: GroupValue, width: int) -> G
     each = group.full(width, int64, group.size)
     first = group.add(e.sub, tile_numbers, group.add(e.remainder, tile_numbers, each))
     return GroupValue(group.add(e.add, first, group.add(e.remainder, group.to_varying(lane), each)), True)
+
+
+# Launches: a launch at the Graph level with groups of tiles becomes one of single programs.
+
+
+def ungroup_launches(function: Function) -> Function:
+    """The function with each launch of groups as one program per group, in regions too; the same one if it has none."""
+    body = _ungroup_block(function.body)
+    return function if body is function.body else replace(function, body=body)
+
+
+def _ungroup_block(block: Block) -> Block:
+    nodes = tuple(_ungroup_node(n) for n in block.nodes)
+    return block if all(a is b for a, b in zip(nodes, block.nodes, strict=True)) else replace(block, nodes=nodes)
+
+
+def _ungroup_node(node: Node) -> Node:
+    if node.op is control_flow.launch:
+        return ungroup_launch(node) if int(node.attrs["attrs"].get("group", 1)) > 1 else node
+    regions = tuple(map(_ungroup_block, node.regions))
+    return node if all(a is b for a, b in zip(regions, node.regions, strict=True)) else replace(node, regions=regions)
+
+
+def ungroup_launch(node: Node, counted: bool = False) -> Node:
+    """The launch with one program for each group of tiles; `counted` loops have a known number of trips."""
+    made = vectorise_function(host.launched_function(node), counted)
+    hints = Attrs({name: value for name, value in made.attrs.items() if name not in ("grid", "tiles")})
+    return replace(node, regions=(made.body,), attrs=Attrs({**node.attrs, "attrs": hints}))

@@ -26,14 +26,14 @@ from tessera.codegen.c_plan import (
     format_size,
     format_steps,
     make_c_name,
+    make_common_files,
     read_program,
 )
-from tessera.codegen.cpp_wrapper import make_common_files
+from tessera.codegen.c_plan import MACHINE as WASM
 from tessera.codegen.llvm import webassembly
 from tessera.codegen.llvm.runtime.jit import compile_for_machine, describe_host, get_host_vector_bytes
 from tessera.codegen.llvm.runtime.program import TEXT_FILE
 from tessera.codegen.llvm.text import protocol
-from tessera.codegen.web_module import MACHINE as WASM
 from tessera.core.errors import UnknownNameError, user_location
 
 

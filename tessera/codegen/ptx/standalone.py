@@ -22,9 +22,9 @@ from tessera.codegen.c_plan import (
     format_size,
     format_steps,
     make_c_name,
+    make_common_files,
     read_program,
 )
-from tessera.codegen.cpp_wrapper import make_common_files
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.codegen.ptx.text.builder import HIDDEN_PARAMETERS
 from tessera.core.errors import UnsupportedOpError

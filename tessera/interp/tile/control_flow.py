@@ -25,7 +25,7 @@ from tessera.interp.tile.memory import InstanceMemory
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, require_exact
 from tessera.ir.rules import Rules
-from tessera.lower.passes.divergence_analysis import DivergenceAnalysis, find_lockstep_width
+from tessera.lower.passes.tail_duplication import DivergenceAnalysis, find_lockstep_width
 from tessera.ops.dialects import control_flow
 
 

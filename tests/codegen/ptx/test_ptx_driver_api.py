@@ -7,8 +7,7 @@ import pytest
 
 from tessera.codegen.ptx.runtime import driver_api
 from tessera.codegen.ptx.runtime.driver_api import GPU, CudaGraph, LoadedModule
-from tessera.codegen.ptx.runtime.gpu_program import _is_recordable
-from tessera.codegen.ptx.runtime.kernel_launch import BoundLaunch, DriverKernel
+from tessera.codegen.ptx.runtime.gpu_program import BoundLaunch, DriverKernel, _is_recordable
 from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError
 
 

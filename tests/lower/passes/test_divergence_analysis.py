@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.lower.passes.divergence_analysis import DivergenceAnalysis
+from tessera.lower.passes.tail_duplication import DivergenceAnalysis
 from tessera.ops.dialects import control_flow
 from tessera.runtime.program import prepare
 

@@ -28,21 +28,19 @@ from tessera.ir.numerics.conversion import FINITE_ONLY, find_float_grid
 from tessera.ir.rules import Op
 from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED
-from tessera.lower.scalar_functions.rounding import (
-    build_double_truncation,
-    build_flush,
-    build_mantissa_rounding,
-    build_rounding_to_odd,
-    build_saturation,
-    build_stochastic_rounding,
-    build_truncation,
-)
 from tessera.lower.scalar_functions.single_precision import make_trigonometric_rule
 from tessera.lower.scalar_functions.small_floats import (
     SMALL_FLOAT_FORMATS,
     build_decoder,
+    build_double_truncation,
     build_exact_encoder,
+    build_flush,
+    build_mantissa_rounding,
     build_rounding,
+    build_rounding_to_odd,
+    build_saturation,
+    build_stochastic_rounding,
+    build_truncation,
     decode_shift,
 )
 from tessera.ops.dialects import arith

@@ -14,7 +14,7 @@ from tessera.codegen.ptx.table.scalars.math_functions import (
 )
 from tessera.codegen.ptx.text.builder import is_immediate, register_class
 from tessera.core.types import Policy, TensorType
-from tessera.lower.scalar_functions.rounding import build_stochastic_rounding
+from tessera.lower.scalar_functions.small_floats import build_stochastic_rounding
 from tessera.ops.tensor import basic
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.random import round_by_chance

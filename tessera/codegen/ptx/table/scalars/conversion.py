@@ -19,13 +19,16 @@ from tessera.codegen.ptx.text.builder import (
 )
 from tessera.core.types import DType, Policy, TensorType, bf16, bool_, f16, f32, f64, int4, int8, int16, uint8, uint16
 from tessera.ir.numerics.conversion import FINITE_ONLY, find_float_grid
-from tessera.lower.scalar_functions.rounding import (
+from tessera.lower.scalar_functions.small_floats import (
+    build_decoder,
+    build_exact_encoder,
     build_flush,
     build_mantissa_rounding,
+    build_rounding,
     build_saturation,
     build_truncation,
+    decode_shift,
 )
-from tessera.lower.scalar_functions.small_floats import build_decoder, build_exact_encoder, build_rounding, decode_shift
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.text.memref import VectorAccess
