@@ -106,6 +106,18 @@ PIECES = (
     "shift += {f}; a[{i}] = a[{i}] + shift;",
     "for (@range(i16, mine)) |i| {{ a[i] = -b[{i}] / {f}; }}",
     "mine = (mine + {i}) & 3;",
+    "@ptrcast(*[16]u16, &w).*[{n}] = @as(u16, turn) + {i}; w[{i}] += @as(i32, @ptrcast([*]u16, &w)[{n}]);",
+    "{{ var at: i16 = {i}; while (at < 6) : (at += {n}) {{ b[at] = b[at] + a[7 - at]; if (b[at] > 40.0) break; }} }}",
+    "switch (mine) {{ 0 => a[{i}] = {f}, 1, 2 => b[{i}] += {f}, else => w[{i}] = 3, }}",
+    "@mov32(@get_dsd(mem1d_dsd, .{{ .base_address = &w, .extent = {n} }}), @as(i32, mine) - {i});",
+    "@fadds(@get_dsd(mem4d_dsd, .{{ .tensor_access = |i, j|{{2, 4}} -> a[4 * i + j] }}),"
+    " @get_dsd(mem4d_dsd, .{{ .tensor_access = |i, j|{{2, 4}} -> b[i + 2 * j] }}), {f});",
+    "@fmovs(da, @set_dsd_stride(@increment_dsd_offset(db, 7, f32), -1));",
+    "@map(math.abs_f32, da, da); @fnegs(db, da);",
+    "@add16(@get_dsd(mem1d_dsd, .{{ .base_address = @ptrcast([*]i16, &w), .extent = 8 }}),"
+    " @get_dsd(mem1d_dsd, .{{ .base_address = @ptrcast([*]i16, &w), .extent = 8 }}), @as(i16, {i}) + mine);",
+    "{{ const q: [*]f32 = if (turn % 2 == 0) &a else &b; q[{i}] = q[{n}] + {f}; p = q; }}",
+    "a[@as(u16, w[{i}]) & 7] = {f}; b[@as(u16, turn) & 7] = a[{i}];",
 )
 
 

@@ -289,3 +289,25 @@ def test_an_extern_variable_is_the_exported_one_of_another_module(tmp_path):
       export fn main() void { part.put(); r[0] = shared[1]; }"""
     pe = run(tmp_path, text)
     assert pe.get_variable("r")[0] == 7 and pe.get_variable("shared").tolist() == [1, 7]
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("@ptrcast(*[4]u16, &g).*[0] = 507; @ptrcast(*[4]u16, &g).*[3] = 9;", [507, 0, 0, 9]),
+        ("@ptrcast([*]u16, &g)[n] = 5; @ptrcast([*]u16, &g)[2] = 6;", [0, 5, 6, 0]),
+        ("@ptrcast(*[4]u16, &g).*[n] += 7; @ptrcast(*u16, &g).* = 3;", [3, 7, 0, 0]),
+        ("@ptrcast(*[2, 2]u16, &g).*[1, 0] = 8;", [0, 0, 8, 0]),
+        ("g[0] = 196608; g[1] = @as(u32, @ptrcast(*[4]u16, &g).*[n]);", [0, 3, 3, 0]),
+        ("@ptrcast(*[4]u16, &g).* = [4]u16 { 1, 2, 3, 4 };", [1, 2, 3, 4]),
+        ("const q = &@ptrcast(*[4]u16, &g).*[1]; q.* = 4;", [0, 4, 0, 0]),
+        ("@ptrcast(*[2]u32, @ptrcast(*[4]u16, &g)).*[1] = 6;", [0, 0, 6, 0]),
+        ("one = 5; g[0] = @as(u32, @ptrcast(*[2]u16, &one).*[0]); @ptrcast(*[2]u16, &one).*[0] = 2; g[1] = one;",
+         [5, 0, 2, 0]),
+        ("comptime { var a = [2]u32 { 1, 131072 }; @comptime_assert(@ptrcast(*[4]u16, &a).*[3] == 2); }", [0] * 4),
+    ],
+)  # fmt: skip
+def test_memory_through_a_pointer_of_another_type(text, found, tmp_path):
+    variables = "export var g = @zeros([2]u32); var one: u32 = 1; var n: i16 = 1;"
+    pe = run(tmp_path, f"{variables} export fn main() void {{ {text} }}")
+    assert pe.get_variable("g").view(np.uint16).tolist() == found

@@ -26,7 +26,7 @@ from tessera.interp.target.csl.sema.context import (
     register_rule,
 )
 from tessera.interp.target.csl.sema.operators import UNARY_RULES
-from tessera.interp.target.csl.sema.values import DIRECTIONS, REGISTERS, GlobalVariable, Pointer
+from tessera.interp.target.csl.sema.values import DIRECTIONS, REGISTERS, GlobalCast, GlobalVariable, Pointer
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
@@ -78,6 +78,8 @@ def read_comptime_pointer(type_: t.CslType, place: LValue) -> ExprValue:
     where = place.take()
     if isinstance(where.array, GlobalVariable):
         return read_lvalue(type_, LValue(place.mutable, f"G{where.array.number}", str(where.index), take=place.take))
+    if isinstance(where.array, GlobalCast):
+        return read_lvalue(type_, LValue(place.mutable, where.array.name, str(where.index), take=place.take))
     if where.array is REGISTERS:
         return read_lvalue(type_, LValue(place.mutable, "pe.registers", str(where.index)))
     if type_.aggregate:

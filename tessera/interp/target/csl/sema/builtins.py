@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -255,7 +256,10 @@ def _ptrcast(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         fail(node.loc, f"'@ptrcast' cannot convert '{o.type}' to '{to}'")
     if o.known:
         array, index = o.const
-        return make_known(to, Pointer(GlobalCast(array, new), index * old.itemsize // new.itemsize), node.loc)
+        cells: Any = array.view(new) if isinstance(array, np.ndarray) else GlobalCast(array, new)
+        if isinstance(cells, GlobalCast):
+            cells = replace(cells, name=f.unit.add_constant(cells))
+        return make_known(to, Pointer(cells, index * old.itemsize // new.itemsize), node.loc)
     return make_runtime(to, f"recast({o.code}, {f.unit.add_constant(new)})", node.loc)
 
 

@@ -57,11 +57,13 @@ def make_hashable(value: Any) -> Any:
     return value
 
 
-class GlobalCast(NamedTuple):
-    """A `GlobalVariable` reinterpreted as cells of another type."""
+@dataclass(frozen=True)
+class GlobalCast:
+    """A `GlobalVariable` reinterpreted as cells of another type; `name` is that of the cells in generated code."""
 
     array: Any
     dtype: Any
+    name: str = field(default="", compare=False)
 
 
 class Mem1d(NamedTuple):
