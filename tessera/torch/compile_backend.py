@@ -23,7 +23,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
-from tessera.core.errors import ArgumentError, Location, TesseraError, UnsupportedOpError
+from tessera.codegen.contract import get_capable_backend
+from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, UnsupportedOpError
 from tessera.core.shapes import bind_shapes
 from tessera.core.symbolic_dim import SizeGuards, UnknownSizeError, holds_for
 from tessera.core.types import TensorType
@@ -84,7 +85,7 @@ class BackendOptions:
         """The options of a call.
 
         Raises:
-            ArgumentError: there is no such option, or no such level.
+            ArgumentError: there is no such option, level or target, or a value has another type.
         """
         known = {f.name for f in fields(BackendOptions)}
         if unknown := sorted(options.keys() - known):
@@ -92,6 +93,13 @@ class BackendOptions:
                 f"the backend has no option {unknown[0]}", expected=", ".join(sorted(known)), received=unknown[0]
             )
         found = BackendOptions(**options)
+        for name in ("fallback", "debug", "fallback_random"):
+            if not isinstance(getattr(found, name), bool):
+                raise ArgumentError(
+                    f"the option {name} is no bool", expected="True or False", received=repr(getattr(found, name))
+                )
+        if found.target is not None:
+            get_capable_backend(str(found.target), "runtime")
         if found.level is not None and found.level not in LEVELS:
             raise ArgumentError(
                 f'"{found.level}" is no level that runs on tensors', expected=", ".join(LEVELS), received=found.level
@@ -292,13 +300,36 @@ class Piece(torch.nn.Module):
         # A program of symbolic sizes: the shapes that it takes, and what it takes to hold of their sizes.
         self._symbolic: tuple[list[Any], SizeGuards, RunOnTensors] | None = None
         self._lock = threading.Lock()
+        # What each input must be: a size that is known, and an element type; None where it is a number.
+        self._expected = [
+            (f.shape if _is_static(f) else None, f.dtype) if isinstance(f, torch.Tensor) else (None, None)
+            for f in self.fakes
+        ]
         self._static = len(tensors) == len(self.fakes) and all(_is_static(t) for t in tensors)
         self.run: Callable[..., Any] = self._run_for_sizes
         self._compile_first()
 
     def forward(self, *values: Any) -> Any:
-        """The results for tensors and numbers."""
+        """The results for tensors and numbers, some of which are results of ops that PyTorch runs.
+
+        Raises:
+            ShapeError: an op gave another size than it said when the graph was captured.
+            DTypeError: it gave another element type.
+        """
+        for place, (given, (shape, dtype)) in enumerate(zip(values, self._expected, strict=True)):
+            if dtype is not None and (given.dtype != dtype or shape not in (None, given.shape)):
+                raise self._describe_surprise(place, given)
         return self.run(*values)
+
+    def _describe_surprise(self, place: int, given: torch.Tensor) -> TesseraError:
+        node = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"][place]
+        fake = get_fake(node)
+        kind = ShapeError if given.dtype == fake.dtype else DTypeError
+        return kind(
+            f"{node.name}, which PyTorch computed, is not what its op said of it", location=find_location(node),
+            expected=f"{fake.dtype}{list(fake.shape)}", received=f"{given.dtype}{list(given.shape)}",
+            suggestion="mend the op's fake implementation (torch.library.register_fake)",
+        )  # fmt: skip
 
     def _compile_first(self) -> None:
         """Compile for the sizes of the trace, which tells whether the piece can be compiled."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.core.errors import DTypeError
+from tessera.core.errors import ArgumentError, DTypeError, user_location
 from tessera.core.types import (
     DType,
     bf16,
@@ -75,12 +75,20 @@ def from_torch(x: torch.Tensor) -> Tensor:
     """A tensor of PyTorch as one of Tessera; it shares memory if it is on the CPU and in row-major order.
 
     Raises:
-        DTypeError: its element type or layout has no counterpart: complex, quantised or sparse.
+        ArgumentError: it is no tensor, or one without memory (device "meta").
+        DTypeError: its element type or layout has no counterpart: complex, quantised, sparse or nested.
     """
-    if x.layout is not torch.strided:
+    if not isinstance(x, torch.Tensor) or x.is_meta:
+        raise ArgumentError(
+            "this is no tensor of PyTorch with values", location=user_location(), expected="a torch.Tensor",
+            received="a tensor on the device meta" if isinstance(x, torch.Tensor) else type(x).__name__,
+        )  # fmt: skip
+    if x.layout is not torch.strided or x.is_nested:
         raise DTypeError(
-            "a sparse tensor", expected="a dense tensor", received=str(x.layout), suggestion="x.to_dense()"
-        )
+            "a nested tensor" if x.is_nested else "a sparse tensor", expected="a dense tensor",
+            received=str(x.layout),
+            suggestion="torch.nested.to_padded_tensor(x, 0)" if x.is_nested else "x.to_dense()",
+        )  # fmt: skip
     dtype = find_dtype(x.dtype)
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if x.dtype in _CARRIERS:

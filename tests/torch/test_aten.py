@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.torch_opinfo import RowChecker, check_direct_calls, list_entries, run_samples  # noqa: E402
+from tessera.errors import ArgumentError, DTypeError  # noqa: E402
 from tessera.torch.aten import ATEN  # noqa: E402
 from tessera.torch.conversion import read_schema  # noqa: E402
 from tessera.torch.table import promote  # noqa: E402
@@ -100,3 +101,19 @@ def test_tensors_keep_their_values_both_ways(dtype):
     x = torch.arange(6).reshape(2, 3).to(dtype).T
     assert torch.equal(to_torch(from_torch(x)).to(torch.float64), x.to(torch.float64))
     assert to_torch(from_torch(x)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "x, error",
+    [
+        (torch.ones(2, device="meta"), ArgumentError),
+        ("text", ArgumentError),
+        (torch.ones(2).to_sparse(), DTypeError),
+        (torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), DTypeError),
+        (torch.ones(2, dtype=torch.complex64), DTypeError),
+    ],
+    ids=["meta", "text", "sparse", "nested", "complex"],
+)
+def test_what_has_no_tensor_here_is_refused(x, error):
+    with pytest.raises(error):
+        from_torch(x)

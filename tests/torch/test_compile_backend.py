@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
-from tessera.errors import ArgumentError, NonFiniteError  # noqa: E402
+from tessera.errors import ArgumentError, DTypeError, NonFiniteError, ShapeError  # noqa: E402
 
 F = torch.nn.functional
 
@@ -189,3 +189,23 @@ def test_lapack_stays_with_pytorch_which_reports_failures():
     assert found[1].tolist() == wanted[1].tolist() == [0, 1]
     torch.testing.assert_close(found[0][0], wanted[0][0])
     assert {f.op for f in ts.torch.report().fallbacks} == {"aten.linalg_cholesky_ex.default"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"target": "nope"}, {"target": 3}, {"level": "target"}, {"fallback": "no"}], ids=str
+)
+def test_options_that_mean_nothing_are_refused(options):
+    with pytest.raises(Exception, match="ArgumentError"):
+        compiled(lambda x: x + 1, **options)(torch.ones(3))
+
+
+@pytest.mark.parametrize("wrong, word", [(lambda x: x[:1] * 2, "1, 4"), (lambda x: x.double(), "float64")])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_that_are_not_what_their_op_said_are_refused(wrong, word, dynamic):
+    op = torch.library.custom_op(
+        f"surprise::op_{word[:2].strip(',')}_{dynamic}", wrong, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    op.register_fake(lambda x: torch.empty_like(x))
+    with pytest.raises((ShapeError, DTypeError), match="is not what its op said") as caught:
+        compiled(lambda x: op(x) + 1, dynamic=dynamic)(torch.ones(3, 4))
+    assert word in str(caught.value)
