@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Quick checks, in less than a minute: the linters, the types, and the tests that tests/conftest.py marks as quick.
 check: $(STAMP) lint
