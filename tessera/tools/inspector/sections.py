@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.codegen.contract import get_backend, list_target_passes
+from tessera.compiler.schedules import ScheduledKernel
 from tessera.core.device import INTERP
 from tessera.core.errors import UNKNOWN, Location
 from tessera.ir.core import Block, Module, Node, structural_hash
+from tessera.ir.levels import KERNEL_OP
 from tessera.ir.printer import LineOwner, iterate_lines
 from tessera.runtime import driver
 from tessera.runtime.program import PreparedProgram
@@ -53,9 +55,45 @@ def iterate_modules(program: PreparedProgram, target: str, options: Mapping[str,
 
 
 def make_module_section(name: str, module: Module) -> PageSection:
-    """A module as a section; locations are beside the lines, not in their text."""
-    lines = tuple(SectionLine(text, _locate(owner), owner) for text, owner in iterate_lines(module, locations=False))
-    return PageSection(name, module.level, lines, structural_hash(module), module)
+    """A module as a section; locations are beside the lines, not in their text.
+
+    A kernel of the Schedule level has its schedule above it, a line for each dim.
+    """
+    lines: list[SectionLine] = []
+    seen: set[Node] = set()
+    for text, owner in iterate_lines(module, locations=False):
+        if isinstance(owner, Node) and owner.op.name == KERNEL_OP and owner not in seen:
+            seen.add(owner)
+            indent = " " * (len(text) - len(text.lstrip()))
+            lines += [SectionLine(f"{indent}// {row}", owner.loc) for row in describe_schedule(owner)]
+        lines.append(SectionLine(text, _locate(owner), owner))
+    return PageSection(name, module.level, tuple(lines), structural_hash(module), module)
+
+
+def describe_schedule(kernel: Node) -> list[str]:
+    """What a kernel of the Schedule level computes and how it is cut: its counts, its programs, then each dim.
+
+    Counts of open sizes are those of the sizes that the lowering assumes.
+    """
+    known, chosen = ScheduledKernel(kernel), kernel.attrs.get("schedule") or {}
+    tile, loop = chosen.get("tile") or (), chosen.get("loop") or ()
+    head = f"{known.name}: {known.count_flops():,} operations on {known.count_memory_bytes():,} bytes"
+    programs, known_sizes = 1, all(isinstance(extent, int) for _, extent, _ in known.dims)
+    rows = []
+    for i, ((name, extent, kind), size) in enumerate(zip(known.dims, known.extents, strict=True)):
+        step = int(tile[i]) if tile else 0
+        walked = kind == "reduce" or i in loop
+        count = -(-size // step) if step else 1
+        programs *= 1 if walked else count
+        cut = "steps of a loop" if walked else "tiles"
+        part = f"in {cut} of {step}" if not isinstance(extent, int) else f"in {count:,} {cut} of {step}"
+        rows.append(f"  {name} = {extent} {kind}" + (f", {part if count > 1 else 'whole'}" if tile else ""))
+    if not tile:
+        head += "; no tiles yet"
+    elif known_sizes:
+        head += f"; {programs:,} program{'s' if programs != 1 else ''}"
+    rest = ", ".join(f"{k} = {v}" for k, v in chosen.items() if k not in ("tile", "loop"))
+    return [head + (f"; {rest}" if rest else ""), *rows]
 
 
 def _locate(owner: LineOwner) -> Location:

@@ -4,15 +4,19 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from tessera.core.symbolic_dim import Dim
+from tessera.ir.core import Attrs
 from tessera.tools.cli.entry_points import find_entry_point, make_inputs, prepare_program
 from tessera.tools.cli.main import main
 from tessera.tools.inspector import make_page
 from tessera.tools.inspector.page import write_json
+from tessera.tools.inspector.sections import describe_schedule, list_pass_sections
 
 MODEL = """
 import numpy as np
@@ -169,3 +173,46 @@ def test_a_folder_that_is_missing_is_refused_before_the_run(tmp_path, capsys):
     (tmp_path / "prog.py").write_text(MODEL)
     assert main(["inspect", str(tmp_path / "prog.py"), "--html", str(tmp_path / "no" / "o.html")]) == 2
     assert re.search("there is no folder", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_a_kernel_has_its_schedule_in_lines_of_its_own(tmp_path, target):
+    (tmp_path / "m.py").write_text(MODEL.replace("(4, 8)", "(64, 4096)").replace("(8, 2)", "(4096, 32)"))
+    entry = find_entry_point(str(tmp_path / "m.py"))
+    program = prepare_program(entry, make_inputs(entry, 0, []), target, False)
+    sections = list_pass_sections(program, target, {})
+    scheduled = next(s for s in sections if s.name == "schedule")
+    lines = [line for line in scheduled.lines if line.text.lstrip().startswith("// ")]
+    heads = [line.text.strip() for line in lines if " operations on " in line.text]
+    assert [h.split(":")[0] for h in heads] == ["// contract_tanh_mul", "// reduce_sub_exp_div"]
+    assert (
+        f"{2 * 64 * 4096 * 32 + 2 * 64 * 32:,} operations on {4 * (64 * 4096 + 4096 * 32 + 64 * 32):,} bytes"
+        in heads[0]
+    )
+    launches = [n for n in program.lower_for_target(target)["tile"].main.body.walk() if n.op.name == "host.launch"]
+    found = [int(re.search(r"; ([\d,]+) programs?", h)[1].replace(",", "")) for h in heads]
+    assert found == [np.prod(n.attrs["grid"]) for n in launches]
+    assert {line.location.line for line in lines} <= {9, 10} and all(line.owner is None for line in lines)
+    dims = [line.text.strip() for line in lines if " reduce" in line.text and " = " in line.text]
+    kernel = next(n for n in scheduled.module.main.body.walk() if n.op.name == "schedule.kernel")
+    step = kernel.attrs["schedule"]["tile"][2]
+    assert dims == [f"//   r0 = 4096 reduce, in {-(-4096 // step):,} steps of a loop of {step}"]
+
+
+def test_the_schedule_of_an_open_size_names_it(tmp_path):
+    (tmp_path / "m.py").write_text(MODEL)
+    entry = find_entry_point(str(tmp_path / "m.py"))
+    program = prepare_program(entry, make_inputs(entry, 0, []), "llvm", False)
+    kernel = next(
+        n for s in list_pass_sections(program, "llvm", {}) if s.level == "schedule"
+        for n in s.module.main.body.walk() if n.op.name == "schedule.kernel"
+    )  # fmt: skip
+    dims = (("i0", Dim.of("n"), "parallel"), ("i1", 2, "parallel"), ("r0", 8, "reduce"))
+    changed = replace(kernel, attrs=Attrs({**kernel.attrs, "dims": dims, "schedule": {"tile": (8, 2, 8), "loop": ()}}))
+    head, first, second, last = describe_schedule(changed)
+    assert (
+        "program" not in head and first == "  i0 = n parallel, in tiles of 8" and second == "  i1 = 2 parallel, whole"
+    )
+    assert last == "  r0 = 8 reduce, whole"
+    unscheduled = Attrs({k: v for k, v in kernel.attrs.items() if k != "schedule"})
+    assert describe_schedule(replace(kernel, attrs=unscheduled))[0].endswith("; no tiles yet")
