@@ -196,7 +196,7 @@ if TYPE_CHECKING:
     from tessera.runtime.bundles import bundle
     from tessera.runtime.launch.streams import Event, Stream, synchronize
     from tessera.runtime.launch.tuner import TuningCache
-    from tessera.runtime.storage.copy_pipeline import async_load, async_store
+    from tessera.runtime.storage.async_copies import async_load, async_store
     from tessera.runtime.tensor_files import load, save
     from tessera.tools.check import check  # type: ignore[no-redef]
     from tessera.tools.performance import EmpiricalModel, PerformanceModel, RooflineModel, time

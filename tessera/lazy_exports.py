@@ -47,7 +47,7 @@ EXPORTS = {
     "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
     "tessera.runtime.launch.streams": "Event Stream synchronize",
     "tessera.runtime.launch.tuner": "TuningCache",
-    "tessera.runtime.storage.copy_pipeline": "async_load async_store",
+    "tessera.runtime.storage.async_copies": "async_load async_store",
     "tessera.dist": (
         "HierarchicalMesh Mesh ShardSpec all_gather all_gather_async all_gather_into all_gather_into_async all_reduce "
         "all_reduce_async all_to_all all_to_all_async barrier broadcast broadcast_async distributed get_devices "

@@ -54,7 +54,7 @@ run_graph_launch = Hook("tessera.interp.tile.interpreter:run_graph_launch")
 run_graph_launch_with_bounds = Hook("tessera.interp.tile.interpreter:run_graph_launch_with_bounds")
 # frontend -> runtime: how functions and kernels run.
 compile_graph = Hook("tessera.runtime.driver:compile_graph")
-compile_tuned_graph = Hook("tessera.runtime.planning.tuning:compile_tuned_graph")
+compile_tuned_graph = Hook("tessera.runtime.planning:compile_tuned_graph")
 takes_symbolic_sizes = Hook("tessera.runtime.driver:takes_symbolic_sizes")
 run_module = Hook("tessera.runtime.launch.streams:run_module")
 order_launch = Hook("tessera.runtime.launch.streams:order_launch")

@@ -42,7 +42,7 @@ from tessera.ops.tensor.random import RandomUse
 from tessera.runtime import driver
 from tessera.runtime.launch import tuner
 from tessera.runtime.launch.streams import find_written_params
-from tessera.runtime.planning.tuning import format_choice, tune_schedule
+from tessera.runtime.planning import format_choice, tune_schedule
 
 # Autotuned kernels of `run`, `build` and `inspect` are tuned for the target, or predicted where the device is absent.
 

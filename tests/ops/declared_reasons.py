@@ -3,9 +3,9 @@
 import tessera.ops  # noqa: F401
 from tessera.ir.rules import REGISTRY
 from tessera.lower.graph_to_schedule import host_ops, lowering
-from tessera.transforms.flow import derivative_rules, implicit_differentiation, region_ops
+from tessera.transforms.flow import control_flow_rules, implicit_differentiation, region_ops
 
-assert lowering and host_ops and region_ops and implicit_differentiation and derivative_rules  # register their ops
+assert lowering and host_ops and region_ops and implicit_differentiation and control_flow_rules  # register their ops
 COLLECTIVES = [
     f"ts.{name}"
     for name in (

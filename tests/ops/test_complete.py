@@ -17,7 +17,7 @@ from tessera.lower.graph_to_schedule.kernel_body import point_rules
 from tessera.runtime.program import prepare
 from tessera.transforms import batching
 from tessera.transforms.autodiff import linearisation
-from tessera.transforms.flow import derivative_rules, implicit_differentiation, region_ops
+from tessera.transforms.flow import control_flow_rules, implicit_differentiation, region_ops
 
 TARGETS = ("llvm", "ptx", "csl")
 DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
@@ -34,7 +34,7 @@ NO_DERIVATIVE = {
     "ts.strided_view": "appears in lowered functions, which no transform takes",
 }
 assert lowering and host_ops  # fill the tables of the levels below
-assert region_ops and implicit_differentiation and derivative_rules  # fill those of transforms, for ops with regions
+assert region_ops and implicit_differentiation and control_flow_rules  # fill those of transforms, for ops with regions
 REQUIRED = frozenset(list_required_ops())
 TENSOR_OPS = [op for op in REGISTRY.values() if op.name.startswith("ts.")]
 

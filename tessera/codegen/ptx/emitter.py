@@ -17,7 +17,7 @@ from tessera.codegen.ptx.table.scalars.conversion import (
     round_to_narrow,
 )
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.warpgroup.mma_queue import wait_for_all, wait_for_results
+from tessera.codegen.ptx.table.warpgroup.wgmma import wait_for_all, wait_for_results
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType

@@ -14,7 +14,7 @@ from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError
 from tessera.frontend.jit.tracing import Jit
 from tessera.frontend.kernel.autotuning import Tuned
-from tessera.runtime.planning.tuning import ScheduleSearch, describe_trials, tune_schedule
+from tessera.runtime.planning import ScheduleSearch, describe_trials, tune_schedule
 from tessera.runtime.program import PreparedProgram, format_tuning
 from tessera.tools.cli.entry_points import EntryPoint, find_entry_point, make_inputs, prepare_program
 

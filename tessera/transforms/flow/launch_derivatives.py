@@ -35,10 +35,9 @@ from tessera.ops.tensor.shape import iota, reshape
 from tessera.transforms.autodiff.call_primitives import add_transpose_call, custom_vjp, must_record_call, record_call
 from tessera.transforms.autodiff.custom_rules import CustomVjpRule
 from tessera.transforms.autodiff.linearisation import Dual, call_jvp_rules, linearise
-from tessera.transforms.flow.launch_accesses import KernelAccesses
+from tessera.transforms.flow.launch_accesses import KernelAccesses, bound_trips
 from tessera.transforms.flow.launch_tangents import bind_tangent_launch, make_tangent_node
 from tessera.transforms.flow.region_ops import bind_region_op
-from tessera.transforms.flow.trip_counts import bound_trips
 
 # reverse(adjoint, node) adds the node's values and returns what to do on the way back, or None.
 reverse_rules = Rules("adjoint of a kernel")

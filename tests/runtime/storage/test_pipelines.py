@@ -9,7 +9,7 @@ from everywhere import everywhere
 import tessera as ts
 from tessera.core.errors import ArgumentError, AsyncCopyError, ShapeError, UnsupportedSyntaxError
 from tessera.runtime import storage
-from tessera.runtime.storage import copy_pipeline
+from tessera.runtime.storage import async_copies
 
 
 def batches(count=4, size=8):
@@ -79,9 +79,9 @@ def test_a_load_runs_beside_what_is_computed():
 
 def test_no_more_are_under_way_than_stages(monkeypatch):
     most = []
-    begin = copy_pipeline.CopyPipeline.begin
+    begin = async_copies.CopyPipeline.begin
     monkeypatch.setattr(
-        copy_pipeline.CopyPipeline,
+        async_copies.CopyPipeline,
         "begin",
         lambda self, start: (begin(self, start), most.append(len(self.under_way)))[0],
     )

@@ -118,13 +118,13 @@ def normalise(x):
 
 
 def test_the_schedules_of_a_function_are_listed_and_the_tuned_one_is_used(tmp_path, monkeypatch, capsys):
-    from tessera.runtime.planning import tuning
+    from tessera.runtime import planning
 
     path = tmp_path / "normalise.py"
     path.write_text(FUNCTION)
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "_RESULTS", {})
-    monkeypatch.setattr(tuning, "_measure", _measure_rows)
+    monkeypatch.setattr(planning, "_RESULTS", {})
+    monkeypatch.setattr(planning, "_measure", _measure_rows)
     assert main(["tune", str(path), "--keep", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["chosen"].keys() == {"rows"} and found["target"] == "llvm" and not found["cached"]
@@ -139,9 +139,9 @@ def test_the_schedules_of_a_function_are_listed_and_the_tuned_one_is_used(tmp_pa
 
 
 def _measure_rows(function, target, arrays, wanted, samples):
-    from tessera.runtime.planning import tuning
+    from tessera.runtime import planning
 
-    return [tuning._make_trial(c, [0.5 if "rows" in c.choice else 1.0], "") for c in wanted]
+    return [planning._make_trial(c, [0.5 if "rows" in c.choice else 1.0], "") for c in wanted]
 
 
 def test_what_the_command_cannot_tune(program, tmp_path, capsys):

@@ -8,7 +8,7 @@ from tessera import tile
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import RefType, f32
 from tessera.ops.dialects import control_flow
-from tessera.transforms.flow.trip_counts import bound_trips
+from tessera.transforms.flow.launch_accesses import bound_trips
 
 B = 4
 

@@ -8,7 +8,7 @@ from tessera.codegen.ptx.context import EmissionContext, Registers
 from tessera.codegen.ptx.emitter import emit_block
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.diagnostics import advance_loop_counter, start_loop_counter
-from tessera.codegen.ptx.table.warpgroup import mma_queue
+from tessera.codegen.ptx.table.warpgroup import wgmma
 from tessera.codegen.ptx.text.builder import is_immediate, register_class
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import control_flow
@@ -56,7 +56,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     lower, upper, step = (ctx.scalar_operand(v) for v in node.args[:3])
     ctx.analyses.ranges.loop(node)
     (body,) = node.regions
-    held = _initialise_carried(ctx, node, node.args[3:], mma_queue.enter_loop(ctx, node))
+    held = _initialise_carried(ctx, node, node.args[3:], wgmma.enter_loop(ctx, node))
     index = text.let("mov.b64", "b64", lower)
     start_loop_counter(ctx, node)
     head, done = text.new_label("loop"), text.new_label("done")
@@ -67,7 +67,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     _bind_registers(ctx, body.params[1:], held)
     entry = set(hazards.open)
     emit_block(ctx, body)
-    mma_queue.end_iteration(ctx, node)
+    wgmma.end_iteration(ctx, node)
     move_registers(ctx, body.results, held)
     advance_loop_counter(ctx, node)
     text.do("add.s64", index, index, step)
@@ -75,7 +75,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     text.label(done)
     hazards.open |= entry
     _bind_registers(ctx, node.results, held)
-    mma_queue.leave_loop(ctx, node)
+    wgmma.leave_loop(ctx, node)
 
 
 def _emit_exit_condition(ctx: EmissionContext, index: str, upper: str, step: str) -> str:

@@ -1,4 +1,4 @@
-"""wgmma: the consumers' mainloop and asynchronous MMAs of a warp group.
+"""wgmma: the consumers' mainloop, and asynchronous MMAs of a warp group with the queue of those in flight.
 
 Operands are in shared memory as TMA writes them with the 128-byte swizzle, described by matrix descriptors (PTX ISA,
 "Matrix descriptor"); a left operand may be in registers instead. Accumulators are in registers.
@@ -6,7 +6,10 @@ Operands are in shared memory as TMA writes them with the 128-byte swizzle, desc
 
 from __future__ import annotations
 
-from tessera.codegen.ptx.context import EmissionContext
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tessera.codegen.ptx.context import EmissionContext, InFlightMma, Registers
 from tessera.codegen.ptx.layout import mma_type_suffix
 from tessera.codegen.ptx.ops import (
     async_mma,
@@ -20,7 +23,6 @@ from tessera.codegen.ptx.ops import (
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.scalars.conversion import pack_halves
-from tessera.codegen.ptx.table.warpgroup import mma_queue
 from tessera.codegen.ptx.table.warpgroup.pingpong import wait_mma_order, yield_mma_order
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer, release_stage
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
@@ -30,10 +32,131 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     block_extent,
     stage_bytes,
 )
-from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, literal, register_class
+from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, is_immediate, literal, register_class
 from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.core.types import bf16, f16, fp8_e4m3, fp8_e5m2, int8, uint8
-from tessera.ir.core import Node
+from tessera.ir.core import Block, Function, Node, Value
+from tessera.ops.tensor import elementwise
+
+NO_STAGE = -1  # the stage of an MMA that is not in flight
+# Ops whose results own their registers.
+FRESH_RESULT_OPS = (elementwise.mul, elementwise.add, elementwise.sub, async_mma)
+
+
+def wait_for_results(ctx: EmissionContext, values: Iterable[Value]) -> None:
+    """Wait for the MMAs that define some of these values, and so for all that were committed earlier."""
+    wanted = set(values)
+    found = [i for i, mma in enumerate(ctx.pipeline.in_flight) if mma.result in wanted]
+    if found:
+        _wait(ctx, found[-1] + 1)
+
+
+def wait_for_register_operands(ctx: EmissionContext) -> None:
+    """Wait for the MMAs that read their left operand from registers."""
+    wait_for_results(ctx, [mma.result for mma in ctx.pipeline.in_flight if mma.reads_registers])
+
+
+def wait_for_all(ctx: EmissionContext) -> None:
+    """Wait for every MMA."""
+    if ctx.pipeline.in_flight:
+        _wait(ctx, len(ctx.pipeline.in_flight))
+
+
+def _wait(ctx: EmissionContext, count: int) -> None:
+    """Wait for the first `count` MMAs and release their stages."""
+    text, ring, queue = ctx.text, ctx.pipeline.ring, ctx.pipeline.in_flight
+    assert ring is not None
+    text.do("wgmma.wait_group.sync.aligned", len(queue) - count)
+    for mma in queue[:count]:
+        committed = text.let("setp.ge.s32", "pred", mma.stage, 0) if mma.optional else ""
+        release_stage(ctx.team, ring, mma.stage, committed)
+    del queue[:count]
+
+
+def record_commit(ctx: EmissionContext, node: Node, stage: str) -> None:
+    """Append a committed MMA that reads a ring stage."""
+    target = ctx.pipeline.carried_targets.get(node.out)
+    held = ctx.text.let("mov.u32", "b32", stage) if target is None else target[1]
+    if target is not None:
+        ctx.text.do("mov.u32", held, stage)
+    reads_registers = node.args[0] not in ctx.pipeline.resident_operands
+    ctx.pipeline.in_flight.append(InFlightMma(node.out, held, target is not None, reads_registers))
+
+
+def can_accumulate_in_place(ctx: EmissionContext, v: Value) -> bool:
+    """Whether an MMA may overwrite a block's registers: this is its only use, and no other value shares them."""
+    held = ctx.values[v]
+    owned = _owns_registers(ctx.function, v) and ctx.analyses.use_counts[v] == 1 and len(set(held)) == len(held)
+    return owned and not any(is_immediate(x) or x.startswith("0f") for x in held)
+
+
+def _owns_registers(function: Function, v: Value) -> bool:
+    """Whether a value is a block parameter or the result of an op that writes new registers."""
+    for node in function.body.walk():
+        if (node.op in FRESH_RESULT_OPS and v in node.results) or any(v in region.params for region in node.regions):
+            return True
+    return False
+
+
+def enter_loop(ctx: EmissionContext, loop: Node) -> Mapping[int, Registers]:
+    """Begin a loop: the registers of the carried values that stay in flight, by position."""
+    (body,) = loop.regions
+    pipeline, flying = ctx.pipeline, _find_carried_in_flight(body)
+    inits = [loop.args[3 + i] for i in flying]
+    before = [mma.result for mma in pipeline.in_flight]
+    if before != inits or any(ctx.analyses.use_counts[v] != 1 for v in before):
+        wait_for_all(ctx)
+    stages = {i: mma.stage for i, mma in zip(flying, pipeline.in_flight, strict=False)}
+    kept = {i: ctx.values[loop.args[3 + i]] for i in stages}
+    for i in _find_carried_sums(body):
+        stages.setdefault(i, ctx.text.let("mov.u32", "b32", NO_STAGE))
+        pipeline.carried_targets[body.results[i]] = (body.params[i + 1], stages[i])
+    reading = {n.out for n in body.nodes if n.op is async_mma and n.args[0] not in pipeline.resident_operands}
+    pipeline.in_flight = [
+        InFlightMma(body.params[i + 1], stages[i], True, body.results[i] in reading) for i in flying
+    ]  # fmt: skip
+    return kept
+
+
+def end_iteration(ctx: EmissionContext, loop: Node) -> None:
+    """End an iteration with the same MMAs in flight as at its start."""
+    (body,) = loop.regions
+    pipeline, results = ctx.pipeline, [body.results[i] for i in _find_carried_in_flight(body)]
+    if [mma.result for mma in pipeline.in_flight] != results:
+        wait_for_all(ctx)
+        for v in results:
+            ctx.text.do("mov.u32", pipeline.carried_targets[v][1], NO_STAGE)
+        pipeline.in_flight = [InFlightMma(v, pipeline.carried_targets[v][1], True) for v in results]
+
+
+def leave_loop(ctx: EmissionContext, loop: Node) -> None:
+    """End a loop: the MMAs in flight define the loop's results."""
+    (body,) = loop.regions
+    renamed = {body.results[i]: loop.results[i] for i in _find_carried_in_flight(body)}
+    ctx.pipeline.in_flight = [replace(mma, result=renamed[mma.result]) for mma in ctx.pipeline.in_flight]
+
+
+def _find_carried_sums(body: Block) -> list[int]:
+    """The positions of a loop's results that are MMA accumulators whose previous value nothing reads afterwards."""
+    found = []
+    for position, node in enumerate(body.nodes):
+        if node.op is async_mma and list(body.results).count(node.out) == 1:
+            i, later = body.results.index(node.out), body.nodes[position + 1 :]
+            used = {v for n in later for v in n.args} | set(body.results)
+            used_inside = {v for n in later for region in n.regions for m in region.walk() for v in m.args}
+            if body.params[i + 1] not in used | used_inside:
+                found.append(i)
+    return found
+
+
+def _find_carried_in_flight(body: Block) -> list[int]:
+    """Those positions whose MMA is not waited for in the iteration that commits it."""
+    done = {n.args[0] for n in body.nodes if n.op is wait_mma}
+    return [i for i in _find_carried_sums(body) if body.results[i] not in done]
+
+
+# Mainloop and asynchronous MMAs.
+
 
 K_STEP_BYTES = 32  # bytes along the reduction axis in one instruction
 SWIZZLE_ATOM_BYTES = 8 * SWIZZLE_ROW_BYTES
@@ -101,7 +224,7 @@ class MainloopConsumer:
         text, node, team = self.text, self.node, self.ctx.team
         lower, upper = (self.ctx.scalar_operand(v) for v in node.args[3:5])
         wait_mma_order(team)
-        index, previous = text.let("mov.b64", "b64", lower), text.let("mov.u32", "b32", mma_queue.NO_STAGE)
+        index, previous = text.let("mov.b64", "b64", lower), text.let("mov.u32", "b32", NO_STAGE)
         head, done = text.new_label("round"), text.new_label("summed")
         text.label(head)
         text.do(f"bra {done}", guard=text.let("setp.ge.s64", "pred", index, upper))
@@ -124,7 +247,7 @@ class MainloopConsumer:
         text, head = self.text, self.text.new_label("given")
         text.label(head)
         self._release(stage)
-        text.do(f"bra {head}", guard=text.let("setp.lt.s32", "pred", stage, mma_queue.NO_STAGE))
+        text.do(f"bra {head}", guard=text.let("setp.lt.s32", "pred", stage, NO_STAGE))
 
     def _emit_overlapped_iteration(self, previous: str) -> None:
         """An iteration whose MMAs stay in flight during the next one."""
@@ -152,7 +275,7 @@ class MainloopConsumer:
             if first + size == len(self.sums):
                 text.do("mov.u32", previous, self.state.stage)
                 self._release(previous)
-                text.do("mov.u32", previous, mma_queue.NO_STAGE)
+                text.do("mov.u32", previous, NO_STAGE)
             for total, partial in zip(self.sums[first : first + size], self.partial_sums, strict=True):
                 text.do("add.f32", total, total, partial)
 
@@ -199,7 +322,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
 
 @emission_rule(release_operand)
 def _(ctx, node):
-    mma_queue.wait_for_all(ctx)
+    wait_for_all(ctx)
     state, _ = ctx.pipeline.resident_operands[node.args[0]]
     release_stage(ctx.team, state.ring, state.stage)
     state.advance()
@@ -213,13 +336,13 @@ def _(ctx, node):
 
 @emission_rule(wait_mma)
 def _(ctx, node):
-    mma_queue.wait_for_results(ctx, node.args)
+    wait_for_results(ctx, node.args)
 
 
 @emission_rule(pack_pairs)
 def _(ctx, node):
     (x,) = node.args
-    mma_queue.wait_for_register_operands(ctx)  # an MMA in flight may still read the registers
+    wait_for_register_operands(ctx)  # an MMA in flight may still read the registers
     held, index = ctx.values[x], ctx.layout(x).index
     first_of_pair = ((r, 2 * c) for r, c in ctx.layout(node.out).offsets)
     ctx.values[node.out] = tuple(
@@ -253,7 +376,7 @@ class AsyncMmaEmitter:
         self._emit_mmas(sums, accumulate)
         text.do("wgmma.commit_group.sync.aligned")
         self.ctx.values[node.out] = tuple(sums)
-        mma_queue.record_commit(self.ctx, node, self.state.stage)
+        record_commit(self.ctx, node, self.state.stage)
         self.state.advance()
 
     def _prepare_accumulator(self) -> tuple[bool, list[str]]:
@@ -262,13 +385,13 @@ class AsyncMmaEmitter:
         held = ctx.values[self.node.args[2]] if summed else ()
         target = ctx.pipeline.carried_targets.get(self.node.out)
         if target is not None:
-            mma_queue.wait_for_results(ctx, [target[0]])
+            wait_for_results(ctx, [target[0]])
             carried = ctx.values[target[0]]
             for d, x in zip(carried, held, strict=False):
                 if d != x:
                     text.do("mov.f32", d, x)
             return summed, list(carried)
-        if summed and mma_queue.can_accumulate_in_place(ctx, self.node.args[2]):
+        if summed and can_accumulate_in_place(ctx, self.node.args[2]):
             return True, list(held)
         count = ctx.layout(self.node.out).count
         if set(held) <= {ZERO_LITERAL}:

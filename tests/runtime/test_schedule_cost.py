@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.runtime import driver
-from tessera.runtime.planning.cost import MachineModel, count_work, estimate_seconds
+from tessera.runtime.planning import MachineModel, count_work, estimate_seconds
 
 MACHINE = MachineModel("round", 1e9, 2e9, 1e9, 1, 1e9, 0.0, 0.0)
 

@@ -9,9 +9,8 @@ import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter
 from tessera.core.errors import ArgumentError, FileError, OutOfBoundsError, ResourceError
 from tessera.ir.core import structural_hash
-from tessera.runtime import driver
-from tessera.runtime.planning import planner, tuning
-from tessera.runtime.planning.tuning import ScheduleSearch, tune_schedule
+from tessera.runtime import driver, planning
+from tessera.runtime.planning import ScheduleSearch, tune_schedule
 
 
 def attend(q, k, v):
@@ -32,8 +31,8 @@ def expected(q, k, v):
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     monkeypatch.setenv("TESSERA_THREADS", "1")
-    monkeypatch.setattr(tuning, "_RESULTS", {})
-    monkeypatch.setattr(tuning, "BUDGET", 0.0)
+    monkeypatch.setattr(planning, "_RESULTS", {})
+    monkeypatch.setattr(planning, "BUDGET", 0.0)
     return tmp_path / "autotune.json"
 
 
@@ -43,16 +42,16 @@ def measure_by(monkeypatch, seconds_of):
 
     def measure(function, target, arrays, wanted, samples):
         measured.extend(dict(c.choice) for c in wanted)
-        return [tuning._make_trial(c, [seconds_of(dict(c.choice))] * samples, "") for c in wanted]
+        return [planning._make_trial(c, [seconds_of(dict(c.choice))] * samples, "") for c in wanted]
 
-    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(planning, "_measure", measure)
     return measured
 
 
 @pytest.mark.parametrize("target", ["llvm", "ptx"])
 def test_every_listed_schedule_is_legal_and_right(target):
     function = ts.jit(attend).trace(*ARRAYS).function
-    listed = planner.list_schedules(function, target)
+    listed = planning.list_schedules(function, target)
     assert dict(listed[0].choice) == {} and len({repr(c.choice) for c in listed}) == len(listed) > 4
     assert len({structural_hash(c.tile) for c in listed}) == len(listed)  # no two that are the same kernels
     backend, plan = get_backend(target), driver.find_plan(target)
@@ -66,7 +65,7 @@ def test_every_listed_schedule_is_legal_and_right(target):
 
 def test_a_schedule_that_the_resource_model_refuses_is_not_taken(monkeypatch):
     refused = lambda module: {f.name for f in module.functions[1:] if "matmul" in f.name}  # noqa: E731
-    monkeypatch.setattr(planner.driver, "find_plan", lambda t, c={}: _refusing(driver_plan(t, c), c, refused))
+    monkeypatch.setattr(planning.driver, "find_plan", lambda t, c={}: _refusing(driver_plan(t, c), c, refused))
     function = ts.jit(lambda x, y: x @ y).trace(np.ones((300, 64), "f4"), np.ones((64, 300), "f4")).function
     found = tune_schedule(function, "ptx", [])
     assert any("shared memory or registers" in t.refused for t in found.trials) and "m" not in found.config
@@ -89,7 +88,7 @@ def test_the_fastest_of_each_group_are_combined(monkeypatch, own_cache):
     assert measured[0] == {} and not found.cached and len(json.loads(own_cache.read_text())["entries"]) == 1
     np.testing.assert_allclose(entry(*ARRAYS).numpy(), expected(*ARRAYS), rtol=2e-5, atol=2e-5)
     number = len(measured)
-    monkeypatch.setattr(tuning, "_RESULTS", {})
+    monkeypatch.setattr(planning, "_RESULTS", {})
     again = ts.jit(attend, target="llvm", tune=True).tuning(*ARRAYS)
     assert again.cached and again.config == found.config and len(measured) == number  # nothing was measured again
     ts.jit(attend, target="llvm", tune=True).tuning(ARRAYS[0][:50], *ARRAYS[1:])
@@ -109,7 +108,7 @@ def test_a_broken_file_is_an_error_and_a_measurement_is_real(own_cache):
     (out,) = driver.compile_graph(function, "llvm", choice=found.config)(arrays)
     np.testing.assert_allclose(out, np.exp(arrays[0]) * 2, rtol=1e-6)
     own_cache.write_text("{")
-    tuning._RESULTS.clear()
+    planning._RESULTS.clear()
     with pytest.raises(FileError):
         tune_schedule(function, "llvm", arrays)
 
@@ -156,7 +155,7 @@ def test_errors_of_the_program_are_its_own_and_a_schedule_that_cannot_be_compile
             raise ResourceError("too large")
         return compile_graph(function, device, *given, choice=choice)
 
-    monkeypatch.setattr(tuning.driver, "compile_graph", refuse)
+    monkeypatch.setattr(planning.driver, "compile_graph", refuse)
     function = ts.jit(lambda x: ts.exp(x)).trace(np.ones(70000, "f4")).function
     found = tune_schedule(function, "llvm", [np.ones(70000, "f4")], ScheduleSearch(keep=2, samples=1))
     assert [t.refused for t in found.trials].count("too large") == 1 and dict(found.config) != dict(made[1])
