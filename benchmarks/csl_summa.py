@@ -38,7 +38,7 @@ def tiles(matrix: np.ndarray, p: int, t: int) -> dict[tuple[int, int], np.ndarra
 def run(layout_file: Path, p: int, t: int) -> dict[str, Any]:
     """Multiply matrices of p*t by p*t on p*p PEs; the cycles of the launch, checked against NumPy."""
     params = {"P": p, "Mt": t, "Kt": t, "Nt": t}
-    start = time.perf_counter()
+    start = time.process_time()
     simulation = Simulation(compile_program(str(layout_file), params=params, arch="wse3"))
     simulation.boot()
     a, b, c = (np.random.default_rng(i).random((p * t, p * t), np.float32) for i in range(3))
@@ -53,7 +53,7 @@ def run(layout_file: Path, p: int, t: int) -> dict[str, Any]:
     cycles = launch.ended - launch.started
     return {
         "grid": p, "tile": t, "cycles": cycles, "use": (p * t) ** 3 / (p * p * cycles),
-        "seconds": round(time.perf_counter() - start, 2),
+        "seconds": round(time.process_time() - start, 2),
     }  # fmt: skip
 
 

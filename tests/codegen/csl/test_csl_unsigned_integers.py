@@ -93,24 +93,29 @@ def test_indices_past_the_end_are_errors(dtype):
 
 
 @ts.kernel
-def combined(x, sums, largest, bits, swapped):
+def combined(x, sums, largest, bits, swapped, mixed):
     i = tile.program_id(0)
     tile.atomic_add(sums[i % 3], x[i])
     tile.atomic_max(largest[i % 3], x[i])
     tile.atomic_xor(bits[i % 3], x[i])
     tile.atomic_cas(swapped[i % 3], x[i % 3], x[i])
+    tile.atomic_add(mixed[i % 3], x[i])
+    tile.atomic_max(mixed[i % 3], x[i] // 2)  # of the sum as a number of this type
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", *TYPES])
 def test_atomic_updates(dtype):
     least = int(np.iinfo(dtype).min)
     x = np.random.default_rng(1).integers(least, int(np.iinfo(dtype).max), 9, dtype=dtype, endpoint=True)
-    start = [np.zeros(3, dtype), np.full(3, least, dtype), np.zeros(3, dtype), x[:3].copy()]
+    start = [np.zeros(3, dtype), np.full(3, least, dtype), np.zeros(3, dtype), x[:3].copy(), np.zeros(3, dtype)]
     program, arrays = prepare(combined, (x, *start), grid=(9,)), [x, *start]
     generator = Csl((1, 1))
     generator.runtime(generator.emit(program.levels["tile"], {"arch": "wse3"})).run(arrays)
     rows = x.reshape(3, 3)
     swapped = [next((n for n in rows[1:, k] if n != x[k]), x[k]) for k in range(3)]
-    expected = (rows.sum(axis=0, dtype=dtype), rows.max(axis=0), np.bitwise_xor.reduce(rows, axis=0), swapped)
+    mixed = np.zeros(3, dtype)
+    for row in rows:
+        mixed = np.maximum(mixed + row, row // 2)
+    expected = (rows.sum(axis=0, dtype=dtype), rows.max(axis=0), np.bitwise_xor.reduce(rows, axis=0), swapped, mixed)
     for one, want in zip(arrays[1:], expected, strict=True):
         np.testing.assert_array_equal(one, want)

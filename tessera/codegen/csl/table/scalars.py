@@ -278,9 +278,7 @@ def _(element, node, x):
     said = f"{known['what']} is outside axis {known['along']} of size {size}"
     add_fault(element, node, "bounds", said, f"from {low} to {size - 1}")
     element.functions[f"check_index_{kind}"] = INDEX_CHECK_HELPER.replace("KIND", kind)
-    # An unsigned index that is negative as a signed one is outside.
-    end = size if known["wrap"] and node.types[0].dtype.kind != "uint" else 0
-    return f"check_index_{kind}(@as({kind}, {x}), {size}, {end}, {len(element.faults)})"
+    return f"check_index_{kind}(@as({kind}, {x}), {size}, {size if known['wrap'] else 0}, {len(element.faults)})"
 
 
 INDEX_CHECK_HELPER = """fn check_index_KIND(x: KIND, size: KIND, end: KIND, place: i32) KIND {
