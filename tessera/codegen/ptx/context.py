@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.codegen.ptx.layout import DistributedLayout
+from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
 from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
 from tessera.codegen.ptx.passes.shared_memory import HazardTracker, SharedMemoryAllocator
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
@@ -19,7 +19,6 @@ from tessera.codegen.ptx.table.scalars.conversion import check_rounding_policy
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer
 from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, SmemOperand, SmemSlots
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.errors import Location, TesseraError
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, RefType, bf16, bool_, f16

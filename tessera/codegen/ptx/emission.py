@@ -9,6 +9,7 @@ from typing import Any
 
 from tessera.codegen.ptx.context import KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block
+from tessera.codegen.ptx.layout import ThreadTeam
 from tessera.codegen.ptx.ops import (
     PREFETCHING,
     UNIFORM,
@@ -39,7 +40,6 @@ from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa
 from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.symbolic_dim import find_size_bounds
 from tessera.ir.core import Function, find_size_names
 from tessera.ops.dialects import tile

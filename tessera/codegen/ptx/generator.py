@@ -17,6 +17,7 @@ from tessera.codegen.host_plan import build_host_plan
 from tessera.codegen.legality import check_element_types, check_resources, measure_resources
 from tessera.codegen.ptx.context import KernelEntry
 from tessera.codegen.ptx.emission import SHARED_LIMIT, emit_function
+from tessera.codegen.ptx.layout import WARP_THREADS
 from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
 from tessera.codegen.ptx.passes.launch_configuration import analyse_launches
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
@@ -28,7 +29,6 @@ from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, SizedGpuProgram,
 from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.scalars.math_functions import emit
 from tessera.codegen.ptx.text.builder import PTX_TYPES, SourceFiles
-from tessera.codegen.ptx.text.thread_team import WARP_THREADS
 from tessera.core.device import count_gpus
 from tessera.core.device_array import DeviceMemory
 from tessera.core.errors import ArgumentError, ResourceError, UnsupportedOpError

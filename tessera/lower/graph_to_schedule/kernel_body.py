@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,16 @@ class BodyBuilder:
         self.cluster = cluster
         self.place = {dim: i for i, dim in enumerate(order)}
         self.uses = uses
-        self.ranges = IntervalAnalysis(uses, None)
         self.held = held
         self.builder = Builder()
         self.slots: dict[MemorySlot, Value] = {}
         self._values: dict[tuple[Value, AccessPoint], Value] = {}
         self._indices: dict[IndexExpr | IndexDigit, Value] = {}
+
+    @cached_property
+    def ranges(self) -> IntervalAnalysis:
+        """The intervals of the cluster's scalars."""
+        return IntervalAnalysis(self.uses, None)
 
     def compute_element(self, value: Value, point: AccessPoint) -> Value:
         """A tensor's element at a point."""

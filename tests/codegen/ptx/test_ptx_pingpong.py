@@ -7,12 +7,12 @@ from ptxcheck import emit_checked
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.layout import WARPGROUP_THREADS
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, split_products
 from tessera.codegen.ptx.passes.mainloop import form_mainloop
 from tessera.codegen.ptx.passes.warp_specialisation import REGISTER_SHARES
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.codegen.ptx.table.warpgroup import pingpong
-from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS
 from tessera.core.types import bf16, f32
 from tessera.frontend.kernel import kernel
 from tessera.runtime.program import prepare

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from tessera.codegen.llvm.passes.bufferisation import BufferisationPlan
@@ -109,13 +110,18 @@ class LlvmKernelContext:
         self.scratch = ScratchAllocator(text)
         self.plan = BufferisationPlan(function, aliases)
         self.producers: dict[Value, Node] = {}
-        self.ranges = IntervalAnalysis(self.producers, grid)
+        self._grid = grid
         self.scalars: dict[Value, str] = {}
         self.memrefs: dict[Value, StridedMemRef] = {}
         self.buffers: dict[Value, StridedMemRef] = {}
         self.index_sites: dict[Node, int] = {}  # the sites of checked indices
         self.sizes = LlvmSizeRegisters()
         self._location: Location = function.loc
+
+    @cached_property
+    def ranges(self) -> IntervalAnalysis:
+        """The intervals of the kernel's scalars."""
+        return IntervalAnalysis(self.producers, self._grid)
 
     @contextmanager
     def at_node(self, node: Node) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.codegen.artifact import parse_size
 from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
-from tessera.codegen.ptx.layout import uses_tensor_cores
+from tessera.codegen.ptx.layout import WARP_THREADS, WARPGROUP_THREADS, uses_tensor_cores
 from tessera.codegen.ptx.ops import (
     LEVEL,
     UNIFORM,
@@ -27,7 +27,6 @@ from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_
 from tessera.codegen.ptx.table.warpgroup.tensor_map import WGMMA_ROWS
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES
-from tessera.codegen.ptx.text.thread_team import WARP_THREADS, WARPGROUP_THREADS
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_divisor, proves_less
 from tessera.core.types import TensorType

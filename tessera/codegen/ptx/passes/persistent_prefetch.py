@@ -19,6 +19,7 @@ from tessera.codegen.ptx.context import (
     synchronise_team,
 )
 from tessera.codegen.ptx.emitter import emit_block, emit_node
+from tessera.codegen.ptx.layout import ThreadTeam
 from tessera.codegen.ptx.ops import LaunchFacts, get_fact, prefetched_load
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
@@ -28,7 +29,6 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_acc
 from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.types import GLOBAL, RefType, int64
 from tessera.ir.analysis import IntervalAnalysis, find_divisor
 from tessera.ir.core import Function, Node, Value

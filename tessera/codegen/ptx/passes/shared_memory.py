@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.ptx.layout import DistributedLayout
+from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
 from tessera.codegen.ptx.ops import smem_slots
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.symbolic_dim import round_up
 from tessera.core.types import GLOBAL, RefType
 from tessera.ir.core import Block, Function, Node, Value

@@ -38,7 +38,7 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise
 
 if TYPE_CHECKING:
-    from tessera.codegen.ptx.text.thread_team import ThreadTeam
+    from tessera.codegen.ptx.layout import ThreadTeam
 
 
 # Tile scheduler (CUTLASS): persistent kernels, rasterisation order, and thread-block clusters with multicast.

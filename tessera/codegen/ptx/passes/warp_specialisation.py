@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tessera.codegen.ptx.context import EmissionContext, KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block, emit_node
+from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam
 from tessera.codegen.ptx.ops import LaunchFacts, async_mma, gemm_mainloop, get_fact, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
@@ -32,7 +33,6 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     stage_bytes,
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
-from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node, Value
 
 # By the number of consumer threads: the registers of a producer and of a consumer thread. Their sum over the block must

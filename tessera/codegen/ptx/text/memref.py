@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width
+from tessera.codegen.ptx.layout import DistributedLayout, Sizes, ThreadTeam, bit_width
 from tessera.codegen.ptx.text.builder import element_bytes
-from tessera.codegen.ptx.text.thread_team import ThreadTeam
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType
 from tessera.ir.analysis import find_divisor

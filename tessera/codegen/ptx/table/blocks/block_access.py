@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.codegen.ptx.context import EmissionContext, Registers
-from tessera.codegen.ptx.layout import DistributedLayout, Sizes
+from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates
 from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.text.builder import element_bytes, is_immediate
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
-from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.symbolic_dim import Dim, Size, find_size_divisor
 from tessera.ir.analysis import find_divisor
 from tessera.ir.core import Value

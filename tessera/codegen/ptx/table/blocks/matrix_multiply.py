@@ -15,6 +15,8 @@ from tessera.codegen.ptx.layout import (
     DistributedLayout,
     LayoutBit,
     Sizes,
+    ThreadTeam,
+    and_predicates,
     bit_width,
     has_enough_rows,
     make_mma_layout,
@@ -37,7 +39,6 @@ from tessera.codegen.ptx.table.scalars.conversion import convert, convert_for_st
 from tessera.codegen.ptx.table.scalars.math_functions import wrap_integer
 from tessera.codegen.ptx.text.builder import element_bytes, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VectorAccess, format_address
-from tessera.codegen.ptx.text.thread_team import ThreadTeam, and_predicates
 from tessera.core.types import DType, TensorType
 from tessera.ir.core import Node
 from tessera.ops.tensor import contractions

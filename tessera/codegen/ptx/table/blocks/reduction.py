@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit
+from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit, and_predicates
 from tessera.codegen.ptx.passes.layout_inference import reduction_axes
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
@@ -22,7 +22,6 @@ from tessera.codegen.ptx.table.scalars.conversion import (
 )
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
-from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import DType, bool_, int64
 from tessera.ir.core import Node
 from tessera.ir.rules import Op

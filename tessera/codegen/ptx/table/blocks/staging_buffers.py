@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.layout import DistributedLayout, Sizes, bit_width, make_blocked_layout
+from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates, bit_width, make_blocked_layout
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
@@ -35,7 +35,6 @@ from tessera.codegen.ptx.text.memref import (
     find_vector_length,
     format_address,
 )
-from tessera.codegen.ptx.text.thread_team import and_predicates
 from tessera.core.types import GLOBAL
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile

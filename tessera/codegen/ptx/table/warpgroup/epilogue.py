@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.codegen.ptx.context import EmissionContext
-from tessera.codegen.ptx.layout import make_wgmma_layout
+from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam, make_wgmma_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_tma_fetchable
 from tessera.codegen.ptx.table.scalars.conversion import pack_halves
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import emit_group_leader
 from tessera.codegen.ptx.table.warpgroup.tensor_map import BOX_COLUMNS, SWIZZLE_ROW_BYTES, WGMMA_ROWS, TensorMapSpec
-from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 

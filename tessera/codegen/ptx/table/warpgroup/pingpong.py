@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam
 from tessera.codegen.ptx.ops import gemm_mainloop
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import HALF_TYPES
 from tessera.codegen.ptx.table.scalars.math_functions import MATH_FUNCTIONS
-from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 from tessera.ir.core import Function, Node
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic

@@ -6,9 +6,9 @@ cluster the warp groups of all blocks). Both sides pass the stages in order; the
 
 from __future__ import annotations
 
+from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL, SharedMemoryAllocator
 from tessera.codegen.ptx.text.builder import PtxBuilder
-from tessera.codegen.ptx.text.thread_team import WARPGROUP_THREADS, ThreadTeam
 
 SWIZZLE_ALIGN = 1024  # alignment of buffers with the 128-byte swizzle
 BARRIER_ALIGN = 128
