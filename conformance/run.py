@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -49,6 +49,17 @@ class GuardedEngine(Engine):
         levels = program.lower_for_target(self.target)
         function = generator.guarded(emit_artifact(generator, levels["tile"], {}))  # type: ignore[attr-defined]
         return ExecutableProgram(program, function)()
+
+
+@runtime_checkable
+class ValidatingEngine(Protocol):
+    """A column that judges the passes of a lowering itself (`conformance/passes.py`)."""
+
+    name: str
+
+    def validate(self, case: Case, program: PreparedProgram, bounds: Sequence[Any]) -> Outcome:
+        """The outcome of a case."""
+        ...
 
 
 def find_guarded_engine(target: str) -> Engine | None:
@@ -94,7 +105,9 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         yield from (Outcome(case.name, e.name, "fail", detail=str(error)) for e in columns)
         return
     for engine in columns:
-        if engine.level in program.levels or engine.level in ("target", "device"):
+        if isinstance(engine, ValidatingEngine):
+            yield engine.validate(case, program, bounds)
+        elif engine.level in program.levels or engine.level in ("target", "device"):
             yield _run_on_engine(case, engine, program, bounds, alike)
 
 

@@ -185,14 +185,20 @@ def examine(name: str, dtype: str, evaluations: int, seed: int) -> dict[str, Any
                 done += found.size
                 outside += 0 if compare_with_bound(found, bound).ok else 1
                 with np.errstate(all="ignore"):
-                    share = np.abs(found.astype(np.float64) - bound.value) / bound.radius
+                    apart = np.abs(found.astype(np.float64) - bound.value)
+                    share = np.where(apart == 0, 0.0, apart / bound.radius)
                 worst[at] = np.fmax(worst[at], share)
         shares += [w.ravel() for w in worst]
         with np.errstate(all="ignore"):
             wide += [(b.radius / np.maximum(np.abs(b.value), least)).ravel() for b in bounds]
     used, relative = np.concatenate(shares), np.concatenate(wide)
     return {"op": name, "dtype": dtype, "evaluations": done, "outside": outside,
-            "used": float(np.nanmedian(used)), "bits": -math.log2(float(np.median(relative)))}  # fmt: skip
+            "used": float(np.nanmedian(used)), "bits": count_bits(float(np.median(relative)), dtype)}  # fmt: skip
+
+
+def count_bits(relative: float, dtype: str) -> float:
+    """The bits of an element that a relative bound makes certain, at most those of the type."""
+    return min(-math.log2(relative) if relative else math.inf, float(ml_dtypes.finfo(as_dtype(dtype).numpy).nmant + 1))
 
 
 def main() -> int:

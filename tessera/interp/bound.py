@@ -17,7 +17,7 @@ from tessera.interp.graph import control_flow_rules as host_flow
 from tessera.interp.graph import specialise_to_arrays
 from tessera.interp.observers import report_ops
 from tessera.ir.builder import NodeSemantics, evaluate_block
-from tessera.ir.core import Function, Node
+from tessera.ir.core import Function, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import ErrorSite, find_rounding_model, narrow_operand
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance, require_exact, to_interval
@@ -52,11 +52,16 @@ def run(
         found = apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args)
         if observe is not None:
             observe(node, args, found)
+        if not outputs.isdisjoint(node.results):
+            stored = apply_with_bounds(node.op, node.types, node.result_types, node.attrs, args, final=True)
+            ends.update(zip(node.results, stored, strict=True))
         return found
 
     body = expand_composites(function, keep=lambda op: op in error).body
+    outputs, ends = set(body.results), dict[Value, IntervalArray]()
     with report_ops(call_between(meaning, between), body, f"bounding {function.name}") as shown:
-        return evaluate_block(body, [to_interval(a) for a in arrays], shown)
+        results = evaluate_block(body, [to_interval(a) for a in arrays], shown)
+    return [ends.get(v, r) for v, r in zip(body.results, results, strict=True)]
 
 
 class TimeLimitReached(Exception):
@@ -87,11 +92,19 @@ def call_between(meaning: NodeSemantics, between: Callable[[], None] | None) -> 
 
 
 def apply_with_bounds(
-    op: Op, types: Sequence[Type], results: Sequence[Type], attrs: Mapping[str, Any], operands: Sequence[Any]
+    op: Op,
+    types: Sequence[Type],
+    results: Sequence[Type],
+    attrs: Mapping[str, Any],
+    operands: Sequence[Any],
+    final: bool = False,
 ) -> tuple[IntervalArray, ...]:
-    """Apply a primitive in bound mode to operands with bounds or exact ones, whose arrays give the sizes."""
+    """Apply a primitive in bound mode to operands with bounds or exact ones, whose arrays give the sizes.
+
+    Results that are `final` are those of the program: they are surely rounded to their types.
+    """
     assert all(isinstance(t, TensorType) for t in (*types, *results)), "a ref is not a value"
-    site = ErrorSite(op, tuple(types), tuple(results))  # type: ignore[arg-type]
+    site = ErrorSite(op, tuple(types), tuple(results), final)  # type: ignore[arg-type]
     rule = error.of(op)
 
     def apply(*parts: IntervalArray) -> tuple[IntervalArray, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tessera.core.errors import TesseraError, VerifyError
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import GLOBAL, DType, RefType, TensorType, Type, bool_, int64, scalar
 from tessera.ir.core import Block, Function, Module, Node, Value
 from tessera.ir.levels import (
@@ -148,13 +149,18 @@ def check_launches(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
             )
             continue
         yield from compare_types(node, f"the operands of {kernel.name}", get_types(kernel.params), get_types(node.args))
-        if not all(is_integer_from(n) for n in node.attrs["grid"]):
+        if not all(_is_size(n) for n in node.attrs["grid"]):
             yield RuleViolation(node, "a grid is a tuple of sizes", received=node.attrs["grid"])
 
 
 def is_integer_from(value: Any, least: int = 0) -> bool:
     """Whether this is an integer (a bool is none) from `least` on."""
     return type(value) is int and value >= least
+
+
+def _is_size(value: Any) -> bool:
+    """Whether this is a size of a grid: a number, or symbolic."""
+    return isinstance(value, Dim) or is_integer_from(value)
 
 
 def check_outputs(module: Module, level: IrLevel) -> Iterator[RuleViolation]:
@@ -388,7 +394,7 @@ def _check_graph_launch(node: Node) -> Iterator[RuleViolation]:
     held = tuple(RefType.of(v.type) for v in node.args)  # type: ignore[arg-type]
     yield from compare_types(node, "the first parameters of the region", held, get_types(body.params[: len(held)]))
     yield from _check_yields_nothing(node, body)
-    if not all(is_integer_from(n) for n in node.attrs["grid"]):
+    if not all(_is_size(n) for n in node.attrs["grid"]):
         yield RuleViolation(node, "a grid is a tuple of sizes", received=node.attrs["grid"])
     if not is_integer_from(node.attrs["attrs"].get("group", 1), 1):
         yield RuleViolation(node, "not a group size", "1 or more", node.attrs["attrs"]["group"])

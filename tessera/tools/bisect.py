@@ -6,6 +6,7 @@ found by delta debugging (Zeller and Hildebrandt 2002) over the ops of the Graph
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -79,7 +80,8 @@ class StepVerdict:
     """A step's results compared with the bound.
 
     `status` is "within", "outside", "failed" (an error, in `error`) or "unchanged" (the step did nothing). `agreement`
-    is of the worst output. `before` and `after` are what the step took and gave, `path` the steps up to this one.
+    is of the worst output. `before` and `after` are what the step took and gave, `path` the steps up to this one, and
+    `results` what it computed.
     """
 
     step: str
@@ -94,6 +96,7 @@ class StepVerdict:
     before: Any = field(default=None, repr=False)
     after: Any = field(default=None, repr=False)
     path: tuple[LoweringStep, ...] = field(default=(), repr=False)
+    results: tuple[np.ndarray, ...] = field(default=(), repr=False)
 
     @property
     def bad(self) -> bool:
@@ -114,7 +117,11 @@ def judge_steps(
     def current() -> Any:
         return state
 
-    for step in lowering_steps(program.top, target, options, current, program.choice):
+    steps = itertools.chain(
+        lowering_steps(program.top, target, options, current, program.choice),
+        () if target == INTERP else _target_steps(target, options),
+    )
+    for step in steps:
         verdict = replace(judge_step(step, state, given), path=(*path, step))
         earlier = None
         if verdict.bad and step.fallback is not None:
@@ -129,6 +136,29 @@ def judge_steps(
         state = verdict.after
 
 
+def judge_passes(
+    program: PreparedProgram, target: str, options: Mapping[str, Any], bounds: Sequence[IntervalArray]
+) -> Iterator[StepVerdict]:
+    """Translation validation (Pnueli, Siegel and Singerman 1998): the verdict on each pass from the entry point to the
+    module that a target's text is written from, up to the first that is to blame.
+
+    Each module that differs from the one before is verified and interpreted; `bounds` are those of the results.
+    """
+    state: Any = program.levels[program.top]
+    given, path = BisectInput(state, program.arrays, program.written, bounds), list[LoweringStep]()
+
+    def current() -> Any:
+        return state
+
+    for step in lowering_steps(program.top, target, options, current, program.choice):
+        verdict = replace(judge_step(step, state, given), path=(*path, step))
+        yield verdict
+        if verdict.bad:
+            return
+        path.append(step)
+        state = verdict.after
+
+
 def lowering_steps(
     top: str,
     target: str,
@@ -136,7 +166,7 @@ def lowering_steps(
     current: Callable[[], Module],
     choice: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[LoweringStep]:
-    """Every step from the first level of a program to a target's device.
+    """Every pass from the first level of a program to the module that a target's text is written from.
 
     `current` gives the module that the steps so far have made: once they are done, the one that the generator takes.
     `choice` is the schedule of a tuned function.
@@ -147,7 +177,6 @@ def lowering_steps(
             yield LoweringStep(name, "", rewrite, _run_module)
     if target != INTERP:
         yield from _pass_steps(target, options, current())
-        yield from _target_steps(target, options)
 
 
 def _run_module(module: Module, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -194,6 +223,7 @@ def _target_steps(target: str, options: Mapping[str, Any]) -> Iterator[LoweringS
 
 def judge_step(step: LoweringStep, state: Any, given: BisectInput) -> StepVerdict:
     """One step, made, verified, run and compared."""
+    made: Any = None
     try:
         made = step.make(state)
         level = step.level or made.level
@@ -203,9 +233,10 @@ def judge_step(step: LoweringStep, state: Any, given: BisectInput) -> StepVerdic
             verify(made)
         arrays = [a.copy() if i in given.written else a for i, a in enumerate(given.arrays)]
         results = [*step.run(made, arrays), *(arrays[i] for i in given.written)]
-        return _compare_with_bounds(step.name, level, results, given.bounds, state, made)
+        verdict = _compare_with_bounds(step.name, level, results, given.bounds, state, made)
+        return replace(verdict, results=tuple(results))
     except Exception as error:  # a faulty pass may fail in any way, and that is the finding
-        return StepVerdict(step.name, step.level or state.level, FAILED, error=error, before=state)
+        return StepVerdict(step.name, step.level or state.level, FAILED, error=error, before=state, after=made)
 
 
 def _compare_with_bounds(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -16,8 +16,13 @@ import numpy as np
 
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, Policy, TensorType, f64, fp4, fp6, fp6_e2m3, tf32
-from tessera.ir.numerics.conversion import FINITE_ONLY, convert
-from tessera.ir.numerics.interval_arithmetic import IntervalArray, make_interval
+from tessera.ir.numerics.conversion import FINITE_ONLY, convert, round_to_storage
+from tessera.ir.numerics.interval_arithmetic import (
+    IntervalArray,
+    absolute_distance,
+    interval_ends,
+    make_interval,
+)
 
 if TYPE_CHECKING:
     from tessera.ir.rules import Op
@@ -124,13 +129,16 @@ class ErrorSite:
     op: Op
     types: tuple[TensorType, ...]
     results: tuple[TensorType, ...]
+    final: bool = False  # the results are those of the program, which are stored
 
     @property
     def compute(self) -> RoundingModel:
         """The error of one rounding in the compute format."""
         first = self.types[0]
         wide = first.accumulate if self.op.numerics == "accumulate" else first.compute
-        return find_rounding_model(wide, first.policy)
+        policy = first.policy  # results are flushed, but no numbers on the way to them
+        kept = replace(policy, denormals="preserve") if policy is not None and policy.denormals == "flush" else policy
+        return find_rounding_model(wide, kept)
 
     @property
     def storage(self) -> RoundingModel:
@@ -141,52 +149,81 @@ class ErrorSite:
         """The op's own semantics on the reference values."""
         return self.op.ref(*(b.value for b in operands), **attrs)
 
-    def computed(self, value: Any, radius: Any, allowed: float | None = None) -> IntervalArray:
-        """A value computed within some ulps (default: the table's for this op), then stored."""
+    def computed(
+        self, value: Any, radius: Any, allowed: float | None = None, exact: np.ndarray | bool = False
+    ) -> IntervalArray:
+        """A value computed within some ulps (default: the table's for this op), then stored.
+
+        `exact` tells where the operation makes no rounding error on exact operands.
+        """
         value = np.asarray(value)
         if value.dtype.kind != "f":
             return make_interval(value, radius)
         off = find_ulp_bound(self.op, self.compute.dtype) if allowed is None else allowed
         size = finite_magnitude(value) + radius
-        reference = F64_HALF_ULP if off <= 0.5 else F64_FUNCTION_ERROR
-        wide = radius + 2 * off * self.compute.rounding(size) + reference * size
-        if off <= 0.5 and self.compute.dtype is not f64:  # in f64 the reference has rounded already
-            wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide)
+        reach = radius + (F64_HALF_ULP if off <= 0.5 else F64_FUNCTION_ERROR) * size
+        wide = reach + 2 * off * self.compute.rounding(size)
+        if off <= 0.5:  # in f64 the reference has rounded already: what it has need not be exact
+            exact = exact if self.compute.dtype is f64 else exact | self._on_grid(value)
+            wide = np.where((radius == 0) & exact, 0.0, wide)
+            return self.stored(value, wide, reach)
         return self.stored(value, wide)
 
-    def stored(self, value: Any, radius: Any) -> IntervalArray:
-        """A computed value, rounded to storage or kept as it is; what overflows is inf or not known."""
-        value, radius = _apply_overflow(np.asarray(value), np.asarray(radius), self.compute)
-        if self.storage.dtype == self.compute.dtype and not self._flushes():
+    def stored(self, value: Any, radius: Any, reach: Any = None) -> IntervalArray:
+        """A computed value, rounded to storage or kept as it is; what overflows is inf or not known.
+
+        Rounding is monotone: what an interval is rounded to lies between the roundings of its ends. `reach` is how far
+        the value may lie off before it is correctly rounded to the compute format; only then does it overflow.
+        """
+        value, radius = _apply_overflow(np.asarray(value), np.asarray(radius), self.compute, reach)
+        surely = self.final or self._rounds_by_policy()
+        if self.storage.dtype == self.compute.dtype and not surely:
             return make_interval(value, radius * OUTWARD_FACTOR)
+        radius = np.broadcast_to(radius * OUTWARD_FACTOR, value.shape)
+        low, high = self._round_ends(value, radius)
         if self.storage.saturates:
             value = np.clip(value, -self.storage.top, self.storage.top)
+            radius = np.minimum(radius, 2 * self.storage.top) if surely else radius
+        apart = np.maximum(absolute_distance(low, value), absolute_distance(high, value)) * OUTWARD_FACTOR
+        same = ((low == high) | (np.isnan(low) & np.isnan(high))) & ~(np.abs(value) < radius)
+        unknown = np.isinf(radius) | (np.isnan(value) & ~same)
+        if surely:
+            value = np.where(same & ~unknown, low, value)
+            return make_interval(value, np.where(unknown, np.inf, np.where(same, 0.0, apart)))
         if self.storage.dtype in FINITE_ONLY:  # stored a NaN is 0, kept as computed it is NaN
-            radius = np.where(np.isnan(value), np.inf, radius)
+            unknown |= np.isnan(value)
             value = np.where(np.isnan(value), 0.0, value)
-        size = finite_magnitude(value) + radius
-        wide = radius + self.storage.rounding(size)
-        wide = np.where((radius == 0) & self._on_grid(value), 0.0, wide)
-        if not self.storage.saturates:
-            lost = size > self.storage.top
-            lost |= np.isinf(value) & (not self.storage.infinite)
-            wide = np.where(lost, np.inf, wide)
-        return make_interval(value, wide * OUTWARD_FACTOR)
+        elif self.storage.saturates:  # what exceeds the largest number is that number
+            radius = np.where(same, 0.0, radius)
+        return make_interval(value, np.where(unknown, np.inf, np.maximum(radius, apart)))
 
-    def _flushes(self) -> bool:
-        """Whether results below the least normal number become 0."""
+    def _round_ends(self, value: np.ndarray, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the greatest number that values of an interval may be rounded to, as f64."""
+        ends = interval_ends(IntervalArray(value, radius))
         policy = self.results[0].policy
-        return policy is not None and policy.denormals == "flush"
+        if policy is not None and policy.rounding == "stochastic":  # to either neighbour
+            step = self.storage.rounding(finite_magnitude(value) + radius)
+            low, high = (np.where(self._on_grid(e), e, e + side * step) for e, side in ((ends[0], -1), (ends[-1], 1)))
+            return np.minimum(low, value), np.maximum(high, value)
+        with np.errstate(all="ignore"):
+            rounded = [round_to_storage(e, self.storage.dtype, policy).astype(np.float64) for e in ends]
+        return rounded[0], rounded[-1]
+
+    def _rounds_by_policy(self) -> bool:
+        """Whether the policy rounds each result by itself, so that none is kept as computed."""
+        policy = self.results[0].policy
+        return policy is not None and (policy.denormals == "flush" or policy.rounding == "toward_zero")
 
     def _on_grid(self, value: np.ndarray) -> np.ndarray:
         """Where a correctly rounded result is the value itself, since the storage has it."""
         policy = self.results[0].policy
-        if policy is not None and policy.rounding != "nearest":  # a directed rounding sees what f64 lost
+        if policy is not None and policy.rounding == "toward_zero":  # a directed rounding sees what f64 lost
             return np.zeros(value.shape, bool)
         coarsest = max(self.storage, self.compute, key=lambda f: f.unit).dtype
         with np.errstate(all="ignore"):
             exact = convert(value, coarsest).astype(np.float64) == value
-        return exact & ((value == 0) | (finite_magnitude(value) >= self.storage.tiny)) if self._flushes() else exact
+        flushes = policy is not None and policy.denormals == "flush"
+        return exact & ((value == 0) | (finite_magnitude(value) >= self.storage.tiny)) if flushes else exact
 
 
 def finite_magnitude(value: np.ndarray) -> np.ndarray:
@@ -195,11 +232,15 @@ def finite_magnitude(value: np.ndarray) -> np.ndarray:
     return size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0)
 
 
-def _apply_overflow(value: np.ndarray, radius: np.ndarray, format: RoundingModel) -> tuple[np.ndarray, np.ndarray]:
+def _apply_overflow(
+    value: np.ndarray, radius: np.ndarray, format: RoundingModel, reach: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Surely beyond the compute format: the infinity. Perhaps: not known."""
     finite = np.isfinite(value)
     sure = finite & (np.abs(value) - radius > format.top * (1 + 2 * format.unit))
-    perhaps = finite & (np.abs(value) + radius > format.top)
+    # Below half a step beyond the largest number a correct rounding gives that number.
+    far, limit = (radius, format.top) if reach is None else (reach, format.top * (1 + format.unit / 4))
+    perhaps = finite & (np.abs(value) + far > limit)
     if not perhaps.any():
         return value, radius
     value = np.where(sure, np.copysign(np.inf, value), value)

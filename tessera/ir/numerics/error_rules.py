@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tessera.core.types import DType, Policy, as_dtype, tf32
+from tessera.core.types import DType, Policy, as_dtype, f64, tf32
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.error_model import F64_HALF_ULP, ErrorSite, finite_magnitude, gamma
 from tessera.ir.numerics.interval_arithmetic import (
@@ -61,8 +62,41 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
 
 def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
     """For ops monotone in each operand (for fixed others): as `selection`, then the op's own rounding."""
-    value = site.reference(*operands, **attrs)
-    return site.computed(value, _corner_spread(site, value, operands, attrs))
+    value = np.asarray(site.reference(*operands, **attrs))
+    exact = _find_exact(site, operands, value)
+    return site.computed(value, _corner_spread(site, value, operands, attrs), exact=exact)
+
+
+def _find_exact(site: ErrorSite, operands: tuple[IntervalArray, ...], value: np.ndarray) -> Any:
+    """Where an operation on f64 has no rounding error; elsewhere the result is compared with the format's numbers."""
+    test = EXACT_IN_F64.get(site.op.__name__)
+    if test is None or site.compute.dtype is not f64 or value.dtype.kind != "f":
+        return False
+    return test(*(b.value.astype(np.float64) for b in operands), value)
+
+
+def _has_exact_sum(x: np.ndarray, y: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Where x + y is `total` without an error (two-sum, Knuth 1969)."""
+    z = total - x
+    return np.isfinite(total) & ((x - (total - z)) + (y - z) == 0)
+
+
+def _has_exact_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """Where x · y is `product` without an error: of zeros, powers of two and small whole numbers."""
+    power = (np.abs(np.frexp(x)[0]) == 0.5) | (np.abs(np.frexp(y)[0]) == 0.5)
+    whole = (x == np.rint(x)) & (y == np.rint(y)) & (np.abs(product) < 2.0**53)
+    normal = np.isfinite(product) & (np.abs(product) >= F64_MIN_NORMAL)
+    return (np.isfinite(x) & np.isfinite(y) & ((x == 0) | (y == 0))) | (normal & (power | whole))
+
+
+F64_MIN_NORMAL = 2.0**-1022
+EXACT_IN_F64: dict[str, Any] = {
+    "add": _has_exact_sum,
+    "sub": lambda x, y, value: _has_exact_sum(x, -y, value),
+    "mul": _has_exact_product,
+    "div": lambda x, y, value: (y != 0) & (value * y == x) & _has_exact_product(value, y, x),
+    "sqrt": lambda x, value: (value * value == x) & _has_exact_product(value, value, x),
+}
 
 
 def bound_additive(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
@@ -70,13 +104,15 @@ def bound_additive(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> Inter
     value = site.reference(x, y)
     if value.dtype.kind != "f":
         return site.computed(value, _corner_spread(site, value, (x, y), {}))
-    return site.computed(value, np.broadcast_to(x.radius + y.radius, value.shape))
+    radius = np.broadcast_to(x.radius + y.radius, value.shape)
+    return site.computed(value, radius, exact=_find_exact(site, (x, y), value))
 
 
 def bound_lipschitz(site: ErrorSite, x: IntervalArray) -> IntervalArray:
     """For sin and cos: an operand's error arrives at most undiminished, and both stay within [-1, 1]."""
     value = site.reference(x)
-    return site.computed(value, np.where(np.isinf(x.radius), np.inf, np.minimum(x.radius, 1 + np.abs(value))))
+    limited = np.where(np.isnan(value), x.radius, np.minimum(x.radius, 1 + np.abs(value)))  # of infinities: NaN
+    return site.computed(value, np.where(np.isinf(x.radius), np.inf, limited))
 
 
 def _contains_zero(x: IntervalArray) -> Any:
@@ -86,8 +122,9 @@ def _contains_zero(x: IntervalArray) -> Any:
 
 def bound_quotient(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
     """For division: monotone on either side of zero, and nothing is known across it."""
-    value = site.reference(x, y)
-    return site.computed(value, np.where(_contains_zero(y), np.inf, _corner_spread(site, value, (x, y), {})))
+    value = np.asarray(site.reference(x, y))
+    radius = np.where(_contains_zero(y), np.inf, _corner_spread(site, value, (x, y), {}))
+    return site.computed(value, radius, exact=_find_exact(site, (x, y), value))
 
 
 def bound_power(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
@@ -112,9 +149,11 @@ def _bound_floor(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> tuple[A
     for a, b in itertools.product(interval_ends(x), interval_ends(y)):
         q = a / b
         off = np.where(np.isfinite(q), 2 * site.compute.rounding(np.abs(q)), 0.0)
-        radius = np.maximum(
-            radius, np.maximum(absolute_distance(np.floor(q + off), value), absolute_distance(np.floor(q - off), value))
-        )
+        # A rounding does not change the sign; what vanishes may become a zero of either.
+        low = np.where(q > 0, np.maximum(q - off, 0.0), q - off)
+        high = np.where(q < -2 * site.compute.tiny, np.minimum(q + off, -site.compute.tiny), q + off)
+        for end in (low, high):
+            radius = np.maximum(radius, absolute_distance(np.floor(end), value))
     whole = (x.radius == 0) & (y.radius == 0) & (np.fmod(x.value, y.value) == 0)
     unknown = _contains_zero(y) | (_contains_zero(x) & ~np.isfinite(y.value))  # less than 0 over inf is −1
     return value, np.where(unknown, np.inf, np.where(whole, 0.0, radius))
@@ -136,7 +175,11 @@ def bound_remainder(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> Inte
     radius = x.radius + size * y.radius + np.where(off > 0, off * np.abs(y.value), 0.0)
     product = size * (np.abs(y.value) + y.radius)
     rounding = site.compute.rounding(np.where(np.isfinite(product), product, 0.0))
-    return site.computed(value, radius + np.where(np.isfinite(value) & (whole != 0), rounding, 0.0), 0.5)
+    certain = (x.radius == 0) & (y.radius == 0)
+    divides = certain & (value == 0) & (off == 0)  # the product is the dividend, which the format has
+    radius = radius + np.where(np.isfinite(value) & (whole != 0) & ~divides, rounding, 0.0)
+    radius = np.where(certain & np.isnan(value), 0.0, radius)  # by 0, of infinities: NaN on every way
+    return site.computed(value, radius, 0.5, exact=divides)
 
 
 def bound_equality(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> IntervalArray:
@@ -169,8 +212,8 @@ def bound_cast(site: ErrorSite, x: IntervalArray, *, dtype: DType | Policy) -> I
     if dtype.is_float:
         wide = IntervalArray(x.value.astype(np.float64), x.radius)
         # int64 to f64 is the one rounding that the reference makes itself.
-        slack = np.where(np.abs(wide.value) >= 2.0**53, np.abs(wide.value) * 2.0**-53, 0.0) * (x.dtype.kind == "i")
-        return site.stored(wide.value, wide.radius + slack)
+        rounds = (np.abs(wide.value) >= 2.0**53) & (x.dtype.kind in "iu")
+        return site.stored(wide.value, wide.radius + np.where(rounds, np.abs(wide.value) * 2.0**-53, 0.0))
     value = convert(x.value, dtype)
     radius = np.where(np.isinf(x.radius), np.inf, 0.0)
     for end in interval_ends(x):
@@ -242,7 +285,37 @@ def bound_sum(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepd
         return make_interval(value, radius)
     count = int(np.prod([x.shape[a] for a in axis], dtype=np.int64))
     size = np.sum(finite_magnitude(x.value) + x.radius, axis=axis, keepdims=keepdims)
-    return _bound_accumulation(site, value, radius, size, max(count - 1, 0), 0)
+    exact = _find_exact_sums(site, size, x)
+    return _bound_accumulation(site, value, radius, size, max(count - 1, 0), 0, exact)
+
+
+def _find_exact_sums(site: ErrorSite, size: Any, *factors: IntervalArray) -> Any:
+    """Where sums of products of exact factors have no rounding error in any order.
+
+    All factors are multiples of powers of two, so partial sums are multiples of the product of these, and none is
+    beyond the whole numbers that the accumulator has. Matrix units that add fp8 products keep fewer bits.
+    """
+    if not all(x.exact for x in factors) or any(t.dtype.bits <= 8 for t in site.types):
+        return False
+    quantum = math.prod(_find_quantum(x.value) for x in factors)
+    return size <= quantum * (0.5 / site.compute.unit)
+
+
+def _find_quantum(values: np.ndarray) -> float:
+    """The largest power of two of which all numbers are multiples; 0 if that is tiny or a number is not finite."""
+    for part in (values.ravel()[:64], values.ravel()):  # most arrays show it at once
+        fraction, exponent = np.frexp(part[part != 0])
+        if not np.isfinite(fraction).all():
+            return 0.0
+        whole = (np.abs(fraction) * 2.0**53).astype(np.int64)
+        low = np.frexp((whole & -whole).astype(np.float64))[1] - 54 + exponent
+        quantum = float(np.exp2(float(low.min(initial=900))))
+        if quantum < LEAST_QUANTUM:
+            return 0.0
+    return quantum
+
+
+LEAST_QUANTUM = 2.0**-40
 
 
 def bound_cumulative_sum(site: ErrorSite, x: IntervalArray, *, axis: int) -> IntervalArray:
@@ -253,19 +326,19 @@ def bound_cumulative_sum(site: ErrorSite, x: IntervalArray, *, axis: int) -> Int
         return make_interval(value, radius)
     count = max(x.shape[axis] - 1, 0)
     size = np.cumsum(finite_magnitude(x.value) + x.radius, axis=axis)
-    return _bound_accumulation(site, value, radius, size, count, 0)
+    return _bound_accumulation(site, value, radius, size, count, 0, _find_exact_sums(site, size, x))
 
 
 def _bound_accumulation(
-    site: ErrorSite, value: Any, radius: Any, size: Any, count: int, products: int
+    site: ErrorSite, value: Any, radius: Any, size: Any, count: int, products: int, exact: Any = False
 ) -> IntervalArray:
-    """A sum whose terms' sizes add up to `size`, after `count` roundings each; then the store's."""
+    """A sum whose terms' sizes add up to `size`, after `count` roundings each, none where `exact`; then the store's."""
     tiny = np.where(size > 0, products * site.compute.tiny, 0.0)
     relative = _relative_error(site, count) if count else 0.0
     wide = radius + np.where(size > 0, relative * size, 0.0) + tiny
     # Some order of the sum may overflow on its way although the sum itself does not.
     wide = np.where((size * (1 + relative) > site.compute.top) & ~np.isnan(value), np.inf, wide)
-    return site.stored(value, wide)
+    return site.stored(value, np.where(exact, radius, wide))
 
 
 def bound_product(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepdims: bool) -> IntervalArray:
@@ -332,7 +405,8 @@ def bound_dot(site: ErrorSite, a: IntervalArray, b: IntervalArray, *, dtype: Any
     radius = np.where(_infinite_times_uncertain(a, b) + _infinite_times_uncertain(b, a, swap=True), np.inf, radius)
     if value.dtype.kind != "f":
         return make_interval(value, radius)
-    return _bound_accumulation(site, value, radius, size, a.shape[-1], a.shape[-1])
+    exact = _find_exact_sums(site, size, a, b)
+    return _bound_accumulation(site, value, radius, size, a.shape[-1], a.shape[-1], exact)
 
 
 def _multiply_magnitudes(left: Any, right: Any) -> Any:

@@ -31,7 +31,7 @@ from tessera.ops.tensor.elementwise import (
 from tessera.ops.tensor.losses import apply_reduction, cross_entropy
 from tessera.ops.tensor.nn import softplus
 from tessera.ops.tensor.rearrange import pad, take_along_axis
-from tessera.ops.tensor.reduce import any, cumsum, logsumexp, mean, norm, sum
+from tessera.ops.tensor.reduce import any, cumsum, logsumexp, max, mean, norm, sum
 from tessera.ops.tensor.shape import concatenate, expand_dims, gather, iota, reshape, stack
 
 # Distances.
@@ -378,8 +378,10 @@ def _sum_alignments(logs: Tensor, path: Tensor, frames: Tensor, sizes: Tensor, b
     alpha = maximum(first, IMPOSSIBLE)
     for t in range(1, length):
         one, two = (pad(alpha, ((0, 0), (n, 0)), IMPOSSIBLE)[:, :states] for n in (1, 2))
-        arrived = logsumexp(stack([alpha, one, where(skips, two, IMPOSSIBLE)], axis=0), axis=0)
-        moved = maximum(arrived + scores[t], IMPOSSIBLE)
+        ways = stack([alpha, one, where(skips, two, IMPOSSIBLE)], axis=0)
+        moved = maximum(logsumexp(ways, axis=0) + scores[t], IMPOSSIBLE)
+        # No rounding error of the large number remains: what nothing reaches stays exactly impossible.
+        moved = where(greater(max(ways, axis=0), IMPOSSIBLE / 2), moved, IMPOSSIBLE)
         alpha = where(expand_dims(less(t, frames), -1), moved, alpha)
     last = expand_dims(sizes * 2, -1)
     place = iota(shape=(states,), dtype=last.dtype)

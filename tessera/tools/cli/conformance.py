@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from conformance.case import Case, Outcome, all_cases, find_profile, read_cases
 from conformance.foreign import ForeignEngine, make_foreign_engines
+from conformance.passes import list_pass_engines
 from conformance.report import FORMATS
 from conformance.run import Engine, find_guarded_engine, list_engines, rank_missing_ops, run_case, select_cases
 from tessera.core.errors import ArgumentError
@@ -57,7 +58,12 @@ def _list_cases(options: argparse.Namespace) -> Iterable[Case]:
 
 
 def _list_columns(options: argparse.Namespace) -> list[Engine]:
-    """The selected engines; with foreign ones alone only those, with `--checked` those with guard bytes too."""
+    """The selected engines; with foreign ones alone only those, with `--checked` those with guard bytes too.
+
+    With `--pass-by-pass` they are the passes on the way to each target.
+    """
+    if options.pass_by_pass:
+        return [*list_pass_engines(options.target)]
     foreign = make_foreign_engines(options.engine)
     if foreign and not options.target and not options.level:
         return [*foreign]

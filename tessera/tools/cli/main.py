@@ -238,6 +238,11 @@ def _conformance(command: argparse.ArgumentParser) -> None:
         "--profile", metavar="NAME", help="core, kernels, tensor-cores, low-precision, autodiff, all …"
     )
     command.add_argument("--checked", action="store_true", help="also run with guard bytes around every buffer (llvm)")
+    command.add_argument(
+        "--pass-by-pass",
+        action="store_true",
+        help="run the module after every pass: the first that changes a value fails",
+    )
     command.add_argument("--engine", action="append", default=[], metavar="CMD", help="a foreign engine: a command")
     command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
     command.add_argument("--cases", metavar="FILE", help="run the cases of a Python file, as `tessera fuzz` writes")
