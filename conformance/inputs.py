@@ -30,7 +30,8 @@ def edge_values(kind: str, seed: int, shape: tuple[int, ...], dtype: Any = "f32"
     """Values that expose errors: ramps, ties, signed zeros, the limits of the type, subnormals, NaN and infinities.
 
     "special" has NaN and infinities at the first, the last and a few other places of a uniform array; an element type
-    without them has its limits there. The same arguments give the same values on every machine.
+    without them has its limits there. "infinite" has no limits beside them. "wide" numbers span 40 powers of two, and
+    "near" ones are a few steps from 1 or -1. The same arguments give the same values on every machine.
     """
     element: DType = as_dtype(dtype)
     generator = np.random.Generator(np.random.Philox(key=seed))
@@ -52,6 +53,8 @@ def _make_integers(kind: str, generator: np.random.Generator, count: int, elemen
         "ties": lambda: generator.integers(max(low, -1), 2, count),
         "positive": lambda: generator.integers(1, min(high, 5) + 1, count),
         "zeros": lambda: np.zeros(count, np.int64),
+        "wide": lambda: generator.integers(max(low, -(2**20)), min(high, 2**20), count),
+        "near": lambda: generator.integers(max(low, -1), 2, count),
     }
     if kind in values:
         return values[kind]().astype(element.numpy)
@@ -68,6 +71,8 @@ def _make_floats(kind: str, generator: np.random.Generator, count: int, element:
         "ties": lambda: generator.integers(-1, 2, count).astype(float),
         "positive": lambda: generator.uniform(0.125, 3, count),
         "zeros": lambda: np.where(generator.integers(0, 2, count) > 0, -0.0, 0.0),
+        "wide": lambda: generator.choice([-1.0, 1.0], count) * np.exp2(generator.uniform(-20, 20, count)),
+        "near": lambda: generator.choice([-1.0, 1.0], count) * (1 + generator.integers(-3, 4, count) * float(info.eps)),
     }
     if kind in values:
         return values[kind]().astype(element.numpy)
@@ -76,7 +81,7 @@ def _make_floats(kind: str, generator: np.random.Generator, count: int, element:
     if kind == "extreme":
         out = np.array(some)[generator.integers(0, len(some), count)]
     else:
-        some[:0] = [np.nan, np.inf, -np.inf] * 3
+        some = [np.nan, np.inf, -np.inf] * 3 + (some if kind == "special" else [])
         places = [*generator.integers(0, count, 3), 0, count - 1] if count else []
         out[places] = np.array(some)[generator.integers(0, len(some), len(places))]
     return out.astype(element.numpy)

@@ -109,7 +109,11 @@ def _make_pointwise() -> Iterator[Case]:
             for (a, shape), (b, kind) in itertools.product(enumerate(SHAPES), enumerate(KINDS)):
                 if (a + b + number) % 3:  # a third of the product: each pair of op and type has each shape and kind
                     continue
-                second = "positive" if divides and not as_dtype(dtype).is_float else kind
+                # Integers by 0 are undefined, and -0 is rounded down to -1 or to itself.
+                unsure = not as_dtype(dtype).is_float or (
+                    op.name == "ts.floor_divide" and kind == "special" and not shape
+                )
+                second = "positive" if divides and unsure else kind
                 inputs = [(kind, shape, dtype), (second, shape, dtype)][: len(op.operands)]
                 yield _case("pointwise", f"{op.__name__}-{dtype}-{_show(shape)}-{kind}", _call(op), inputs)
 
@@ -128,8 +132,23 @@ def _make_reductions() -> Iterator[Case]:
         if op in (reduce.argmax, reduce.argmin) and not isinstance(axis, int):
             continue
         dtype = ("f32", "bf16", "f64", "int32")[(number + len(str(axis))) % 4]
+        kind = _choose_kind(op.__name__, kind, dtype, shape, axis)
         name = f"{op.__name__}-{dtype}-{_show(shape)}-{axis}-{kind}".replace(" ", "")
         yield _case("reduce", name, _along(op, axis), [(kind, shape, dtype)])
+
+
+ROUNDED = ("mean", "var", "std", "logsumexp")  # of integers, too
+
+
+def _choose_kind(op: str, kind: str, dtype: str, shape: tuple[int, ...], axis: Any) -> str:
+    """A kind of values of which a bound says something: no order of a sum or product overflows by itself."""
+    if op not in (*ROUNDED, "sum", "prod", "cumsum", "cumprod") or (dtype == "int32" and op not in ROUNDED):
+        return kind
+    if shape == (1, 1, 1) and op in ROUNDED:  # of one element: 0, or the element itself
+        return {"var": "zeros", "std": "zeros", "logsumexp": "positive"}.get(op, kind if kind != "extreme" else "wide")
+    if kind == "extreme":
+        return "near" if "prod" in op else "wide"
+    return "infinite" if kind == "special" and not isinstance(axis, int) else kind
 
 
 def _along(op: Callable[..., Any], axis: Any) -> Callable[[Any], Any]:
@@ -147,7 +166,7 @@ def _convert(name: str) -> Callable[[Any], Any]:
 def _make_scans() -> Iterator[Case]:
     for op, shape, axis, kind in itertools.product(("cumsum", "cumprod", "sort", "argsort"), REDUCED, (0, 1, 2), KINDS):
         dtype = ("f32", "int32", "bf16")[axis]
-        function = getattr(ts, op)
+        function, kind = getattr(ts, op), _choose_kind(op, kind, dtype, shape, axis)
         name = f"{op}-{dtype}-{_show(shape)}-{axis}-{kind}"
         yield _case("scan", name, _along(function, axis), [(kind, shape, dtype)])
 

@@ -163,11 +163,13 @@ class ErrorSite:
         size = finite_magnitude(value) + radius
         reach = radius + (F64_HALF_ULP if off <= 0.5 else F64_FUNCTION_ERROR) * size
         wide = reach + 2 * off * self.compute.rounding(size)
+        if off <= 0.5 and self.compute.dtype is f64:
+            reach = radius  # the reference is correctly rounded, so it has overflowed if any result does
         if off <= 0.5:  # in f64 the reference has rounded already: what it has need not be exact
             exact = exact if self.compute.dtype is f64 else exact | self._on_grid(value)
             wide = np.where((radius == 0) & exact, 0.0, wide)
             return self.stored(value, wide, reach)
-        return self.stored(value, wide)
+        return self.stored(value, np.where((radius == 0) & exact, 0.0, wide))
 
     def stored(self, value: Any, radius: Any, reach: Any = None) -> IntervalArray:
         """A computed value, rounded to storage or kept as it is; what overflows is inf or not known.
@@ -185,7 +187,9 @@ class ErrorSite:
             value = np.clip(value, -self.storage.top, self.storage.top)
             radius = np.minimum(radius, 2 * self.storage.top) if surely else radius
         apart = np.maximum(absolute_distance(low, value), absolute_distance(high, value)) * OUTWARD_FACTOR
-        same = ((low == high) | (np.isnan(low) & np.isnan(high))) & ~(np.abs(value) < radius)
+        if self.storage.dtype == self.compute.dtype and not self._rounds_by_policy():  # it is rounded already
+            apart = np.minimum(apart, radius)
+        same = (low == high) | (np.isnan(low) & np.isnan(high) & ~(np.abs(value) < radius))
         unknown = np.isinf(radius) | (np.isnan(value) & ~same)
         if surely:
             value = np.where(same & ~unknown, low, value)

@@ -69,6 +69,9 @@ def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> I
 
 def _find_exact(site: ErrorSite, operands: tuple[IntervalArray, ...], value: np.ndarray) -> Any:
     """Where an operation on f64 has no rounding error; elsewhere the result is compared with the format's numbers."""
+    if site.op.__name__ == "sqrt":  # of zero: on every target, however it rounds others
+        zero = value == 0
+        return zero if site.compute.dtype is not f64 else zero | EXACT_IN_F64["sqrt"](operands[0].value, value)
     test = EXACT_IN_F64.get(site.op.__name__)
     if test is None or site.compute.dtype is not f64 or value.dtype.kind != "f":
         return False
@@ -150,7 +153,7 @@ def _bound_floor(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> tuple[A
         q = a / b
         off = np.where(np.isfinite(q), 2 * site.compute.rounding(np.abs(q)), 0.0)
         # A rounding does not change the sign; what vanishes may become a zero of either.
-        low = np.where(q > 0, np.maximum(q - off, 0.0), q - off)
+        low = np.where(np.signbit(a) == np.signbit(b), np.maximum(q - off, 0.0), q - off)
         high = np.where(q < -2 * site.compute.tiny, np.minimum(q + off, -site.compute.tiny), q + off)
         for end in (low, high):
             radius = np.maximum(radius, absolute_distance(np.floor(end), value))

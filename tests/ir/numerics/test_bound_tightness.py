@@ -173,3 +173,47 @@ def test_a_cast_that_only_flushes_gives_zero():
     (bound,) = program.bounds()
     assert compare_with_bound(program.run("graph")[0], bound).ok and program.run("graph")[0] == 0
     assert bound.value == 0 and bound.radius == 0 and find_guarded_engine("llvm").run(program)[0] == 0
+
+
+def bounds_of(function, *arrays):
+    return prepare(ts.jit(function), arrays).bounds()[0]
+
+
+def test_a_result_lies_between_the_roundings_of_the_ends():
+    """In f16 near 1 the step is 2^-10: what is certain to round to 1 is 1, what may round to two numbers is not."""
+    x = np.float16([1.0, 1.0 + 2.0**-10])
+    sure = bounds_of(lambda x: ts.sin(x * 0.0) + x, x)
+    assert sure.radius.max() == 0 and sure.value.tolist() == [1.0, 1.0 + 2.0**-10]
+    tie = bounds_of(lambda x: ts.cast(ts.cast(x, dtype=ts.f32) * np.float32(1 + 2.0**-11), dtype=ts.f16), x[:1])
+    assert tie.radius[0] == 0  # 1 + 2^-11 is exact in f32, and rounds to even
+    open_ = bounds_of(
+        lambda x: ts.cast(ts.exp(ts.cast(x, dtype=ts.f32) * 0.0) * np.float32(1 + 2.0**-11), dtype=ts.f16), x[:1]
+    )
+    assert 2.0**-12 < open_.radius[0] < 2.0**-9  # either neighbour
+
+
+@pytest.mark.parametrize(("value", "want"), [(1e6, np.inf), (-1e6, -np.inf), (65503.0, 65504.0), (1e-9, 0.0)])
+def test_what_surely_overflows_or_vanishes_is_certain(value, want):
+    found = bounds_of(lambda x: ts.cast(x, dtype=ts.f16), np.float32([value]))
+    assert found.radius[0] == 0 and found.value[0] == want
+    between = bounds_of(lambda x: ts.cast(ts.exp(x * 0.0) * value, dtype=ts.f16), np.float32([1.0]))
+    assert between.radius[0] == 0 and between.value[0] == want
+
+
+def test_whole_numbers_are_summed_without_an_error():
+    x = np.arange(-50, 50, dtype=np.float32).reshape(10, 10) / 8
+    for function in (lambda x: ts.sum(x, axis=1), lambda x: x @ x.T, lambda x: ts.cumsum(x, axis=0)):
+        assert bounds_of(function, x).radius.max() == 0
+        assert bounds_of(function, x * np.float32(0.1)).radius.min() > 0  # no common power of two
+        assert bounds_of(function, x + np.float32(2**22)).radius.max() > 0  # beyond 24 bits
+        assert bounds_of(lambda x: function(ts.exp(x)), x).radius.min() > 0  # operands that are not exact
+
+
+def test_exact_operations_in_f64():
+    x = np.array([1.0, 0.1, -3.0, 0.0])
+    assert (
+        bounds_of(lambda x: x - 0.5, x).radius.tolist()[::2] == [0, 0]
+        and bounds_of(lambda x: x + 1e-17, x).radius[0] > 0
+    )
+    assert bounds_of(lambda x: ts.acos(x * 0.0 - 1.0), x).radius.max() < 1e-14
+    assert bounds_of(lambda x: x / 3.0, x).radius[0] > 0 and bounds_of(lambda x: x / 4.0, x).radius.max() == 0
