@@ -228,7 +228,7 @@ def judge_step(step: LoweringStep, state: Any, given: BisectInput) -> StepVerdic
         made = step.make(state)
         level = step.level or made.level
         if isinstance(made, Module):
-            if made is not state and made == state:
+            if not step.level and (made is state or made == state):
                 return StepVerdict(step.name, level, UNCHANGED, before=state, after=made)
             verify(made)
         arrays = [a.copy() if i in given.written else a for i, a in enumerate(given.arrays)]

@@ -114,7 +114,8 @@ def _make_pointwise() -> Iterator[Case]:
                     op.name == "ts.floor_divide" and kind == "special" and not shape
                 )
                 second = "positive" if divides and unsure else kind
-                inputs = [(kind, shape, dtype), (second, shape, dtype)][: len(op.operands)]
+                first = "zeros" if op.name == "ts.acos" and kind == "ties" and not shape else kind  # of -1: pi or -pi
+                inputs = [(first, shape, dtype), (second, shape, dtype)][: len(op.operands)]
                 yield _case("pointwise", f"{op.__name__}-{dtype}-{_show(shape)}-{kind}", _call(op), inputs)
 
 

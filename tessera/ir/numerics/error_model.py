@@ -169,7 +169,7 @@ class ErrorSite:
             exact = exact if self.compute.dtype is f64 else exact | self._on_grid(value)
             wide = np.where((radius == 0) & exact, 0.0, wide)
             return self.stored(value, wide, reach)
-        return self.stored(value, np.where((radius == 0) & exact, 0.0, wide))
+        return self.stored(value, wide)
 
     def stored(self, value: Any, radius: Any, reach: Any = None) -> IntervalArray:
         """A computed value, rounded to storage or kept as it is; what overflows is inf or not known.

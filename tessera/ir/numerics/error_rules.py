@@ -69,9 +69,6 @@ def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> I
 
 def _find_exact(site: ErrorSite, operands: tuple[IntervalArray, ...], value: np.ndarray) -> Any:
     """Where an operation on f64 has no rounding error; elsewhere the result is compared with the format's numbers."""
-    if site.op.__name__ == "sqrt":  # of zero: on every target, however it rounds others
-        zero = value == 0
-        return zero if site.compute.dtype is not f64 else zero | EXACT_IN_F64["sqrt"](operands[0].value, value)
     test = EXACT_IN_F64.get(site.op.__name__)
     if test is None or site.compute.dtype is not f64 or value.dtype.kind != "f":
         return False

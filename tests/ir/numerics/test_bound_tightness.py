@@ -206,7 +206,7 @@ def test_whole_numbers_are_summed_without_an_error():
         assert bounds_of(function, x).radius.max() == 0
         assert bounds_of(function, x * np.float32(0.1)).radius.min() > 0  # no common power of two
         assert bounds_of(function, x + np.float32(2**22)).radius.max() > 0  # beyond 24 bits
-        assert bounds_of(lambda x: function(ts.exp(x)), x).radius.min() > 0  # operands that are not exact
+        assert bounds_of(lambda x, f=function: f(ts.exp(x)), x).radius.min() > 0  # operands that are not exact
 
 
 def test_exact_operations_in_f64():
