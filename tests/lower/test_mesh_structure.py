@@ -1,5 +1,7 @@
 """Mesh lowering of data movement, selection, reduction and control flow gives equal results on every grid."""
 
+import sys
+
 import pytest
 from mesh_cases import CASES
 
@@ -10,6 +12,7 @@ from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.ops.dialects import mesh
 from tessera.runtime import driver
 
 
@@ -32,3 +35,23 @@ def test_bounds_of_the_mesh_hold_its_values(name):
     *_, module = (m for _, m in driver.iterate_passes(traced, LoweringPlan(mesh=(2, 3), flash=False)))
     for found, reference in zip(interpreter.run(module, args), interpreter.run_with_bounds(module, args), strict=True):
         assert bound.compare_with_bound(found, reference).ok
+
+
+def test_the_search_takes_the_cheapest_layout_and_estimates_each_once(monkeypatch):
+    search, costs = sys.modules["tessera.lower.mesh.layout_search"], {}
+    estimate = search._estimate_cost
+
+    def noting(function, shape, choices, chosen):
+        splits = tuple(c[i] for c, i in zip(choices, chosen, strict=True))
+        assert splits not in costs
+        costs[splits] = estimate(function, shape, choices, chosen)
+        return costs[splits]
+
+    monkeypatch.setattr(search, "_estimate_cost", noting)
+    traced = ts.jit(lambda x: ts.cumsum(x, axis=0)).trace(ts.ones((12, 18))).function
+    *_, module = (m for _, m in driver.iterate_passes(traced, LoweringPlan(mesh=(2, 3))))
+    (read,) = (n for n in module.functions[1].body.nodes if n.op is mesh.read)
+    first, *_ = costs
+    best = min(costs, key=costs.get)
+    assert costs[best] < costs[first]
+    assert read.attrs["split"] == tuple(max(s, mesh.UNSPLIT) for s in best[0])
