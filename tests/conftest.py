@@ -50,6 +50,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """At exit libraries look for leaks, and everything is garbage."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def rng():
     """A generator with a fixed seed."""
