@@ -19,7 +19,15 @@ import onnx.defs
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from tessera.core.errors import FileError, Location, ParseError, TesseraError, UnsupportedOpError
+from tessera.core.errors import (
+    ArgumentError,
+    FileError,
+    Location,
+    ParseError,
+    TesseraError,
+    UnsupportedOpError,
+    user_location,
+)
 from tessera.onnx.element_types import array_to_tensor
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -110,8 +118,8 @@ def _check_text(graph: Any, name: str) -> None:
 
 def _describe(error: BaseException) -> str:
     """The message of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (inner := error.__cause__ or error.__context__) is not None:  # onnx-ir fails while it describes some errors
+        error = inner
     return " ".join(str(error).split())[:300]
 
 
@@ -120,6 +128,11 @@ def _read_proto(source: Any, folder: Any) -> tuple[onnx.ModelProto, str, Path | 
         return source, f"<{source.graph.name or 'onnx model'}>", None if folder is None else Path(folder)
     if isinstance(source, (bytes, bytearray)):
         return _parse_proto(bytes(source), "<bytes>"), "<bytes>", None if folder is None else Path(folder)
+    if not isinstance(source, (str, os.PathLike)):
+        raise ArgumentError(
+            "this is no ONNX model", location=user_location(), expected="a path, bytes or an onnx.ModelProto",
+            received=type(source).__name__,
+        )  # fmt: skip
     path = Path(source)
     if not path.is_file():
         raise FileError(f"there is no file {path}", expected="an .onnx file", suggestion="check the path")

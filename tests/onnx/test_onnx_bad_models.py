@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tessera as ts
-from tessera.errors import FileError, ParseError, TesseraError, UnsupportedOpError
+from tessera.errors import ArgumentError, FileError, ParseError, TesseraError, UnsupportedOpError
 
 
 def make_model(nodes, opset=21, **more):
@@ -53,6 +53,20 @@ def test_truncated_external_data(tmp_path):
         ts.onnx.load(tmp_path / "m.onnx")
     with pytest.raises(FileError, match="no folder"):
         ts.onnx.load(external("w.bin"))
+
+
+def test_negative_places_of_external_data(tmp_path):
+    np.zeros(4, np.float32).tofile(tmp_path / "w.bin")
+    for entries in ({"offset": -8, "length": 8}, {"offset": 0, "length": -1}):
+        onnx.save(external("w.bin", **entries), tmp_path / "m.onnx")
+        with pytest.raises(TesseraError, match="negative"):
+            ts.onnx.load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("source", [None, 3, ["m.onnx"]])
+def test_what_is_no_model_is_refused(source):
+    with pytest.raises(ArgumentError, match="no ONNX model"):
+        ts.onnx.load(source)
 
 
 def test_cycles_and_undefined_values():
