@@ -318,6 +318,10 @@ def list_direct_calls() -> list[tuple[str, tuple[Any, ...]]]:
         ("mode.default", (torch.tensor([[2.0, 1.0, 2.0, 1.0, 3.0], [float("nan"), 4.0, 4.0, 0.0, 0.0]]),)),
         ("median.dim", (torch.tensor([[2.0, float("nan"), 1.0, float("nan")], [4.0, 1.0, 3.0, 2.0]]), 1)),
         ("nanmedian.dim", (torch.full((2, 3), float("nan")), 0, True)),
+        ("histc.default", (torch.tensor([0.0, 1.0, 1.5, 3.0, 3.0, 4.0, -1.0]), 3, 0, 3)),
+        ("histc.default", (k.float(), 4)),
+        ("linalg_solve_triangular.default", (w[:4] + 2, rows.t(), {"upper": True, "unitriangular": True})),
+        ("linalg_solve_triangular.default", (w[:4] + 2, rows, {"upper": False, "left": False})),
         ("_linalg_eigh.default", (rows.t() @ rows,)), ("linalg_inv.default", (rows.t() @ rows,)),
         ("linalg_solve.default", (rows.t() @ rows, rows, {"left": False})),
     ]  # fmt: skip

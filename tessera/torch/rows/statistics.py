@@ -76,14 +76,11 @@ def _(x, dim=-1, keepdim=False):
         return x, zeros((), int64)
     axis = dim % x.ndim
     ordered, order = sort_along(x, axis, False)
-    size, here = x.shape[axis], iota(shape=x.shape, axis=axis)
+    here = iota(shape=x.shape, axis=axis)
     before = take_along_axis(ordered, e.maximum(here - 1, 0), axis)
     starts = e.bitwise_or(e.equal(here, 0), e.not_equal(ordered, before))
-    after = take_along_axis(starts, e.minimum(here + 1, size - 1), axis)
-    ends = e.bitwise_or(e.equal(here, size - 1), after)
     first = ATEN["aten.cummax.default"](e.where(starts, here, 0), axis)[0]
-    length = e.where(ends, here - first + 1, 0)
-    place = cast(r.argmax(length, axis=axis, keepdims=True), dtype=int64)
+    place = cast(r.argmax(here - first, axis=axis, keepdims=True), dtype=int64)
     return _take(x, order, place, axis, keepdim)
 
 
