@@ -285,7 +285,8 @@ class MultiLabelSoftMarginLoss(Loss):
 
     def forward(self, input: Any, target: Any) -> Tensor:
         """The loss of logits and targets of one shape."""
-        return metric_losses.multilabel_soft_margin_loss(*check_shapes(input, target), self.weight, self.reduction)
+        x, y = check_shapes(input, target)
+        return metric_losses.multilabel_soft_margin_loss(x, y, self.weight, self.reduction)
 
 
 class PoissonNLLLoss(Loss):

@@ -244,8 +244,8 @@ class InstanceNorm2d(BatchNorm2d):
                 expected=f"{self.ranks[1]} axes, with {self.num_features} channels on axis 1, or without N",
             )  # fmt: skip
         own = self.training or not self.track_running_stats
-        held = (None, None) if own else (self.running_mean, self.running_var)
-        found = layers.instance_norm(x, *held, self.weight, self.bias, own, self.eps)
+        mean, var = (None, None) if own else (self.running_mean, self.running_var)
+        found = layers.instance_norm(x, mean, var, self.weight, self.bias, own, self.eps)
         if self.training and self.track_running_stats:
             self._keep_statistics(x)
         return squeeze(found, 0) if single else found

@@ -156,7 +156,9 @@ class AdaptiveAvgPool2d(_Pool):
             raise ArgumentError(
                 f"output_size is {output_size!r}", location=user_location(), expected=f"a number or {self.rank} of them"
             )
-        self.args = (tuple(n if n is None else spread_sizes("output_size", n, 1, 1)[0] for n in sizes),)
+        self.args: tuple[Any, ...] = (
+            tuple(n if n is None else spread_sizes("output_size", n, 1, 1)[0] for n in sizes),
+        )
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool2d):

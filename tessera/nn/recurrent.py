@@ -265,7 +265,7 @@ class LSTMCell(RNNCell):
     >>> h, c = LSTMCell(3, 4)(zeros((2, 3)))
     """
 
-    layer = LSTM
+    layer: type[RNN] = LSTM
 
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = f32) -> None:
         self._set_up(input_size, hidden_size, bias, dtype)
