@@ -160,6 +160,8 @@ class RMSNorm(Module):
         self, normalized_shape: Any, eps: float | None = None, elementwise_affine: bool = True, dtype: Any = f32
     ) -> None:
         sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+        if not sizes:
+            raise ArgumentError("RMSNorm of no axes", location=user_location(), expected="one size or more")
         self.normalized_shape = tuple(check_count("normalized_shape", n) for n in sizes)
         self.eps = eps
         self.weight = Parameter(ones(self.normalized_shape, dtype=dtype)) if elementwise_affine else None

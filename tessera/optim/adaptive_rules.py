@@ -185,6 +185,9 @@ class Rprop(Optimizer):
             raise ArgumentError(
                 "Rprop has no schedule", location=user_location(), expected="lr, the first size of steps"
             )
+        for name, pair in (("etas", etas), ("step_sizes", step_sizes)):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ArgumentError(f"{name} is {pair!r}", location=user_location(), expected="two numbers")
         super().__init__(lr, master_weights, maximize, etas=etas, step_sizes=step_sizes)  # type: ignore[arg-type]
         self.etas = check_number("etas[0]", etas[0], 1e-30, 1.0), check_number("etas[1]", etas[1], 1.0)
         least = check_number("step_sizes[0]", step_sizes[0], 0.0)

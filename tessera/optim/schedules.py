@@ -444,6 +444,9 @@ class SequentialLR(RateSchedule):
     """
 
     def __init__(self, schedulers: Sequence[RateSchedule], milestones: Sequence[int]) -> None:
+        for name, given in (("schedulers", schedulers), ("milestones", milestones)):
+            if not isinstance(given, (tuple, list)):
+                raise ArgumentError(f"{name} is {given!r}", location=user_location(), expected="a list")
         self.schedulers = tuple(schedulers)
         self.milestones = tuple(check_steps("a milestone", m) for m in milestones)
         if len(self.milestones) != len(self.schedulers) - 1 or list(self.milestones) != sorted(set(self.milestones)):

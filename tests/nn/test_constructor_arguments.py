@@ -192,6 +192,7 @@ def test_inplace_may_be_the_last_positional_argument(name):
     (lambda: nn.CircularPad1d(4)(ts.zeros((1, 2, 3))), "more elements"),
     (lambda: nn.ZeroPad1d(-2)(ts.zeros((1, 2, 3))), "more elements"),
     (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2)), "num_layers"),
+    (lambda: nn.RMSNorm(()), "no axes"),
     (lambda: nn.Unflatten(1, (2, 3))(ts.zeros((2, 5))), "split"),
     (lambda: nn.AdaptiveAvgPool2d((1, 2, 3)), "2 of them"),
 ])  # fmt: skip

@@ -88,7 +88,8 @@ STEPS = [("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}), ("Adam", {"lr"
 
 
 @pytest.mark.parametrize(("name", "options", "target"), [
-    *((*case, target) for case in STEPS for target in ("interp", "cpu")), ("AdamW", {"lr": 0.1}, "ptx"),
+    *((*case, target) for case in STEPS for target in ("interp", "cpu")),
+    ("NAdam", {"lr": 0.1}, "ptx"), ("RAdam", {"lr": 0.1}, "ptx"), ("AdamW", {"lr": 0.1}, "ptx"),
 ], ids=lambda x: str(x))  # fmt: skip
 def test_a_parameter_counts_its_own_steps(name, options, target):
     rng = np.random.default_rng(0)
@@ -128,7 +129,9 @@ def test_many_steps_of_nadam_keep_its_product():
     (lambda: optim.Adam(fused=True), "one launch"), (lambda: optim.SGD(foreach=True), "leave it out"),
     (lambda: optim.AdamW(capturable=True), "part of the state"), (lambda: optim.Adam(params=[]), "init"),
     (lambda: optim.RMSprop(foo=1), "foo"), (lambda: optim.Rprop(optim.StepLR(0.1, 2)), "schedule"),
-    (lambda: optim.Rprop(etas=(1.5, 2.0)), "etas"), (lambda: optim.Adadelta(rho=1.5), "rho"),
+    (lambda: optim.Rprop(etas=(1.5, 2.0)), "etas"),
+    (lambda: optim.Rprop(step_sizes=3), "two numbers"),
+    (lambda: optim.SequentialLR(3, [1]), "a list"), (lambda: optim.Adadelta(rho=1.5), "rho"),
     (lambda: optim.NAdam(lr=float("nan")), "lr"),
 ])  # fmt: skip
 def test_options_that_do_not_exist_are_refused(make, what):
