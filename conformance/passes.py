@@ -19,7 +19,11 @@ from tessera.runtime.program import PreparedProgram
 from tessera.tools.bisect import FAILED, StepVerdict, judge_passes, reduce_program
 
 # Passes after which the interpreter may round in another order, or at other places; every other pass keeps all bits.
-ROUNDING_PASSES = frozenset({"expand", "schedule", "tile", "mesh"})
+ROUNDING_PASSES = frozenset({
+    "expand", "vector products", "reduction splitting", "launch fusion", "schedule", "tile", "narrow products", "mesh",
+    "exp2 selection", "product splitting", "accumulator fusion", "FMA contraction", "mainloop formation",
+    "asynchronous MMA formation", "FMA contraction of asynchronous loops",
+})  # fmt: skip
 ARCHITECTURES = {"ptx": ("sm_80", "sm_90a")}
 
 

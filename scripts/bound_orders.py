@@ -160,6 +160,24 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "scatter_add": (lambda x, u: ts.scatter_add(x, ts.arange(0, 37, 1) % 4, u), ((5, 64), (37, 64))),
     "attention": (lambda q, k: ts.scaled_dot_product_attention(q, k, k), ((1, 2, 9, 8), (1, 2, 9, 8))),
     "conv2d": (lambda x, w: ts.conv2d(x, w), ((1, 3, 7, 7), (4, 3, 3, 3))),
+    "conv1d": (lambda x, w: ts.conv1d(x, w), ((2, 5, 19), (4, 5, 3))),
+    "avg_pool2d": (lambda x: ts.avg_pool2d(x, 3), ((2, 3, 9, 9),)),
+    "norm": (lambda x: ts.norm(x, axis=-1), (X,)),
+    "group_norm": (lambda x: ts.group_norm(x, 2), ((4, 6, 17),)),
+    "cross_entropy": (lambda x: ts.cross_entropy(x, ts.arange(0, 256, 1) % 37), (X,)),
+    "mse_loss": (lambda x, y: ts.mse_loss(x, y), ((3, 37), (3, 37))),
+    "trace": (lambda x: ts.trace(x @ ts.transpose(x)), ((19, 37),)),
+    "compensated_sum": (lambda x: ts.compensated_sum(x, axis=-1), (X,)),
+    "batched matmul": (lambda x, y: ts.matmul(x, y), ((4, 9, 37), (4, 37, 5))),
+    "recurrence": (
+        lambda x: ts.scan(lambda c, v: (0.5 * c + v, ts.sum(c * v)), ts.zeros(9, dtype=x.dtype), x),
+        ((37, 9),),
+    ),
+    "sum gradient": (lambda x: ts.grad(lambda v: ts.sum(ts.sum(v, axis=-1) ** 2.0))(x), (X,)),
+    "softmax gradient": (lambda x, g: ts.grad(lambda v: ts.sum(ts.softmax(v, axis=-1) * g))(x), (X, X)),
+    "layer_norm gradient": (lambda x, g: ts.grad(lambda v: ts.sum(ts.layer_norm(v) * g))(x), (X, X)),
+    "matmul gradient": (lambda x, y: ts.grad(lambda v: ts.sum(ts.matmul(v, y) ** 2.0))(x), ((37, 9), (9, 5))),
+    "whole numbers": (lambda x: ts.sum(ts.round(x), axis=-1), (X,)),
 }
 
 
