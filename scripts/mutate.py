@@ -1,111 +1,302 @@
-"""Mutation testing: plant one small bug at a time, and see whether fuzzing, the suite or the tests find it.
+"""Mutation testing: plant one small bug at a time, and see whether the suite, fuzzing or the tests find it.
 
-    python scripts/mutate.py --count 20 [--component bounds] [--planted] [--seed 0] [--report mutation.json]
+    python scripts/mutate.py --record build/mutation.coverage [--seconds 60]
+    python scripts/mutate.py --count 20 [--component bounds] [--seed 0] [--report scripts/mutation_results.json]
+    python scripts/mutate.py --planted --report build/planted.json
+    python scripts/mutate.py --score
 
-Operators on the syntax tree: a comparison becomes its neighbour, `and` becomes `or`, arithmetic becomes its opposite,
-`min` becomes `max`, an integer constant changes by one, a condition is negated, a statement that only calls is deleted.
-Each mutant is a copy of the package. Only the checks of its component run, the quick ones first.
+First the cases and tests run once and record which blocks of code each executes. Then each mutant is judged in child
+processes that import the changed file: by the cases that execute the changed block, random programs, and the tests that
+execute it, the quick ones first, until one fails. The report is continued: a mutant in it is not judged again.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import json
 import os
-import random
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TESSERA_TRACEBACK": "full"}
+import argparse  # noqa: E402
+import ast  # noqa: E402
+import base64  # noqa: E402
+import hashlib  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+import pickle  # noqa: E402
+import random  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+import zlib  # noqa: E402
+from collections import Counter  # noqa: E402
+from collections.abc import Iterable, Iterator  # noqa: E402
+from contextlib import suppress  # noqa: E402
+from dataclasses import dataclass, field, replace  # noqa: E402
+from functools import partial  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import CodeType  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-from mutation_checks import COMPONENTS  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+from mutation_checks import (  # noqa: E402
+    COMPONENTS,
+    FUZZ_TARGETS,
+    GROUP_SHARES,
+    TEST_FOLDERS,
+    Checks,
+    Outcome,
+    list_cases,
+    list_component_files,
+    list_test_files,
+    run_child,
+)
+from mutation_coverage import Recorder, compile_marked, find_block, number_blocks  # noqa: E402
+from mutation_operators import Mutant, draw_mutant  # noqa: E402
+from mutation_planting import LoadedFunctions, import_all, list_needed  # noqa: E402
 
-COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-               ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}  # fmt: skip
-ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-              ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift}  # fmt: skip
-CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"}
-
-
-def list_mutations(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """The nodes that an operator changes, with what it does."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-            yield node, "comparison"
-        elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC and not isinstance(node.left, ast.Constant):
-            yield node, "arithmetic"
-        elif isinstance(node, ast.BoolOp):
-            yield node, "and/or"
-        elif isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 1000:
-            yield node, "constant"
-        elif isinstance(node, ast.If):
-            yield node, "condition"
-        elif isinstance(node, ast.Call) and _name(node.func) in CALLS:
-            yield node, "call"
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield node, "statement"
+RESULTS = ROOT / "scripts" / "mutation_results.json"
+CASES_OF_CHILD, FILES_OF_CHILD = 250, 20
+CHECK_SECONDS = 30.0  # of the processor
+LOADED_BEFORE = ("numpy", "ml_dtypes", "llvmlite.binding", "pytest", "scipy.special", "torch", "hypothesis")
 
 
-def _name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+@dataclass
+class Coverage:
+    """What each check executed: its seconds and the blocks, one bit for each; `texts` are hashes of the files."""
+
+    starts: dict[str, int]
+    total: int
+    texts: dict[str, str]
+    checks: dict[str, tuple[float, bytes]] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()  # what cases import
+    imported: bytes = b""  # the blocks that run when those are imported
+
+    def find_blocks(self, mutant: Mutant) -> range:
+        """The number of the changed block, or all those of the file if that is not known."""
+        path = str(ROOT / mutant.file)
+        start = self.starts.get(path)
+        if start is None:
+            return range(0)
+        blocks = range(start, min([s for s in self.starts.values() if s > start], default=self.total))
+        if self.texts[path] == _hash_file(Path(path)):
+            block = find_block(ast.parse(Path(path).read_text()), (mutant.line, mutant.position))
+            blocks = blocks if block is None else range(start + block, start + block + 1)
+        return blocks
+
+    def runs_at_import(self, mutant: Mutant) -> bool:
+        """Whether the changed code runs when the package is imported, or that is not known."""
+        blocks = self.find_blocks(mutant)
+        return len(blocks) != 1 or not self.imported or _has_bit(self.imported, blocks)
+
+    def find_checks(self, mutant: Mutant) -> list[str]:
+        """The checks that execute the changed block (or the file, if that is not known), the quick ones first."""
+        blocks = self.find_blocks(mutant)
+        found = [c for c, (_, bits) in self.checks.items() if _has_bit(bits, blocks)]
+        return sorted(found, key=lambda c: ("/sweep/" in c, self.checks[c][0] * (0.5 + random.Random(c).random()), c))
 
 
-def apply_mutation(node: Any, kind: str) -> None:
-    """Change a node in place."""
-    if kind == "comparison":
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif kind == "arithmetic":
-        node.op = ARITHMETIC[type(node.op)]()
-    elif kind == "and/or":
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif kind == "constant":
-        node.value += 1
-    elif kind == "condition":
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif kind == "call":
-        setattr(node.func, "id" if isinstance(node.func, ast.Name) else "attr", CALLS[_name(node.func)])
-    else:
-        node.value = ast.Constant(None)
+def _has_bit(bits: bytes, blocks: range) -> bool:
+    raw = zlib.decompress(bits)
+    if len(blocks) == 1:
+        return bool(raw[blocks[0] // 8] >> (7 - blocks[0] % 8) & 1)
+    return bool(np.unpackbits(np.frombuffer(raw, np.uint8))[blocks.start : blocks.stop].any())
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A bug: its component, file, line and kind, and the changed source of the file."""
-
-    component: str
-    file: str
-    line: int
-    kind: str
-    source: str
+def _hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def draw_mutant(component: str, draw: random.Random) -> Mutant:
-    """A random mutant of a component."""
-    files = sorted(p for g in COMPONENTS[component].files for p in ROOT.glob(g) if p.name != "__init__.py")
-    sizes = [p.stat().st_size for p in files]
-    while True:
-        path = draw.choices(files, sizes)[0]
-        tree = ast.parse(path.read_text())
-        if found := list(list_mutations(tree)):
-            node, kind = draw.choice(found)
-            line = node.lineno  # type: ignore[attr-defined]
-            apply_mutation(node, kind)
-            source = ast.unparse(ast.fix_missing_locations(tree))
-            return Mutant(component, str(path.relative_to(ROOT)), line, kind, source)
+def load_libraries() -> None:
+    """Import what every child needs, once; none of it may start threads."""
+    for name in LOADED_BEFORE:
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
-def list_planted(word: str = "") -> list[Mutant]:
+# Recording.
+
+
+def record_coverage(path: Path, seconds: float, folder: str, part: str) -> None:
+    """Record into a file: cases in random order for some seconds in each group of engines, then some of the tests."""
+    files = sorted({p for c in COMPONENTS for p in list_component_files(c)})
+    starts, total = number_blocks(files)
+    coverage = Coverage(starts, total, {str(p): _hash_file(p) for p in files})
+    code = compile_marked(starts)
+    _record_imports(coverage, code, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(coverage))
+    parts = {"cases": partial(_list_case_work, seconds), "tests": partial(_list_test_work, seconds / 50)}
+    for work in (w for name, make in parts.items() if part in (name, "all") for w in make()):
+        if outcome := work(partial(_record_child, code, total, folder)):
+            coverage.checks |= {c: (s, base64.b64decode(e)) for c, failed, s, e in outcome.ended if not failed}
+            path.write_bytes(pickle.dumps(coverage))
+
+
+def _record_child(code: dict[str, CodeType], total: int, folder: str, work: Any, seconds: float) -> Outcome:
+    def record(checks: Checks) -> None:
+        recorder = Recorder(code, total)
+        checks.take = lambda: base64.b64encode(zlib.compress(recorder.take(), 1)).decode()
+        work(checks)
+
+    return run_child(record, seconds, folder, 1500.0)
+
+
+def _record_imports(coverage: Coverage, code: dict[str, CodeType], folder: str) -> None:
+    names = run_child(lambda checks: checks.say("end", "", "", 0.0, list_needed()), 60.0, folder).ended[0][3]
+
+    def work(checks: Checks) -> None:
+        import_all(list(names))
+        checks.say("end", "import", "", 0.0, checks.take())
+
+    outcome = _record_child(code, coverage.total, folder, work, 60.0)
+    coverage.modules, coverage.imported = tuple(names), base64.b64decode(outcome.ended[0][3])
+
+
+def _list_case_work(seconds: float) -> Iterator[Any]:
+    found = run_child(lambda checks: [checks.say("end", c.name, "", 0.0, "") for c in list_cases()], 60, "")
+    names = [e[0] for e in found.ended]
+    order = sorted(names, key=lambda n: (n.startswith("graph/sweep") * 0.6 + random.Random(n).random(), n))
+    for group, share in GROUP_SHARES.items():
+        left = [seconds * share]
+        for first in range(0, len(order), CASES_OF_CHILD):
+            chosen = [(group, n) for n in order[first : first + CASES_OF_CHILD]]
+            yield partial(_record_cases, chosen, left)
+
+
+def _record_cases(chosen: list[tuple[str, str]], left: list[float], child: Any) -> Outcome | None:
+    if left[0] <= 0:
+        return None
+    outcome = child(lambda checks: checks.run_cases(chosen, left[0]), 20.0)
+    left[0] -= sum(e[2] for e in outcome.ended) or left[0]
+    print(f"{chosen[0][0]}: {len(outcome.ended)} cases, {left[0]:.0f} s left {outcome.death}", flush=True)
+    return outcome
+
+
+def _list_test_work(seconds: float) -> Iterator[Any]:
+    for folder in TEST_FOLDERS:
+        files = list_test_files(folder)
+        for first in range(0, len(files), FILES_OF_CHILD):
+            yield partial(_record_tests, files[first : first + FILES_OF_CHILD], seconds)
+
+
+def _record_tests(files: list[str], seconds: float, child: Any) -> Outcome:
+    outcome = child(lambda checks: checks.run_tests([], files, seconds), 20.0)
+    done = [e for e in outcome.ended if not e[1]]
+    print(f"{files[0]} ...: {len(done)} tests, {sum(e[2] for e in done):.1f} s {outcome.death}", flush=True)
+    return outcome
+
+
+# Judging.
+
+
+@dataclass
+class Judge:
+    """Judges mutants: stages of checks, each for some seconds of the processor."""
+
+    coverage: Coverage
+    seconds: float
+    fuzz_seconds: float
+    folder: str
+    loaded: LoadedFunctions
+    sound: set[str] = field(default_factory=set)  # checks that passed without a mutant after they failed with one
+    unsound: set[str] = field(default_factory=set)
+
+    def judge(self, mutant: Mutant) -> dict[str, Any]:
+        """What finds a mutant, and how many checks ran."""
+        found = self.coverage.find_checks(mutant)
+        groups = COMPONENTS[mutant.component].groups
+        cases = [c for c in found if c.partition("|")[0] in groups]
+        tests = [c for c in found if "|" not in c]
+        facts = {"cases": len(cases), "tests": len(tests)}
+        stages = (
+            ("suite", partial(self.find_failure, mutant, cases, run_cases, self.seconds)),
+            ("tests", partial(self.find_failure, mutant, tests, run_tests, self.seconds * 1.5)),
+            ("fuzzing", partial(self._fuzz, mutant) if self.fuzz_seconds else str),
+        )
+        killed = ((name, found) for name, stage in stages if (found := stage()))
+        return {"killed": ": ".join(next(killed, ())), **facts}
+
+    def find_failure(self, mutant: Mutant, checks: list[str], run: Any, seconds: float) -> str:
+        chosen = self._choose([c for c in checks if c not in self.unsound], seconds)
+        while chosen:
+            failed = _find_failed(self._run(mutant, partial(run, chosen), seconds))
+            check = failed.partition(": ")[0]
+            if not failed or "|" in check or check in self.sound or check not in chosen:
+                return failed  # cases depend on nothing but the package
+            if not _find_failed(self._run(None, partial(run, [check]), seconds)):
+                self.sound.add(check)
+                return failed
+            self.unsound.add(check)
+            chosen = [c for c in chosen if c not in self.unsound]
+        return ""
+
+    def _choose(self, checks: list[str], seconds: float) -> list[str]:
+        """As many checks as fit into the time."""
+        chosen: list[str] = []
+        for check in checks:
+            seconds -= self.coverage.checks[check][0] + 0.005
+            if seconds < 0:
+                break
+            chosen.append(check)
+        return chosen or checks[:1]
+
+    def _fuzz(self, mutant: Mutant) -> str:
+        target = FUZZ_TARGETS.get(mutant.component, "interp")
+        return _find_failed(
+            self._run(mutant, lambda checks: checks.run_programs(target, self.fuzz_seconds), self.fuzz_seconds)
+        )
+
+    def _run(self, mutant: Mutant | None, work: Any, seconds: float) -> Outcome:
+        folder = self.folder
+        if mutant is not None and "/runtime/" in mutant.file:
+            folder = tempfile.mkdtemp(dir=self.folder)  # compiled code of another runtime
+
+        def work_on(checks: Checks) -> None:
+            if mutant is not None:
+                self.loaded.plant(str(ROOT / mutant.file), mutant.tree, self.coverage.runs_at_import(mutant))
+            work(checks)
+
+        return run_child(work_on, CHECK_SECONDS, folder, 40 * seconds + 1800)
+
+
+def run_cases(chosen: list[str], checks: Checks) -> None:
+    checks.run_cases([tuple(c.split("|", 1)) for c in chosen])  # type: ignore[misc]
+
+
+def run_tests(chosen: list[str], checks: Checks) -> None:
+    checks.run_tests(chosen, [])
+
+
+def _find_failed(outcome: Outcome) -> str:
+    """The first check that failed, with how."""
+    failed = [f"{check}: {said}" for check, said, _, _ in outcome.ended if said and not said.endswith("skipped")]
+    if failed:
+        return failed[0]
+    return f"{outcome.running or 'the import'}: {outcome.death}" if outcome.death else ""
+
+
+# Drawn and planted mutants.
+
+
+def list_drawn(
+    components: Iterable[str], numbers: Iterable[int], seed: int, rows: list[dict[str, Any]]
+) -> Iterator[tuple[str, Mutant]]:
+    """Mutants that the report does not have, number after number, each component in turn; none is drawn twice."""
+    known, drawn = {r["name"] for r in rows}, {(r["file"], r["kind"], r["change"], r["line"]) for r in rows}
+    for number in numbers:
+        for component in components:
+            name = f"{component}/{seed}/{number}"
+            if name not in known:
+                draw = random.Random(name)
+                while (m := draw_mutant(component, list_component_files(component), ROOT, draw)).place in drawn:
+                    pass
+                drawn.add(m.place)
+                yield name, m
+
+
+def list_planted(word: str = "") -> list[tuple[str, Mutant]]:
     """The bugs of scripts/planted_bugs.json whose name has a word: each replaces a text that its file has once."""
     found = []
     rows = json.loads((ROOT / "scripts" / "planted_bugs.json").read_text())
@@ -113,126 +304,88 @@ def list_planted(word: str = "") -> list[Mutant]:
         text = (ROOT / row["file"]).read_text()
         if text.count(row["old"]) != 1:
             raise ValueError(f"{row['bug']}: {row['file']} has {row['old']!r} {text.count(row['old'])} times")
-        line = text[: text.index(row["old"])].count("\n") + 1
-        source = text.replace(row["old"], row["new"])
-        found.append(Mutant(row["component"], row["file"], line, row["bug"], source))
+        begin = text.index(row["old"])
+        begin += len(row["old"]) - len(row["old"].lstrip())
+        line, column = text[:begin].count("\n") + 1, begin - text.rfind("\n", 0, begin) - 1
+        tree = ast.parse(text.replace(row["old"], row["new"]))
+        found.append((row["bug"], Mutant(row["component"], row["file"], line, "planted", row["bug"], tree, column)))
     return found
 
 
-class Workplace:
-    """A copy of the package in which mutants are judged one after the other; compiled code is kept between them."""
-
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.seconds = folder, seconds
-        for name in ("tessera", "conformance", "tests", "examples"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("docs", "benchmarks", "scripts", "setup.cfg", "README.md", "mkdocs.yml"):
-            (folder / name).symlink_to(ROOT / name)
-
-    def judge(self, mutant: Mutant) -> str:
-        """What finds a mutant: the suite, fuzzing, a test or the time limit; "" if nothing does."""
-        path = self.folder / mutant.file
-        original = path.read_text()
-        self._write(path, mutant.source)
-        try:
-            return self.run_checks(mutant.component, mutant.file)
-        finally:
-            self._write(path, original)
-
-    def _write(self, path: Path, text: str) -> None:
-        path.write_text(text)
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
-            compiled.unlink()
-
-    def run_checks(self, component: str, file: str = "") -> str:
-        """The first failure of the suite, fuzzing and the tests of a component."""
-        checks = str(ROOT / "scripts" / "mutation_checks.py")
-        done = self._run([checks, component, str(self.seconds)])
-        if done is None or done.returncode:
-            return "suite: no end" if done is None else _read_verdict(done.stdout)
-        done = self._run([checks, "--tests", str(self.seconds), *order_tests(component, file)])
-        if done is None or done.returncode:
-            return "tests: no end" if done is None else f"tests: {_find_failed(done.stdout)}"
-        return ""
-
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str] | None:
-        """Run a command; None if it was ended for its processor time."""
-        settings = {"PYTHONPATH": str(self.folder), "TESSERA_CACHE_DIR": str(self.folder / "cache")}
-        done = subprocess.run(
-            [sys.executable, *command], cwd=self.folder, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True,
-        )  # fmt: skip
-        return None if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL) else done
+# The score.
 
 
-def order_tests(component: str, file: str) -> list[str]:
-    """The test files of a component: those whose names share words with the mutated file, then the quick ones."""
-    seconds = {
-        path: float(cost)
-        for cost, path in (line.split() for line in (ROOT / "tests" / "durations.txt").read_text().splitlines())
-    }
-    found = [p for t in COMPONENTS[component].tests for p in _list_tests(ROOT / t)]
-    words = set(Path(file).stem.split("_")) - {"ptx", "csl", "llvm", "tile", "ops"}
-    names = [str(p.relative_to(ROOT)) for p in found]
-    return sorted(names, key=lambda n: (not words & set(Path(n).stem.split("_")), seconds.get(n, 0.0), n))
+FATES = ("suite", "tests", "fuzzing", "added", "survives", "equivalent")
 
 
-def _list_tests(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+def describe_score(rows: list[dict[str, Any]]) -> list[str]:
+    """A table with a line for each component: what found its mutants, and the shares found at first and now."""
+    lines = [f"| component | judged | {' | '.join(FATES)} | first | now |", "|---" * (len(FATES) + 4) + "|"]
+    for name in [*dict.fromkeys(r["component"] for r in rows), "all"]:
+        counts = Counter(_describe_fate(r) for r in rows if name in (r["component"], "all"))
+        total = sum(counts.values()) - counts["equivalent"]
+        first = total - counts["survives"] - counts["added"]
+        shares = (f"{n} of {total}" for n in (first, first + counts["added"]))
+        parts = (str(counts[fate] or "") for fate in FATES)
+        lines.append(f"| {name} | {sum(counts.values())} | {' | '.join((*parts, *shares))} |")
+    return lines
 
 
-def _read_verdict(output: str) -> str:
-    last = output.strip().splitlines()[-1:] or [""]
-    return last[0] if last[0].startswith(("suite", "fuzzing")) else "suite: an error"
-
-
-def _find_failed(output: str) -> str:
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
-    return found[1] if found else "an error"
-
-
-def describe_score(verdicts: list[str]) -> str:
-    """How many mutants were found, and by what."""
-    counts = Counter(v.partition(":")[0] or "survived" for v in verdicts)
-    return f"{len(verdicts) - counts['survived']} of {len(verdicts)} found, {dict(counts)}"
+def _describe_fate(row: dict[str, Any]) -> str:
+    if row["killed"]:
+        return str(row["killed"].partition(":")[0])
+    return "equivalent" if row.get("equivalent") else "added" if row.get("added") else "survives"
 
 
 def main() -> int:
-    """Judge mutants, print each, and the score of each component; status 1 if a check fails without a mutant."""
+    """Record coverage, judge mutants and print each, or print the score of each component."""
     options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--record", type=Path, help="only record coverage, into this file")
+    options.add_argument("--part", choices=("cases", "tests", "all", "imports"), default="all", help="what is recorded")
+    options.add_argument("--score", action="store_true", help="only print the score of the report")
+    options.add_argument("--coverage", type=Path, nargs="+", default=[ROOT / "build" / "mutation.coverage"])
     options.add_argument("--count", type=int, default=20, help="mutants for each component")
     options.add_argument("--component", action="append", default=[], choices=list(COMPONENTS))
     options.add_argument("--planted", action="store_true", help="the bugs of scripts/planted_bugs.json instead")
     options.add_argument("--bug", default="", help="only the planted bugs whose name has this text")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--first", type=int, default=0, help="the number of the first mutant")
-    options.add_argument("--seconds", type=float, default=30.0, help="processor seconds of each stage")
-    options.add_argument("--unchecked", action="store_true", help="do not run the checks without a mutant first")
-    options.add_argument("--report", default="mutation.json")
+    options.add_argument("--seconds", type=float, default=20.0, help="processor seconds of each stage")
+    options.add_argument("--fuzz-seconds", type=float, default=10.0, help="the same of random programs")
+    options.add_argument("--report", type=Path, default=RESULTS)
     given = options.parse_args()
-    chosen = given.component or list(COMPONENTS)
-    numbers = range(given.first, given.first + given.count)
-    mutants: Iterable[Mutant] = (
-        (m for m in list_planted(given.bug) if m.component in chosen)
-        if given.planted
-        else (draw_mutant(c, random.Random(f"{c}/{given.seed}/{n}")) for n in numbers for c in chosen)
-    )
-    results: list[dict[str, Any]] = []
+    rows = json.loads(given.report.read_text()) if given.report.exists() else []
+    if given.score:
+        print("\n".join(describe_score(rows)))
+        return 0
+    load_libraries()
     with tempfile.TemporaryDirectory() as folder:
-        place = Workplace(Path(folder), given.seconds)
-        for component in () if given.unchecked else chosen:
-            if failed := place.run_checks(component):
-                print(f"without a mutant, {component} fails: {failed}")
-                return 1
-        for mutant in mutants:
-            start, found = time.perf_counter(), place.judge(mutant)
-            results.append({**asdict(mutant), "source": "", "killed": found})
-            where = f"{mutant.component}: {mutant.file}:{mutant.line} {mutant.kind}"
-            print(f"{where}: {found or 'SURVIVED'} ({time.perf_counter() - start:.0f} s)", flush=True)
-            Path(given.report).write_text(json.dumps(results, indent=1))
-    for component in dict.fromkeys(r["component"] for r in results):
-        print(f"{component}: {describe_score([r['killed'] for r in results if r['component'] == component])}")
+        if given.record:
+            record_coverage(given.record, given.seconds, folder, given.part)
+        else:
+            _judge_all(given, rows, folder)
     return 0
+
+
+def _judge_all(given: argparse.Namespace, rows: list[dict[str, Any]], folder: str) -> None:
+    parts = [pickle.loads(path.read_bytes()) for path in given.coverage]
+    checks = {name: check for part in parts for name, check in part.checks.items()}
+    (modules, imported), *_ = [(p.modules, p.imported) for p in parts if p.imported] or [((), b"")]
+    import_all(list(modules))
+    coverage = replace(parts[0], checks=checks, modules=modules, imported=imported)
+    judge = Judge(coverage, given.seconds, given.fuzz_seconds, folder, LoadedFunctions())
+    chosen, numbers = given.component or list(COMPONENTS), range(given.first, given.first + given.count)
+    drawn = list_drawn(chosen, numbers, given.seed, rows)
+    known = {r["name"] for r in rows}
+    planted = ((n, m) for n, m in list_planted(given.bug) if m.component in chosen and n not in known)
+    for name, mutant in planted if given.planted else drawn:
+        start, found = time.process_time() + sum(os.times()[2:4]), judge.judge(mutant)
+        spent = time.process_time() + sum(os.times()[2:4]) - start
+        facts = {k: getattr(mutant, k) for k in ("component", "file", "line", "kind", "change")}
+        rows.append({"name": name, **facts, **found, "seconds": round(spent, 1)})
+        where = f"{name}: {mutant.file}:{mutant.line} {mutant.kind}: {mutant.change}"
+        print(f"{where}: {found['killed'] or 'SURVIVED'} ({spent:.0f} s)", flush=True)
+        given.report.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

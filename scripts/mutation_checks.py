@@ -1,197 +1,292 @@
-"""What the checks of a mutant run: conformance cases and random programs, until one fails or the time is over.
+"""The checks of mutants: components with their files, the engines that run them, and how a child process runs a check.
 
-    python scripts/mutation_checks.py COMPONENT SECONDS
-
-The last line says what failed. Conformance cases of the component's areas come first, in a fixed random order, then a
-sample of all others, then random programs. The kernel ends a process that uses several times its processor time, as a
-loop without an end does.
+A check is a case of the suite on a group of engines ("llvm|graph/found/x"), programs of `tessera fuzz`, or a test.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-LEVELS = ("graph", "schedule", "tile")
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Component:
-    """Files to mutate, the engines and areas of the suite that run them, and their tests."""
+    """Files to mutate, and the groups of engines that run their code."""
 
     files: tuple[str, ...]
-    engines: tuple[str, ...]
-    areas: tuple[str, ...]
-    tests: tuple[str, ...]
+    groups: tuple[str, ...]
 
 
-SHAPES = ("graph/found", "graph/sizes", "graph/shape", "graph/sweep/move", "graph/reduce", "graph/sweep/reduce")
-KERNELS = ("tile/found", "tile/memory", "tile/blocks", "tile/groups", "tile/scans", "tile/language", "tile/control")
+# The engines that run together: interpreters of levels, the runtime with guard bytes, emulators of text.
+GROUPS = {
+    "levels": ("graph", "schedule", "tile"),
+    "llvm": ("llvm guarded",),
+    "llvm text": ("llvm text",),
+    "ptx": ("ptx text",),
+    "csl": ("csl:2x3 text",),
+}
+GROUP_SHARES = {"levels": 1.0, "ptx": 1.0, "csl": 1.0, "llvm": 0.6, "llvm text": 0.2}  # of the seconds of a recording
 COMPONENTS: dict[str, Component] = {
     "simplify": Component(
-        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"),
-        LEVELS, ("graph/functions", "graph/elementwise", *SHAPES, "graph/flow"),
-        ("tests/lower/passes", "tests/ir/test_rewrite.py", "tests/ir/test_index_analysis.py",
-         "tests/ir/test_index_inputs.py"),
+        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"), ("levels",)
     ),
-    "passes": Component(
-        ("tessera/lower/passes/*.py",), (*LEVELS, "llvm"),
-        ("graph/launches", "graph/networks", *SHAPES, "graph/numerics", *KERNELS),
-        ("tests/lower/passes", "tests/lower/test_lower_levels.py"),
-    ),
+    "passes": Component(("tessera/lower/passes/*.py",), ("levels", "llvm", "ptx")),
     "lowering": Component(
         ("tessera/lower/graph_to_schedule/*.py", "tessera/lower/schedule_to_tile/*.py",
-         "tessera/lower/scalar_functions/*.py", "tessera/lower/*.py"), (*LEVELS, "llvm"),
-        (*SHAPES, "graph/sweep/product", "graph/sweep/scan", "graph/composites", "graph/networks", "graph/linalg"),
-        ("tests/lower",),
+         "tessera/lower/scalar_functions/*.py", "tessera/lower/*.py"), ("levels", "llvm", "ptx"),
     ),
-    "mesh": Component(
-        ("tessera/lower/mesh/*.py",), ("csl:2x3", "csl:3x2"),
-        (*SHAPES, "graph/linalg", "graph/sweep/product", "graph/launches"),
-        ("tests/lower/test_mesh.py", "tests/lower/test_mesh_launches.py", "tests/lower/test_mesh_memory.py",
-         "tests/lower/test_mesh_structure.py", "tests/codegen/csl"),
-    ),
+    "mesh": Component(("tessera/lower/mesh/*.py",), ("csl",)),
     "memory plan": Component(
         ("tessera/lower/passes/memory_planning.py", "tessera/codegen/donation.py", "tessera/codegen/host_plan.py"),
-        (*LEVELS, "llvm"), ("graph/found", "graph/flow", "graph/networks", "graph/sizes", "graph/launches"),
-        ("tests/lower/passes", "tests/codegen/test_host_plan.py", "tests/runtime"),
+        ("levels", "llvm", "ptx", "csl"),
     ),
-    "llvm": Component(
-        ("tessera/codegen/llvm/*/*.py", "tessera/codegen/grouped/*.py"), ("llvm guarded", "llvm text"),
-        (*SHAPES, *KERNELS, "tile/stdlib", "tile/cooperation", "graph/sweep/product", "graph/sweep/scan"),
-        ("tests/codegen/llvm", "tests/codegen/grouped"),
-    ),
+    "llvm": Component(("tessera/codegen/llvm/*/*.py", "tessera/codegen/grouped/*.py"), ("llvm", "llvm text")),
     "ptx": Component(
         ("tessera/codegen/ptx/*.py", "tessera/codegen/ptx/passes/*.py", "tessera/codegen/ptx/t*/*.py",
-         "tessera/codegen/ptx/table/*/*.py"), ("ptx text",),
-        (*SHAPES, *KERNELS, "tile/products", "tile/stdlib", "tile/cooperation", "tile/atomics", "graph/sweep/product"),
-        ("tests/codegen/ptx",),
+         "tessera/codegen/ptx/table/*/*.py"), ("ptx",),
     ),
     "csl": Component(
-        ("tessera/codegen/csl/*.py", "tessera/codegen/csl/table/*.py", "tessera/codegen/csl/text/*.py"),
-        ("csl:2x3",), (*SHAPES, "graph/elementwise", "graph/linalg", "graph/flow", "graph/sweep/cast"),
-        ("tests/codegen/csl",),
+        ("tessera/codegen/csl/*.py", "tessera/codegen/csl/table/*.py", "tessera/codegen/csl/text/*.py"), ("csl",)
     ),
-    "bounds": Component(
-        ("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), LEVELS,
-        ("graph/numerics", "graph/functions", "graph/sweep/cast", "graph/sweep/pointwise", *SHAPES, "tile/found"),
-        ("tests/ir/numerics", "tests/interp/test_bound.py", "tests/interp/test_sampled_bounds.py"),
-    ),
+    "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels",)),
     "runtime": Component(
         ("tessera/runtime/launch/*.py", "tessera/runtime/storage/*.py", "tessera/codegen/legality.py",
          "tessera/codegen/contract.py", "tessera/codegen/llvm/runtime/g*.py", "tessera/codegen/llvm/runtime/p*.py",
-         "tessera/codegen/llvm/runtime/reports.py"), ("llvm guarded", "llvm"),
-        ("graph/found", "tile/found", "tile/memory", "graph/errors", "tile/errors", "graph/launches"),
-        ("tests/runtime", "tests/frontend/kernel/test_streams.py", "tests/codegen/llvm/test_program.py",
-         "tests/codegen/test_legality.py"),
+         "tessera/codegen/llvm/runtime/reports.py"), ("llvm", "levels"),
     ),
     "autodiff": Component(
         ("tessera/transforms/autodiff/*.py", "tessera/transforms/flow/*deriv*.py",
          "tessera/transforms/flow/implicit_differentiation.py", "tessera/transforms/flow/launch_tangents.py"),
-        ("graph", "tile"), ("graph/gradients", "graph/sweep/gradient", "graph/launches", "graph/networks"),
-        ("tests/transforms/autodiff", "tests/transforms/flow"),
+        ("levels",),
     ),
     "batching": Component(
-        ("tessera/transforms/batching.py", "tessera/transforms/flow/*batching*.py"), ("graph", "tile"),
-        ("graph/found", "graph/launches", "graph/flow", "graph/functions", "graph/gradients"),
-        ("tests/transforms/test_batching.py", "tests/transforms/flow"),
+        ("tessera/transforms/batching.py", "tessera/transforms/flow/*batching*.py"), ("levels",)
     ),
-    "interpreters": Component(
-        ("tessera/interp/*.py", "tessera/interp/tile/*.py"), LEVELS,
-        (*KERNELS, "tile/cooperation", "tile/atomics", "tile/debug", "graph/flow", "tile/spec", "graph/launches"),
-        ("tests/interp/test_tile.py", "tests/interp/test_schedule.py", "tests/interp/test_bound.py",
-         "tests/interp/test_lifetimes.py", "tests/interp/test_sampled_bounds.py", "tests/tools/debug"),
-    ),
-    "sanitizers": Component(
-        ("tessera/interp/sanitizer/*.py",), ("tile",), ("tile/debug", "tile/errors", "tile/memory"),
-        ("tests/tools/debug", "tests/tools/check"),
-    ),
+    "interpreters": Component(("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("levels",)),
+    "sanitizers": Component(("tessera/interp/sanitizer/*.py",), ("levels",)),
 }  # fmt: skip
 FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memory plan": "llvm", "passes": "llvm"}
+TEST_FOLDERS = (
+    "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
+    "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
+    "tests/interp", "tests/stdlib", "tests/frontend/kernel",
+)  # fmt: skip
 
 
-def list_checks(component: Component) -> tuple[list[Any], list[Any]]:
-    """The cases of a component in a fixed random order, its areas first, and its engines."""
-    from conformance.case import all_cases
-    from conformance.graph.sweep.cases import cases
-    from conformance.run import find_guarded_engine, list_engines
-
-    targets = sorted({e.split()[0] for e in component.engines} - set(LEVELS))
-    found = {e.name: e for e in list_engines(targets, [*LEVELS, "target"] if targets else LEVELS)}
-    found |= {e.name: e for t in targets if (e := find_guarded_engine(t)) is not None}
-    engines = [found[n] if n in found else found[f"{n} text"] for n in component.engines]
-    order = sorted([*all_cases(), *cases()], key=lambda c: random.Random(c.name).random())
-    near = [c for c in order if c.name.startswith(component.areas)]
-    near.sort(key=lambda c: "/found/" not in c.name)  # what found bugs before comes first
-    # One of ten is from elsewhere.
-    far = iter([c for c in order if not c.name.startswith(component.areas)])
-    mixed = [c for i, own in enumerate(near) for c in ([own, next(far, own)] if i % 9 == 8 else [own])]
-    return mixed, engines
+def list_test_files(folder: str) -> list[str]:
+    """The test files of a folder; those of its folders are another's if they are in TEST_FOLDERS."""
+    own = [p for p in (ROOT / folder).rglob("test_*.py") if "/target/" not in str(p)]
+    names = [str(p.relative_to(ROOT)) for p in sorted(own)]
+    others = tuple(f"{f}/" for f in TEST_FOLDERS if f.startswith(f"{folder}/"))
+    return [n for n in names if not n.startswith(others or "none")]
 
 
-def run_checks(name: str, seconds: float) -> str:
-    """What failed within the processor time, or "": two thirds are for the suite, the rest for random programs."""
-    from conformance.run import run_case
-    from tessera.tools.fuzz import campaign
-
-    cases, engines = list_checks(COMPONENTS[name])
-    start = time.process_time()
-    for case in cases:
-        if time.process_time() - start > seconds * 2 / 3:
-            break
-        for outcome in run_case(case, engines):
-            if outcome.status == "fail":
-                return f"suite: {case.name} on {outcome.engine}"
-    campaign.SHRINK_SECONDS = 0.0
-    target = FUZZ_TARGETS.get(name, "interp")
-    for number in range(10_000):
-        if time.process_time() - start > seconds:
-            break
-        request = campaign.CampaignRequest((target,), programs=1, seconds=600.0, seed=number)
-        if failures := campaign.run_campaign(request).failures:
-            return f"fuzzing: {next(iter(failures))}"
-    return ""
+def list_component_files(component: str) -> list[Path]:
+    """The files that mutants of a component change."""
+    found = {p for g in COMPONENTS[component].files for p in ROOT.glob(g) if p.name != "__init__.py"}
+    return sorted(found)
 
 
-class EndOfTime:
-    """A plugin of pytest: no more tests after some processor seconds."""
+# What a child process does.
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
 
-    def pytest_runtest_logfinish(self) -> None:
-        """End the run without an error."""
+@dataclass
+class Checks:
+    """Runs checks and says so, line by line; `take` gives what a check executed, where that is recorded."""
+
+    say: Callable[..., None]
+    limit: float = 60.0  # processor seconds of one check
+    take: Callable[[], str] = field(default=lambda: "")
+
+    def start(self, check: str) -> None:
+        """A check begins: the process may use `limit` more seconds of the processor."""
+        self.started = time.process_time()
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(self.started + self.limit) + 1, hard))
+        self.take()
+        self.say("start", check)
+
+    def end(self, check: str, failure: str) -> None:
+        """A check ends, with what failed or ""."""
+        self.say("end", check, failure, round(time.process_time() - self.started, 3), self.take())
+
+    def run_cases(self, wanted: list[tuple[str, str]], seconds: float = 0.0) -> None:
+        """Run cases, each (group of engines, name), until one fails; or for some seconds, whatever fails."""
+        from conformance.run import run_case
+
+        known = {case.name: case for case in list_cases()}
+        engines = {g: find_engines(g) for g in {g for g, _ in wanted}}
+        begin = time.process_time()
+        for group, name in wanted:
+            if seconds and time.process_time() - begin > seconds:
+                return
+            check = f"{group}|{name}"
+            self.start(check)
+            failed = [o.engine for o in run_case(known[name], engines[group]) if o.status == "fail"]
+            self.end(check, ", ".join(failed))
+            if failed and not seconds:
+                return
+
+    def run_programs(self, target: str, seconds: float) -> None:
+        """Run random programs until one fails or the time is over."""
+        from tessera.tools.fuzz import campaign
+
+        campaign.SHRINK_SECONDS = 0.0
+        begin, number = time.process_time(), 0
+        while time.process_time() - begin < seconds:
+            check, number = f"fuzz|{target} {number}", number + 1
+            self.start(check)
+            found = campaign.run_campaign(
+                campaign.CampaignRequest((target,), programs=1, seconds=600.0, seed=number - 1)
+            )
+            self.end(check, next(iter(found.failures), ""))
+            if found.failures:
+                return
+
+    def run_tests(self, wanted: list[str], files: list[str], seconds: float = 0.0) -> None:
+        """Run tests by their names in an order until one fails, or those of files, of each for some seconds."""
         import pytest
 
-        if time.process_time() > self.seconds:
-            pytest.exit("the time is over", returncode=0)
+        quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # this process has imported hypothesis
+        options = ["-p", "no:cacheprovider", "-q", "--no-header", *quiet, *(["-x"] if wanted else [])]
+        paths = files or list(dict.fromkeys(w.partition("::")[0] for w in wanted))
+        pytest.main([*options, *paths], [_Tests(self, wanted, seconds)])
 
 
-def run_tests(paths: list[str], seconds: float) -> int:
-    """Run tests until one fails or the time is over."""
-    import pytest
+class _Tests:
+    """A plugin of pytest: chooses and orders tests, and says which run and fail."""
 
-    return int(pytest.main(["-p", "no:cacheprovider", "-q", "-x", "--no-header", *paths], [EndOfTime(seconds)]))
+    def __init__(self, checks: Checks, wanted: list[str], seconds: float) -> None:
+        self.checks, self.wanted, self.seconds = checks, wanted, seconds
+        self.spent: Counter[str] = Counter()  # by file
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Only the wanted tests, in their order."""
+        order = {name: i for i, name in enumerate(self.wanted)}
+        if order:
+            items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        """No more tests of a file whose time is over."""
+        import pytest
+
+        if self.seconds and self.spent[item.nodeid.partition("::")[0]] > self.seconds:
+            pytest.skip("the time is over")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that cannot be imported fails."""
+        if report.failed:
+            self.checks.start(report.nodeid)
+            self.checks.end(report.nodeid, "collection")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.failure = ""
+        self.checks.start(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A phase of a test ends."""
+        if report.failed or report.skipped:
+            self.failure = f"{report.when}: {report.outcome}"
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test ends."""
+        self.spent[nodeid.partition("::")[0]] += time.process_time() - self.checks.started
+        self.checks.end(nodeid, self.failure)
 
 
-def main() -> int:
-    """Status 1 if something failed."""
-    tests = sys.argv[1] == "--tests"
-    seconds = float(sys.argv[2])
-    limit = int(seconds * 4) + 60
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-    if tests:
-        return run_tests(sys.argv[3:], seconds)
-    found = run_checks(sys.argv[1], seconds)
-    print(found)
-    return 1 if found else 0
+@cache
+def list_cases() -> tuple[Any, ...]:
+    """All cases of the suite, with the sweeps."""
+    from conformance.case import all_cases
+    from conformance.graph.sweep.cases import cases
+
+    return (*all_cases(), *cases())
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
-    sys.exit(main())
+@cache
+def find_engines(group: str) -> tuple[Any, ...]:
+    """The engines of a group."""
+    from conformance.run import INTERPRETED, find_guarded_engine, list_engines
+
+    found = []
+    for name in GROUPS[group]:
+        target, _, kind = name.partition(" ")
+        guarded = find_guarded_engine(target) if kind == "guarded" else None
+        known = [guarded] if guarded else list_engines() if name in INTERPRETED else list_engines([target], ["target"])
+        found += [e for e in known if e.name == name]
+    return tuple(found)
+
+
+@dataclass
+class Outcome:
+    """What a child process said: (check, failure, seconds, executed) of each check that ended, and how it ended."""
+
+    ended: list[tuple[str, str, float, str]]
+    running: str = ""
+    death: str = ""  # "no end" or "a crash"
+
+
+def run_child(work: Callable[[Checks], None], limit: float, folder: str, wall: float = 600.0) -> Outcome:
+    """Do work in a forked child of this process, which must have no threads; read what it says."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _be_child(work, writer, limit, folder, wall)
+    os.close(writer)
+    outcome = Outcome([])
+    with os.fdopen(reader) as lines:
+        for line in lines:
+            word, *rest = json.loads(line)
+            outcome.running = rest[0] if word == "start" else ""
+            if word == "end":
+                outcome.ended.append(tuple(rest))
+    _, status = os.waitpid(child, 0)
+    outcome.death = _describe_death(status)
+    return outcome
+
+
+def _describe_death(status: int) -> str:
+    if os.WIFEXITED(status):
+        return "" if os.WEXITSTATUS(status) == 0 else "an error"
+    return "no end" if os.WTERMSIG(status) in (9, 14, 24) else "a crash"  # SIGKILL, SIGALRM, SIGXCPU
+
+
+def _be_child(work: Callable[[Checks], None], writer: int, limit: float, folder: str, wall: float) -> None:
+    """Run the work and end the process; what it prints goes nowhere."""
+    import signal
+
+    status = 1
+    try:
+        signal.setitimer(signal.ITIMER_REAL, wall)  # one that waits for ever
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        nowhere = os.open(os.environ.get("MUTATION_OUTPUT", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.environ["TESSERA_CACHE"] = folder
+        os.chdir(ROOT)
+        sys.path.insert(0, str(ROOT))
+
+        said = os.fdopen(writer, "w")
+
+        def say(*words: Any) -> None:
+            print(json.dumps(words), file=said, flush=True)
+
+        work(Checks(say, limit))
+        status = 0
+    except BaseException as error:
+        os.write(2, repr(error).encode())
+    finally:
+        os._exit(status)

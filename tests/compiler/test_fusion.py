@@ -85,10 +85,23 @@ def test_a_rule_decides_by_pairs():
         def should_fuse(op1, op2):
             seen.append((op1.name, op2.name))
             assert op1.memory_bound != op1.compute_bound and op1.output_size > 0 and op2.input_size > 0
+            if op1.name == "dot":  # [4, 8] by [8, 8], of 4 bytes each
+                assert (op1.bytes, op1.flops, op1.output_size) == (4 * (32 + 64 + 32), 2 * 4 * 8 * 8, 32)
             return False
 
     assert kernels(Never(block), X, W, B) == kernels(ts.fusion.none(block), X, W, B)
     assert ("dot", "add") in seen and ("normalize", "gelu") in seen
+
+
+def test_a_rule_joins_a_call_to_its_producer():
+    @ts.fusion.pattern
+    class Product:
+        @staticmethod
+        def should_fuse(op1, op2):
+            return op1.name in ("dot", "add")
+
+    assert kernels(Product(block), X, W, B) == 3
+    np.testing.assert_allclose(Product(block)(X, W, B).numpy(), ts.jit(block)(X, W, B).numpy(), rtol=2e-5, atol=2e-6)
 
 
 def test_the_program_of_a_fused_group_is_verified():

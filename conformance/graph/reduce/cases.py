@@ -32,6 +32,8 @@ def cases() -> Iterator[Case]:
     for op in (reduce.sum, reduce.max, reduce.min):
         for dtype in ("bf16", "f16", "f64", "int32"):
             yield _make(op, -1, dtype, keepdims=False)
+    for op in (reduce.sum, reduce.max):
+        yield _make(op, (), "f32", keepdims=False)  # no axis: the elements themselves
     for op in SINGLE:
         for axis in (0, -1):
             yield _make(op, axis, "f32", keepdims=False)

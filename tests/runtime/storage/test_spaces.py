@@ -21,6 +21,20 @@ class MemoryHierarchy:
     scratch: ts.Tensor[4, 4, ts.bf16] @ ts.memory("disk")
 
 
+@ts.memory
+class Weights:
+    """Memory that a device or the host has."""
+
+    device: ts.Tensor["4", ts.f32] @ ts.memory("global")
+    host: ts.Tensor["4", ts.f32] @ ts.memory("host")
+
+
+def test_a_field_of_global_memory_takes_what_lies_in_that_of_the_host():
+    x = np.arange(4, dtype=np.float32)
+    m = Weights(device=x, host=x + 1)
+    assert m.device.tolist() == [0, 1, 2, 3] and m.host.tolist() == [1, 2, 3, 4]
+
+
 def test_the_host_allocates_its_own(tmp_path):
     np.save(tmp_path / "w.npy", np.arange(6.0))
     m = MemoryHierarchy(disk=tmp_path / "w.npy")

@@ -44,6 +44,17 @@ def fitting(x: ts.Tensor["N", ts.f32], out: ts.Tensor["N", ts.f32]):
     tile.store(out[rows], found + again + third, mask=rows < x.shape[0])
 
 
+@ts.kernel
+def carried(x: ts.Tensor["N", ts.f32], out: ts.Tensor["N", ts.f32]):
+    """A mask that a loop carries: nothing says what it compares."""
+    rows = tile.program_id(0) * BLOCK + tile.arange(0, BLOCK)
+    inside = rows < x.shape[0]
+    for _ in tile.range(2):
+        found = tile.load(x[rows], mask=inside, other=0.0)
+        tile.store(out[rows], found, mask=inside)
+        inside = inside & (found > 0.0)
+
+
 def findings(kernel, size=N):
     with ts.debug.checked(collect=True) as report:
         kernel[(-(-size // BLOCK),)](np.arange(size, dtype=np.float32), np.zeros(size, np.float32))
@@ -66,8 +77,9 @@ def test_debug_mode_names_and_counts_what_clipping_hides(kernel, said):
     assert "test_wide_masks.py" in note and "clipping the access hides it" in note
 
 
-def test_a_mask_that_fits_is_none():
-    assert findings(fitting) == [] and not ts.check(fitting).notes
+@pytest.mark.parametrize("kernel", [fitting, carried])
+def test_a_mask_that_fits_is_none(kernel):
+    assert findings(kernel) == [] and not ts.check(kernel).notes
 
 
 def test_indices_that_no_program_has_are_none():

@@ -143,6 +143,15 @@ def test_accesses_of_every_kind(name, target):
     np.testing.assert_array_equal(found, reference(x))
 
 
+def test_the_block_of_a_copy_has_an_axis_for_the_example():
+    """Its rank is that of the side of higher rank, as the op says."""
+    program = EXAMPLES["copied"][0]
+    function = ts.jit(lambda x: ts.vmap(program)(x)).trace(np.zeros((3, 4), np.int64)).function
+    (launch,) = [n for n in function.body.nodes if n.op.name == "ts.launch"]
+    (copy,) = [n for n in launch.regions[0].walk() if n.op.name == "tile.async_copy"]
+    assert copy.attrs["shape"] == (1, 4)
+
+
 @pytest.mark.parametrize("place", (0, 1))
 def test_a_launch_for_one_example_after_the_other(place, monkeypatch):
     """For kernels with an access that takes no leading index; operands that differ and shared ones in any order."""
