@@ -116,6 +116,7 @@ def test_a_refused_call_leaves_the_default_generator_as_it_was():
 
 
 CALLS = {
+    "a shape that is a bool": (lambda: ts.zeros(True), "not a shape"),
     "a shape that is a tensor": (lambda: ts.layer_norm(MATRIX, MATRIX[0]), "not a shape"),
     "no arguments": (lambda: ts.zeros(), "missing 1 required positional argument: 'shape'"),
     "an unknown argument": (lambda: ts.exp(MATRIX, foo=1), "exp does not take these arguments"),
