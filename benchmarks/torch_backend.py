@@ -222,7 +222,7 @@ def main() -> int:
         if found[key]["status"] in (WRONG, FAILED):
             print(f"{key}: {found[key]['status']}: {found[key]['why'][0][:300]}", flush=True)
         if args.out and key not in known:
-            write(args.out, found)
+            write(args.out, {**known, **found})
     counts = collections.Counter(entry["status"] for entry in found.values())
     print(dict(counts))
     return 1 if counts[WRONG] or counts[FAILED] else 0
