@@ -5,8 +5,9 @@
 CHECKOUT is the vendor's public example repository; without it only our own programs run. Published counts are a third
 party's (the FABRICA benchmark, on the vendor's simulator, WSE-3, SDK 1.4). The cycles here are those of a launch: from
 the first PE that begins it to the last that unblocks the command stream. The one-PE programs are ours, after its
-descriptions and not its code. Seconds and rates (millions of PEs times cycles of the whole run, for each second) count
-the processor time of compilation and run, host part included.
+descriptions and not its code. Seconds count the processor time of both commands, `cslc` and `cs_python`: the start of
+Python, the compilation and the host part included. A rate is millions of PEs times cycles of the whole run for each
+second: of both commands, and of a second run's event loop alone (`benchmarks/csl_timed.py`).
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ class Case:
     params: str
     published: int
     limit: float = 0.0  # seconds it may take, where that is promised
-    options: str = ""
+    options: str = "--name out"
 
 
 GEMM, GEMV = "benchmarks/gemm-collectives_2d", "benchmarks/gemv-collectives_2d"
+COLORS = ",".join(f"C{n}_ID:{n}" for n in range(9))
+BUFFERS = "--width-west-buf=0 --width-east-buf=0"
 CASES = (
     Case("gemm-collectives 4x4, 14^3 tiles", GEMM, "layout.csl", (4, 4), "P:4,Mt:14,Kt:14,Nt:14", 51425, 20.0),
     *(
@@ -72,11 +75,23 @@ CASES = (
     Case("cholesky 10x10, 4x4 tiles", "benchmarks/cholesky", "layout.csl", (10, 10), "P:10,Nt:4", 12479),
     Case(
         "single-tile-matvec 25x25", "benchmarks/single-tile-matvec", "src/layout_matvec.csl", (2, 2),
-        "width:2,height:2,tile_size:25,iters:1", 780, options="--verify",
+        "width:2,height:2,tile_size:25,iters:1", 780, options="--name out --verify",
     ),
     Case(
         "residual 2x2", "benchmarks/residual", "layout.csl", (2, 2),
         "width:2,height:2,LOCAL_OUT_SZ:3,LOCAL_IN_SZ:2", 674,
+    ),
+    Case(
+        "game-of-life 32x32", "benchmarks/game-of-life", "layout.csl", (32, 32), "x_dim:32,y_dim:32", 0,
+        options="--name out --initial-state glider --iters 20",
+    ),
+    *(
+        Case(
+            f"{name} 16x16", f"benchmarks/{name}", "src/layout.csl", (16, 16),
+            f"width:16,height:16,MAX_ZDIM:5,BLOCK_SIZE:2,{COLORS}", 0,
+            options=f"-m=16 -n=16 -k=5 --latestlink out --channels=1 {BUFFERS} --zDim=5 --run-only {more}",
+        )
+        for name, more in (("7pt-stencil-spmv", ""), ("conjugate-gradient", "--max-ite=2"))
     ),
 )  # fmt: skip
 
@@ -84,8 +99,10 @@ CASES = (
 def run_example(case: Case) -> dict[str, Any]:
     """Compile and run one program of the checkout with its own run.py: cycles of its longest launch, and seconds."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "program"
-        shutil.copytree(Path(EXAMPLES) / case.folder, folder)
+        examples = Path(place) / "examples"
+        for name in (case.folder, "benchmarks/benchmark-libs"):  # which programs of two folders import
+            shutil.copytree(Path(EXAMPLES) / name, examples / name)
+        folder = examples / case.folder
         trace = Path(place) / "trace.json"
         env = {
             **os.environ,
@@ -97,15 +114,27 @@ def run_example(case: Case) -> dict[str, Any]:
         compile_ = ["cslc", case.layout, "--arch=wse3", f"--fabric-dims={width + 7},{height + 2}"]
         compile_ += ["--fabric-offsets=4,1", f"--params={case.params}", "--memcpy", "--channels=1", "-o", "out"]
         start = _children_time()
-        for command in (compile_, ["cs_python", "run.py", "--name", "out", *case.options.split()]):
+        script = ["run.py", *case.options.split()]
+        for command in (compile_, ["cs_python", *script]):
             subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
         seconds = _children_time() - start
         launches = json.loads(trace.read_text())["otherData"]["launches"]
-    last = max(one["end"] for one in launches)
+        timed = _time_simulation(script, folder, env)
+    elements = timed["cycles"] * width * height / 1e6
     return {
         "cycles": max(one["end"] - one["start"] for one in launches), "seconds": seconds,
-        "rate": last * width * height / seconds / 1e6,
+        "rate": elements / seconds, "simulation": timed["simulation"], "simulated": elements / timed["simulation"],
     }  # fmt: skip
+
+
+def _time_simulation(script: list[str], folder: Path, env: dict[str, str]) -> dict[str, float]:
+    """The cycles and the seconds of the event loop of one more run."""
+    result = folder / "timed.json"
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "benchmarks.csl_timed", str(result), *script]
+    more = {"PYTHONPATH": paths, "TESSERA_CSL_TRACE": ""}
+    subprocess.run(command, cwd=folder, env={**env, **more}, check=True, stdout=subprocess.DEVNULL)
+    return dict(json.loads(result.read_text()))
 
 
 def _children_time() -> float:
@@ -114,14 +143,12 @@ def _children_time() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def row(
-    name: str, cycles: int, published: int, seconds: float, limit: float = 0.0, rate: float | None = None
-) -> dict[str, Any]:
+def row(name: str, cycles: int, published: int, seconds: float, limit: float = 0.0, **rates: float) -> dict[str, Any]:
     """One line of the table."""
     error = (cycles - published) / published if published else None
     return {
         "name": name, "cycles": cycles, "published": published or None, "error": error,
-        "seconds": round(seconds, 2), "limit": limit or None, "rate": None if rate is None else round(rate, 2),
+        "seconds": round(seconds, 2), "limit": limit or None, **{key: round(rate, 3) for key, rate in rates.items()},
     }  # fmt: skip
 
 
@@ -130,7 +157,7 @@ def measure(only: str) -> list[dict[str, Any]]:
     rows = []
     for case in track([case for case in CASES if EXAMPLES and only in case.name], "examples"):
         got = run_example(case)
-        rows.append(row(case.name, got["cycles"], case.published, got["seconds"], case.limit, got["rate"]))
+        rows.append(row(case.name, published=case.published, limit=case.limit, **got))
     for kernel in track([kernel for kernel in KERNELS if only in kernel.name], "kernels"):
         start = time.process_time()
         cycles = run_kernel(kernel, np.random.default_rng(0))
@@ -144,14 +171,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of the cases to run")
     only = parser.parse_args().only
     rows = measure(only)
-    heads = ("program", "cycles", "published", "error", "seconds", "limit", "M element-cycles/s")
+    heads = ("program", "cycles", "published", "error", "seconds", "limit", "M element-cycles/s", "of the simulation")
     table = Table(*heads, title="CSL simulator, WSE-3")
     for one in rows:
         error = "" if one["error"] is None else f"{one['error']:+.0%}"
         cells = [one["name"], one["cycles"], one["published"] or "", error, one["seconds"], one["limit"] or ""]
-        cells.append(one["rate"] or "")
+        cells += [one.get("rate", ""), one.get("simulated", "")]
         table.add_row(*(str(cell) for cell in cells))
     Console().print(table)
+    rates = [one["simulated"] for one in rows if "simulated" in one]
+    if rates:
+        print(f"median of the simulation: {np.median(rates):.1f} M element-cycles/s ({min(rates)} to {max(rates)})")
     if not only:
         print(keep("csl", rows))
 
