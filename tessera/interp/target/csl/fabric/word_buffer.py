@@ -79,7 +79,8 @@ class WordBuffer:
 
     def take(self, count: int) -> list[int]:
         """Remove and return the first words."""
-        runs, found, left = self.runs, [], count
+        runs, left = self.runs, count
+        found: list[int] = []
         while left:
             time, words = runs.popleft()
             if len(words) > left:
@@ -95,7 +96,8 @@ class WordBuffer:
 
         Returns their runs one cycle after they left, their number, and the cycle in which the last one left.
         """
-        runs, sent, left = self.runs, [], count
+        runs, left = self.runs, count
+        sent: list[Run] = []
         while runs and left:
             start, words = runs[0]
             if words[0] > WORD_MASK:
