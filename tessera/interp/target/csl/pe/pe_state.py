@@ -157,6 +157,15 @@ class PeState:
     `fabric` is the PE's view of its router, or None for a PE without a fabric.
     """
 
+    # More attributes than Python keeps in a compact dictionary.
+    __slots__ = (
+        "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
+        "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
+        "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "out_colors", "output",
+        "overtaken", "pending", "program", "ready_colors", "registers", "space", "state", "threads", "trace",
+        "traces", "waiters", "wake_time", "wide", "x", "y",
+    )  # fmt: skip
+
     registers: Any  # the router's configuration registers
     space: dict[str, Any]  # the globals of the generated Python
     numbers: dict[int, int]  # the number of the global variable of each array, by the array's id

@@ -160,6 +160,8 @@ def make_native_call(pe: PeState, function: NativeFunction) -> Callable[..., Any
 class Pe(PeState):
     """A PE with its loaded program; `events.run` raises faults of the program as `CslFault`."""
 
+    __slots__ = ()
+
     def __init__(
         self,
         program: PeProgram,
