@@ -217,3 +217,13 @@ def test_exact_operations_in_f64():
     )
     assert bounds_of(lambda x: ts.acos(x * 0.0 - 1.0), x).radius.max() < 1e-14
     assert bounds_of(lambda x: x / 3.0, x).radius[0] > 0 and bounds_of(lambda x: x / 4.0, x).radius.max() == 0
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_both_ends_count(side):
+    """Around 1 the steps of f16 differ: 0.6 of the wider one reaches its neighbour on that side alone."""
+    uncertain = IntervalArray(np.array([side]), np.array([0.6 * 2.0**-10]))
+    types, results = (TensorType((1,), f32),), (TensorType((1,), f16),)
+    for final in (True, False):
+        (found,) = apply_with_bounds(REGISTRY["ts.cast"], types, results, {"dtype": f16}, [uncertain], final=final)
+        assert found.radius[0] == pytest.approx(2.0**-10)
