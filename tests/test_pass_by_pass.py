@@ -151,10 +151,17 @@ def test_a_fault_does_not_show_elsewhere(monkeypatch):
 
 
 def test_the_passes_that_may_round_are_passes():
-    case = CASES["graph/linalg/scaled-operand"]
-    program = prepare(*case.entry(), "interp")
-    names = {v.step for e in ENGINES.values() for v in judge_passes(program, e.target, e.options, program.bounds())}
+    names = set()
+    for case in ("graph/linalg/scaled-operand", "tile/blocks/column-sums"):
+        program = prepare(*CASES[case].entry(), "interp", CASES[case].grid, CASES[case].group)
+        bounds = program.bounds()
+        names |= {v.step for e in ENGINES.values() for v in judge_passes(program, e.target, e.options, bounds)}
     assert ROUNDING_PASSES <= names
+
+
+def test_a_type_that_a_target_lacks_is_unsupported():
+    (outcome,) = run_case(CASES["tile/blocks/elementwise-f64"], [ENGINES["csl:2x2 passes"]])
+    assert outcome.status == "unsupported" and "f64" in outcome.detail
 
 
 def test_the_command(capsys):

@@ -278,6 +278,7 @@ class Csl:
 
     def _partition(self, module: Module, options: Mapping[str, Any]) -> Module:
         """The launch of a kernel, cut over the elements: into ever smaller parts until the program fits."""
+        check_element_types(module, self.name, self.capabilities.dtypes)
         is_wse3, fuses = options.get("arch") == ARCHITECTURES[1], bool(options.get("optimize", True))
         for share in PARTITION_SHARES:
             cut = partition_kernel(module, self.grid, int(PIECE_MEMORY_BYTES * share))
