@@ -29,7 +29,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: str(x))
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
 def test_rates_equal_those_of_torch(name, options):
     p = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([p], lr=0.2, momentum=0.0)

@@ -17,7 +17,7 @@ from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Fifo
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
-MAX_OVERTAKEN = 1  # times that the first ready task may overtake another one
+MAX_OVERTAKEN = 2  # times that the first ready task may overtake another one
 NO_TASK_ID = 31  # the id in a control wavelet that names no task
 # What generated code raises for a wrong program; any other exception is an error of the simulator.
 _PROGRAM_FAULTS = (IndexError, ArithmeticError, TypeError, AttributeError, ValueError, RecursionError)
