@@ -12,7 +12,7 @@ from tessera.tools.cli.main import COMMANDS, parser
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/plugin/README.md"))]
 PAGES += sorted((ROOT / "conformance").glob("*.md"))
-TOP = "tessera|tests|docs|examples|conformance|benchmarks|ops|interp|lower|codegen|kernel|passes|numerics|shapes|stdlib"
+TOP = "tessera|tests|docs|examples|conformance|benchmarks|ops|interp|lower|codegen|stdlib"
 
 
 def pages(function):

@@ -223,6 +223,12 @@ def copy_block(block: Block) -> Block:
     return copy_region(builder, block, Evaluation(make_copier(builder), {}))
 
 
+def separate_regions(function: Function) -> Function:
+    """The function with values of its own in each region: a trace that replays a node shares the node's regions."""
+    regions = [id(region) for node in function.body.walk() for region in node.regions]
+    return function if len(set(regions)) == len(regions) else rebuild_function(function, make_copier)
+
+
 def rebuild_function(
     function: Function, meaning_of: Callable[[Builder], NodeSemantics], builder: Builder | None = None
 ) -> Function:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import DTypeError, UnsupportedOpError
+from tessera.core.errors import DTypeError
 from tessera.interp.bound import compare_with_bound
 from tessera.runtime.program import prepare
 
@@ -103,9 +103,3 @@ def test_beside_other_types():
         ts.Tensor([1], ts.uint64) + ts.Tensor([1], ts.int8)
     with pytest.raises(DTypeError, match="-1 does not fit uint32"):
         ts.Tensor([1], ts.uint32) + -1
-
-
-def test_a_target_without_them():
-    program = prepare(ts.jit(lambda x: x + 1), (np.arange(8, dtype=np.uint32),), "csl:2x2")
-    with pytest.raises(UnsupportedOpError, match="the target csl has no element type uint32"):
-        program.run("target", "csl:2x2")

@@ -63,7 +63,14 @@ from tessera.frontend.jit.line_marks import (
 )
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.ir.array_interchange import is_on_device, shorten_repr
-from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER, Builder, override_numerics
+from tessera.ir.builder import (
+    CURRENT_BUILDER,
+    CURRENT_NUMERICS,
+    CURRENT_RANK_NUMBER,
+    Builder,
+    override_numerics,
+    separate_regions,
+)
 from tessera.ir.core import Attrs, Function, Node, Value
 from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
@@ -550,7 +557,7 @@ class Jit:
         if random.drawn:
             body = replace(body, params=(*body.params, seed, first))
         attributes = Attrs(make_program_attributes(self.passes, self.fusion))
-        function = Function(name, body, attributes, self.location)
+        function = separate_regions(Function(name, body, attributes, self.location))
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
         return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise(), paths)

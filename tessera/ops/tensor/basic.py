@@ -182,8 +182,8 @@ def fill_by_policy(shape: Any, value: Any, policy: Policy) -> Tensor:
     """A tensor with every element `value`, rounded once by a policy, which is part of its type.
 
     >>> from tessera.core.types import f16, saturate
-    >>> fill_by_policy((2,), 1e6, f16 @ saturate).numpy()
-    array([65504., 65504.], dtype=float16)
+    >>> fill_by_policy((2,), 1e6, f16 @ saturate).numpy().tolist()
+    [65504.0, 65504.0]
     """
     element = TensorType((), policy.storage, policy)
     source = f64 if policy.rounding == "stochastic" else policy.storage  # each place draws for itself

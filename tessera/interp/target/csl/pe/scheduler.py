@@ -216,7 +216,8 @@ def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The first ready task, unless it overtook another one `MAX_OVERTAKEN` times: then that one.
 
     The vendor does not document the order. A fixed one would let tasks starve another; a public program that relays
-    wavelets through small buffers loses words unless its sending task has its turn between two arrivals.
+    wavelets through small buffers loses words unless its sending task has its turn between a few arrivals, and one of
+    the vendor's indexes out of bounds if the turns come after each of them.
     """
     overtaken, chosen = pe.overtaken, ready[0]
     for other in ready[1:]:
