@@ -2,12 +2,14 @@
 """Model sweep: PyTorch models through `ts.torch.import_program`, their results against eager PyTorch.
 
     python benchmarks/torch_models.py transformers --out models.json
+    python benchmarks/torch_models.py torchvision --seconds 200 --target llvm --out vision.json
     python benchmarks/torch_models.py kernelbench KERNELBENCH/KernelBench --list problems.json --out kernelbench.json
 
-Models of `transformers` have small random configurations. KernelBench's problems run at reduced sizes: whole numbers
-from 64 that a problem assigns at its top level are divided by the largest of 16, 8, 4, 2, 1 at which PyTorch runs.
-A result counts as right if it is PyTorch's, or as close as PyTorch's to that of the same model in float64. What draws
-random numbers is named, and compared by its types alone.
+Models of `transformers` have small random configurations. Those of torchvision are its classification models with
+random weights, on two images of 64 pixels a side, or of the size that a model needs. KernelBench's problems run at
+reduced sizes: whole numbers from 64 that a problem assigns at its top level are divided by the largest of 16, 8,
+4, 2, 1 at which PyTorch runs. A result counts as right if it is PyTorch's, or as close as PyTorch's to that of the
+same model in float64. What draws random numbers is named, and compared by its types alone.
 """
 
 from __future__ import annotations
@@ -74,6 +76,21 @@ def make_transformers() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
             {"input_ids": words, "pixel_values": image},
         ),
     }  # fmt: skip
+
+
+# Classification models of torchvision, by name.
+
+IMAGE_SIZES = {"inception": 96, "vit": 224, "maxvit": 224}
+
+
+def make_torchvision() -> dict[str, Callable[[], tuple[Any, dict[str, Any]]]]:
+    from torchvision import models
+
+    def make(name: str) -> tuple[Any, dict[str, Any]]:
+        size = next((n for word, n in IMAGE_SIZES.items() if name.startswith(word)), 64)
+        return models.get_model(name, weights=None), {"": [torch.randn(2, 3, size, size)]}
+
+    return {name: (lambda name=name: make(name)) for name in models.list_models(module=models)}
 
 
 # Problems of KernelBench.
@@ -198,7 +215,7 @@ def judge_precisely(model: Any, args: Any, named: Any, found: Any, wanted: Any) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("suite", choices=("transformers", "kernelbench"))
+    parser.add_argument("suite", choices=("transformers", "torchvision", "kernelbench"))
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
     parser.add_argument("--list", type=pathlib.Path, help='JSON with {"visible": [paths]}')
     parser.add_argument("--only", nargs="+")
@@ -209,6 +226,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if args.suite == "transformers":
         makers = make_transformers()
+    elif args.suite == "torchvision":
+        makers = make_torchvision()
     else:
         paths = [args.folder / p for p in json.loads(args.list.read_text())["visible"] if not p.startswith("level4")]
         makers = {"/".join(p.parts[-2:]): (lambda p=p: make_problem(p)) for p in paths}

@@ -79,6 +79,7 @@ def test_a_signal_ends_a_command_and_its_processes(arguments, number, status, tm
     """Within seconds, without a traceback, and no process of it goes on."""
     if number == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("only Linux ends children with their parent")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of `nohup` and its children ignore it
     process = subprocess.Popen(
         [sys.executable, "-m", "tessera.tools.cli", *arguments], cwd=tmp_path, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -91,6 +92,7 @@ def test_a_signal_ends_a_command_and_its_processes(arguments, number, status, tm
         assert process.returncode == status and "Traceback" not in said
         assert number == signal.SIGKILL or not [p.name for p in tmp_path.iterdir() if p.name.startswith("tmp")]
     finally:
+        signal.signal(signal.SIGINT, before)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
