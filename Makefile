@@ -2,6 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 DOCS_STAMP := .venv/.docs-ready
+# Tests start the package in many processes: each would compile its source again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: package demo test check lint docs picture bench gpu-test soak fuzz clean
 
@@ -53,8 +55,16 @@ $(DOCS_STAMP): $(STAMP)
 	touch $(DOCS_STAMP)
 
 # Long checks, for the night: calls, kills and full disks; random programs and files on all targets.
+# A night's work (`CALLS=8000 KILLS=8 LIMITS=16 INPUTS=100 make soak` is a trial): calls, killed builds and full disks, and
+# for each reader of files from strangers so many inputs.
+CALLS ?= 1000000
+KILLS ?= 500
+LIMITS ?= 160
+INPUTS ?= 1000000
 soak: $(STAMP)
-	$(BIN)/python scripts/soak.py --report build/soak.json
+	mkdir -p build
+	$(BIN)/python scripts/soak.py --calls $(CALLS) --kills $(KILLS) --limits $(LIMITS) --report build/soak.json
+	$(BIN)/python scripts/fuzz_parsers.py --inputs $(INPUTS) --report build/soak-readers.json
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tessera.tools.cli fuzz --target llvm --target ptx --seconds 3600 -o build/fuzz-cases

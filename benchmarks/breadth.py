@@ -1,28 +1,34 @@
 """Breadth: every family of ops at drawn sizes, types and axes, against PyTorch eager and torch.compile in one run.
 
     python -m benchmarks.breadth --target llvm --seed 0 [--only REGEX] [--draws 2] [--threads 2] [--out breadth.json]
-    python -m benchmarks.breadth --target ptx --seed 0            # on a machine with a GPU
+    python -m benchmarks.breadth --target ptx --seed 0 --jobs 12  # on a machine with a GPU: compile side by side
     python -m benchmarks.breadth --picture a.json b.json          # geometric means and a picture of kept runs
 
 `benchmarks/breadth_families/` is the table of families. Each draws its cases from the seed, so that no point can be
-tuned for. Ours and the peers are timed in alternation and the best of each counts; the ratio is the time of the best
-peer over ours (above 1: ours is faster). The error of each is measured against PyTorch in f64. `share` is the part of
-the machine's limit that is reached: its copy rate or its rate of f32 products, both measured in the same run.
+tuned for. f32 is f32 on both sides (no tf32). Ours and the peers are timed in alternation and the best of each counts;
+the ratio is the time of the best peer over ours (above 1: ours is faster). The error of each is measured against
+PyTorch in f64. `share` is the part of the machine's limit that is reached: its copy rate or its rate of f32 products,
+both measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib
 import json
 import math
 import os
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +176,8 @@ def measure(machine: Machine, case: Case, options: argparse.Namespace, limits: d
         row["first_seconds"] = time.perf_counter() - start
     except (ts.TesseraError, MemoryError) as failure:
         return {**row, "refused": f"{type(failure).__name__}: {str(failure).splitlines()[0]}"}
-    row |= judge(case, inputs, [g.to(machine.device) for g in got])
+    with alone(options.lock):
+        row |= judge(case, inputs, [g.to(machine.device) for g in got])
     runs = {"tessera": run, "eager": torch_run(case, case.torch, inputs)}
     for mode in (
         () if options.no_inductor else (None, *(("max-autotune-no-cudagraphs",) if options.max_autotune else ()))
@@ -179,12 +186,22 @@ def measure(machine: Machine, case: Case, options: argparse.Namespace, limits: d
             runs["inductor" if mode is None else "max-autotune"] = inductor(case, inputs, mode)
         except Exception as failure:  # a peer's failure is a finding, and no reason to stop
             row["peer_failure"] = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-    row["milliseconds"] = found = timed(machine, runs, options.seconds)
+    with alone(options.lock):
+        row["milliseconds"] = found = timed(machine, runs, options.seconds)
     peer = min((name for name in found if name != "tessera"), key=found.__getitem__)
     moved = sum(x.numel() * x.element_size() for x in (*inputs, *got))
     ideal = max(moved / limits["bytes"], case.flops / limits["flops"])
     row |= {"peer": peer, "ratio": found[peer] / found["tessera"], "share": 1e3 * ideal / found["tessera"]}
     return row
+
+
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """The block runs while no other child of `--jobs` is in such a block."""
+    with contextlib.nullcontext() if lock is None else lock.open("w") as held:
+        if held is not None:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -213,24 +230,53 @@ def show(row: dict[str, Any]) -> str:
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
     """Every family that was asked for, row by row; the file is written as it grows."""
     machine = Machine(options.target, options.processor_time)
-    limits = machine.limits()
+    with alone(options.lock):
+        limits = machine.limits()
     rows: list[dict[str, Any]] = []
     found = {"machine": describe(), "torch": torch.__version__, "seed": options.seed, "target": options.target}
     found |= {"threads": options.threads, "limits": limits, "rows": rows, "processor_time": options.processor_time}
     if machine.device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
-    for name, draw in FAMILIES.items():
-        if not re.search(options.only, name):
-            continue
-        for number in range(options.draws):
-            bytes_, work = LIMITS[options.target]
-            case = draw(Draw((options.seed, number, zlib.crc32(name.encode())), bytes_, work))
-            row = {"family": name, **measure(machine, case, options, limits)}
-            rows.append(row)
-            print(show(row), flush=True)
-            found["all"] = summarise(rows)
-            if options.out:
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
+    names = [name for name in FAMILIES if re.search(options.only, name)]
+    cases = [(name, number) for name in names for number in range(options.draws)]
+    for name, number in cases[options.part[0] :: options.part[1]]:
+        bytes_, work = LIMITS[options.target]
+        case = FAMILIES[name](Draw((options.seed, number, zlib.crc32(name.encode())), bytes_, work))
+        row = {"family": name, **measure(machine, case, options, limits)}
+        if machine.device == "cuda":
+            torch.cuda.empty_cache()  # other children need the memory
+        rows.append(row)
+        print(show(row), flush=True)
+        found["all"] = summarise(rows)
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def run_jobs(options: argparse.Namespace) -> dict[str, Any]:
+    """`run_all` in several processes, each with every so many-th case; one at a time checks and times on the device."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder, f"{n}.json") for n in range(options.jobs)]
+        own = ["--jobs", "1", "--lock", str(Path(folder, "lock"))]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.breadth", *sys.argv[1:], *own, "--part", str(n), str(options.jobs)]
+                + ["--out", str(out)],
+                env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": str(options.threads)},
+            )
+            for n, out in enumerate(outs)
+        ]
+        start = time.monotonic()
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, options.budget - (time.monotonic() - start)))
+            child.kill()
+        parts = [json.loads(out.read_text()) for out in outs if out.exists()]
+    found = {**parts[0], "jobs": options.jobs, "rows": [row for part in parts for row in part["rows"]]}
+    found["rows"].sort(key=lambda row: list(FAMILIES).index(row["family"]))
+    found["all"] = summarise(found["rows"])
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
@@ -275,6 +321,12 @@ def main() -> None:
     parser.add_argument("--no-inductor", action="store_true", help="PyTorch eager alone is the peer")
     parser.add_argument("--max-autotune", action="store_true", help="torch.compile tunes, too")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile side by side, for a GPU")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="--jobs: seconds after which the rest is left out"
+    )
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--picture", type=Path, nargs="+", help="kept runs: draw them, measure nothing")
     options = parser.parse_args()
     if options.processor_time and (options.target != "llvm" or options.threads != 1):
@@ -284,11 +336,13 @@ def main() -> None:
         print(json.dumps(summarise([r for f in options.picture for r in json.loads(f.read_text())["rows"]]), indent=1))
         return
     torch.set_num_threads(options.threads)
+    torch.backends.cudnn.allow_tf32 = False  # f32 is f32 on both sides; PyTorch's products have no tf32 by default
     os.environ["TESSERA_THREADS"] = str(options.threads)  # read when the first program runs
     warnings.filterwarnings("ignore")
     for table in TABLES:
         importlib.import_module(f"benchmarks.breadth_families.{table}")
-    print(json.dumps(run_all(options)["all"], indent=1))
+    run = run_jobs if options.jobs > 1 else run_all
+    print(json.dumps(run(options)["all"], indent=1))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
         if spent > options.budget:
             found.setdefault("left out", []).append(label)
             continue
-        options.no_inductor = options.small or spent > options.budget / 2
+        options.no_inductor, options.lock = options.small or spent > options.budget / 2, None
         row = {"family": "probe", **measure(machine, make(), options, limits)}
         rows.append(row)
         print(show(row), flush=True)

@@ -12,14 +12,13 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.machine import keep
 
 ROUNDS = 20
-VOCABULARY, WIDTH, HEADS, LENGTH = 128, 256, 8, 64
 
 
 def make_mlp(n: Any) -> Any:
@@ -27,36 +26,51 @@ def make_mlp(n: Any) -> Any:
     return n.Sequential(n.Linear(784, 256), n.ReLU(), n.Linear(256, 256), n.ReLU(), n.Linear(256, 10))
 
 
-def make_gpt(n: Any, attend: Callable[..., Any], gelu: Callable[..., Any], arange: Callable[[int], Any]) -> Any:
-    """A GPT of two layers of either library."""
+class GptSizes(NamedTuple):
+    """The sizes of a GPT."""
+
+    vocabulary: int = 128
+    width: int = 256
+    heads: int = 8
+    layers: int = 2
+    length: int = 64
+
+
+SMALL = GptSizes()
+
+
+def make_gpt(
+    n: Any, attend: Callable[..., Any], gelu: Callable[..., Any], arange: Callable[[int], Any],
+    sizes: GptSizes = SMALL,
+) -> Any:  # fmt: skip
+    """A GPT of either library, whose head is the embedding of tokens; `arange` gives the positions."""
+    width = sizes.width
 
     class Block(n.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = n.LayerNorm(WIDTH), n.LayerNorm(WIDTH)
-            self.qkv = n.ModuleList([n.Linear(WIDTH, WIDTH) for _ in range(3)])
-            self.out, self.up, self.down = (
-                n.Linear(WIDTH, WIDTH),
-                n.Linear(WIDTH, 4 * WIDTH),
-                n.Linear(4 * WIDTH, WIDTH),
-            )
+            self.first, self.second = n.LayerNorm(width), n.LayerNorm(width)
+            self.qkv, self.out = n.Linear(width, 3 * width), n.Linear(width, width)
+            self.up, self.down = n.Linear(width, 4 * width), n.Linear(4 * width, width)
 
         def forward(self, x: Any) -> Any:
-            h, size = self.first(x), (*x.shape[:2], HEADS, WIDTH // HEADS)
-            heads = [f(h).reshape(size).permute(0, 2, 1, 3) for f in self.qkv]
+            size = (*x.shape[:2], sizes.heads, width // sizes.heads)
+            whole = self.qkv(self.first(x))
+            parts = [whole[..., i * width : (i + 1) * width] for i in range(3)]
+            heads = [p.reshape(size).permute(0, 2, 1, 3) for p in parts]
             x = x + self.out(attend(*heads, is_causal=True).permute(0, 2, 1, 3).reshape(x.shape))
             return x + self.down(gelu(self.up(self.second(x))))
 
     class Gpt(n.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.tokens, self.places = n.Embedding(VOCABULARY, WIDTH), n.Embedding(LENGTH, WIDTH)
-            self.blocks = n.Sequential(Block(), Block())
-            self.norm, self.head = n.LayerNorm(WIDTH), n.Linear(WIDTH, VOCABULARY)
+            self.tokens, self.places = n.Embedding(sizes.vocabulary, width), n.Embedding(sizes.length, width)
+            self.blocks = n.Sequential(*[Block() for _ in range(sizes.layers)])
+            self.norm = n.LayerNorm(width)
 
         def forward(self, codes: Any) -> Any:
-            x = self.blocks(self.tokens(codes) + self.places(arange(LENGTH)))
-            return self.head(self.norm(x))
+            x = self.blocks(self.tokens(codes) + self.places(arange(sizes.length)))
+            return self.norm(x) @ self.tokens.weight.T
 
     return Gpt()
 
@@ -77,7 +91,9 @@ def list_cases(torch: Any) -> dict[str, Callable[[], tuple[Any, Any, np.ndarray,
     def gpt() -> Any:
         f = torch.nn.functional
         ours = make_gpt(nn, ts.scaled_dot_product_attention, ts.gelu, ts.arange)
-        codes, targets = rng.integers(0, VOCABULARY, (16, LENGTH)), rng.integers(0, VOCABULARY, 16 * LENGTH)
+        sizes = SMALL
+        codes = rng.integers(0, sizes.vocabulary, (16, sizes.length))
+        targets = rng.integers(0, sizes.vocabulary, 16 * sizes.length)
         return ours, make_gpt(torch.nn, f.scaled_dot_product_attention, f.gelu, torch.arange), codes, targets
 
     return {"mlp, batch 32": mlp(32), "mlp, batch 128": mlp(128), "mlp, batch 512": mlp(512), "gpt, batch 16 x 64": gpt}

@@ -7,6 +7,7 @@ import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,16 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def read_area(area: str) -> Iterator[Case]:
-    """The cases of one area."""
+    """The cases of one area; those of all but the sweeps are made once in a process."""
+    yield from _make_area(area) if area in AREAS else _iterate_area(area)
+
+
+@cache
+def _make_area(area: str) -> tuple[Case, ...]:
+    return tuple(_iterate_area(area))
+
+
+def _iterate_area(area: str) -> Iterator[Case]:
     yield from importlib.import_module(f"conformance.{area}.cases").cases()
 
 

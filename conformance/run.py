@@ -51,6 +51,18 @@ class GuardedEngine(Engine):
         return ExecutableProgram(program, function)()
 
 
+@dataclass(frozen=True)
+class SanitizedEngine(Engine):
+    """A target's text in its emulator's debug mode (the hook `sanitized` of its generator)."""
+
+    def run(self, program: PreparedProgram) -> list[np.ndarray]:
+        """The results; a race, a missing wait, barrier or fence, or an access outside a buffer is an error."""
+        generator = get_backend(self.target)
+        levels = program.lower_for_target(self.target)
+        function = generator.sanitized(emit_artifact(generator, levels["tile"], {}))  # type: ignore[attr-defined]
+        return ExecutableProgram(program, function)()
+
+
 @runtime_checkable
 class ValidatingEngine(Protocol):
     """A column that judges the passes of a lowering itself (`conformance/passes.py`)."""
@@ -66,6 +78,16 @@ def find_guarded_engine(target: str) -> Engine | None:
     """The engine with guard bytes of a target, if its generator has one."""
     generator = get_backend(target)
     return GuardedEngine(f"{target} guarded", "device", target) if hasattr(generator, "guarded") else None
+
+
+def find_checked_engines(target: str) -> list[Engine]:
+    """The engines of a target that check every access: with guard bytes, and in its emulator's debug mode."""
+    guarded = find_guarded_engine(target)
+    sanitized = hasattr(get_backend(target), "sanitized")
+    return [
+        *([guarded] if guarded else []),
+        *([SanitizedEngine(f"{target} sanitized", "device", target)] if sanitized else []),
+    ]
 
 
 def list_engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> list[Engine]:

@@ -1,9 +1,10 @@
 """Package: builds the sdist and the wheel, the same bytes each time, and tries the wheel in an empty environment.
 
-    python scripts/build_package.py [--output build/package] [--check] [--python python3.12 ...]
+    python scripts/build_package.py [--output build/package] [--check] [--tests] [--python python3.12 ...]
 
 The files are those that git tracks. `--check` builds twice and compares, installs the wheel into an empty environment
-of each `--python` (default: this one), and runs a program, a bundle and the command there.
+of each `--python` (default: this one), and runs a program, a bundle and the command there. `--tests` also runs the
+quick tests of the language, its levels and generators there, beside none of the package's source.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EPOCH = 315532800  # 1980-01-01, the first date of a zip file
 BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, f'build_{sys.argv[1]}')(sys.argv[2]))"
+
+TESTED = tuple(f"tests/{name}" for name in (
+    "core", "ir", "ops", "lower", "frontend", "transforms", "interp", "codegen", "runtime", "state", "nn", "optim",
+))  # fmt: skip
 
 SMOKE = """
 import os, sys
@@ -119,8 +124,8 @@ def check_same(files: list[Path]) -> None:
     print("two builds give the same bytes")
 
 
-def try_wheel(wheel: Path, python: str) -> None:
-    """Install the wheel into an empty environment, and run a program and the command there."""
+def try_wheel(wheel: Path, python: str, tests: bool) -> None:
+    """Install the wheel into an empty environment, and run a program, the command and maybe tests there."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
@@ -137,7 +142,23 @@ def try_wheel(wheel: Path, python: str) -> None:
             if done.returncode:
                 sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
             if command[-1] == "smoke.py":
-                print(done.stdout.strip())
+                print(done.stdout.strip(), flush=True)
+        if tests:
+            subprocess.run([*install, f"{wheel.resolve()}[test]"], check=True, env=environment)
+            run_tests(own / "python", place, environment)
+
+
+def run_tests(python: Path, place: Path, environment: dict[str, str]) -> None:
+    """Run the quick tests with the installed package: what the wheel lacks is nowhere."""
+    source = copy_source(place)
+    # Folders of tests named as a package stand for it where it is not installed.
+    for name in ("tessera", "conformance", *(f"tests/{n}" for n in ("torch", "onnx", "triton"))):
+        shutil.rmtree(source / name)
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "quick", *TESTED]
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    print(done.stdout.strip().splitlines()[-1], flush=True)
+    if done.returncode:
+        sys.exit(f"tests failed with the wheel:\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
 
 
 def main() -> None:
@@ -145,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "package")
     parser.add_argument("--check", action="store_true", help="build twice, and try the wheel")
+    parser.add_argument("--tests", action="store_true", help="with --check, run the quick tests with the wheel")
     parser.add_argument("--python", action="append", default=[], help="an interpreter to try it with")
     options = parser.parse_args()
     files = build(options.output)
@@ -153,7 +175,7 @@ def main() -> None:
     if options.check:
         check_same(files)
         for python in options.python or [sys.executable]:
-            try_wheel(files[1], python)
+            try_wheel(files[1], python, options.tests)
 
 
 if __name__ == "__main__":

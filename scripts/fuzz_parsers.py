@@ -1,6 +1,7 @@
 """Fuzz the readers of files that may come from strangers: only typed errors, within 2 seconds and 512 MB.
 
     python scripts/fuzz_parsers.py --seconds 60 [--reader ir] [--seed 0] [--report out.json]
+    python scripts/fuzz_parsers.py --inputs 1000000 --reader npy --reader chat
     python scripts/fuzz_parsers.py --guided --reader ir --seconds 600
 
 Inputs are mutations of valid ones: bytes and tokens are deleted, repeated, swapped, replaced, and numbers made extreme.
@@ -142,11 +143,13 @@ class Session:
         return {"reader": self.name, "guided": GUIDED, **found}
 
 
-def run(name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: float, seed: int) -> dict[str, Any]:
-    """Read mutations for some seconds."""
+def run(
+    name: str, seeds: list[bytes], read: Callable[[bytes], Any], seconds: float, seed: int, inputs: int = 0
+) -> dict[str, Any]:
+    """Read mutations for some seconds, or a number of them."""
     draw, session = random.Random(f"{name}/{seed}"), Session(name, read)
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    while session.counts.total() < inputs if inputs else time.perf_counter() < end:
         session.feed(mutate(draw.choice(seeds), draw, seeds))
     return session.report()
 
@@ -211,6 +214,7 @@ def main() -> int:
     """Status 0 only if every input gave a value or a typed error."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=60.0, help="for all readers together")
+    options.add_argument("--inputs", type=int, default=0, help="for each reader, instead of the seconds")
     options.add_argument("--reader", action="append", default=[])
     options.add_argument("--guided", action="store_true", help="choose inputs by coverage, of one reader (atheris)")
     options.add_argument("--seed", type=int, default=0)
@@ -227,8 +231,12 @@ def main() -> int:
         if given.guided:
             seeds, read = found[chosen[0]]
             run_guided(Session(chosen[0], read), seeds, Path(folder), given.seconds, given.seed, given.report)
-        results = [run(n, *found[n], given.seconds / len(chosen), given.seed) for n in chosen]
-    write_reports(results, given.report)
+        results = []
+        for name in chosen:
+            results.append(run(name, *found[name], given.seconds / len(chosen), given.seed, given.inputs))
+            write_reports(results[-1:], "")
+    if given.report:
+        Path(given.report).write_text(json.dumps(results, indent=1))
     return 1 if any(r["failures"] for r in results) else 0
 
 

@@ -19,8 +19,8 @@ from tessera.interp.target.ptx.text.parser import parse_module as parse_ptx
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
-from tessera.runtime.artifacts import load
 from tessera.runtime.launch.tuner import TuningCache
+from tessera.runtime.loading import load
 from tessera.runtime.program import prepare
 
 # The modules whose lines guide the choice of inputs.
@@ -29,7 +29,7 @@ MODULES = {
     "llvm": ("tessera.interp.target.llvm.text",), "ptx": ("tessera.interp.target.ptx.text",),
     "csl": ("tessera.interp.target.csl.text",), "npy": ("tessera.core.io", "numpy.lib._format_impl"),
     "safetensors": ("tessera.runtime.tensor_files",), "tuning": ("tessera.runtime.launch.tuner",),
-    "manifest": ("tessera.runtime.artifacts", "tessera.codegen.artifact"), "schedule": ("tessera.core.schedule",),
+    "manifest": ("tessera.runtime.loading", "tessera.codegen.artifact"), "schedule": ("tessera.core.schedule",),
     "bundle": ("tessera.runtime.bundle", "zipfile"), "stablehlo": ("tessera.stablehlo",), "onnx": ("tessera.onnx",),
     "tensors": ("tessera.serving", "json"), "chat": ("tessera.serving", "json"),
     "completion": ("tessera.serving", "json"),

@@ -34,9 +34,17 @@ GROUPS = {
     "llvm": ("llvm guarded",),
     "llvm text": ("llvm text",),
     "ptx": ("ptx text",),
+    "ptx checked": ("ptx:sm_90a sanitized",),
     "csl": ("csl:2x3 text",),
 }
-GROUP_SHARES = {"levels": 1.0, "ptx": 1.0, "csl": 1.0, "llvm": 0.6, "llvm text": 0.2}  # of the seconds of a recording
+GROUP_SHARES = {
+    "levels": 1.0,
+    "ptx": 1.0,
+    "ptx checked": 0.5,
+    "csl": 1.0,
+    "llvm": 0.6,
+    "llvm text": 0.2,
+}  # of the seconds of a recording
 COMPONENTS: dict[str, Component] = {
     "simplify": Component(
         ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"), ("levels",)
@@ -54,14 +62,14 @@ COMPONENTS: dict[str, Component] = {
     "llvm": Component(("tessera/codegen/llvm/*/*.py", "tessera/codegen/grouped/*.py"), ("llvm", "llvm text")),
     "ptx": Component(
         ("tessera/codegen/ptx/*.py", "tessera/codegen/ptx/passes/*.py", "tessera/codegen/ptx/t*/*.py",
-         "tessera/codegen/ptx/table/*/*.py"), ("ptx",),
+         "tessera/codegen/ptx/table/*/*.py"), ("ptx", "ptx checked"),
     ),
     "csl": Component(
         ("tessera/codegen/csl/*.py", "tessera/codegen/csl/table/*.py", "tessera/codegen/csl/text/*.py"), ("csl",)
     ),
     "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels",)),
     "runtime": Component(
-        ("tessera/runtime/launch/*.py", "tessera/runtime/storage/*.py", "tessera/codegen/legality.py",
+        ("tessera/runtime/launch/*.py", "tessera/runtime/storage/*.py", "tessera/codegen/contract.py",
          "tessera/codegen/contract.py", "tessera/codegen/llvm/runtime/g*.py", "tessera/codegen/llvm/runtime/p*.py",
          "tessera/codegen/llvm/runtime/reports.py"), ("llvm", "levels"),
     ),
@@ -218,13 +226,15 @@ def list_cases() -> tuple[Any, ...]:
 @cache
 def find_engines(group: str) -> tuple[Any, ...]:
     """The engines of a group."""
-    from conformance.run import INTERPRETED, find_guarded_engine, list_engines
+    from conformance.run import INTERPRETED, find_checked_engines, list_engines
 
     found = []
     for name in GROUPS[group]:
         target, _, kind = name.partition(" ")
-        guarded = find_guarded_engine(target) if kind == "guarded" else None
-        known = [guarded] if guarded else list_engines() if name in INTERPRETED else list_engines([target], ["target"])
+        if kind in ("guarded", "sanitized"):
+            known = find_checked_engines(target)
+        else:
+            known = list_engines() if name in INTERPRETED else list_engines([target], ["target"])
         found += [e for e in known if e.name == name]
     return tuple(found)
 

@@ -1,29 +1,38 @@
 """Test durations: writes tests/durations.txt, from which tests/conftest.py chooses the quick tests.
 
-    python -m pytest -q --durations=0 --durations-min=0 > report.txt
-    python scripts/record_durations.py report.txt
+    python -m pytest -q -p scripts.record_durations [tests/…]
 
-Each line is the time that a file's tests take together, in seconds, and the file.
+A pytest plugin for runs in one process. Each line of the file is the processor time that a file's tests take together,
+that of the processes they start included, in seconds, and the file. Other programs on the machine do not change it.
+Files that did not run keep their line; files that are gone lose theirs.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from collections import defaultdict
+import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "tests" / "durations.txt"
-LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown)\s+(tests/\S+?\.py)::")
+SECONDS: Counter[str] = Counter()  # by file, as far as this run has come
 
 
-def read_report(text: str) -> dict[str, float]:
-    """The seconds of each file, from what `pytest --durations=0` prints."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for match in LINE.finditer(text):
-        seconds[match[2]] += float(match[1])
-    return seconds
+def measure_processor_time() -> float:
+    """The processor time of this process and of those that it waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: Any) -> Iterator[None]:
+    """Count a test, with its fixtures, for its file."""
+    start = measure_processor_time()
+    yield
+    SECONDS[item.path.relative_to(ROOT).as_posix()] += measure_processor_time() - start
 
 
 def read_recorded() -> dict[str, float]:
@@ -32,14 +41,14 @@ def read_recorded() -> dict[str, float]:
     return {name: float(seconds) for seconds, name in (line.split() for line in lines)}
 
 
-def main(reports: list[str]) -> None:
-    """Merge reports into the recorded durations; files that are gone are dropped."""
-    seconds = read_recorded()
-    for report in reports:
-        seconds |= read_report(Path(report).read_text(encoding="utf-8"))
-    kept = sorted(name for name in seconds if (ROOT / name).is_file())
-    OUTPUT.write_text("".join(f"{seconds[name]:.1f} {name}\n" for name in kept), encoding="utf-8")
+def write_durations(seconds: dict[str, float]) -> None:
+    """Merge measured seconds into the recorded ones; files that are gone are dropped."""
+    merged = read_recorded() | seconds
+    kept = sorted(name for name in merged if (ROOT / name).is_file())
+    OUTPUT.write_text("".join(f"{merged[name]:.1f} {name}\n" for name in kept), encoding="utf-8")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def pytest_unconfigure() -> None:
+    """Write the file when the tests have run."""
+    if SECONDS:
+        write_durations(dict(SECONDS))

@@ -55,7 +55,7 @@ from tessera.ops.tensor.elementwise import (
 from tessera.ops.tensor.logic import (
     allclose, array_equal, count_nonzero, isclose, logical_and, logical_not, logical_or, logical_xor,
 )
-from tessera.ops.tensor.attention import scaled_dot_product_attention
+from tessera.ops.tensor.attention_calls import scaled_dot_product_attention
 from tessera.ops.tensor.losses import (
     binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss, kl_div, l1_loss, mse, mse_loss,
     nll_loss, smooth_l1_loss,
@@ -130,6 +130,14 @@ if TYPE_CHECKING:
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch
     from tessera.frontend.kernel.tile_api import tile
+    from tessera.ops.tensor.adaptive_pooling import (
+        adaptive_avg_pool1d,
+        adaptive_avg_pool2d,
+        adaptive_avg_pool3d,
+        adaptive_max_pool1d,
+        adaptive_max_pool2d,
+        adaptive_max_pool3d,
+    )
     from tessera.ops.tensor.layers import (
         alpha_dropout,
         bilinear,
@@ -162,12 +170,6 @@ if TYPE_CHECKING:
         triplet_margin_with_distance_loss,
     )
     from tessera.ops.tensor.pooling import (
-        adaptive_avg_pool1d,
-        adaptive_avg_pool2d,
-        adaptive_avg_pool3d,
-        adaptive_max_pool1d,
-        adaptive_max_pool2d,
-        adaptive_max_pool3d,
         avg_pool1d,
         avg_pool2d,
         avg_pool3d,

@@ -18,9 +18,12 @@ EXPORTS = {
         "pairwise_distance pdist poisson_nll_loss soft_margin_loss triplet_margin_loss "
         "triplet_margin_with_distance_loss"
     ),
-    "tessera.ops.tensor.pooling": (
+    "tessera.ops.tensor.adaptive_pooling": (
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-        "adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d fractional_max_pool2d fractional_max_pool3d lp_pool1d "
+        "adaptive_max_pool3d"
+    ),
+    "tessera.ops.tensor.pooling": (
+        "avg_pool1d avg_pool2d avg_pool3d fractional_max_pool2d fractional_max_pool3d lp_pool1d "
         "lp_pool2d lp_pool3d max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d max_unpool3d"
     ),
     "tessera.ops.tensor.resampling": (

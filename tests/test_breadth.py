@@ -14,7 +14,7 @@ from benchmarks.breadth_families import FAMILIES, Case, Draw  # noqa: E402
 for table in breadth.TABLES:
     importlib.import_module(f"benchmarks.breadth_families.{table}")
 
-OPTIONS = argparse.Namespace(no_inductor=True, max_autotune=False, seconds=0.0)
+OPTIONS = argparse.Namespace(no_inductor=True, max_autotune=False, seconds=0.0, lock=None)
 LIMITS = {"bytes": 1e10, "flops": 1e11}
 
 

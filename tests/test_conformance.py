@@ -6,7 +6,15 @@ from declared_reasons import NO_CASE
 
 from conformance.case import AREAS, Case, all_cases, read_area
 from conformance.inputs import tensor
-from conformance.run import Engine, find_guarded_engine, judge, list_engines, run_case, select_cases
+from conformance.run import (
+    Engine,
+    find_checked_engines,
+    find_guarded_engine,
+    judge,
+    list_engines,
+    run_case,
+    select_cases,
+)
 from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
@@ -47,6 +55,15 @@ def test_kernels_on_elements(area):
     outcomes = [o for c in cases for o in run_case(c, engine)]
     assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status == "fail"]
     assert any(o.status == "pass" for o in outcomes)
+
+
+@pytest.mark.parametrize("target", ["ptx", "ptx:sm_90a"])
+def test_products_synchronise_their_threads(target):
+    """In debug mode of the PTX emulator: no missing wait, barrier or fence."""
+    (engine,) = find_checked_engines(target)
+    cases = [c for c in read_area("tile.products") if target != "ptx" or "turned" not in c.name]
+    outcomes = [o for c in cases for o in run_case(c, [engine])]
+    assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status != "pass"]
 
 
 def test_there_are_enough_and_each_has_its_own_name():

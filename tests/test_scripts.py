@@ -182,6 +182,7 @@ def test_the_fuzzing_of_readers_reports_all_but_typed_errors_and_can_be_interrup
 
     found = fuzz_parsers.run("x", [b"abc"], read, 0.05, 0)
     assert list(found["failures"]) == [k for k in found["counts"] if k.startswith("KeyError at test_scripts.py")]
+    assert fuzz_parsers.run("x", [b"abc"], read, 0.0, 0, inputs=7)["inputs"] == 7
     with pytest.raises(KeyboardInterrupt):
         fuzz_parsers.run("x", [b"abc"], _interrupt, 5.0, 0)
 
@@ -192,6 +193,7 @@ def _interrupt(_):
 
 def test_a_full_disk_gives_a_typed_error_and_leaves_the_artifact_whole(tmp_path):
     found = soak.soak_full_disk(1)
-    assert found == {"builds": 1, "bad": [], "ok": True}
-    assert not soak.is_refused(1, "Traceback (most recent call last):\nOSError: File too large")
-    assert not soak.is_refused(-25, "") and not soak.run_artifact(tmp_path / "none")
+    assert found == {"builds": 1, "refused": 1, "bad": [], "ok": True}
+    assert soak.find_torn(tmp_path / "none", "a kill") == ["a kill: the artifact is gone"]
+    (tmp_path / "torn").mkdir()
+    assert soak.find_torn(tmp_path / "torn", "a kill")[0].startswith("a kill: ArtifactError")

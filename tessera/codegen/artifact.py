@@ -501,13 +501,13 @@ class BoundPlans(Generic[P]):
     def __init__(self, plan: Mapping[str, Any], make: Callable[[Mapping[str, Any]], P]) -> None:
         self._plan, self._make = plan, make
         self._binder = SizeBinder(plan) if "sizes" in plan else None
-        self._only = make(plan) if self._binder is None else None
+        self.only = make(plan) if self._binder is None else None
         self._made: OrderedDict[tuple[tuple[int, ...], ...], P] = OrderedDict()
 
     def find(self, arrays: Sequence[Any]) -> P:
         """What was made for the sizes of these arrays."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         shapes = tuple([a.shape if a.__class__ is np.ndarray else np.shape(a) for a in arrays])
         found = self._made.get(shapes)
         if found is None:

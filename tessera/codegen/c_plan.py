@@ -16,7 +16,7 @@ from typing import Any
 
 from tessera.codegen.artifact import SIZE_KEY, Artifact, find_version
 from tessera.codegen.diagnostics import Site
-from tessera.codegen.host_plan import find_steps
+from tessera.codegen.plan_execution import find_steps
 from tessera.core.errors import ArtifactError, UnsupportedOpError
 from tessera.core.types import as_dtype
 

@@ -14,6 +14,8 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import (
     Capabilities,
     CompilerPass,
+    check_element_types,
+    check_resources,
     emit_artifact,
     get_backend,
     get_capable_backend,
@@ -21,7 +23,6 @@ from tessera.codegen.contract import (
     load_runtime,
     run_passes,
 )
-from tessera.codegen.legality import check_element_types, check_resources
 from tessera.compiler.graph_ir import GraphIR
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, user_location

@@ -398,7 +398,8 @@ PASSES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 ALIASES = {
     "graph_optimization": "constant_folding", "graph_simplification": "constant_folding",
-    "layer_fusion": "kernel_fusion", "memory_minimization": "memory_planning", "pruning": "magnitude_pruning",
+    "layer_fusion": "kernel_fusion", "webgpu_kernels": "kernel_fusion", "memory_minimization": "memory_planning",
+    "pruning": "magnitude_pruning",
     "fp8_quantization": "weight_fp8", "quantization_fp8": "weight_fp8",
     "int4_quantization": "weight_int4", "quantization_int4": "weight_int4",
 }  # fmt: skip

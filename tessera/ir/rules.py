@@ -50,7 +50,7 @@ class Op:
     ulps_f64: float | None = None
     cost: int = 1
     method: bool = False
-    # Cached dispatch plans of eager calls, by operand types (tessera/ops/api/eager_dispatch.py).
+    # Cached dispatch plans of eager calls, by operand types (tessera/ops/api/methods.py).
     plans: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     @property

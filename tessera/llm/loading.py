@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tessera.core.device import INTERP, default_device
 from tessera.core.errors import ArgumentError, FileError, user_location
 from tessera.core.types import DType, f32
 from tessera.llm.generation import LanguageModel
@@ -18,6 +19,9 @@ def load(
 ) -> LanguageModel:  # fmt: skip
     """The language model of a GGUF file, or of a folder with config.json, safetensors and maybe tokenizer.json.
 
+    It runs on `target`, without one on the default device; where that is the interpreter, which takes a third of a
+    second for a token of a small model, on "llvm". `target="interp"` interprets.
+
     Raises:
         ArgumentError: the architecture is not supported, or `path` is no path.
         DeviceUnavailable: a package that reads the format is not installed.
@@ -26,7 +30,7 @@ def load(
     if not isinstance(path, (str, Path)):
         raise ArgumentError("the path of a model is not a path", location=user_location(), expected="a str or a Path",
                             received=type(path).__name__)  # fmt: skip
-    path = Path(path)
+    path, target = Path(path), target or _choose_target()
     given = read_tokenizer(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
     if path.is_dir():
         from tessera.llm.safetensors_reader import read_folder
@@ -38,6 +42,12 @@ def load(
     file = open_gguf(path)
     config, weights = read_gguf(file)
     return LanguageModel(config, weights, given or read_gguf_tokenizer(file.fields), target, cache_dtype)
+
+
+def _choose_target() -> str:
+    """The default device, or the processor's generator in place of the interpreter."""
+    chosen = default_device()
+    return "llvm" if chosen == INTERP else chosen
 
 
 def find_packaged_model(module: str) -> Path:

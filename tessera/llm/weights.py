@@ -64,21 +64,29 @@ def build_weights(config: DecoderConfig, readers: Readers, names: Mapping[str, s
     return weights
 
 
+def list_shapes(config: DecoderConfig, biases: bool = False) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter that a decoder must have, by its path; with `biases` those of its products too."""
+    shapes = {"embedding.weight": (config.vocabulary, config.width), "norm.weight": (config.width,)}
+    shapes |= {f"layers.{i}.{n}": s for i in range(config.layers) for n, s in expected_shapes(config).items()}
+    if config.rotary is None:
+        shapes["positions.weight"] = (config.context, config.width)
+    if config.norm == "layer":
+        shapes["norm.bias"] = (config.width,)
+    if biases:
+        optional = {n: s for n, s in _optional_shapes(config).items() if n.endswith(".bias")}
+        shapes |= {f"layers.{i}.{n}": s for i in range(config.layers) for n, s in optional.items()}
+    return shapes
+
+
 def draw_weights(config: DecoderConfig, seed: int = 0, scale: float = 0.05) -> dict[str, Any]:
     """Random weights of a configuration, for tests and measurements: normal numbers, norms near 1."""
     rng = np.random.default_rng(seed)
-    d, shapes = config.width, {"embedding.weight": (config.vocabulary, config.width), "norm.weight": (config.width,)}
-    shapes |= {f"layers.{i}.{n}": s for i in range(config.layers) for n, s in expected_shapes(config).items()}
-    if config.rotary is None:
-        shapes["positions.weight"] = (config.context, d)
-    if config.norm == "layer":
-        shapes["norm.bias"] = (d,)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
         made = scale * rng.standard_normal(shape, np.float32)
         return made + np.float32(1) if name.endswith("norm.weight") else made
 
-    made = {name: draw(name, shape) for name, shape in shapes.items()}
+    made = {name: draw(name, shape) for name, shape in list_shapes(config).items()}
     return build_weights(config, {n: partial(np.asarray, w) for n, w in made.items()}, {n: n for n in made})
 
 

@@ -36,13 +36,18 @@ class LoweringPlan:
     whole_k: int = 512
     balance_k: int = 0  # the tiles of a contraction are multiples of this, and pad it least; 0: they are near k
     multiple: int = 16
+    # What packing an element of a product's right operand costs, in multiply-adds; 0: products are not packed.
+    product_pack: int = 0
     rows: int = 8192
     row_limit: int = 8192
+    row_tile: int | None = None  # of longer rows that several loops walk, where there are many; None: row_limit
     pointwise: int = 8192
     lanes: int = 64
     result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same
     result_rows: int | None = None  # like rows, for the same reductions; None: the same
     programs: int = 8
+    # Blocks are padded to powers of two, so tiles are such powers rather than divisors of their axes.
+    power_of_two_tiles: bool = False
     collapse: bool = False  # adjacent dims that every access walks as one become one
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
@@ -172,6 +177,8 @@ def list_active_names() -> tuple[str, ...]:
 
 def make_extension_key() -> Hashable:
     """A cache key of the extensions of a program that is traced now; None where there are none."""
+    if not INSTALLED and not SCOPED.get() and SCOPED_FUSION.get() is None and RUN_OBSERVER.get() is None:
+        return None  # as for most calls
     names, fusion, observed = list_active_names(), SCOPED_FUSION.get(), RUN_OBSERVER.get() is not None
     if not names and fusion is None and not observed:
         return None

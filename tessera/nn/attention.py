@@ -12,7 +12,7 @@ from tessera.nn.linear import Linear, check_count, check_features, linear
 from tessera.nn.module import Module, Parameter
 from tessera.nn.positions import RotaryEmbedding
 from tessera.ops.api.creation import zeros
-from tessera.ops.tensor.attention import scaled_dot_product_attention
+from tessera.ops.tensor.attention_calls import scaled_dot_product_attention
 from tessera.ops.tensor.basic import broadcast_to, cast
 from tessera.ops.tensor.elementwise import where
 from tessera.ops.tensor.nn import dropout, softmax

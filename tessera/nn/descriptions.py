@@ -22,6 +22,8 @@ def describe_module(module: Module) -> str:
 
 
 def _count(module: Module) -> str:
+    if any(each.lacks_shapes for each in module.modules()):
+        return "parameters after the first call"
     number = module.count_parameters()
     return f"{number:,} parameter" + ("" if number == 1 else "s")
 

@@ -19,7 +19,8 @@ from tessera.ops.tensor.activations import (
     tanhshrink,
     threshold,
 )
-from tessera.ops.tensor.attention import scaled_dot_product_attention
+from tessera.ops.tensor.adaptive_pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_max_pool2d
+from tessera.ops.tensor.attention_calls import scaled_dot_product_attention
 from tessera.ops.tensor.convolution import (
     conv1d,
     conv2d,
@@ -55,17 +56,7 @@ from tessera.ops.tensor.nn import (
     softmax,
     softplus,
 )
-from tessera.ops.tensor.pooling import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    adaptive_max_pool2d,
-    avg_pool1d,
-    avg_pool2d,
-    avg_pool3d,
-    max_pool1d,
-    max_pool2d,
-    max_pool3d,
-)
+from tessera.ops.tensor.pooling import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from tessera.ops.tensor.rearrange import one_hot, pad
 from tessera.ops.tensor.resampling import interpolate
 from tessera.ops.tensor.scalar_functions import sigmoid

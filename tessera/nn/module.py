@@ -54,11 +54,11 @@ SUGGESTIONS = {
 }
 
 
-def check_keywords(cls: type, named: Mapping[str, Any]) -> None:
-    """Refuse arguments that the constructor of a layer does not have.
+def check_keywords(cls: type, named: Mapping[str, Any], suggestions: Mapping[str, str] = SUGGESTIONS) -> None:
+    """Refuse arguments that the constructor of a class does not have; `suggestions` say what to write in their place.
 
     Raises:
-        ArgumentError: there is one; it lists those that the layer has.
+        ArgumentError: there is one; it lists those that the class has.
     """
     known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     if any(p.kind is p.VAR_KEYWORD for p in known.values()):
@@ -67,7 +67,7 @@ def check_keywords(cls: type, named: Mapping[str, Any]) -> None:
         raise ArgumentError(
             f"{cls.__name__} has no argument {unknown[0]!r}", location=user_location(),
             expected=", ".join([*known][1:]) or "none", received=f"{unknown[0]}={named[unknown[0]]!r}",
-            suggestion=SUGGESTIONS.get(unknown[0]),
+            suggestion=suggestions.get(unknown[0]),
         )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ class Module:
     """
 
     training: bool
+    lacks_shapes = False  # a layer whose parameters its first call makes
     renewed: tuple[str, ...] = ()  # parameters that a call may give another value, which is then kept
     _hooks: tuple[tuple[Any, ...], ...]
 
@@ -227,6 +228,19 @@ class Module:
         self.placement = device
         return self
 
+    def require_shapes(self) -> None:
+        """Refuse a layer whose parameters its first call makes, before that.
+
+        Raises:
+            ArgumentError: it is one.
+        """
+        if self.lacks_shapes:
+            raise ArgumentError(
+                f"a {type(self).__name__} has no parameters before its first call", location=user_location(),
+                expected="a model that was called once, eagerly", suggestion="call the model with an example before it "
+                "is compiled, trained, saved or loaded: model(ts.zeros(shape))",
+            )  # fmt: skip
+
     # Parts.
 
     def children(self) -> list[Module]:
@@ -299,6 +313,7 @@ class Module:
         """Replace each parameter and buffer, here and below, by what `function` makes of it; tied ones stay tied."""
         known: dict[int, tuple[Tensor, Any]] = {}
         for module in self.modules():
+            module.require_shapes()
             for store in ("_parameters", "_buffers"):
                 held = module.__dict__[store]
                 for name, tensor in held.items():
@@ -439,6 +454,7 @@ def _walk(module: Module, path: str) -> Iterator[tuple[str, Module]]:
 def _iterate_tensors(module: Module, store: str) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for path, each in module.named_modules():
+        each.require_shapes()
         for name, tensor in each.__dict__[store].items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
@@ -494,6 +510,7 @@ class _Collector:
         """The specification of a module: its class, configuration, and the leaf of each tensor."""
         if id(module) in self.modules:
             return self.modules[id(module)]  # the same module in two places
+        module.require_shapes()
         self.modules[id(module)] = len(self.modules)
         own, prefix = module.__dict__, f"{path}." if path else ""
         frozen = own["_frozen"]

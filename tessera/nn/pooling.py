@@ -9,7 +9,7 @@ from tessera.core.errors import ArgumentError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.convolution import spread_sizes, take_batch
 from tessera.nn.module import Module
-from tessera.ops.tensor import layers, nn, pooling
+from tessera.ops.tensor import adaptive_pooling, layers, nn, pooling
 from tessera.ops.tensor.reduce import mean
 from tessera.ops.tensor.shape import squeeze
 
@@ -148,7 +148,7 @@ class AdaptiveAvgPool2d(_Pool):
     Tensor([[[[2.5]]]], f32)
     """
 
-    function = staticmethod(pooling.adaptive_avg_pool2d)
+    function = staticmethod(adaptive_pooling.adaptive_avg_pool2d)
 
     def __init__(self, output_size: Any) -> None:
         sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * self.rank
@@ -165,14 +165,14 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
     """The mean of as many windows of [N, C, L] as `output_size` says."""
 
     rank = 1
-    function = staticmethod(pooling.adaptive_avg_pool1d)
+    function = staticmethod(adaptive_pooling.adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
     """The mean of as many windows of [N, C, D, H, W] as `output_size` says."""
 
     rank = 3
-    function = staticmethod(pooling.adaptive_avg_pool3d)
+    function = staticmethod(adaptive_pooling.adaptive_avg_pool3d)
 
 
 class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
@@ -181,7 +181,7 @@ class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
     With `return_indices` the call gives (values, places), each place counted along the flattened spatial axes.
     """
 
-    function: Callable[..., Any] = staticmethod(pooling.adaptive_max_pool2d)
+    function: Callable[..., Any] = staticmethod(adaptive_pooling.adaptive_max_pool2d)
 
     def __init__(self, output_size: Any, return_indices: bool = False) -> None:
         super().__init__(output_size)
@@ -192,14 +192,14 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
     """The largest element of as many windows of [N, C, L] as `output_size` says; see `AdaptiveMaxPool2d`."""
 
     rank = 1
-    function = staticmethod(pooling.adaptive_max_pool1d)
+    function = staticmethod(adaptive_pooling.adaptive_max_pool1d)
 
 
 class AdaptiveMaxPool3d(AdaptiveMaxPool2d):
     """The largest element of as many windows of [N, C, D, H, W] as `output_size` says; see `AdaptiveMaxPool2d`."""
 
     rank = 3
-    function = staticmethod(pooling.adaptive_max_pool3d)
+    function = staticmethod(adaptive_pooling.adaptive_max_pool3d)
 
 
 class LPPool2d(_Pool):

@@ -25,6 +25,7 @@ def collect_state(module: Module) -> dict[str, Tensor]:
 
 def _iterate_places(module: Module, prefix: str = "") -> Iterator[tuple[str, dict[str, Any], str]]:
     """Each place that holds a tensor: its path, and the dict and the name to set it."""
+    module.require_shapes()
     own = module.__dict__
     for store in ("_parameters", "_buffers"):
         for name in own[store]:

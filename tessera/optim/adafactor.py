@@ -30,6 +30,8 @@ class Adafactor(Optimizer):
         ArgumentError: an option is out of range.
     """
 
+    decoupled = True
+
     def __init__(
         self, lr: Rate = 1e-2, beta2_decay: float = -0.8, eps: tuple[float | None, float] = (None, 1e-3),
         d: float = 1.0, weight_decay: float = 0.0, master_weights: bool = False, *, maximize: bool = False,
@@ -94,7 +96,7 @@ class Adafactor(Optimizer):
         share = exp(log(t) * self.beta2_decay)
         rate = minimum(cast(lr, dtype=p.dtype) if isinstance(lr, Tensor) else lr, rsqrt(t))
         alpha = maximum(sqrt(mean(p * p)), self.eps[1]) * rate
-        p = p - p * (lr * self.weight_decay) if self.weight_decay else p
+        p, g = self.decay(p, g, lr)
         squares = g * g
         if p.ndim > 1:
             row = old["row"] + (mean(squares, axis=-1, keepdims=True) - old["row"]) * share

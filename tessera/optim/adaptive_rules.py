@@ -1,4 +1,4 @@
-"""More adaptive update rules: Adadelta, Adamax, NAdam, RAdam and Rprop, with PyTorch's formulas and defaults."""
+"""More adaptive update rules: Adadelta, Adamax, ASGD, NAdam, RAdam and Rprop, with PyTorch's formulas and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import abs, equal, exp, greater, less, maximum, sqrt, where
 from tessera.ops.tensor.reduce import sum
-from tessera.ops.tensor.scalar_functions import clip, expm1, sign
+from tessera.ops.tensor.scalar_functions import clip, expm1, log1p, sign
 from tessera.ops.tensor.shape import expand_dims
 from tessera.optim.optimizer import Optimizer, Rate, Slot, check_number
 from tessera.optim.rules import Adam, check_betas, correct_bias
@@ -45,7 +45,7 @@ class Adadelta(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        g = g + p * self.weight_decay if self.weight_decay else g
+        p, g = self.decay(p, g, lr)
         square = slots[0] * self.rho + g * g * (1.0 - self.rho)
         move = sqrt(slots[1] + self.eps) / sqrt(square + self.eps) * g
         return p - move * lr, [square, slots[1] * self.rho + move * move * (1.0 - self.rho)]
@@ -79,7 +79,7 @@ class Adamax(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        g = g + p * self.weight_decay if self.weight_decay else g
+        p, g = self.decay(p, g, lr)
         m = slots[0] * self.betas[0] + g * (1.0 - self.betas[0])
         largest = maximum(slots[1] * self.betas[1], abs(g) + self.eps)
         return p - m / largest * (shared["inverse"] * lr), [m, largest]
@@ -205,3 +205,58 @@ class Rprop(Optimizer):
         size = clip(slots[1] * cast(factor, dtype=p.dtype), *self.step_sizes)
         g = where(less(same, 0.0), 0.0, g)
         return p - sign(g) * size, [g, size]
+
+
+class ASGD(Optimizer):
+    """Averaged SGD (Polyak and Juditsky 1992): a decaying rate, and in the slot "average" the mean of the parameters.
+
+    The mean begins after `t0` steps; before, it is the parameter. A schedule gives the rate of its own step.
+
+    >>> ASGD().lr
+    0.01
+
+    Raises:
+        ArgumentError: an option is out of range.
+    """
+
+    def __init__(
+        self, lr: Rate = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0.0,
+        master_weights: bool = False, *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        options = {"lambd": lambd, "alpha": alpha, "t0": t0, "weight_decay": weight_decay}
+        super().__init__(lr, master_weights, maximize, **options)
+        self.lambd, self.alpha = check_number("lambd", lambd, 0.0), check_number("alpha", alpha, 0.0)
+        self.t0, self.weight_decay = check_number("t0", t0, 0.0), check_number("weight_decay", weight_decay, 0.0)
+
+    def list_slots(self) -> tuple[Slot, ...]:
+        """The mean of the parameters."""
+        return (Slot("average"),)
+
+    def scalars(self, step: Tensor) -> dict[str, Tensor]:
+        """The steps before this one, and the share of this one in the mean."""
+        before = cast(step - 1, dtype=f64)
+        return {"before": before, "share": 1.0 / maximum(before - self.t0, 1.0)}
+
+    def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
+        """The step."""
+        p, g = self.decay(p, g, lr)
+        rate = exp(log1p(shared["before"] * (lr * self.lambd)) * -self.alpha) * lr
+        p = p * (1.0 - rate * self.lambd) - g * rate
+        mean = slots[0] + (p - slots[0]) * shared["share"]
+        return p, [where(equal(shared["share"], 1.0), p, mean)]
+
+
+class SparseAdam(Optimizer):
+    """PyTorch's Adam for sparse gradients, which do not exist here: a refusal that says so.
+
+    Raises:
+        ArgumentError: always.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Refuse."""
+        raise ArgumentError(
+            "SparseAdam takes sparse gradients, and every gradient here is dense", location=user_location(),
+            expected="an optimizer for dense gradients",
+            suggestion="optim.Adam(...), which by their moments also moves rows that a step does not read",
+        )  # fmt: skip

@@ -6,7 +6,6 @@ one launch in a compiled program (tessera/optim/fused_update.py).
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_loca
 from tessera.core.pytree import flatten
 from tessera.core.types import DType, f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.nn.module import Module
+from tessera.nn.module import Module, check_keywords
 from tessera.ops.api.creation import full, zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import where
@@ -54,15 +53,13 @@ class Optimizer:
     without a gradient (None) stay as they are, and see no step. `maximize` goes up the gradient instead of down.
     """
 
+    suggestions = SUGGESTIONS
+    weight_decay = 0.0
+    decoupled = False  # whether the weight decay shrinks the parameter, or is added to the gradient
+
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Refuse what PyTorch's optimizers take and these do not: the parameters, and how to compute."""
-        known = inspect.signature(cls.__init__).parameters
-        if unknown := [name for name in options if name not in known and "options" not in known]:
-            raise ArgumentError(
-                f"{cls.__name__} has no option {unknown[0]!r}", location=user_location(),
-                expected=", ".join([*known][1:]), received=f"{unknown[0]}={options[unknown[0]]!r}",
-                suggestion=SUGGESTIONS.get(unknown[0]),
-            )  # fmt: skip
+        check_keywords(cls, options, cls.suggestions)
         if args and isinstance(args[0], (Module, Mapping, list, tuple, Iterator)):
             raise ArgumentError(
                 "an optimizer is made without parameters", location=user_location(),
@@ -95,6 +92,14 @@ class Optimizer:
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The new parameter and its new slots, element by element."""
         raise NotImplementedError
+
+    # What a rule calls.
+
+    def decay(self, p: Tensor, g: Tensor, lr: Any) -> tuple[Tensor, Tensor]:
+        """The parameter and the gradient with the weight decay."""
+        if self.weight_decay and self.decoupled:
+            return p - p * (lr * self.weight_decay), g
+        return p, g + p * self.weight_decay if self.weight_decay else g
 
     # What a user calls.
 

@@ -60,7 +60,7 @@ class SGD(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        g = g + p * self.weight_decay if self.weight_decay else g
+        p, g = self.decay(p, g, lr)
         if not self.momentum:
             return p - g * lr, []
         velocity = slots[0] * self.momentum + (g * shared["share"] if shared else g)
@@ -77,8 +77,6 @@ class Adam(Optimizer):
     Raises:
         ArgumentError: an option is out of range.
     """
-
-    decoupled = False
 
     def __init__(
         self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
@@ -109,12 +107,6 @@ class Adam(Optimizer):
         # lr (m / first) / (sqrt(v) / root + eps), with one division
         spread = sqrt((largest or [v])[0]) + shared["root"] * self.eps
         return p - m * (shared["ratio"] * lr) / spread, [m, v, *largest]
-
-    def decay(self, p: Tensor, g: Tensor, lr: Any) -> tuple[Tensor, Tensor]:
-        """The parameter and the gradient with the weight decay."""
-        if self.weight_decay and self.decoupled:
-            return p - p * (lr * self.weight_decay), g
-        return p, g + p * self.weight_decay if self.weight_decay else g
 
     def average(self, g: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The new moments."""
@@ -179,7 +171,7 @@ class RMSprop(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        g = g + p * self.weight_decay if self.weight_decay else g
+        p, g = self.decay(p, g, lr)
         square = slots[0] * self.alpha + g * g * (1.0 - self.alpha)
         made, spread = [square], square
         if self.centered:
@@ -227,7 +219,7 @@ class Adagrad(Optimizer):
 
     def rule(self, p: Tensor, g: Tensor, slots: Sequence[Tensor], lr: Any, shared: Mapping[str, Any]) -> Any:
         """The step."""
-        g = g + p * self.weight_decay if self.weight_decay else g
+        p, g = self.decay(p, g, lr)
         total = slots[0] + g * g
         rate = shared["decay"] * lr if shared else lr
         return p - g / (sqrt(total) + self.eps) * rate, [total]
@@ -242,6 +234,8 @@ class Lion(Optimizer):
     Raises:
         ArgumentError: an option is out of range.
     """
+
+    decoupled = True
 
     def __init__(
         self, lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
@@ -259,5 +253,5 @@ class Lion(Optimizer):
         """The step."""
         beta1, beta2 = self.betas
         direction = sign(slots[0] * beta1 + g * (1.0 - beta1))
-        p = p - p * (lr * self.weight_decay) if self.weight_decay else p
+        p, g = self.decay(p, g, lr)
         return p - direction * lr, [slots[0] * beta2 + g * (1.0 - beta2)]

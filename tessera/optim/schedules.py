@@ -6,7 +6,6 @@ The names and formulas are PyTorch's (`torch.optim.lr_scheduler`).
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import f32
 from tessera.ir.tensor import Tensor
+from tessera.nn.module import check_keywords
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.basic import cast
 from tessera.optim.optimizer import check_number
@@ -62,13 +62,7 @@ class RateSchedule:
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Refuse what PyTorch's schedulers take and these do not: the optimizer, its epoch, its momentum."""
-        known = inspect.signature(cls.__init__).parameters
-        if unknown := [name for name in options if name not in known and "options" not in known]:
-            raise ArgumentError(
-                f"{cls.__name__} has no option {unknown[0]!r}", location=user_location(),
-                expected=", ".join([*known][1:]), received=f"{unknown[0]}={options[unknown[0]]!r}",
-                suggestion=SUGGESTIONS.get(unknown[0]),
-            )  # fmt: skip
+        check_keywords(cls, options, SUGGESTIONS)
         return super().__new__(cls)
 
     def __init__(self, lr: float) -> None:

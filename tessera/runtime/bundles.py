@@ -36,15 +36,9 @@ from tessera.core.errors import (
 )
 from tessera.core.pytree import flatten
 from tessera.core.types import TensorType, as_dtype
-from tessera.runtime.artifacts import (
-    MAX_PROGRAMS,
-    LoadedArtifact,
-    count_memory,
-    emit_program,
-    get_parameter_shape,
-    load_artifact,
-)
+from tessera.runtime.artifacts import emit_program
 from tessera.runtime.bundle_files import BundleFile, read_bundle_file, write_bundle_file
+from tessera.runtime.loading import MAX_PROGRAMS, LoadedArtifact, count_memory, get_parameter_shape, load_artifact
 from tessera.runtime.storage.memory_pool import as_bytes
 
 BUNDLE_METHOD = "__bundle__"  # of objects that `ts.save` writes as a bundle: it gives the bundle

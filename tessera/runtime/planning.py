@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tessera.codegen.contract import get_backend
-from tessera.codegen.legality import check_resources
+from tessera.codegen.contract import check_resources, get_backend
 from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, user_location

@@ -17,9 +17,9 @@ from tessera.core.io import write_file
 from tessera.core.pytree import flatten
 from tessera.core.types import DType, as_dtype, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2
 from tessera.ir.tensor import Tensor
-from tessera.runtime.artifacts import load as load_artifact
 from tessera.runtime.bundle_files import is_bundle_path
 from tessera.runtime.bundles import BUNDLE_METHOD, Bundle, load_bundle
+from tessera.runtime.loading import load as load_artifact
 
 # The element types of safetensors; those that it lacks are stored as bytes, and named in the metadata.
 FORMAT_TYPES: dict[str, DType] = {
@@ -41,7 +41,7 @@ def _import_safetensors() -> Any:
         ) from None
 
 
-def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None) -> Path:
+def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None, format: str | None = None) -> Path:
     """Save a pytree of tensors, arrays, numbers and strings as a safetensors file, or a bundle, atomically.
 
     All element types are kept, bf16 and fp8 too. Dicts, lists and tuples come back as they are; of a module, a named
@@ -53,13 +53,21 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None)
     {'step': 3, 'w': Tensor([1.], f32)}
 
     What `ts.bundle` compiled, or `ts.optimize`, is written as a bundle, with `metadata`: see `runtime.bundles`.
+    `format` may name what is written: "bundle" or "safetensors".
 
     Raises:
         ArgumentError: a leaf is no tensor, array, number or string, or two leaves have one path; `metadata` is given
-            for what is no bundle.
+            for what is no bundle; `format` is another.
         FileError: there can be no file at the path.
     """
-    if hasattr(type(tree), BUNDLE_METHOD):
+    compiled = hasattr(type(tree), BUNDLE_METHOD)
+    if format not in (None, "bundle" if compiled else "safetensors"):
+        raise ArgumentError(
+            f"{type(tree).__name__} is not saved as {format}", location=user_location(),
+            expected='format="bundle"' if compiled else 'format="safetensors"', received=repr(format),
+            suggestion="ts.onnx.export writes ONNX, ts.deploy.standalone a C library, ts.export_web a page",
+        )  # fmt: skip
+    if compiled:
         bundle: Bundle = getattr(tree, BUNDLE_METHOD)()
         return bundle.save(path, metadata)
     if metadata is not None:
@@ -160,7 +168,7 @@ def load(path: str | Path, *args: Any, like: Any = None, **named: Any) -> Any:
 
     A file gives the pytree that was saved; any other safetensors file gives its tensors by name. With `like`, a pytree
     of the same structure (a module, a dataclass), the tensors come back in its containers, checked one by one. A folder
-    is an artifact: see `tessera.runtime.artifacts.load` for its other arguments.
+    is an artifact: see `tessera.runtime.loading.load` for its other arguments.
 
     Raises:
         FileError: the file is missing, truncated or not a safetensors file.

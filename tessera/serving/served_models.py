@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.types import as_dtype
 from tessera.ir.tensor import Tensor
-from tessera.runtime.artifacts import get_parameter_shape
+from tessera.runtime.loading import get_parameter_shape
 from tessera.runtime.tensor_files import load
 from tessera.serving.batching import DynamicBatcher, take_rows
 from tessera.serving.options import ServerOptions

@@ -49,6 +49,7 @@ from tessera.stdlib.split_products import (
 
 AXES = 3  # spatial axes of the kernels
 DEPTH = 64  # channels of a block
+LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
 MAX_WASTE = 1.2  # places of blocks for each window
@@ -357,6 +358,14 @@ LONGEST = 8192  # elements of a window with all channels: more are cut off too o
 
 def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
     """The product of weights and stacked windows as a convolution, or None where it is none or that does not pay."""
+    found = find_windows(uses, weights, columns)
+    if found is None or (max(found.windows.strides) > 1 and max(found.windows.dilations) > 1):
+        return None
+    return found if get_shape(weights)[-1] <= LONGEST and _pays(found) else None  # type: ignore[operator]
+
+
+def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
+    """The product of weights and stacked windows, or None where it is none."""
     if len(get_shape(weights)) != 4 or not all(isinstance(n, int) for n in (*get_shape(weights), *get_shape(columns))):
         return None
     held = uses.find(columns, shape.reshape)
@@ -367,14 +376,11 @@ def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct
     outputs = get_shape(weights)[-2]
     if windows is None or get_shape(weights)[:2] != (1, groups) or get_shape(windows.image)[0] != batch:
         return None
-    if any(s > 1 for s in windows.strides) and any(d > 1 for d in windows.dilations):
-        return None
     narrow = {find_narrow_type(uses, v) for v in (windows.image, weights)}
     if None in narrow and len(narrow) > 1:
         return None  # one narrow operand: cheaper than six products
     result, kind = (batch, groups, outputs, positions), next(iter(narrow)) if len(narrow) == 1 else None
-    found = WindowProduct(windows, weights, int(groups), result, kind)  # type: ignore[arg-type]
-    return found if get_shape(weights)[-1] <= LONGEST and _pays(found) else None  # type: ignore[operator]
+    return WindowProduct(windows, weights, int(groups), result, kind)  # type: ignore[arg-type]
 
 
 def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
@@ -399,7 +405,7 @@ def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
 
 
 def _pays(product: WindowProduct) -> bool:
-    """Whether the estimated time is less than that of a product of windows in memory."""
+    """Whether the estimated time is less than that of a product of windows that are gathered or in memory."""
     windows = product.windows
     f32_parts = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
     (batch, channels, *_), phases = get_shape(windows.image), math.prod(windows.strides)
@@ -410,8 +416,33 @@ def _pays(product: WindowProduct) -> bool:
     deep = int(channels) // product.groups * phases
     depth = round_up(PRODUCTS * deep if f32_parts else deep, DEPTH) * math.prod(_fold_taps(windows))
     outputs = int(product.result[1] * product.result[2])
+    computed = product.groups * round_up(product.result[2], LEAST_ROWS)
     moved = positions * (int(channels) * phases * (40 if f32_parts else 6) + outputs * (20 if f32_parts else 6))
-    apart = 2 * positions * outputs * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
-    whole = math.prod(product.result) * int(get_shape(product.weights)[-1])
-    held = int(batch) * int(channels) * math.prod(windows.taps) * math.prod(windows.counts) * (4 if f32_parts else 2)
-    return apart < 2 * whole / (F32_RATE if f32_parts else BF16_RATE) + held / STACK_RATE
+    apart = 2 * positions * computed * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
+    return apart < min(estimate_gathered(product), estimate_stacked(product))
+
+
+GATHERED_RATE, GATHERED_NARROW_RATE = 20e12, 80e12  # operations a second where windows are gathered: f32, 16 bits
+SPLIT_RATE, LARGE = 100e12, 256  # of f32 products in parts, whose rows, columns and depth are large
+LEAST_GATHERED_ROWS = 16
+
+
+def estimate_gathered(product: WindowProduct) -> float:
+    """The seconds of a direct convolution."""
+    batch, groups, outputs, positions = product.result
+    rows = min(LEAST_ROWS, max(LEAST_GATHERED_ROWS, 1 << (outputs - 1).bit_length()))
+    whole = batch * groups * round_up(outputs, rows) * positions * int(get_shape(product.weights)[-1])
+    wide = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
+    return 2 * whole / (GATHERED_RATE if wide else GATHERED_NARROW_RATE) + 2 * LAUNCH_SECONDS
+
+
+def estimate_stacked(product: WindowProduct) -> float:
+    """The seconds of a product of windows in memory, which are written tap by tap."""
+    windows, window = product.windows, int(get_shape(product.weights)[-1])
+    wide = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
+    batch, channels, *_ = get_shape(windows.image)
+    taps = math.prod(windows.taps)
+    held = int(batch) * int(channels) * taps * math.prod(windows.counts) * (4 if wide else 2)
+    large = min(product.result[2], product.result[3], window) >= LARGE
+    rate = BF16_RATE if not wide else SPLIT_RATE if large else F32_RATE
+    return 2 * math.prod(product.result) * window / rate + held / STACK_RATE + (taps + 1) * LAUNCH_SECONDS

@@ -17,16 +17,21 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
-from tessera.ops.tensor import contractions, elementwise, nn, reduce, shape, sorting
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor import attention, contractions, decompositions, elementwise, reduce, shape, sorting
+from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import add_in_place, add_sorted, specialise_scatter
+from tessera.stdlib.direct_convolution import match_direct
+from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
-from tessera.stdlib.split_k import match_chunked_product
-from tessera.stdlib.split_products import match_split_product
+from tessera.stdlib.small_matrices import factor_batch, is_small, solve_batch
+from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
+from tessera.stdlib.split_keys import match_split_attention
+from tessera.stdlib.split_products import SplitProduct, match_split_product
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
@@ -42,13 +47,18 @@ def load_library_launches() -> Rules:
     return library_rules
 
 
-@library_rules(nn.scaled_dot_product_attention)
+@library_rules(attention.scaled_dot_product_attention)
 def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     return _make_launch(node, plan, turned=False)
 
 
-@library_lowerings(nn.scaled_dot_product_attention)
+@library_lowerings(attention.scaled_dot_product_attention)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention of few queries: those of a group of heads as the rows of one head, and long keys in parts."""
+    return _fold_queries(node) or _split_keys(node, plan)
+
+
+def _fold_queries(node: Node) -> LibraryLowering | None:
     """The queries of a group of heads as the rows of one head, where each head has few: keys are read once."""
     q, k = (get_shape(v) for v in node.args[:2])
     mask = get_shape(node.args[3]) if len(node.args) > 3 else ()
@@ -61,9 +71,28 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
         folded = [_fold_heads(m, int(k.shape[-3])) if m.ndim > 2 and m.shape[-3] != 1 else m for m in masks]
         return shape.reshape(
-            nn.scaled_dot_product_attention(_fold_heads(q, int(k.shape[-3])), k, v, *folded, **attrs),
+            attention.scaled_dot_product_attention(_fold_heads(q, int(k.shape[-3])), k, v, *folded, **attrs),
             shape=get_shape(node.out),
         )
+
+    return LibraryLowering(node.args, attend)
+
+
+def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention of few queries over long keys in parts, where a target has many programs to run."""
+    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
+    if not plan.tensor_cores or node.attrs["causal"] or node.attrs["window"] or not _is_supported(node, shapes):
+        return None
+    (q, k, v), dtype = shapes[:3], get_tensor_type(node.args[0]).dtype
+    plain = q[1] == k[1] and all(get_tensor_type(x).policy is None for x in (*node.args, node.out))
+    found = match_split_attention(q, k, v, dtype) if plain else None
+    if found is None:
+        return None
+    attrs = {**node.attrs, "softcap": node.attrs["softcap"] or 0.0}
+
+    def attend(*operands: Tensor) -> Tensor:
+        q, k, v, *masks = (shape.reshape(x, shape=s) for x, s in zip(operands, shapes, strict=True))
+        return shape.reshape(found.compute(q, k, v, masks[0] if masks else None, attrs), shape=get_shape(node.out))
 
     return LibraryLowering(node.args, attend)
 
@@ -81,7 +110,7 @@ def _fold_heads(x: Tensor, heads: int) -> Tensor:
     return shape.reshape(x, shape=(*outer, heads, int(count) // heads * length, width))
 
 
-@library_rules(nn.positional_attention)
+@library_rules(attention.positional_attention)
 def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
     return _make_launch(node, plan, turned=True)
 
@@ -190,12 +219,37 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan in one pass, or in chunks where a target has many programs to run; doubling needs to know the size."""
     if plan.serial_scans:
         return _scan_serially(node)
-    in_chunks = _scan_in_chunks(node, plan) if node.op is reduce.cumsum else None
+    in_chunks = _scan_in_chunks(node, node, plan)
     symbolic = isinstance(get_shape(node.args[0])[node.attrs["axis"]], Dim)
     return in_chunks or (_scan_serially(node) if symbolic else None)
 
 
-def _scan_in_chunks(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
+@library_lowerings(shape.gather)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """A scan from the last element on, where both its operand and its result are flipped."""
+    scan = uses.find(node.args[0], reduce.cumsum, reduce.cumprod)
+    source = uses.find(scan.args[0], shape.gather) if scan is not None else None
+    if source is None or plan.serial_scans or uses.count_uses(node.args[0]) > 1:
+        return None
+    axis = scan.attrs["axis"]  # type: ignore[union-attr]
+    if any(n.attrs["axis"] != axis or not _is_flip(n, uses) for n in (node, source)):
+        return None
+    return _scan_in_chunks(scan, source, plan)  # type: ignore[arg-type]
+
+
+def _is_flip(node: Node, uses: UseDef) -> bool:
+    """Whether the indices of a gather are those of its axis in the opposite order."""
+    size, count = get_shape(node.args[0])[node.attrs["axis"]], uses.find(node.args[1], elementwise.sub)
+    if count is None or get_shape(node.args[1]) != (size,):
+        return False
+    last, place = count.args
+    spread = uses.find(last, broadcast_to)
+    value = uses.find(spread.args[0] if spread is not None else last, full)
+    return value is not None and value.attrs["value"] == size - 1 and uses.find(place, shape.iota) is not None
+
+
+def _scan_in_chunks(node: Node, source: Node, plan: LoweringPlan) -> LibraryLowering | None:
+    """A scan in chunks; from the last element on, if `source` is the flip of its operand."""
     type, out = get_tensor_type(node.args[0]), get_tensor_type(node.out)
     sizes, at = get_shape(node.args[0]), node.attrs["axis"] + len(get_shape(node.args[0]))
     if plan.parallel is None or 0 in sizes or (isinstance(sizes[at], int) and sizes[at] <= MAX_DOUBLED):
@@ -205,15 +259,19 @@ def _scan_in_chunks(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
     folded = (math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
     state = type.accumulate if type.dtype.is_float else out.dtype
 
-    def scan(x: Tensor) -> Tensor:
-        return shape.reshape(running_sums(shape.reshape(x, shape=folded), state, out.dtype), shape=sizes)
+    combine = "sum" if node.op is reduce.cumsum else "prod"
 
-    return LibraryLowering(node.args, scan)
+    def scan(x: Tensor) -> Tensor:
+        found = running_sums(shape.reshape(x, shape=folded), state, out.dtype, combine, source is not node)
+        return shape.reshape(found, shape=sizes)
+
+    return LibraryLowering(source.args[:1], scan)
 
 
 @library_lowerings(scatter_add)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Sums of the sorted updates, where a target has many programs to run; else one update after the other."""
+    """Exact sums of few numbers, or those of the sorted updates, where a target has many programs to run; else one
+    update after the other."""
     x, places, updates = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
@@ -230,7 +288,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         checked = shape.check_index(shape.reshape(places, shape=(count,)), size=sizes[at], along=at)
         more = shape.reshape(updates, shape=(lead, count, rest))
         folded = shape.reshape(x, shape=(lead, sizes[at], rest))
-        found = (add_in_place if serial else add_sorted)(folded, checked, more)
+        exact = not serial and is_exact(x.dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
+        found = (add_in_place if serial else add_exactly if exact else add_sorted)(folded, checked, more)
         return shape.reshape(found, shape=sizes)
 
     return LibraryLowering(node.args, add)
@@ -268,15 +327,22 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(contractions.dot)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A convolution as an implicit GEMM, a large f32 product split into bf16, and a product of 16-bit floats with few
-    results cut along its contraction, where a target has tensor cores."""
+    """A convolution as an implicit GEMM, a large f32 product split into bf16, and a product of narrower types with few
+    results or unaligned rows cut along its contraction or of copied operands, where a target has tensor cores."""
     types = [get_tensor_type(v) for v in (*node.args, node.out)]
-    if not plan.tensor_cores or any(t.dtype != types[0].dtype or t.policy is not None for t in types):
+    dtype, out = types[0].dtype, types[2].dtype
+    if not plan.tensor_cores or types[1].dtype != dtype or any(t.policy is not None for t in types):
         return None
-    if types[0].dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
+    same = out == dtype
+    if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
-    match = {f32: match_split_product, bf16: match_chunked_product, f16: match_chunked_product}.get(types[0].dtype)
-    found = match(uses, *node.args) if match is not None else None
+    if same and dtype in (f32, bf16, f16) and (direct := match_direct(uses, *node.args)) is not None:
+        return LibraryLowering((direct.product.windows.image, direct.product.weights), direct.compute)
+    found: SplitProduct | ChunkedProduct | None
+    if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
+        return LibraryLowering((rows.left, rows.right.source), rows.compute)
+    found = match_split_product(uses, *node.args) if dtype == f32 and same else None
+    found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 
@@ -308,6 +374,18 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return cast(first, dtype=get_tensor_type(node.out).dtype)
 
     return LibraryLowering(node.args, find)
+
+
+@library_lowerings(decompositions.solve, decompositions.cholesky)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Small matrices, some in each program, where a target has many programs to run; else the host's LAPACK."""
+    sizes = get_shape(node.out)
+    plain = all(get_tensor_type(v).policy is None for v in (*node.args, node.out))
+    if plan.parallel is None or symbol_names(sizes) or 0 in sizes or not plain:
+        return None
+    if not is_small(get_tensor_type(node.out).dtype, *(int(n) for n in sizes[-2:])):
+        return None
+    return LibraryLowering(node.args, solve_batch if node.op is decompositions.solve else factor_batch)
 
 
 MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused

@@ -1,4 +1,4 @@
-"""Running sums: scans of rows and columns by a tree over chunks with a carry (Blelloch 1990), in the kernel language.
+"""Running sums and products: scans of rows and columns by a tree over chunks with a carry (Blelloch 1990).
 
 Where there are few rows, an axis is scanned in parts side by side: the sums of the parts come first, and their running
 sums are what each part starts from. The tree depends on the sizes alone.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.core.symbolic_dim import Size, ceil_divide
-from tessera.core.types import DType, TensorType
+from tessera.core.types import DType, TensorType, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import reduce
 from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.bits import bitcast
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import pad, reshape
 
@@ -27,76 +28,104 @@ PART_CHUNKS = 4  # the least chunks of a part
 PROGRAMS = 528  # that keep a GPU busy
 
 
-def find_pairs(x):
-    """The pairs of a block [A, n, B] along its middle axis: the block folded, their sums, and where the first are."""
+def join(one, other, combine):
+    """Two blocks added or multiplied."""
+    return one + other if combine == "sum" else one * other
+
+
+def pick_one(pairs, which):
+    """The elements of pairs that a mask names, one of each pair: as the largest bits, which keep -0 and NaN."""
+    wide = pairs.dtype.bits == 64
+    bits = bitcast(pairs, int64 if wide else int32) if pairs.dtype.is_float else pairs
+    least = 0 if pairs.dtype.kind == "uint" else -(1 << 63) if wide else -(1 << 31)
+    found = tile.max(tile.where(which, bits, least), axis=2, keepdims=True)
+    return bitcast(found, pairs.dtype) if pairs.dtype.is_float else found
+
+
+def find_pairs(x, combine):
+    """The pairs of a block [A, n, B] along its middle axis: the block folded, the first and second elements, both
+    combined, and where the first are."""
     rows, size, columns = x.shape
     pairs = tile.reshape(x, (rows, size // 2, 2, columns))
-    first = tile.reshape(tile.arange(0, 2), (1, 1, 2, 1)) == 0
-    return pairs, tile.sum(pairs, axis=2, keepdims=True), tile.broadcast(first, pairs.shape)
+    first = tile.broadcast(tile.reshape(tile.arange(0, 2), (1, 1, 2, 1)) == 0, pairs.shape)
+    early, late = pick_one(pairs, first), pick_one(pairs, ~first)
+    both = tile.sum(pairs, axis=2, keepdims=True) if combine == "sum" else early * late
+    return pairs, early, late, both, first
 
 
-def sum_before(x, start):
-    """For each element of a block [A, n, B] `start` [A, 1, B] and the sum of those before it; and the sum of all."""
+def scan_before(x, start, combine, neutral, reverse):
+    """For each element of a block [A, n, B] `start` [A, 1, B] and those before it combined; and all combined.
+
+    With `reverse` the elements after one come before it.
+    """
     rows, size, columns = x.shape
     if size == 1:
         return start, x
-    pairs, sums, first = find_pairs(x)
-    before, total = sum_before(tile.reshape(sums, (rows, size // 2, columns)), start)
-    earlier = tile.sum(tile.where(first, pairs, 0), axis=2, keepdims=True)
-    found = tile.reshape(before, (rows, size // 2, 1, columns)) + tile.where(first, 0, earlier)
+    pairs, early, late, both, first = find_pairs(x, combine)
+    before, total = scan_before(tile.reshape(both, (rows, size // 2, columns)), start, combine, neutral, reverse)
+    other = tile.where(first, late, neutral) if reverse else tile.where(first, neutral, early)
+    found = join(tile.reshape(before, (rows, size // 2, 1, columns)), other, combine)
     return tile.reshape(found, x.shape), total
 
 
-def sum_up_to(x, start):
-    """For each element of a block [A, n, B], n a power of two, `start` and the sum up to it; and the sum of all."""
+def scan_up_to(x, start, combine, neutral, reverse):
+    """For each element of a block [A, n, B], n a power of two, `start` and those up to it combined; and all."""
     rows, size, columns = x.shape
     if size == 1:
-        return start + x, x
-    pairs, sums, first = find_pairs(x)
-    before, total = sum_before(tile.reshape(sums, (rows, size // 2, columns)), start)
-    found = tile.reshape(before, (rows, size // 2, 1, columns)) + tile.where(first, pairs, sums)
+        return join(start, x, combine), x
+    pairs, early, late, both, first = find_pairs(x, combine)
+    before, total = scan_before(tile.reshape(both, (rows, size // 2, columns)), start, combine, neutral, reverse)
+    own = tile.where(first, both, pairs) if reverse else tile.where(first, pairs, both)
+    found = join(tile.reshape(before, (rows, size // 2, 1, columns)), own, combine)
     return tile.reshape(found, x.shape), total
 
 
 @kernel
-def scan_rows(x, starts, out, *, state, rows, chunk, length, parts):
-    """out = the running sums of x [R, N] along its rows, in type `state`, on the grid (ceil(R / rows), parts).
+def scan_rows(x, starts, out, *, state, rows, chunk, length, parts, combine, neutral, reverse):
+    """out = the running sums or products of x [R, N] along its rows, in type `state`.
 
-    A part has `length` elements, a multiple of `chunk`; part p of row r starts from starts[r, p], if there are several.
+    The grid is (ceil(R / rows), parts). A part has `length` elements, a multiple of `chunk`; if there are several, part
+    p of row r starts from starts[r, p].
     """
     row, begin = tile.program_id(0) * rows, tile.program_id(1) * length
-    start = tile.full((rows, 1, 1), -0.0 if out.dtype.is_float else 0, state)
+    start = tile.full((rows, 1, 1), neutral, state)
     if parts > 1:
         given = tile.load(starts[row : row + rows, tile.program_id(1) : tile.program_id(1) + 1], edge="clip")
         start = tile.reshape(given, (rows, 1, 1))
-    for first in tile.range(begin, tile.minimum(begin + length, x.shape[1]), chunk):
-        block = tile.cast(tile.load(x[row : row + rows, first : first + chunk], edge="clip"), state)
-        found, total = sum_up_to(tile.reshape(block, (rows, chunk, 1)), start)
+    end = tile.minimum(begin + length, x.shape[1])
+    for at in tile.range(begin, end, chunk):
+        first = begin + (end - 1 - at) // chunk * chunk if reverse else at
+        block = tile.cast(tile.load(x[row : row + rows, first : first + chunk], other=neutral), state)
+        found, total = scan_up_to(tile.reshape(block, (rows, chunk, 1)), start, combine, neutral, reverse)
         found = tile.cast(tile.reshape(found, (rows, chunk)), out.dtype)
         tile.store(out[row : row + rows, first : first + chunk], found, edge="clip")
-        start = start + total
+        start = join(start, total, combine)
 
 
 @kernel
-def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts):
-    """out = the running sums of x [L, N, R] along its middle axis, on the grid (L, parts, ceil(R / lanes)).
+def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts, combine, neutral, reverse):
+    """out = the running sums or products of x [L, N, R] along its middle axis, on the grid (L, parts, ceil(R / lanes)).
 
-    As `scan_rows`; the sums that the parts start from are [L, parts, R].
+    As `scan_rows`; what the parts start from is [L, parts, R].
     """
     lead, part, lane = tile.program_id(0), tile.program_id(1), tile.program_id(2) * lanes
-    start = tile.full((1, 1, lanes), -0.0 if out.dtype.is_float else 0, state)
+    start = tile.full((1, 1, lanes), neutral, state)
     if parts > 1:
         start = tile.reshape(tile.load(starts[lead, part, lane : lane + lanes], edge="clip"), (1, 1, lanes))
-    for first in tile.range(part * length, tile.minimum(part * length + length, x.shape[1]), chunk):
-        block = tile.cast(tile.load(x[lead, first : first + chunk, lane : lane + lanes], edge="clip"), state)
-        found, total = sum_up_to(tile.reshape(block, (1, chunk, lanes)), start)
+    begin, end = part * length, tile.minimum(part * length + length, x.shape[1])
+    for at in tile.range(begin, end, chunk):
+        first = begin + (end - 1 - at) // chunk * chunk if reverse else at
+        block = tile.load(x[lead, first : first + chunk, lane : lane + lanes], other=neutral)
+        block = tile.reshape(tile.cast(block, state), (1, chunk, lanes))
+        found, total = scan_up_to(block, start, combine, neutral, reverse)
         found = tile.cast(tile.reshape(found, (chunk, lanes)), out.dtype)
         tile.store(out[lead, first : first + chunk, lane : lane + lanes], found, edge="clip")
-        start = start + total
+        start = join(start, total, combine)
 
 
-def running_sums(x: Tensor, state: DType, dtype: DType) -> Tensor:
-    """The running sums of `x` [L, N, R] along its middle axis, added in `state` and rounded to `dtype`.
+def running_sums(x: Tensor, state: DType, dtype: DType, combine: str = "sum", reverse: bool = False) -> Tensor:
+    """The running sums, or those of another `combine` ("prod"), of `x` [L, N, R] along its middle axis, in `state` and
+    rounded to `dtype`; with `reverse` from the last element on.
 
     Where a size is symbolic, the axis is one part.
     """
@@ -110,13 +139,14 @@ def running_sums(x: Tensor, state: DType, dtype: DType) -> Tensor:
         parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
         length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
         parts = ceil_divide(size, length)
-    starts = _find_starts(x, state, length, parts) if parts > 1 else x
+    kind = {"combine": combine, "neutral": _find_neutral(combine, state), "reverse": reverse}
+    starts = _find_starts(x, state, length, parts, combine, reverse) if parts > 1 else x
     if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
-        numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts}
+        numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts, **kind}
         return launch(scan_columns, grid, x, starts, memory, **numbers)
     flat, memory = reshape(x, shape=(lead, size)), OutputMemory(TensorType((lead, size), dtype))
-    numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts}
+    numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts, **kind}
     starts = reshape(starts, shape=(lead, parts)) if parts > 1 else flat
     return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
 
@@ -126,10 +156,18 @@ def _fit_power_of_two(size: Size, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length()) if isinstance(size, int) else most
 
 
-def _find_starts(x: Tensor, state: DType, length: int, parts: int) -> Any:
-    """What each part starts from [L, parts, R]: the running sums of the parts before it."""
+def _find_neutral(combine: str, state: DType) -> float:
+    """What leaves every number unchanged: -0, since 0 changes it."""
+    return 1 if combine == "prod" else -0.0 if state.is_float else 0
+
+
+def _find_starts(x: Tensor, state: DType, length: int, parts: int, combine: str, reverse: bool) -> Any:
+    """What each part starts from [L, parts, R]: what the parts before it give."""
     lead, size, width = (int(n) for n in x.shape)
-    wide = pad(cast(x, dtype=state), low=(0, 0, 0), high=(0, parts * length - size, 0), value=0)
-    sums = reduce.sum(reshape(wide, shape=(lead, parts, length, width)), axis=2)
-    ended = running_sums(narrow(sums, 1, 0, parts - 1), state, state)
-    return pad(ended, low=(0, 1, 0), high=(0, 0, 0), value=-0.0 if state.is_float else 0)
+    neutral = _find_neutral(combine, state)
+    wide = pad(cast(x, dtype=state), low=(0, 0, 0), high=(0, parts * length - size, 0), value=neutral)
+    reduction = reduce.sum if combine == "sum" else reduce.prod
+    whole = reduction(reshape(wide, shape=(lead, parts, length, width)), axis=2)
+    ended = running_sums(narrow(whole, 1, int(reverse), parts - 1 + int(reverse)), state, state, combine, reverse)
+    low, high = (0, int(not reverse), 0), (0, int(reverse), 0)
+    return pad(ended, low=low, high=high, value=neutral)

@@ -1,16 +1,19 @@
-"""Split K: products of 16-bit floats with few results, cut along the contraction until they fill a GPU (CUTLASS).
+"""Split K: products with few results, cut along the contraction until they fill a GPU (CUTLASS), and products whose
+operands need other rows.
 
 A product gives each block of results to one program. Few rows or columns leave most of a GPU idle, or make blocks too
 small for warpgroup products. So the blocks stay large, also where rows are fewer, and each is computed by several
-programs, over parts of the contraction. Their sums, in f32, are added up in the order of the parts.
+programs, over parts of the contraction. Their sums, in the type that products accumulate in, are added up in the order
+of the parts. Operands that no tensor map loads are copied first (`tessera.stdlib.operand_copies`), where the estimated
+time of the copies and of the faster product is less.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
-from tessera.core.types import DType, TensorType, f32
+from tessera.core.types import DType, TensorType, bf16, f16, f32, f64, int8, int32, uint8
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
@@ -19,15 +22,37 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
 from tessera.ops.tensor import basic, reduce, shape
-from tessera.stdlib.split_products import ALIGNMENT, BUSY_PROGRAMS, ProductOperand, find_operand, measure_product
+from tessera.stdlib.gemm import zero_accumulator
+from tessera.stdlib.operand_copies import OperandCopy
+from tessera.stdlib.split_products import (
+    BF16_RATE,
+    BUSY_PROGRAMS,
+    MEMORY_RATE,
+    ProductOperand,
+    find_narrow_type,
+    find_operand,
+    measure_product,
+)
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
-COLUMNS, DEPTH = 128, 64  # of a block of results, and of the elements that a round contracts
+COLUMNS, MORE_COLUMNS = 128, 256  # of a block of results
+ROUND_BYTES = 128  # of the rows that a round contracts
 LEAST_DEPTH = 512  # elements of a part of the contraction
 FEW_ROWS = 15  # products of so many rows are bound by memory
 LEAST_ELEMENTS = 1 << 20  # of the right operand, for the launch that adds up to pay
 LONG_DEPTH = 2048  # contractions that are cut where rows are many
+UNMAPPED_RATE = 110e12  # operations a second of 16-bit products without tensor maps, on a GPU that they fill
+COPY_RATE = 2e12  # bytes a second that copies of operands read and write
+COPY_SECONDS = 3e-6  # of a launch more
+# The types of results that products of a type have here; the first is what they accumulate in.
+RESULT_TYPES = {bf16: (f32, bf16), f16: (f32, f16), int8: (int32,), uint8: (int32,), f32: (f32,), f64: (f64,)}
+# Products by multiply-add, and of doubles, whose instructions of tensor cores need no tensor maps.
+SCALAR_TYPES = (f32, f64)
+SCALAR_ROWS, SCALAR_ELEMENTS, SCALAR_ROUND = 64, 1 << 13, 32  # of a block, at most, and of a round
+SCALAR_DEPTH, SCALAR_PROGRAMS = 128, 528  # a part of the contraction; programs that hide the latency of memory
+LEAST_DOUBLES = 64  # rows, columns and depth of products of f64, which tensor cores multiply
+LONG_SCALAR_DEPTH, LEAST_PARTS = 1024, 2  # so long, and in so many parts, that the launch that adds up pays
 
 
 @kernel
@@ -39,7 +64,7 @@ def multiply_chunks(a, b, out, *, turned_a, turned_b, depth, BM, BN, BK):
     chunk, z = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
     i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, chunk * depth
     za, zb = z % a.shape[0], z % b.shape[0]
-    total = tile.zeros((BM, BN), "f32")
+    total = zero_accumulator(a, (BM, BN))
     for k in tile.range(first, first + depth, BK):
         if turned_a:
             left = tile.transpose(tile.load(a[za, k : k + BK, i : i + BM], edge="clip"))
@@ -62,38 +87,93 @@ class ChunkedProduct:
     sizes: tuple[int, int, int, int]  # Z, M, K, N
     result: tuple[int, ...]
     dtype: DType
+    copies: tuple[OperandCopy, OperandCopy]
     rows: int  # of a block of results
+    columns: int
     chunks: int
+    round: int  # elements of the contraction
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
-        batch, m, k, n = self.sizes
-        a, b = (shape.reshape(x, shape=side.folded) for x, side in ((a, self.left), (b, self.right)))
-        dtype = f32 if self.chunks > 1 else self.dtype
-        memory = OutputMemory(TensorType((self.chunks, batch, m, n), dtype))
-        grid = self.chunks * batch, ceil_divide(m, self.rows), ceil_divide(n, COLUMNS)
-        constants = {"turned_a": self.left.turned, "turned_b": self.right.turned}
-        blocks = {"depth": round_up(ceil_divide(k, self.chunks), DEPTH), "BM": self.rows, "BN": COLUMNS, "BK": DEPTH}
-        sums = launch(multiply_chunks, grid, a, b, memory, **constants, **blocks)
+        (batch, m, k, n), (left, right) = self.sizes, self.copies
+        a, b = (copy.apply(shape.reshape(x, shape=copy.sizes)) for x, copy in ((a, left), (b, right)))
+        wide = RESULT_TYPES[a.dtype][0]
+        memory = OutputMemory(TensorType((self.chunks, batch, m, n), wide if self.chunks > 1 else self.dtype))
+        grid = self.chunks * batch, ceil_divide(m, self.rows), ceil_divide(n, self.columns)
+        constants = {"turned_a": self.left.turned != left.turns, "turned_b": self.right.turned != right.turns}
+        blocks = {"depth": round_up(ceil_divide(k, self.chunks), self.round), "BM": self.rows, "BN": self.columns}
+        sums = launch(multiply_chunks, grid, a, b, memory, **constants, **blocks, BK=self.round)
         if self.chunks > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=self.dtype)
         return shape.reshape(sums, shape=self.result)
 
 
-def match_chunked_product(uses: UseDef, left: Value, right: Value) -> ChunkedProduct | None:
-    """The product of two operands cut along its contraction, or None where that does not pay."""
-    measured = measure_product(left, right)
-    if measured is None:
+def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | None = None) -> ChunkedProduct | None:
+    """The product of two operands cut along its contraction or with copied operands, or None where neither pays.
+
+    `out` is the type of the results; None: that of the operands.
+    """
+    measured, dtype = measure_product(left, right), get_tensor_type(left).dtype
+    out = out or dtype
+    if measured is None or out not in RESULT_TYPES.get(dtype, ()):
         return None
     sides, (batch, m, k, n) = (find_operand(uses, left), find_operand(uses, right)), measured[0]
-    if any(side.folded[-1] % ALIGNMENT for side in sides) or uses.get(sides[1].source) is not None:
-        return None  # tensor maps want rows of whole units of 16 bytes; what is computed is better not written first
-    rows = 64 if m <= 64 else 128
-    programs = batch * ceil_divide(m, rows) * ceil_divide(n, COLUMNS)
+    if dtype in SCALAR_TYPES:
+        before = find_narrow_type(uses, left) or find_narrow_type(uses, right)
+        return None if before else _chunk_scalars(*sides, *measured, dtype)
+    narrow = dtype.bits == 8  # both operands along the contraction
+    turns = (narrow and sides[0].turned, narrow and not sides[1].turned)
+    copies = tuple(OperandCopy(side.folded, dtype, turn) for side, turn in zip(sides, turns, strict=True))
+    if not copies[1].needed and uses.get(sides[1].source) is not None:
+        return None  # what is computed is better not written first
+    rows, columns = 64 if m <= 64 else 128, COLUMNS
+    programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns)
     chunks = max(1, min(BUSY_PROGRAMS // programs, k // LEAST_DEPTH))
-    if not _pays(m, k, n, chunks, sides[1].turned):
-        return None
-    return ChunkedProduct(*sides, *measured, get_tensor_type(left).dtype, rows, chunks)
+    each = ROUND_BYTES * 8 // dtype.bits
+    found = ChunkedProduct(*sides, *measured, out, copies, rows, columns, chunks, each)  # type: ignore[arg-type]
+    if any(copy.needed for copy in copies):
+        return _widen_blocks(found) if _copies_pay(found) else None
+    return found if _pays(m, k, n, chunks, sides[1].turned) else None
+
+
+def _chunk_scalars(
+    left: ProductOperand, right: ProductOperand, sizes: tuple[int, int, int, int], result: tuple[int, ...], dtype: DType
+) -> ChunkedProduct | None:
+    """A product of f32 or f64 cut along its contraction, where it has few blocks of results; f64 in any case."""
+    batch, m, k, n = sizes
+    rows = min(SCALAR_ROWS, max(8, 1 << (m - 1).bit_length()))
+    columns = min(SCALAR_ELEMENTS // rows, MORE_COLUMNS if dtype == f32 else COLUMNS)
+    programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns)
+    chunks = min(SCALAR_PROGRAMS // programs, k // SCALAR_DEPTH)
+    if min(m, n) == 1 or k < LONG_SCALAR_DEPTH or chunks < LEAST_PARTS:
+        if dtype != f64 or min(m, n) < LEAST_DOUBLES or k < LEAST_DOUBLES:
+            return None
+        chunks = 1  # blocks of which two are on a multiprocessor: one loads while the other multiplies
+    copies = tuple(OperandCopy(side.folded, dtype, False, aligns=False) for side in (left, right))
+    return ChunkedProduct(left, right, sizes, result, dtype, copies, rows, columns, chunks, SCALAR_ROUND)  # type: ignore[arg-type]
+
+
+def _widen_blocks(product: ChunkedProduct) -> ChunkedProduct:
+    """The product with larger blocks, where these fill a GPU, too."""
+    batch, m, _, n = product.sizes
+    programs = batch * ceil_divide(m, product.rows) * ceil_divide(n, MORE_COLUMNS)
+    return replace(product, columns=MORE_COLUMNS) if programs >= BUSY_PROGRAMS else product
+
+
+def _copies_pay(product: ChunkedProduct) -> bool:
+    """Whether copies of operands and a product of what they write take less time than a product without tensor maps."""
+    (batch, m, k, n), copied = product.sizes, [copy for copy in product.copies if copy.needed]
+    if min(m, n) == 1:
+        return False  # a reduction, which reads the matrix once
+    programs = batch * ceil_divide(m, product.rows) * ceil_divide(n, product.columns)
+    operations = 2 * batch * m * k * n
+    left_idle = max(1.0, BUSY_PROGRAMS / programs)
+    unmapped = operations / UNMAPPED_RATE * left_idle
+    moved = sum(copy.bytes for copy in copied) / COPY_RATE
+    added = 8 * product.chunks * batch * m * n / MEMORY_RATE + COPY_SECONDS if product.chunks > 1 else 0.0
+    computed = 2 * batch * round_up(m, product.rows) * k * round_up(n, product.columns)
+    mapped = computed / BF16_RATE * max(1.0, left_idle / product.chunks)
+    return mapped + moved + added + len(copied) * COPY_SECONDS < unmapped
 
 
 def _pays(m: int, k: int, n: int, chunks: int, turned: bool) -> bool:

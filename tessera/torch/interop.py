@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.codegen.host_plan import ArgumentBinder
+from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import INTERP, count_gpus
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.types import TensorType

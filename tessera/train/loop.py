@@ -115,8 +115,8 @@ class Loop:
         metrics["norm"] = norm
         good = bitwise_and(isfinite(value), isfinite(norm))
         good = bitwise_and(good, isfinite(rate)) if isinstance(rate, Tensor) else good
-        new, made = self.optimizer.update(after, grads, state, good=good)  # a bad step changes nothing
-        _keep_buffers(good, new, model)
+        after = _undo_unless(good, after, model)  # a bad step changes nothing
+        new, made = self.optimizer.update(after, grads, state, good=good)
         return new, made, value, {"lr": rate, **metrics}, good
 
     def _run_step(self, batch: Any) -> dict[str, float]:
@@ -180,9 +180,9 @@ class Loop:
         total = self._count_steps(data, epochs, steps)
         with self._open_progress(total) as show:
             while (self.epoch < epochs or steps is not None) and (steps is None or self.step < steps):
-                before = self.step
+                before = self.step, self.batch  # a checkpoint may lie at the end of an epoch
                 self._run_epoch(data, steps, show)
-                if self.step == before and self.batch == 0 and self.epoch > 0:
+                if (self.step, self.batch) == before and self.epoch > 0:
                     break
         if self.checkpoint is not None:
             self.save_checkpoint()
@@ -297,14 +297,18 @@ def _copy(tree: Any) -> Any:
     )
 
 
-def _keep_buffers(good: Tensor, new: Module, old: Module) -> None:
-    """The buffers of before a step that was not good."""
-    before = dict(old.named_buffers())
-    for path, module in new.named_modules():
-        for name, tensor in module.__dict__["_buffers"].items():
-            held = before.get(f"{path}.{name}" if path else name)
-            if tensor is not None and held is not None and held is not tensor:
-                setattr(module, name, where(good, tensor, held))
+def _undo_unless(good: Tensor, after: Module, before: Module) -> Module:
+    """The model after a forward pass; where the step was not good, what the pass renewed in it is that of before.
+
+    These are buffers, such as the statistics of batch norm, and tables whose rows `max_norm` limits.
+    """
+    leaves, tree = flatten(after, empty=True)
+    held = dict(flatten(before, empty=True)[0])
+    found = []
+    for (path, x), renewed in zip(leaves, tree.list_renewed(), strict=True):
+        old = held.get(path, x) if renewed else x
+        found.append(x if old is x else where(good, x, old))
+    return tree.build(iter(found))
 
 
 class _ProgressBar:

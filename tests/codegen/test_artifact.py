@@ -10,8 +10,7 @@ from tilekernels import Kernel
 
 from tessera.codegen import artifact, contract
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.contract import Backend
-from tessera.codegen.legality import check_element_types
+from tessera.codegen.contract import Backend, check_element_types
 from tessera.codegen.llvm import BACKEND
 from tessera.core.errors import ArgumentError, ArtifactError, Location, UnknownNameError, UnsupportedOpError
 from tessera.core.types import DTYPES, f32, int4, int64

@@ -5,7 +5,8 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.host_plan import HostBufferSlice, check_plan, find_touched_parameters
+from tessera.codegen.host_plan import HostBufferSlice, find_touched_parameters
+from tessera.codegen.plan_execution import check_plan
 from tessera.core.errors import ArtifactError, ResourceError
 from tessera.runtime.program import prepare
 

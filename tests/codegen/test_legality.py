@@ -5,8 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.contract import Capabilities
-from tessera.codegen.legality import check_resources, measure_resources
+from tessera.codegen.contract import Capabilities, check_resources, measure_resources
 from tessera.core.errors import ResourceError
 
 X = np.zeros((64, 64), "f4")

@@ -3,12 +3,15 @@
 import base64
 import doctest
 import functools
+import gzip
 import html
+import http.server
 import json
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +51,10 @@ def read_program(page):
 
 
 def browse(page):
-    """The results that Chromium shows, by name, and its status line."""
+    """The results that Chromium shows of a file or an address, by name, and its status line."""
+    address = page if isinstance(page, str) else page.as_uri()
     with tempfile.TemporaryDirectory(prefix="tessera-chromium-", ignore_cleanup_errors=True) as folder:
-        command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", page.as_uri()]
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", address]
         text = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     status = html.unescape(re.search(r'<p id="status"[^>]*>(.*?)</p>', text, re.S)[1])
     found = re.findall(r'<pre data-name="([^"]*)">(.*?)</pre>', text, re.S)
@@ -83,6 +87,101 @@ def test_a_folder_and_the_same_bytes_each_time(tmp_path):
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == ["classify.wasm", "index.html", "program.json"]
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """The address of a server of the test's folder, which gives compressed copies where there are any."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+        def send_head(self):
+            if Path(self.translate_path(self.path + ".gz")).is_file():
+                self.path += ".gz"
+            return super().send_head()
+
+        def end_headers(self):
+            if self.path.endswith(".gz"):
+                self.send_header("Content-Encoding", "gzip")
+            super().end_headers()
+
+        def guess_type(self, path):
+            return super().guess_type(path.removesuffix(".gz"))
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+LARGE = RNG.standard_normal((8, 900)).astype(np.float32)
+
+
+@needs_chromium
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_split_page_fetches_its_parts(tmp_path, serve, compression):
+    model = ts.jit(lambda x, w: (x @ w)[:, :3])
+    out = tmp_path / "m"
+    ts.export_web(model, X, LARGE, weights=["w"], out=out, split_size="8K", compression=compression)
+    parts = sorted(out.glob("data.*.bin"))
+    program = read_program(out / "index.html")
+    assert len(parts) == -(-sum(p["bytes"] for p in program["parts"]) // 8192) == 4
+    assert all(p.stat().st_size <= 8192 for p in parts) and LARGE.tobytes() in b"".join(p.read_bytes() for p in parts)
+    found, status = browse(f"{serve}/m/index.html")
+    assert status.startswith("WebAssembly: ")
+    np.testing.assert_allclose(np.float32(found["out"]), (X @ LARGE)[:, :3], rtol=1e-5, atol=1e-5)
+    parts[1].write_bytes(bytes(8192))
+    if compression is None:
+        assert browse(f"{serve}/m/index.html")[1].startswith("error: ")  # the browser checks the hash
+
+
+def test_compressed_copies_are_those_of_their_files(tmp_path):
+    brotli = pytest.importorskip("brotli")
+    for name, kind, unpack in (("a", "gzip", gzip.decompress), ("b", "brotli", brotli.decompress)):
+        ts.export_web(classify, X, W, out=tmp_path / name, compression=kind)
+        ending = {"gzip": ".gz", "brotli": ".br"}[kind]
+        files = [p for p in (tmp_path / name).iterdir() if p.suffix != ending]
+        assert len(files) == 3
+        for file in files:
+            assert unpack(file.with_name(file.name + ending).read_bytes()) == file.read_bytes()
+    ts.export_web(classify, X, W, out=tmp_path / "c", compression="gzip")
+    assert (tmp_path / "a" / "index.html.gz").read_bytes() == (tmp_path / "c" / "index.html.gz").read_bytes()
+
+
+def test_14_1_export_web(tmp_path):
+    """The chapter's exporter, for WebAssembly; its path is the second argument."""
+    optimized = ts.optimize(
+        ts.nn.Sequential(ts.nn.Linear(8, 4)), target="web", example=(X,),
+        optimizations=["graph_simplification", "webgpu_kernels", "memory_minimization"],
+    )  # fmt: skip
+    made = ts.export_web(optimized, tmp_path / "site", split_size="4MB", compression="gzip")
+    assert made.page == tmp_path / "site" / "index.html" and (tmp_path / "site" / "data.0000.bin.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"out": "m.html", "split_size": "4MB"}, "one page cannot be split"),
+        ({"out": "m.html", "compression": "gzip"}, "one page cannot be split or compressed"),
+        ({"out": "m", "compression": "zip"}, "no compression 'zip'"),
+        ({"out": "m", "split_size": 10}, "files of 10 bytes are too small"),
+        ({"out": "m", "split_size": "much"}, "no size of memory"),
+        ({}, "a page needs a path"),
+    ],
+)
+def test_refused_splits(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=message):
+        ts.export_web(classify, X, W, **options)
+    assert not list(tmp_path.iterdir())
 
 
 @needs_chromium

@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import deploy
+from tessera.codegen.llvm.webassembly import define_web_functions
 from tessera.core.errors import (
     ArgumentError,
     ArtifactError,
@@ -70,6 +71,25 @@ def test_halves_are_rounded_to_nearest_even(tmp_path):
     module = build(tmp_path / "down", ts.jit(lambda x: ts.cast(x, ts.f16)), near)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(module(near), near.astype(np.float16))
+
+
+@needs_linker
+def test_constants_of_halves(tmp_path):
+    @ts.kernel
+    def shift(x: ts.Tensor["N", ts.f16], y: ts.Tensor["N", ts.f16], n: ts.int32):
+        i = ts.tile.program_id(0)
+        v = ts.tile.load(x[i + n], mask=i + n < 6)
+        total = ts.tile.cast(0.25, ts.f16)
+        for _ in ts.tile.range(i):
+            total = ts.tile.cast(ts.tile.cast(total, ts.f32) + 1.0, ts.f16)
+        y[i] = ts.tile.cast(ts.tile.cast(v, ts.f32) + ts.tile.cast(total, ts.f32), ts.f16)
+
+    x, i = np.arange(8).astype(np.float16), np.arange(8)
+    module = build(tmp_path / "shift", shift, x, np.zeros_like(x), np.int32(2), grid=(8,))
+    np.testing.assert_array_equal(module(x, np.zeros_like(x), np.int32(2)), np.where(i < 4, i + 2, 0) + 0.25 + i)
+    text = define_web_functions("  %r = phi half [ 0xBFF8000000000000, %a ], [ 0x7FF0000000000000, %b ]\n")
+    bits = np.array([-1.5, np.inf], np.float16).view(np.uint16)
+    assert f"%r = phi i16 [ {bits[0]}, %a ], [ {bits[1]}, %b ]" in text
 
 
 @needs_linker

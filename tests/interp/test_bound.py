@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tessera as ts
 import tessera.ops  # noqa: F401
 from tessera.core.errors import ExecutionError, ShapeError
 from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, int64
@@ -19,7 +20,7 @@ from tessera.ir.numerics.interval_arithmetic import IntervalArray, interval_ends
 from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import elementwise, nn, reduce
+from tessera.ops.tensor import attention, elementwise, nn, reduce
 from tessera.ops.tensor.basic import full
 
 FLOATS = (f64, f32, f16, bf16)
@@ -36,7 +37,7 @@ COMPOSITES = {
     "rms_norm": lambda x: nn.rms_norm(x),
     "mean": lambda x: reduce.mean(x, axis=1),
     "var": lambda x: reduce.var(x, axis=0, correction=1),
-    "attention": lambda x: nn.scaled_dot_product_attention(x, x, x, causal=True),
+    "attention": lambda x: attention.scaled_dot_product_attention(x, x, x, causal=True),
 }
 
 
@@ -59,6 +60,35 @@ def test_a_wrong_answer_is_found():
     right = graph.run(function, [x])[0]
     assert not bound.compare_with_bound(right * np.float32(1 + 1e-5), limit).ok
     assert not bound.compare_with_bound(np.roll(right, 1, axis=-1), limit).ok
+
+
+def test_a_quotient_of_numbers_rounded_down_is_known():
+    """No rounding crosses a whole number here: the bound says which it is, for quotients of either sign."""
+    x, y = np.array([-3, 3, -7.5, 7.5, -0.5, 1e-3], "f4"), np.array([2, 2, 2, -2, 3, -3], "f4")
+    (limit,) = bound.run(Jit(lambda x, y: x // y).trace(x, y).function, [x, y])
+    np.testing.assert_array_equal(limit.value, np.floor(x.astype("f8") / y))
+    np.testing.assert_array_equal(limit.radius, np.zeros(6))
+
+
+def test_integers_that_may_wrap_have_bounds_that_say_so():
+    """A rounding before the conversion decides between 126 and 127, and 127 + 1 is -128."""
+    x = np.full(1, 127.0, "f4")
+    near = lambda x: ts.cast(ts.floor(ts.exp(ts.log(x))), dtype=ts.int8)  # noqa: E731
+
+    def dot(x):
+        return ts.reshape(ts.dot(near(x)[None], near(x)[:, None], dtype=ts.int8), (1,))
+
+    wrapping = {
+        "+": lambda x: near(x) + 1, "-": lambda x: -near(x) - 3, "*": lambda x: near(x) * 2,
+        "abs": lambda x: abs(-near(x) - 3), "@": dot,
+    }  # fmt: skip
+    for name, program in wrapping.items():
+        (limit,) = bound.run(Jit(program).trace(x).function, [x])
+        low, high = (np.ravel(e)[0] for e in interval_ends(limit))
+        assert low <= -128 and high >= 127, name
+    for program in (lambda x: near(x) - 1, lambda x: -near(x), lambda x: ts.cast(near(x), dtype=ts.int32) * 2 + 1):
+        (limit,) = bound.run(Jit(program).trace(x).function, [x])
+        assert limit.radius[0] <= 5  # no legal value wraps
 
 
 def test_symbolic_sizes():

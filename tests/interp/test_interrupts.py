@@ -22,6 +22,14 @@ def repeat(x: ts.Tensor["N"], y: ts.Tensor["N"], n: int):
 
 
 @ts.kernel
+def repeat_unequally(x: ts.Tensor["N"], y: ts.Tensor["N"], n: int):
+    i, acc = tile.program_id(0), 0.0
+    for _ in tile.range(i, n + i):
+        acc += x[i]
+    y[i] = acc
+
+
+@ts.kernel
 def ping(x: ts.Tensor["N"], n: int):
     """Two tiles that take turns."""
     me, bars = tile.local_id(), tile.mbarrier(1, 2)
@@ -44,6 +52,7 @@ def run(level, target):
 
 LONG = {
     "the tile interpreter": run("tile", "interp"),
+    "loops with bounds of their own in a stream": lambda n: queue(n, repeat_unequally),
     "a stream": lambda n: queue(n),
     "branches as coroutines": lambda n: ping[(1,), 2](np.zeros(1, np.float32), n),
     "the LLVM emulator": run("target", "llvm"),
@@ -55,10 +64,10 @@ LONG = {
 }
 
 
-def queue(n):
+def queue(n, entry=repeat):
     x, stream = np.ones(4, np.float32), ts.Stream()
     with stream:
-        repeat[(4,)](x, x.copy(), n)
+        entry[(4,)](x, x.copy(), n)
     stream.synchronize()
 
 

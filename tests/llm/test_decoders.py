@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from tessera.core.device import device  # noqa: E402
 from tessera.core.errors import (  # noqa: E402
     ArgumentError,
     DTypeError,
@@ -38,6 +39,14 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llama(saved):
     return load(saved["llama"][1], target="llvm")
+
+
+def test_a_model_is_compiled_unless_a_target_says_otherwise(saved):
+    folder = saved["llama"][1]
+    assert load(folder).target == "llvm"
+    assert load(folder, target="interp").target == "interp"
+    with device("ptx"):
+        assert load(folder).target == "ptx"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from tessera.lower.graph_to_schedule.lowering import to_schedule
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.schedule_to_tile.lowering import format_summary, summarise_kernels
 from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import basic, contractions, losses, nn, reduce, shape
+from tessera.ops.tensor import attention, basic, contractions, losses, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.transforms.autodiff.gradients import grad
 from tests.lower.levels import agree, modules, traced
@@ -29,7 +29,7 @@ def encoder(x, wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, g1, c1, g2, c2):
     def heads(w, b):
         return contractions.linear(x, w, b).reshape(B, S, H, D // H).permute(0, 2, 1, 3)
 
-    o = nn.scaled_dot_product_attention(heads(wq, bq), heads(wk, bk), heads(wv, bv))
+    o = attention.scaled_dot_product_attention(heads(wq, bq), heads(wk, bk), heads(wv, bv))
     merged = o.permute(0, 2, 1, 3).reshape(B, S, D)
     h = nn.layer_norm(x + contractions.linear(merged, wo, bo), D, g1, c1)
     return nn.layer_norm(h + contractions.linear(nn.gelu(contractions.linear(h, w1, b1)), w2, b2), D, g2, c2)
@@ -118,7 +118,7 @@ def test_attention_twice_with_other_sizes(rng):
     q, k = (rng.standard_normal(s).astype(np.float32) for s in ((2, 3, 5, 4), (2, 3, 7, 4)))
 
     def program(q, k):
-        return nn.scaled_dot_product_attention(q, k, k) + nn.scaled_dot_product_attention(q, q, q)
+        return attention.scaled_dot_product_attention(q, k, k) + attention.scaled_dot_product_attention(q, q, q)
 
     agree(program, q, k)
     module = scheduled(program, q, k)
@@ -209,7 +209,7 @@ def test_the_negative_of_a_rounded_value_is_not_rounded_again():
 def test_a_launch_reads_through_a_reshape():
     def program(x, w):
         q = (x @ w).reshape(2, 8, 3, 16).permute(0, 2, 1, 3)
-        return nn.scaled_dot_product_attention(q, q, q)
+        return attention.scaled_dot_product_attention(q, q, q)
 
     # The product fills memory of its own shape, which attention sees as heads.
     assert tuple(written(program, *zeros((2, 8, 32), (32, 48)))[0].shape) == (16, 48)
@@ -217,7 +217,7 @@ def test_a_launch_reads_through_a_reshape():
 
 def test_attention_takes_heads_after_positions_as_they_are():
     def program(q, k, v):
-        found = nn.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)))
+        found = attention.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)))
         return found.permute(0, 2, 1, 3) * 2.0
 
     x = zeros(*[(2, 8, 3, 16)] * 3)
@@ -237,3 +237,18 @@ def test_long_chains_are_kernels_of_bounded_size():
     assert len(names(program, x)) == 2  # 1,200 ops
     for target in ("llvm", "ptx"):
         np.testing.assert_array_equal(jit(program, target=target)(x).numpy(), want)
+
+
+@pytest.mark.parametrize(
+    ("width", "found"), [(320, ["normalize", "sum_tanh", "sum"]), (96, ["sum", "sum", "normalize", "sum_tanh"])]
+)
+def test_a_product_of_a_vector_reads_rows_that_are_computed_once(width, found):
+    """A normalised row and an activation are in memory where hundreds of results of a product read them, not fewer."""
+
+    def program(x, g, c, up, down):
+        hidden = nn.gelu(contractions.linear(nn.layer_norm(x, width, g, c), up), approximate="tanh")
+        return contractions.linear(hidden, down)
+
+    given = zeros((1, width), (width,), (width,), (width, width), (width, width))
+    made = names(program, *given, plan=LoweringPlan(vector_products=1))
+    assert made == found

@@ -11,6 +11,7 @@ from tessera.lower.schedule_to_tile.tile_emitter import find_digit_span
 from tessera.ops.tensor import basic, contractions, nn, reduce, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
+from tessera.ops.tensor.attention import positional_attention, rough_cast, scaled_dot_product_attention
 from tests.lower.levels import agree
 
 FLOATS = [e.add, e.sub, e.mul, e.div, e.maximum, e.minimum, e.pow, f.atan2]
@@ -173,25 +174,25 @@ CASES = {
         normals(2, 6, 10), normals(10, 12), normals(12),
     ),
     "head merge": (lambda x, w: x.permute(0, 2, 1, 3).reshape(2, 6, 12) @ w, normals(2, 3, 6, 4), normals(12, 5)),
-    "attention": (nn.scaled_dot_product_attention, normals(2, 3, 6, 4), normals(2, 3, 5, 4), normals(2, 3, 5, 4)),
+    "attention": (scaled_dot_product_attention, normals(2, 3, 6, 4), normals(2, 3, 5, 4), normals(2, 3, 5, 4)),
     "causal": (
-        lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True),
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, causal=True),
         *(normals(2, 7, 4, seed=i) for i in range(3)),
     ),
-    "square attention": (nn.scaled_dot_product_attention, *(normals(6, 6, seed=i) for i in range(3))),
+    "square attention": (scaled_dot_product_attention, *(normals(6, 6, seed=i) for i in range(3))),
     "attention of f16": (
-        lambda q, k, v: nn.scaled_dot_product_attention(q.to("f16"), k.to("f16"), v.to("f16")),
+        lambda q, k, v: scaled_dot_product_attention(q.to("f16"), k.to("f16"), v.to("f16")),
         *(normals(2, 7, 4, seed=i) for i in range(3)),
     ),
-    "rough cast": (lambda x: nn.rough_cast(x, dtype=as_dtype("bf16")) * 2, normals(4, 5)),
-    "masked": (nn.scaled_dot_product_attention, *(normals(2, 3, 6, 4, seed=i) for i in range(3)), normals(2, 1, 1, 6)),
-    "heads after positions": (nn.positional_attention, *(normals(2, 6, 3, 4, seed=i) for i in range(3))),
+    "rough cast": (lambda x: rough_cast(x, dtype=as_dtype("bf16")) * 2, normals(4, 5)),
+    "masked": (scaled_dot_product_attention, *(normals(2, 3, 6, 4, seed=i) for i in range(3)), normals(2, 1, 1, 6)),
+    "heads after positions": (positional_attention, *(normals(2, 6, 3, 4, seed=i) for i in range(3))),
     "masked, heads after positions": (
-        lambda q, k, v, m: nn.positional_attention(q, k, v, m, causal=True),
+        lambda q, k, v, m: positional_attention(q, k, v, m, causal=True),
         *(normals(2, 6, 3, 4, seed=i) for i in range(3)),
         normals(2, 1, 1, 6),
     ),
-    "masked all over": (nn.scaled_dot_product_attention, *(normals(3, 6, 4, seed=i) for i in range(3)), normals(6, 6)),
+    "masked all over": (scaled_dot_product_attention, *(normals(3, 6, 4, seed=i) for i in range(3)), normals(6, 6)),
     "several": (lambda x: (x + 1, (x + 1).sum(axis=0), x.exp(), x), normals(4, 5)),
     "same twice": (lambda x: (x * 2, x * 2), normals(4, 5)),
     "view of a result": (lambda x: (lambda y: (y, y.reshape(20)))(x * 2), normals(4, 5)),

@@ -1,11 +1,14 @@
 """scatter_add as one launch: repeated indices, any axis, the same bits in every run; small ones stay dense."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import tessera as ts
 from tessera.runtime import driver
+from tessera.stdlib import exact_sums, launches
 
 CASES = {"rows": ((40, 70), 0, (9,)), "middle": ((2, 30, 5), 1, (4, 3)), "last": ((6, 50), -1, (11,))}
 
@@ -55,8 +58,12 @@ SORTED = {
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", ml_dtypes.bfloat16, "f2", "i4", "i8", "i1", "u1"])
 @pytest.mark.parametrize("name", SORTED)
-def test_sorted_segments(name, dtype):
-    """On a GPU the updates are sorted by row; each row then adds its own in the order of the indices."""
+@pytest.mark.parametrize("way", ["segments", "exact"])
+def test_sums_by_place(name, dtype, way, monkeypatch):
+    """On a GPU few numbers are exact; else the updates are sorted by row, and each adds its own in their order."""
+    if way == "segments":
+        monkeypatch.setattr(launches, "is_exact", lambda *_: False)
+    monkeypatch.setattr(exact_sums, "MAX_WIDTH", 1 << 20)
     (sizes, axis, count), rng = SORTED[name], np.random.default_rng(0)
     at = axis % len(sizes)
     x = rng.integers(0, 5, sizes).astype(dtype)
@@ -66,7 +73,9 @@ def test_sorted_segments(name, dtype):
     places = rng.integers(-sizes[at], sizes[at], count)
     program = ts.jit(lambda x, p, u: ts.scatter_add(x, p, u, axis=axis))
     levels = driver.lower(program.trace(x, places, updates).function, "ptx")
-    assert any("segments" in f.name for f in levels["tile"].functions)
+    made = {f.name for f in levels["tile"].functions}
+    assert {"segments": "find_segments", "exact": "find_segments" if dtype == "f8" else "add_"}[way] in " ".join(made)
+    assert (way == "exact" and dtype != "f8") == any(n.startswith(("add_floats", "add_integers")) for n in made)
     want = np.moveaxis(x.astype("f8"), at, 0)
     places = places % sizes[at]
     np.add.at(want, places, np.moveaxis(updates.astype("f8"), range(at, at + len(count)), range(len(count))))
@@ -74,6 +83,36 @@ def test_sorted_segments(name, dtype):
         (ours,) = driver.run_level(levels, level, [x, places, updates], "ptx")
         rtol = {"f8": 1e-14, "f4": 1e-6}.get(dtype, 0 if np.dtype(dtype).kind in "iu" else 2e-2)
         np.testing.assert_allclose(ours.astype("f8"), np.moveaxis(want, 0, at), rtol=rtol)
+
+
+def test_exact_sums_are_rounded_once():
+    """Numbers of every magnitude, cancellation, denormals, and those that are not finite."""
+    rng = np.random.default_rng(1)
+    updates = (rng.normal(size=4000) * 10.0 ** rng.integers(-45, 30, 4000)).astype("f4")
+    places = rng.integers(0, 200, 4000)
+    updates[2000:3900], places[2000:3900] = -updates[100:2000], places[100:2000]
+    updates[:6], places[:6] = [np.inf, np.inf, -np.inf, np.inf, -np.inf, np.nan], [200, 200, 201, 202, 202, 203]
+    x = np.float32([*rng.normal(size=204), -0.0, 1e-45, np.inf])
+    lists = [[float(v)] for v in x]
+    for place, value in zip(places, updates, strict=True):
+        lists[place].append(float(value))
+    sums = [math.fsum(each) if np.isfinite(each).all() else sum(each) for each in lists]
+    levels = driver.lower(ts.jit(ts.scatter_add).trace(x, places, updates).function, "ptx")
+    for level in ("tile", "target"):
+        (ours,) = driver.run_level(levels, level, [x, places, updates], "ptx")
+        np.testing.assert_array_equal(ours, np.float32(sums), level)
+        assert np.signbit(ours[204])
+
+
+def test_sums_in_copies():
+    """Few numbers have copies of their own for the programs that add to them."""
+    places, rng = np.arange(5000) % 7, np.random.default_rng(2)
+    for updates in (rng.integers(-(1 << 40), 1 << 40, 5000), rng.normal(size=5000).astype("f4")):
+        x = np.ones(7, updates.dtype)
+        levels = driver.lower(ts.jit(ts.scatter_add).trace(x, places, updates).function, "ptx")
+        want = [math.fsum([1.0, *updates[places == n].tolist()]) for n in range(7)]
+        (ours,) = driver.run_level(levels, "target", [x, places, updates], "ptx")
+        np.testing.assert_array_equal(ours, np.asarray(want).astype(updates.dtype))
 
 
 def test_sorted_segments_name_an_index_outside():
@@ -101,3 +140,21 @@ def test_rows_are_added_in_the_memory_of_the_result():
         np.add.at(want, i, u)
         for level in ("schedule", "tile", "target"):
             np.testing.assert_array_equal(driver.run_level(levels, level, arrays)[0], want, err_msg=name)
+
+
+def test_programs_add_to_copies_in_turn():
+    updates, places = ts.Tensor(np.ones(4096, "i8")), ts.Tensor(np.arange(4096) % 3)
+    empty = ts.zeros((2, 3), ts.int64)
+    sizes = {"rows": 3, "count": 4096, "rest": 1, "block": 1024}
+    table = ts.launch(exact_sums.add_integers, (4,), places, updates, empty, **sizes).numpy()
+    np.testing.assert_array_equal(table.sum(0), [1366, 1365, 1365])
+    np.testing.assert_array_equal(table.sum(1), [2048, 2048])
+
+
+def test_which_sums_are_exact():
+    """Wide rows are sorted, f64 has no words, and few updates of many numbers do not pay for the words of all."""
+    assert exact_sums.is_exact(ts.f32, (1, 1817, 1), 1 << 20) and exact_sums.is_exact(ts.int8, (2, 50, 4), 1000)
+    assert not exact_sums.is_exact(ts.f32, (1, 1000, 256), 65536) and not exact_sums.is_exact(ts.f64, (1, 9, 1), 999)
+    assert not exact_sums.is_exact(ts.f32, (1, 1 << 20, 1), 1000) and not exact_sums.is_exact(
+        ts.f32, (1, 9, 1), 1 << 24
+    )

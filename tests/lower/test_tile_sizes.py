@@ -44,3 +44,24 @@ def test_norms_over_outer_axes_recompute_differences_from_the_mean():
     )
     workspace = lower(traced.trace(x).function, "llvm")["tile"].main.attrs["workspace"]
     assert workspace < x.nbytes // 8
+
+
+def count_packed(function, *shapes):
+    """How often the programs of a product read an element of its right operand, and how many programs there are."""
+    tiles = [(n, t) for n, kind, t in choose(function, *shapes) if kind == "parallel"]
+    (m, rows), (n, columns) = tiles
+    return -(-m // rows), -(-m // rows) * -(-n // columns)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(77, 13714, 181), (28, 11008, 77), (60, 4096, 250)])
+def test_products_of_few_results_pack_the_right_operand_once(m, k, n):
+    """Rows are not divided where packing costs more than that some threads have no program."""
+    reads, programs = count_packed(lambda x, w: x @ w, (m, k), (k, n))
+    assert reads == 1
+    assert programs > 1
+
+
+def test_products_with_many_rows_divide_them():
+    reads, programs = count_packed(lambda x, w: x @ w, (512, 512), (512, 32))
+    assert reads > 1
+    assert programs >= 4

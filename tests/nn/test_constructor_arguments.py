@@ -65,6 +65,7 @@ ELSEWHERE = {
     "HingeEmbeddingLoss", "SoftMarginLoss", "MultiMarginLoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss",
     "PoissonNLLLoss", "GaussianNLLLoss", "Module", "ModuleDict", "ModuleList", "Parameter", "Sequential", "RReLU",
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout",
+    *(n for n in nn.__all__ if n.startswith("Lazy")),
 }  # fmt: skip
 # Values that are no defaults.
 VALUES = {

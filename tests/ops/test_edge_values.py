@@ -7,7 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.errors import DTypeError
-from tessera.ops.tensor import nn
+from tessera.ops.tensor import attention
 from tessera.runtime.driver import run_level
 from tessera.runtime.program import prepare
 
@@ -154,10 +154,10 @@ def test_masks_may_broadcast_either_way():
         found = ts.scaled_dot_product_attention(q, k, k, mask=np.ones(shape, bool))
         np.testing.assert_allclose(found.numpy(), np.ones((*lead, 3, 5, 4)), rtol=1e-6)
     q, k = (each[None].swapaxes(1, 2) for each in (q, k))
-    seen = nn.positional_attention(q, k, k, np.ones((1, 3, 1, 6), bool))
+    seen = attention.positional_attention(q, k, k, np.ones((1, 3, 1, 6), bool))
     assert seen.shape == (1, 5, 3, 4)
     with pytest.raises(ts.errors.ShapeError, match="the mask of attention does not fit"):
-        nn.positional_attention(q, k, k, np.ones((1, 5, 3, 6), bool))
+        attention.positional_attention(q, k, k, np.ones((1, 5, 3, 6), bool))
 
 
 @pytest.mark.parametrize("target", ["eager", "interp", "llvm", "ptx"])

@@ -12,6 +12,7 @@ from tessera.frontend.jit.tracing import Jit
 from tessera.interp.bound import compare_with_bound, run
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import nn
+from tessera.ops.tensor.attention import positional_attention, rough_cast, scaled_dot_product_attention
 
 ROW = [-3.0, -0.5, 0.0, 0.25, 2.0]
 
@@ -90,7 +91,7 @@ def test_attention(rng):
     q, k, v = rng.normal(size=(4, 8)), rng.normal(size=(6, 8)), rng.normal(size=(6, 3))
     mask = np.where(rng.random((4, 6)) < 0.3, -np.inf, rng.normal(size=(4, 6)))
     mask[:, 0] = 0
-    sdpa = nn.scaled_dot_product_attention
+    sdpa = scaled_dot_product_attention
     np.testing.assert_allclose(sdpa(*map(Tensor, (q, k, v))).numpy(), attention(q, k, v), rtol=1e-12)
     np.testing.assert_allclose(
         sdpa(*map(Tensor, (q, k, v, mask)), causal=True).numpy(), attention(q, k, v, mask, True), rtol=1e-12
@@ -106,7 +107,7 @@ def test_attention(rng):
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_grouped_attention(groups, options, target, rng):
     q, k, v = (rng.normal(size=(2, h, n, 8)).astype("f4") for h, n in ((6, 9), (groups, 5), (groups, 5)))
-    attend = lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)  # noqa: E731
+    attend = lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)  # noqa: E731
     found = (attend if target is None else ts.jit(attend, target=target))(*map(Tensor, (q, k, v))).numpy()
     cap, window = options.get("softcap"), options.get("window", 99)
     s = q.astype("f8") @ np.repeat(k, 6 // groups, axis=1).swapaxes(-1, -2) / math.sqrt(8)
@@ -122,7 +123,7 @@ def test_grouped_attention(groups, options, target, rng):
 def test_grouped_attention_is_that_of_repeated_heads(options, rng):
     """In gradients, too; the cotangent of a shared head is the sum over its group. Lanes of vmap are batches."""
     q, k, v, w = (Tensor(rng.normal(size=(2, h, 5, 4))) for h in (6, 2, 2, 6))
-    attend = lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, **options)  # noqa: E731
+    attend = lambda q, k, v: scaled_dot_product_attention(q, k, v, **options)  # noqa: E731
     repeat = lambda x: ts.reshape(ts.broadcast_to(x[:, :, None], (2, 2, 3, 5, 4)), (2, 6, 5, 4))  # noqa: E731
     found = ts.grad(lambda *x: (attend(*x) * w).sum(), argnums=(0, 1, 2))(q, k, v)
     want = ts.grad(lambda q, k, v: (attend(q, repeat(k), repeat(v)) * w).sum(), argnums=(0, 1, 2))(q, k, v)
@@ -136,14 +137,14 @@ def test_grouped_attention_is_that_of_repeated_heads(options, rng):
 def test_heads_that_do_not_divide_and_windows_out_of_range():
     q, k = Tensor(np.ones((6, 3, 2), "f4")), Tensor(np.ones((4, 3, 2), "f4"))
     with pytest.raises(ShapeError, match="do not divide those of queries"):
-        nn.scaled_dot_product_attention(q, k, k)
+        scaled_dot_product_attention(q, k, k)
     with pytest.raises(ShapeError, match="do not divide those of queries"):
-        nn.positional_attention(*(x.permute(1, 0, 2).reshape(1, 3, -1, 2) for x in (q, k, k)))
+        positional_attention(*(x.permute(1, 0, 2).reshape(1, 3, -1, 2) for x in (q, k, k)))
     with pytest.raises(ShapeError, match="cannot broadcast 6 with 2"):
-        nn.scaled_dot_product_attention(q, k[:2], k[:2], enable_gqa=False)
+        scaled_dot_product_attention(q, k[:2], k[:2], enable_gqa=False)
     for options in ({"window": -1}, {"softcap": -1.0}, {"softcap": math.inf}):
         with pytest.raises(ArgumentError, match="window or softcap"):
-            nn.scaled_dot_product_attention(q, q, q, **options)
+            scaled_dot_product_attention(q, q, q, **options)
 
 
 def test_weights_of_attention_are_rounded_as_asked_for(rng):
@@ -151,30 +152,30 @@ def test_weights_of_attention_are_rounded_as_asked_for(rng):
     wide = [x.astype(np.float64) for x in (q, k, v)]
     power = np.exp(wide[0] @ wide[1].T / math.sqrt(8) - np.max(wide[0] @ wide[1].T / math.sqrt(8), -1, keepdims=True))
     for weights, narrow in ((None, power.astype(bf16.numpy)), ("f32", power), ("f16", power.astype(np.float16))):
-        found = nn.scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights=weights).numpy()
+        found = scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights=weights).numpy()
         want = (narrow.astype(np.float64) @ wide[2] / power.sum(-1, keepdims=True)).astype(bf16.numpy)
         np.testing.assert_allclose(found.astype(np.float64), want.astype(np.float64), rtol=2.0**-8, atol=1e-6)
         assert np.mean(found == want) > 0.95  # the same but where f32 and f64 lie on two sides of a tie
     with pytest.raises(DTypeError, match="weights of attention in"):
-        nn.scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights="int8")
+        scaled_dot_product_attention(*map(Tensor, (q, k, v)), weights="int8")
 
 
 def test_a_rough_cast_may_lose_what_is_subnormal():
     x = np.array([1.0, 2.0**-130, 1.5 * 2.0**-126], np.float32)
-    (bound,) = run(Jit(lambda x: nn.rough_cast(x, dtype=bf16)).trace(x).function, [x])
+    (bound,) = run(Jit(lambda x: rough_cast(x, dtype=bf16)).trace(x).function, [x])
     assert (
         compare_with_bound(x, bound).ok
         and compare_with_bound(x * [1, 0, 1], bound).ok
         and not compare_with_bound(x * [1, 1, 0], bound).ok
     )
-    assert not compare_with_bound(x * [0, 1, 1], bound).ok and nn.rough_cast(Tensor(x), dtype=bf16).numpy()[1] == x[1]
+    assert not compare_with_bound(x * [0, 1, 1], bound).ok and rough_cast(Tensor(x), dtype=bf16).numpy()[1] == x[1]
 
 
 def test_errors():
     with pytest.raises(ShapeError, match="axis 1 is out of range"):
         nn.softmax(Tensor(ROW), axis=1)
     with pytest.raises(ArgumentError, match="takes 4 operands"):
-        nn.scaled_dot_product_attention(Tensor([ROW]), Tensor([ROW]))
+        scaled_dot_product_attention(Tensor([ROW]), Tensor([ROW]))
 
 
 def test_relu_of_integers_is_of_integers():

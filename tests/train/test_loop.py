@@ -188,3 +188,38 @@ def test_resume_without_a_folder_says_so(tmp_path):
 def test_checkpoints_of_no_count_are_refused(options, tmp_path):
     with pytest.raises(ts.errors.ArgumentError, match=f"{next(iter(options))} is"):
         make_loop(tmp_path, checkpoint=tmp_path, **options)
+
+
+@pytest.mark.parametrize("target", ["interp", "cpu"])
+def test_a_step_that_is_left_out_scales_no_rows(target):
+    """`max_norm` and batch norm renew what a step holds; of a step that overflows or is NaN nothing stays."""
+    model = nn.Sequential(nn.Embedding(4, 3, max_norm=1.0), nn.BatchNorm1d(3))
+    model[0].weight = nn.Parameter(np.full((4, 3), 2.0, np.float32))
+    before = {name: x.numpy().copy() for name, x in model.state_dict().items()}
+    batch = [(np.array([0, 2, 2]), np.float32(np.inf))]
+    for scaler in (None, ts.LossScaler(scale=4.0)):
+        loop = ts.train.Loop(model, optim.AdamW(lr=0.1), lambda m, x, by: (m(x) * by).sum(), scaler=scaler,
+                             target=target, progress=False)  # fmt: skip
+        with pytest.raises(ts.errors.NonFiniteError):
+            loop.run(batch)
+        for name, x in loop.model.state_dict().items():
+            np.testing.assert_array_equal(x.numpy(), before[name], name)
+    loop.run([(np.array([0, 2, 2]), np.float32(1.0))])
+    sizes = np.linalg.norm(loop.model[0].weight.numpy(), axis=1)
+    assert (sizes[[0, 2]] < 1.5).all() and (sizes[[1, 3]] > 3.0).all()
+
+
+@pytest.mark.parametrize("at", [2, 3, 6])
+def test_a_run_goes_on_from_within_and_from_the_end_of_an_epoch(at, tmp_path):
+    def make(folder):
+        ts.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+        return ts.train.Loop(model, optim.Adam(lr=0.1), lambda m, x, y: ts.mse_loss(m(x), y), checkpoint=folder,
+                             checkpoint_every=1, keep=9, progress=False)  # fmt: skip
+
+    batches = ts.train.Batches(X[:24], Y[:24], size=8)  # three to an epoch
+    whole = make(tmp_path).run(batches, epochs=9, steps=8)
+    loop = make(None)
+    assert loop.resume(tmp_path / f"step-{at:08d}.safetensors") == at
+    rest = loop.run(batches, epochs=9, steps=8)
+    assert [row["loss"] for row in rest] == [row["loss"] for row in whole[at:]]

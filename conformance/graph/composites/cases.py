@@ -10,6 +10,7 @@ from conformance.inputs import tensor
 from tessera.core.types import f16
 from tessera.frontend.jit.tracing import Jit
 from tessera.ops.tensor import activations, contractions, nn, reduce
+from tessera.ops.tensor.attention import positional_attention, rough_cast, scaled_dot_product_attention
 
 UNARY = {
     "softmax": lambda x: nn.softmax(x, axis=-1),
@@ -75,14 +76,14 @@ def _make_unary(name: str, program: Callable[..., Any], dtype: str) -> Case:
 def _make_attention(causal: bool, dtype: str) -> Case:
     name = f"graph/composites/attention-{'causal' if causal else 'full'}-{dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 3, 20, 16), dtype) for i in range(3))
-    return Case(name, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=causal)), (q, k, v)))
+    return Case(name, lambda: (Jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, causal=causal)), (q, k, v)))
 
 
 def _make_weighed_attention(dtype: str, weights: str | None) -> Case:
     """Widely spread scores: some weights are subnormal numbers, which may be flushed to 0."""
     name = f"graph/composites/attention-weights-{dtype}-{weights or dtype}"
     q, k, v = (tensor(f"{name}{i}", (2, 70, 64), dtype) for i in range(3))
-    attend = nn.scaled_dot_product_attention
+    attend = scaled_dot_product_attention
     return Case(name, lambda: (Jit(lambda q, k, v: attend(q, k, v, scale=4.0, weights=weights)), (q, k, v)))
 
 
@@ -96,23 +97,23 @@ def _make_grouped_attention(name: str, options: dict[str, Any], dtype: str) -> C
     """Four heads of queries for two of keys and values."""
     full = f"graph/composites/attention-{name}-{dtype}"
     q, k, v = (tensor(f"{full}{i}", (2, h, 20, 16), dtype) for i, h in enumerate((4, 2, 2)))
-    return Case(full, lambda: (Jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, **options)), (q, k, v)))
+    return Case(full, lambda: (Jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options)), (q, k, v)))
 
 
 def _attend_by_position(q: Any, k: Any, v: Any) -> Any:
-    return nn.positional_attention(q, k, v)
+    return positional_attention(q, k, v)
 
 
 def _make_rough_cast() -> Case:
     x = tensor("rough", (6, 50), "f32", 0.0, 1.0)
-    return Case("graph/composites/rough_cast-f16", lambda: (Jit(lambda x: nn.rough_cast(x, dtype=f16)), (x,)))
+    return Case("graph/composites/rough_cast-f16", lambda: (Jit(lambda x: rough_cast(x, dtype=f16)), (x,)))
 
 
 def _make_masked_attention() -> Case:
     q = tensor("q", (2, 2, 9, 8))
     k, v = tensor("k", (2, 2, 33, 8)), tensor("v", (2, 2, 33, 8))
     mask = tensor("m", (2, 1, 1, 33), "bool").astype("f4") * -10000.0
-    program = lambda q, k, v, m: nn.scaled_dot_product_attention(q, k, v, m)  # noqa: E731
+    program = lambda q, k, v, m: scaled_dot_product_attention(q, k, v, m)  # noqa: E731
     return Case("graph/composites/attention-masked", lambda: (Jit(program), (q, k, v, mask)))
 
 

@@ -10,7 +10,17 @@ import numpy as np
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.frontend.jit.tracing import Jit
-from tessera.ops.tensor import activations, convolution, layers, losses, metric_losses, nn, pooling, resampling
+from tessera.ops.tensor import (
+    activations,
+    adaptive_pooling,
+    convolution,
+    layers,
+    losses,
+    metric_losses,
+    nn,
+    pooling,
+    resampling,
+)
 
 X, IMAGE, VOLUME, SIGNAL = (3, 8), (2, 4, 6, 5), (1, 2, 4, 3, 5), (2, 4, 9)
 CLASSES = np.array([2, 0, 7], np.int64)
@@ -43,12 +53,12 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lp_pool1d": (lambda x: pooling.lp_pool1d(x + 3.0, 2.0, 3), (SIGNAL,)),
     "lp_pool2d": (lambda x: pooling.lp_pool2d(x + 3.0, 2.0, 2), (IMAGE,)),
     "lp_pool3d": (lambda x: pooling.lp_pool3d(x + 3.0, 1.0, 2), (VOLUME,)),
-    "adaptive_avg_pool1d": (lambda x: pooling.adaptive_avg_pool1d(x, 4), (SIGNAL,)),
-    "adaptive_avg_pool2d": (lambda x: pooling.adaptive_avg_pool2d(x, (3, 2)), (IMAGE,)),
-    "adaptive_avg_pool3d": (lambda x: pooling.adaptive_avg_pool3d(x, 2), (VOLUME,)),
-    "adaptive_max_pool1d": (lambda x: pooling.adaptive_max_pool1d(x, 4), (SIGNAL,)),
-    "adaptive_max_pool2d": (lambda x: pooling.adaptive_max_pool2d(x, (3, 2), True), (IMAGE,)),
-    "adaptive_max_pool3d": (lambda x: pooling.adaptive_max_pool3d(x, 2), (VOLUME,)),
+    "adaptive_avg_pool1d": (lambda x: adaptive_pooling.adaptive_avg_pool1d(x, 4), (SIGNAL,)),
+    "adaptive_avg_pool2d": (lambda x: adaptive_pooling.adaptive_avg_pool2d(x, (3, 2)), (IMAGE,)),
+    "adaptive_avg_pool3d": (lambda x: adaptive_pooling.adaptive_avg_pool3d(x, 2), (VOLUME,)),
+    "adaptive_max_pool1d": (lambda x: adaptive_pooling.adaptive_max_pool1d(x, 4), (SIGNAL,)),
+    "adaptive_max_pool2d": (lambda x: adaptive_pooling.adaptive_max_pool2d(x, (3, 2), True), (IMAGE,)),
+    "adaptive_max_pool3d": (lambda x: adaptive_pooling.adaptive_max_pool3d(x, 2), (VOLUME,)),
     "fractional_max_pool2d": (
         lambda x: pooling.fractional_max_pool2d(x, 2, 3, samples=np.full((2, 4, 2), 0.3, "f4")),
         (IMAGE,),

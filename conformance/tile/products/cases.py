@@ -21,6 +21,9 @@ DEPTHS = {
     "uint8": (128, 64),
 }  # fmt: skip
 MIXED = (("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"), ("int8", "uint8"), ("uint8", "int8"))
+# Blocks of 16-bit results with the sizes of a product: on ptx for sm_90a they leave in rounds of two boxes of 64 x 64
+# from a buffer that each round reuses, and a persistent kernel begins the next block meanwhile.
+STORED = {(64, 64): (64, 64, 64), (128, 256): (104, 200, 64), (64, 128): (136, 136, 136)}
 WHOLE, EDGES = (16, 64, 256), (40, 72, 144)
 
 
@@ -51,6 +54,11 @@ def cases() -> Iterator[Case]:
         deep, flat = DEPTHS[pair[0]]
         yield _make_product(pair, True, WHOLE, deep)
         yield _make_product(pair, False, EDGES, flat)
+    for shape, sizes in STORED.items():
+        yield _make_stored("bf16", shape, sizes)
+    yield _make_stored("f16", (64, 64), STORED[64, 64])
+    yield _make_stored("bf16", (64, 64), (264, 64, 136), stages=2)  # each stage and buffer is used again
+    yield _make_chained()
 
 
 def _make_product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
@@ -63,6 +71,53 @@ def _make_product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, in
     constants = {"M": m, "N": n, "K": k, "BM": 64, "BN": 64, "BK": depth, "turned": turned}
     arguments = {"a": left, "b": right, "out": out, **constants}
     return Case(name, lambda: (product, arguments), grid=(-(-m // 64), -(-n // 64)), exact=True)
+
+
+@ts.kernel
+def stored_product(a, b, out, BM: ts.constexpr, BN: ts.constexpr):
+    """Each block of results is written once, whole, in the operands' type."""
+    m, n = tile.program_id(0) * BM, tile.program_id(1) * BN
+    acc = tile.zeros((BM, BN), ts.f32)
+    for k in tile.range(0, a.shape[1], 64):
+        acc += tile.dot(
+            tile.load(a[m : m + BM, k : k + 64], edge="clip"), tile.load(b[k : k + 64, n : n + BN], edge="clip")
+        )
+    tile.store(out[m : m + BM, n : n + BN], tile.cast(tile.maximum(acc, 0), out.dtype), edge="clip")
+
+
+def _make_stored(dtype: str, block: tuple[int, int], sizes: tuple[int, int, int], stages: int | None = None) -> Case:
+    m, n, k = sizes
+    name = f"tile/products/stored-{dtype}-{block[0]}x{block[1]}-{m}x{n}x{k}"
+    entry = stored_product if stages is None else stored_product.with_schedule(ts.Schedule(stages=stages))
+    left, right = (_signs(f"{name}-{i}", shape, dtype) for i, shape in enumerate(((m, k), (k, n))))
+    out = np.zeros((m, n), as_dtype(dtype).numpy)
+    arguments = {"a": left, "b": right, "out": out, "BM": block[0], "BN": block[1]}
+    return Case(name, lambda: (entry, arguments), grid=(-(-m // block[0]), -(-n // block[1])), exact=True)
+
+
+@ts.kernel
+def chained_products(q, k, v, out):
+    """The results of one product of a round are an operand of another, whose sum the next round scales."""
+    m = tile.program_id(0) * 64
+    left = tile.load(q[m : m + 64, 0:64])
+    acc = tile.zeros((64, 64), ts.f32)
+    for n in tile.range(0, k.shape[0], 64):
+        scores = tile.dot(left, tile.transpose(tile.load(k[n : n + 64, 0:64])))
+        kept = tile.cast(tile.minimum(tile.maximum(scores, -2.0), 2.0), q.dtype)
+        acc = acc * 0.5 + tile.dot(kept, tile.load(v[n : n + 64, 0:64]))
+    tile.store(out[m : m + 64, 0:64], tile.cast(acc, out.dtype))
+
+
+def _make_chained() -> Case:
+    name = "tile/products/chained-bf16"
+    left, right, last = (_signs(f"{name}-{i}", s, "bf16") for i, s in enumerate(((64, 64), (128, 64), (128, 64))))
+    arguments = {"q": left, "k": right, "v": last, "out": np.zeros((64, 64), np.float32)}
+    return Case(name, lambda: (chained_products, arguments), grid=(1,), exact=True)
+
+
+def _signs(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """-1, 0 and 1: sums of fewer than 256 products are integers that bf16 represents."""
+    return np.rint(tensor(name, shape, "f32", -1, 1)).astype(as_dtype(dtype).numpy)
 
 
 def _whole(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from tessera.codegen.artifact import Artifact
-from tessera.codegen.contract import Capabilities
+from tessera.codegen.contract import Capabilities, check_default_policy, check_element_types, check_resources
 from tessera.codegen.coverage import OpCoverage, make_refusal_error
-from tessera.codegen.legality import check_default_policy, check_element_types, check_resources
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DTYPES, RefType
 from tessera.ir.core import Block, Function, Module, Node, Value

@@ -9,7 +9,7 @@ from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import Capabilities
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import vectorise
-from tessera.core.types import bool_, f32, int8, int16, int32, int64, uint8, uint16, uint32
+from tessera.core.types import bf16, bool_, f16, f32, int8, int16, int32, int64, uint8, uint16, uint32
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera_wgsl import statements
 from tessera_wgsl.generator import emit_program, write_web_engine
@@ -21,7 +21,7 @@ PLAN = LoweringPlan(
     stack_views=False, serial_scans=True,
 )  # fmt: skip
 # int64 is an element type of indices: values that are proven to fit in 32 bits.
-DTYPES = (f32, int32, uint32, bool_, int8, int16, uint8, uint16, int64)
+DTYPES = (f32, f16, bf16, int32, uint32, bool_, int8, int16, uint8, uint16, int64)
 
 
 class WgslBackend:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
-from tessera.codegen.contract import Capabilities
+from tessera.codegen.contract import Capabilities, check_element_types, check_resources
 from tessera.codegen.grouped.vectoriser import vectorise_groups
 from tessera.codegen.host_plan import build_host_plan
-from tessera.codegen.legality import check_element_types, check_resources
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.ops.dialects import host

@@ -7,13 +7,14 @@ global memory is one buffer of words; parameters are byte offsets in it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tessera.codegen.contract import check_default_policy, static_shape
 from tessera.codegen.coverage import make_refusal_error
-from tessera.codegen.legality import check_default_policy, static_shape
 from tessera.core.errors import UNKNOWN, TesseraError, UnsupportedOpError
 from tessera.core.types import DType, RefType, bool_, int64
 from tessera.ir.analysis import UNBOUNDED, Interval, IntervalAnalysis
@@ -21,7 +22,16 @@ from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Rules
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, reduce, shape
-from tessera_wgsl.pointwise import REFUSED, define_functions, format_literal, keep_sums, name_type, pointwise_row
+from tessera_wgsl.pointwise import (
+    NARROW,
+    REFUSED,
+    define_functions,
+    format_literal,
+    keep_sums,
+    name_type,
+    pointwise_row,
+    round_narrow,
+)
 
 TARGET = "wgsl"
 WORKGROUP = 64
@@ -285,7 +295,10 @@ class Kernel:
             row = pointwise_row.of(node.op)
             known = self.intervals.producers
             self.define(
-                node, lambda k, i: k.let(row(node, *keep_sums(node, [k.element(v, i) for v in node.args], known)))
+                node,
+                lambda k, i: k.let(
+                    round_narrow(node, row(node, *keep_sums(node, [k.element(v, i) for v in node.args], known)))
+                ),
             )
         else:
             raise make_refusal_error(TARGET, node, REFUSED)
@@ -312,7 +325,8 @@ class Kernel:
         head = HEAD.format(
             word="atomic<u32>" if self.atomic else "u32", vectors=-(-slots // 4), workgroup=WORKGROUP,
         )  # fmt: skip
-        return f"{define_functions(body)}{head}{body}\n}}\n"
+        watch = WATCH.format(fail=FAIL[self.atomic].format(site=CUT_SITE)) if LOOP.search(body) else ""
+        return f"{define_functions(body)}{head}{body}{watch}\n}}\n"
 
     def _bind_parameter(self, number: int, p: Value) -> None:
         slot = HEADER_SLOTS + number
@@ -321,9 +335,21 @@ class Kernel:
             self.put(f"let p{number} = {word};")
             self.values[p] = Memory(f"p{number}", p.type)
         else:
-            self.values[p] = self.let(self.decode(p.type.dtype, word), "s")
+            narrow = NARROW.get(p.type.dtype)
+            value = f"widen_{narrow}({word} & 0xffffu)" if narrow else self.decode(p.type.dtype, word)
+            self.values[p] = self.let(value, "s")
 
 
+# A driver on the processor (Mesa's llvmpipe) ends all loops of an invocation after 65,535 rounds. A last loop, of
+# a length that no compiler knows, shows whether it did.
+CUT_SITE = 0xFFFFFFFE
+LOOP = re.compile(r"^\s*(for|loop)\b", re.MULTILINE)
+FAIL = {True: "atomicMax(&mem[0], {site}u);", False: "mem[0] = {site}u;"}
+WATCH = """
+  let rounds = 2u + min(args.words[0].x, 1u);
+  var round = 0u;
+  loop {{ if (round >= rounds) {{ break; }} round++; }}
+  if (round < rounds) {{ {fail} }}"""
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 # The words before the parameters: the grid, the first program, programs of this dispatch, the arena, its status word.
 HEADER_SLOTS = 8

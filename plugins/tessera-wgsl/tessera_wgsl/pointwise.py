@@ -1,7 +1,7 @@
 """Pointwise rows: ops on one element as WGSL expressions, and functions of f32 as decompositions.
 
-Registers hold f32, i32, u32 or bool. Integers of 8 and 16 bits are in i32 and u32, and wrap after each op; int64 is an
-i32 whose interval is proven (`tessera_wgsl.kernel`).
+Registers hold f32, i32, u32 or bool. f16 and bf16 are in f32, rounded after each op. Integers of 8 and 16 bits are in
+i32 and u32, and wrap after each op; int64 is an i32 whose interval is proven (`tessera_wgsl.kernel`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import tessera.ops
 from tessera.codegen.coverage import MESH_OPS_REASON, list_mesh_ops
 from tessera.core.errors import UnsupportedOpError
-from tessera.core.types import DType, bool_, f32, f64, int64
+from tessera.core.types import DType, bf16, bool_, f16, f32, f64, int64
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.lower.scalar_functions import single_precision
 from tessera.lower.scalar_functions.decomposition import SHARED
 from tessera.ops.dialects import arith, inline_asm, mbarrier, tile
-from tessera.ops.tensor import basic
+from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
 
 assert single_precision and tessera.ops  # fills the table of decompositions
@@ -46,6 +48,8 @@ REFUSED = {
 
 # Types and literals.
 
+NARROW = {f16: "f16", bf16: "bf16"}  # floats that registers hold as f32, by the name of their functions below
+
 
 def name_type(dtype: DType) -> str:
     """The WGSL type of a register for an element type."""
@@ -58,6 +62,8 @@ def format_literal(dtype: DType, value: Any) -> str:
     """A number as a WGSL expression; infinities and NaN are made at run time, since constants may not be either."""
     if dtype == bool_:
         return "true" if value else "false"
+    if dtype in NARROW and math.isfinite(value):
+        value = float(np.float64(value).astype(dtype.numpy))
     if dtype.is_float:
         number = struct.unpack("<f", struct.pack("<f", value))[0] if abs(value) <= 3.5e38 else float(value)
         if not math.isfinite(number):
@@ -67,6 +73,12 @@ def format_literal(dtype: DType, value: Any) -> str:
     if dtype.kind != "int":
         return f"{int(value) % (1 << 32)}u"
     return f"i32({int(value)})" if int(value) != -(1 << 31) else "(-2147483647 - 1)"
+
+
+def round_narrow(node: Node, text: str) -> str:
+    """The expression of a node's result, rounded to the numbers of its type."""
+    name = NARROW.get(node.out.type.dtype)
+    return text if name is None or node.op in EXACT else f"round_{name}({text})"
 
 
 def wrap(dtype: DType, text: str) -> str:
@@ -83,6 +95,35 @@ PRELUDE = """\
 fn from_bits(x: u32) -> f32 { return bitcast<f32>(x); }
 fn keep(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) ^ args.words[1].z); }
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn widen_bf16(x: u32) -> f32 { return from_bits(x << 16u); }
+fn narrow_bf16(x: f32) -> u32 {
+  let bits = bitcast<u32>(x);
+  return select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, is_nan(x));
+}
+fn round_bf16(x: f32) -> f32 { return widen_bf16(narrow_bf16(x)); }
+fn widen_f16(x: u32) -> f32 {
+  let sign = (x & 0x8000u) << 16u;
+  let exponent = (x >> 10u) & 31u;
+  if (exponent == 0u) { return from_bits(sign | bitcast<u32>(f32(x & 1023u) * 5.9604644775390625e-8)); }
+  return from_bits(sign | (select(exponent + 112u, 255u, exponent == 31u) << 23u) | ((x & 1023u) << 13u));
+}
+fn narrow_f16(x: f32) -> u32 {
+  let size = bitcast<u32>(x) & 0x7fffffffu;
+  let sign = (bitcast<u32>(x) >> 16u) & 0x8000u;
+  if (size > 0x7f800000u) { return sign | 0x7e00u; }
+  if (size >= 0x477ff000u) { return sign | 0x7c00u; }
+  if (size < 0x38800000u) { return sign | (bitcast<u32>(from_bits(size) + 0.5) - 0x3f000000u); }
+  return sign | ((size + 0xfffu + ((size >> 13u) & 1u) - 0x38000000u) >> 13u);
+}
+fn round_f16(x: f32) -> f32 { return widen_f16(narrow_f16(x)); }
+fn to_odd_i32(x: i32) -> f32 {
+  if (abs(x) < 16777216 && x != (-2147483647 - 1)) { return f32(x); }
+  return f32((x >> 8u) | select(0, 1, (x & 255) != 0)) * 256.0;
+}
+fn to_odd_u32(x: u32) -> f32 {
+  if (x < 16777216u) { return f32(x); }
+  return f32((x >> 8u) | select(0u, 1u, (x & 255u) != 0u)) * 256.0;
+}
 fn maximum_f32(x: f32, y: f32) -> f32 {
   if (is_nan(x)) { return x; }
   if (is_nan(y)) { return y; }
@@ -165,6 +206,8 @@ for _op, _sign in (
 def _compare(dtype: DType, sign: str, x: str, y: str) -> str:
     if dtype == bool_ and sign not in ("==", "!="):
         return f"(select(0u, 1u, {x}) {sign} select(0u, 1u, {y}))"
+    if dtype.is_float and sign == "!=":  # drivers compare ordered: NaN != NaN would be false
+        return f"(is_nan({x}) || is_nan({y}) || {x} != {y})"
     return f"({x} {sign} {y})"
 
 
@@ -247,6 +290,8 @@ def _(node, x):
         return f"select({name_type(to)}(0), {name_type(to)}(1), {x})"
     if source.is_float and to.is_integer:
         return _cast_to_integer(to, x)
+    if to in NARROW and source.is_integer and source.bits >= 32:
+        return f"to_odd_{name_type(source)}({x})"  # it is rounded once, by round_narrow
     return wrap(to, f"{name_type(to)}({x})")
 
 
@@ -264,7 +309,13 @@ def _cast_to_integer(to: DType, x: str) -> str:
 
 @pointwise_row(arith.bitcast, REGISTRY["ts.bitcast"])
 def _(node, x):
-    return f"bitcast<{name_type(node.out.type.dtype)}>({x})"
+    source, to = node.args[0].type.dtype, node.out.type.dtype
+    if source in NARROW:
+        bits = f"narrow_{NARROW[source]}({x})"
+        return f"widen_{NARROW[to]}({bits})" if to in NARROW else wrap(to, f"{name_type(to)}({bits})")
+    if to in NARROW:
+        return f"widen_{NARROW[to]}(u32({x}) & 0xffffu)"
+    return f"bitcast<{name_type(to)}>({x})"
 
 
 @pointwise_row(arith.fma)
@@ -305,13 +356,19 @@ FUNCTIONS = {op: SHARED.find(op, f32) for op in SHARED.ops() if not _computes_in
 
 def call_function(node: Node, *operands: str) -> str:
     """A call of a decomposed function."""
-    if node.args[0].type.dtype != f32 or node.op not in FUNCTIONS:
+    if node.args[0].type.dtype not in (f32, *NARROW) or node.op not in FUNCTIONS:
         raise UnsupportedOpError(
             f"the target wgsl cannot emit {node.op.name} of {node.args[0].type.dtype}: {_F64_REASON}",
             suggestion="cast to ts.f32",
         )
     return f"ts_{node.op.__name__}({', '.join(operands)})"
 
+
+# Ops whose results are numbers of the type of their operands.
+EXACT = (
+    e.neg, e.abs, e.where, e.maximum, e.minimum, e.floor, e.ceil, e.round, arith.trunc, arith.copysign, arith.bitcast,
+    REGISTRY["ts.bitcast"],
+)  # fmt: skip
 
 for _op in FUNCTIONS:
     if _op not in pointwise_row:
@@ -360,11 +417,25 @@ SUMS = (e.add, e.sub, arith.fma)
 
 
 def keep_sums(node: Node, operands: Sequence[str], producers: Mapping[Value, Node]) -> list[str]:
-    """The operands of an op; sums in sums are kept from what compilers may do: (x + c) - c is not x."""
-    if node.op not in SUMS or node.out.type.dtype != f32:
+    """The operands of an op, with those hidden from compilers that they would simplify wrongly.
+
+    (x + c) - c is not x, 0 * x is not 0 for infinities and NaN, x + 0 is not x for -0, and x - x may be NaN.
+    """
+    if node.op not in (*SUMS, e.mul) or node.out.type.dtype not in (f32, *NARROW):
         return [*operands]
-    inner = [producers.get(v) for v in node.args]
-    return [f"keep({x})" if n is not None and n.op in SUMS else x for x, n in zip(operands, inner, strict=True)]
+    found = []
+    for i, (v, x) in enumerate(zip(node.args, operands, strict=True)):
+        inner = producers.get(v)
+        hidden = (node.op in SUMS and inner is not None and inner.op in SUMS) or _is_zero(inner, producers)
+        found.append(f"keep({x})" if hidden or v in node.args[:i] else x)
+    return found
+
+
+def _is_zero(node: Node | None, producers: Mapping[Value, Node]) -> bool:
+    """Whether a value is a constant 0 in all elements."""
+    while node is not None and node.op in (basic.broadcast, shape.reshape, basic.cast):
+        node = producers.get(node.args[0])
+    return node is not None and node.op is basic.full and node.attrs["value"] == 0
 
 
 def define_function(name: str, function: Function) -> str:

@@ -11,9 +11,17 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.diagnostics import make_index_site_error
-from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, find_steps, run_host_call, view_as_array
+from tessera.codegen.plan_execution import (
+    ArgumentBinder,
+    PlanEngine,
+    execute_plan,
+    find_steps,
+    run_host_call,
+    view_as_array,
+)
 from tessera.core.errors import DeviceUnavailable, ExecutionError, ResourceError, user_location
 from tessera.core.types import as_dtype
+from tessera_wgsl.kernel import CUT_SITE
 from tessera_wgsl.statements import WIDE_SITE
 
 ALIGN = 256
@@ -128,6 +136,12 @@ class WgslProgram:
             raise ExecutionError(
                 "an integer of 64 bits that a kernel loads does not fit in 32 bits, which is all that WGSL has",
                 expected="from -2**31 to 2**31 - 1", suggestion="run this on another target",
+            )  # fmt: skip
+        if status == CUT_SITE:
+            raise ResourceError(
+                f"{self.device.adapter.info['device'] or 'the driver'} ended the loops of a kernel before their end",
+                expected="fewer than 65,535 rounds in each program: what Mesa's driver for processors allows",
+                suggestion="run this on a GPU, or on another target",
             )  # fmt: skip
         if status:
             raise make_index_site_error(self.plan["reports"][status - 1], None)

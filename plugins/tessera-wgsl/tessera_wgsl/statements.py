@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.codegen.artifact import describe_size
+from tessera.codegen.contract import static_shape
 from tessera.codegen.diagnostics import describe_location
-from tessera.codegen.legality import static_shape
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import DType, RefType, bool_, f32, int64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import contractions, reduce, shape
 from tessera_wgsl.kernel import Kernel, Memory, _keep, statement_row
-from tessera_wgsl.pointwise import format_literal, name_type, wrap
+from tessera_wgsl.pointwise import NARROW, format_literal, name_type, round_narrow, wrap
 
 STATUS = "mem[0]"  # the least number of a failed site, from the last on: 0 is none
 
@@ -35,6 +35,8 @@ def read_element(kernel: Kernel, memory: Memory, index: str) -> str:
         bits = kernel.let(f"(atomicLoad(&mem[{at}]) >> {shift}) & {_mask(dtype)}u")
         if dtype == bool_:
             return f"({bits} != 0u)"
+        if dtype in NARROW:
+            return f"widen_{NARROW[dtype]}({bits})"
         return wrap(dtype, f"bitcast<i32>({bits})") if dtype.kind == "int" else bits
     return kernel.decode(dtype, kernel.load_word(f"({base} >> 2u) + u32({index})"))
 
@@ -51,7 +53,8 @@ def write_element(kernel: Kernel, memory: Memory, index: str, value: str) -> Non
         kernel.put(f"{kernel.store_word(f'{at} + 1u', f'bitcast<u32>({value} >> 31u)')};")
     elif _is_packed(dtype):
         at, shift = _locate(kernel, dtype, base, index)
-        bits = kernel.let(f"({kernel.encode(dtype, value)} & {_mask(dtype)}u) << {shift}")
+        word = f"narrow_{NARROW[dtype]}({value})" if dtype in NARROW else kernel.encode(dtype, value)
+        bits = kernel.let(f"({word} & {_mask(dtype)}u) << {shift}")
         kernel.put(f"atomicAnd(&mem[{at}], ~({_mask(dtype)}u << {shift}));")
         kernel.put(f"atomicOr(&mem[{at}], {bits});")
     else:
@@ -361,9 +364,9 @@ def _reduce(kernel: Kernel, node: Node, begin: Any, step: Any) -> None:
             at = dict(zip((*kept, *axes), (*outer, *along), strict=True))
             step(state, kernel.let(kernel.read(block, kernel.join([at[a] for a in range(len(inner))], inner))), r)
         if array is not None:
-            kernel.write(array, o, state[0])
+            kernel.write(array, o, round_narrow(node, state[0]))
     if array is None:
-        kernel.values[node.out] = result[0]
+        kernel.values[node.out] = round_narrow(node, result[0])
     else:
         array.shape = static_shape(node.out.type)
         kernel.values[node.out] = array
@@ -448,5 +451,5 @@ def _(kernel, node):
             x = kernel.read(left, kernel.let(f"{row} * {k} + {step}", "j"))
             y = kernel.read(right, kernel.let(_add(start, f"{step} * {n} + {column}"), "j"))
             kernel.put(f"{total} += {kind}({x}) * {kind}({y});")
-        kernel.write(array, kernel.let(f"{row} * {n} + {column}", "j"), total)
+        kernel.write(array, kernel.let(f"{row} * {n} + {column}", "j"), round_narrow(node, total))
     kernel.values[node.out] = array

@@ -106,7 +106,8 @@ async function openWebGpu(program, plan, shaders) {
     const status = new Uint32Array((await read(0, 4)).buffer)[0];
     const error = await device.popErrorScope();
     if (error) throw new Error(error.message);
-    if (status) throw new Error(status === 0xffffffff ? "an integer does not fit in 32 bits" : "an index is out of bounds");
+    const reasons = { 0xffffffff: "an integer does not fit in 32 bits", 0xfffffffe: "the driver ended a loop too early" };
+    if (status) throw new Error(reasons[status] ?? "an index is out of bounds");
     const written = program.parameters.map((p, i) => [p, i]).filter(([p]) => p.written);
     return Object.fromEntries(await Promise.all(written.map(async ([p, i]) => [p.name, await read(offsets[i], p.bytes)])));
   };

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import MANIFEST, Artifact, build_manifest
-from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, run_passes
+from tessera.codegen.contract import Capabilities, CompilerPass, Runtime, check_element_types, run_passes
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.csl.runtime import host_script
 from tessera.codegen.csl.standalone import emit_standalone
@@ -33,7 +33,6 @@ from tessera.codegen.csl.text.statements import add_fault, add_line, cast_to_ind
 from tessera.codegen.grouped import vectorise_groups
 from tessera.codegen.grouped.diagnostics import report_op
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise
-from tessera.codegen.legality import check_element_types
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
 from tessera.core.types import RefType, bf16, f16
 from tessera.ir.core import Function, Module, Value

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser, RunBlock, vectorise
-from tessera.codegen.legality import get_tensor_type, static_shape
 from tessera.core.types import TensorType, int64, scalar
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, tile

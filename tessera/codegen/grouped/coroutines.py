@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tessera.codegen.contract import static_shape
 from tessera.codegen.grouped.control_flow import any_active, build_region, restrict_to_mask
 from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser
-from tessera.codegen.legality import static_shape
 from tessera.core.types import REGISTER, RefType, TensorType, bool_, int64, scalar
 from tessera.ir.core import Block, Node, Value
 from tessera.lower.passes.tail_duplication import find_lockstep_width

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from tessera.codegen.contract import static_shape
 from tessera.codegen.grouped.control_flow import build_region
 from tessera.codegen.grouped.vectoriser import LEVEL, GroupVectoriser, vectorise
-from tessera.codegen.legality import static_shape
 from tessera.core.types import bool_
 from tessera.interp.tile.op_rules import expansion_rules
 from tessera.ir.core import Value

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from tessera.codegen.contract import static_shape
 from tessera.codegen.grouped.control_flow import (
     any_active,
     intersect_active,
@@ -17,7 +18,6 @@ from tessera.codegen.grouped.control_flow import (
 from tessera.codegen.grouped.coroutines import SUSPENSION_POINTS, Coroutine, CoroutineScheduler, CoroutineSlot
 from tessera.codegen.grouped.diagnostics import report_where
 from tessera.codegen.grouped.vectoriser import GroupValue, GroupVectoriser, vectorise
-from tessera.codegen.legality import static_shape
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Block, Node, Value
 from tessera.ops.dialects import control_flow, tile

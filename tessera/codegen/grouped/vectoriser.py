@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.codegen.legality import static_shape
+from tessera.codegen.contract import static_shape
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import REGISTER, SHARED, DType, RefType, bool_, int64
 from tessera.ir.builder import Builder, evaluate_block

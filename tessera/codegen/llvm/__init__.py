@@ -39,6 +39,7 @@ TILING_PLAN = LoweringPlan(
     peel=True,
     serial_scans=True,
     vector_products=1,
+    product_pack=32,
 )
 # What tuning tries in the place of these: tiles of products and their depth, elements of a row and of a pointwise
 # program, programs of a launch, the lanes of reductions, products as reductions, queries and keys of attention.

@@ -9,10 +9,16 @@ from typing import Any
 
 import tessera.codegen.llvm.text.kernel_emitter  # noqa: F401
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
-from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
+from tessera.codegen.contract import (
+    Capabilities,
+    CompilerPass,
+    check_element_types,
+    check_resources,
+    run_passes,
+    static_shape,
+)
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
-from tessera.codegen.legality import check_element_types, check_resources, static_shape
 from tessera.codegen.llvm.runtime.jit import has_pair_products
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
 from tessera.codegen.llvm.table import REFUSED

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.c_plan import (
     ALIGN,
@@ -28,10 +30,10 @@ from tessera.codegen.c_plan import (
     describe_site,
     read_program,
 )
-from tessera.codegen.host_plan import find_steps
 from tessera.codegen.llvm.runtime.jit import compile_for_machine
 from tessera.codegen.llvm.runtime.program import TEXT_FILE
 from tessera.codegen.llvm.text import protocol
+from tessera.codegen.plan_execution import find_steps
 from tessera.core.errors import ResourceError, UnsupportedOpError, user_location
 from tessera.core.types import as_dtype
 
@@ -201,11 +203,21 @@ def _rewrite_halves(text: str) -> str:
     """The text with f16 as i16, and calls in place of its conversions."""
     if "half" not in text:
         return text
+    text = _HALF_CONSTANT.sub(lambda found: f"half {_find_half_bits(found[1])}", text)
+    text = _HALF_PHI.sub(lambda line: _CONSTANT.sub(lambda found: str(_find_half_bits(found[0])), line[0]), text)
     text = _WIDEN.sub(r"\g<head>call \g<to> @ts.widen_half\g<width>(\g<source> \g<value>)", text)
     text = _NARROW.sub(r"\g<head>call \g<to> @ts.narrow_half\g<width>(\g<source> \g<value>)", text)
     return re.sub(r"\.(v\d+)?f16\b", lambda m: f".{m[1] or ''}i16", re.sub(r"\bhalf\b", "i16", text))
 
 
+def _find_half_bits(constant: str) -> int:
+    """The bits of an f16 that LLVM writes as the bits of the f64 of the same value."""
+    return int(np.uint64(int(constant, 16)).view(np.float64).astype(np.float16).view(np.uint16))
+
+
+_CONSTANT = re.compile(r"0x[0-9A-F]{16}")
+_HALF_CONSTANT = re.compile(rf"\bhalf ({_CONSTANT.pattern})")
+_HALF_PHI = re.compile(r"= phi half .*")
 _NUMBERED = r"(?:<(?P<width>\d+) x {0}>|{0})"
 _CONVERSION = r"(?P<head>%\S+ = ){op} (?P<source>" + _NUMBERED + r") (?P<value>\S+) to (?P<to>(?:<\d+ x {1}>|{1}))"
 _WIDEN = re.compile(_CONVERSION.replace("{op}", "fpext").replace("{0}", "half").replace("{1}", "float"))

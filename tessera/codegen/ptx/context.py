@@ -15,17 +15,21 @@ from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
 from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
 from tessera.codegen.ptx.passes.shared_memory import HazardTracker, SharedMemoryAllocator
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
-from tessera.codegen.ptx.table.scalars.conversion import check_rounding_policy
+from tessera.codegen.ptx.table.scalars.arithmetic import check_rounding_policy
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer
 from tessera.codegen.ptx.text.builder import HiddenParameters, PtxBuilder, ptx_type, register_class
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, SmemOperand, SmemSlots
-from tessera.core.errors import Location, TesseraError
+from tessera.core.errors import Location, ResourceError, TesseraError
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import DType, RefType, bf16, bool_, f16
 from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.core import Block, Function, Node, Value, find_size_names
 
 Registers = tuple[str, ...]
+TENSOR_MAP_BYTES = 128
+MAX_PARAMETER_BYTES = 4096  # of an entry, before LARGE_PARAMETERS_ISA
+MAX_LARGE_PARAMETER_BYTES = 32_764  # PTX ISA, "Parameter State Space"
+LARGE_PARAMETERS_ISA = (8, 1)
 
 
 @dataclass
@@ -306,6 +310,8 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
     entry, grid, allocator = ctx.entry, ctx.grid, ctx.smem.allocator
     prologue = [*allocator.format_prologue(), *entry.hidden.load(ctx.function.name)]
     lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
+    if _count_parameter_bytes(ctx, len(maps)) > MAX_PARAMETER_BYTES:
+        entry.isa_version = max(entry.isa_version, LARGE_PARAMETERS_ISA)
     return KernelEntry(
         lines, ctx.team.block_threads, allocator.shared_bytes, tuple(maps), programs,
         grid.cluster.size if grid.cluster is not None else 1, entry.hidden.describe(), entry.isa_version,
@@ -313,9 +319,26 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
     )  # fmt: skip
 
 
+def _count_parameter_bytes(ctx: EmissionContext, maps: int) -> int:
+    """At least the bytes of an entry's parameters.
+
+    Raises:
+        ResourceError: there are more than a launch may have.
+    """
+    count = len(ctx.function.params) + sum(1 for _ in _number_size_parameters(ctx))
+    held = TENSOR_MAP_BYTES * maps + 8 * (count + len(ctx.entry.hidden.declare(ctx.function.name)))
+    if held > MAX_LARGE_PARAMETER_BYTES:
+        raise ResourceError(
+            f"{ctx.function.name} has {held:,} bytes of parameters", location=ctx.function.loc,
+            expected=f"at most {MAX_LARGE_PARAMETER_BYTES:,} on a GPU", received=f"{held:,}",
+            suggestion="fewer arrays in one kernel",
+        )  # fmt: skip
+    return held
+
+
 def _format_header(ctx: EmissionContext, maps: int) -> Iterator[str]:
     name = ctx.function.name
-    params = [f"\t.param .align 64 .b8 {name}_map{i}[128]" for i in range(maps)]
+    params = [f"\t.param .align 64 .b8 {name}_map{i}[{TENSOR_MAP_BYTES}]" for i in range(maps)]
     params += [f"\t.param .{_parameter_type(v)} {name_parameter(name, i)}" for i, v in enumerate(ctx.function.params)]
     params += [f"\t.param .u64 {name_parameter(name, i)}" for i, _ in _number_size_parameters(ctx)]
     params += ctx.entry.hidden.declare(name)

@@ -1,26 +1,32 @@
-"""Kernel schedules: a pass chooses one for each tile function, and emission makes a PTX entry of that kind of the
-function that every pass has prepared."""
+"""Kernel schedules: a pass chooses one for each tile function, launch configuration maps its threads, and emission
+makes a PTX entry of that kind of the function that every pass has prepared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from tessera.codegen.artifact import parse_size
+from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
 from tessera.codegen.ptx.context import KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block
-from tessera.codegen.ptx.layout import ThreadTeam
+from tessera.codegen.ptx.layout import WARP_THREADS, WARPGROUP_THREADS, ThreadTeam, bit_width, uses_tensor_cores
 from tessera.codegen.ptx.ops import (
+    LEVEL,
     PREFETCHING,
     UNIFORM,
     WARP_SPECIALISED,
     LaunchFacts,
+    async_mma,
     gemm_mainloop,
     get_fact,
+    matmul_accumulate,
+    prefetched_load,
     set_facts,
 )
-from tessera.codegen.ptx.passes.launch_configuration import choose_team_size
-from tessera.codegen.ptx.passes.layout_inference import read_layouts
+from tessera.codegen.ptx.passes.layout_inference import read_layouts, reduction_axes, static_shape
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, ring_stage_bytes
@@ -37,12 +43,20 @@ from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill t
 )
 from tessera.codegen.ptx.table.blocks.program_grid import GRID_AXES, exit_grid_barrier, find_linear_grid
 from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.table.scalars.arithmetic import has_policies
 from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
-from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS
-from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
-from tessera.core.symbolic_dim import find_size_bounds
-from tessera.ir.core import Function, find_size_names
-from tessera.ops.dialects import tile
+from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
+from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_ROWS
+from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
+from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
+from tessera.core.errors import ResourceError
+from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
+from tessera.core.types import GLOBAL, TensorType
+from tessera.ir.core import Function, Module, Node, Value, find_size_names
+from tessera.ops.dialects import control_flow as control_flow_ops
+from tessera.ops.dialects import host, tile
+from tessera.ops.tensor import contractions, reduce
+from tessera.ops.tensor import shape as shape_ops
 
 
 def emit_function(function: Function, files: SourceFiles | None) -> KernelEntry:
@@ -115,7 +129,10 @@ def select_kernel(function: Function, form: Sequence[Rewrite], finish: Sequence[
             return set_facts(function, **facts, stages=stages)
     supply = plan_prefetch(function, LaunchFacts.of(function).grid) if able and _fills_device(function) else None
     if supply is not None:
-        return set_facts(function, kernel=PREFETCHING, stages=supply.stages)
+        facts = {"kernel": PREFETCHING, "stages": supply.stages}
+        made = emit_function(_apply(finish, set_facts(supply.function, **facts)), None)  # with what layouts exchange
+        if made.shared <= SHARED_LIMIT[get_fact(function, "arch")]:
+            return set_facts(function, **facts)
     return set_facts(function, kernel=UNIFORM)
 
 
@@ -157,3 +174,215 @@ def _choose_stages(ready: Function, cluster: ThreadBlockCluster | None, finish: 
         if stages * size <= limit and emit_function(set_facts(laid_out, stages=stages), None).shared <= limit:
             return stages
     return RING_STAGES[-1] if cluster is not None else None
+
+
+TEAM_THREADS = (32, 1024)  # the fewest and the most threads of a team
+ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, where the team can be as large
+MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
+WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
+PREFERRED_THREADS = 256
+SM_REGISTERS = 1 << 16  # registers of a multiprocessor
+MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
+SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
+GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
+EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
+MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
+
+
+def map_threads(function: Function) -> Function:
+    """The function with its team size, vector width and occupancy as attributes."""
+    if get_fact(function, "kernel") == WARP_SPECIALISED:
+        return _map_warp_groups(function)
+    threads = 1 if int(function.attrs.get("group", 1)) > 1 else choose_team_size(function)
+    resident = choose_resident_blocks(function) if get_fact(function, "kernel") == UNIFORM else 0
+    return set_facts(function, threads=threads, teams=1, vector=choose_vector_width(function), resident=resident)
+
+
+def _map_warp_groups(function: Function) -> Function:
+    """Two ping-pong teams where their epilogues are long enough; else one team of one or two warp groups."""
+    own = 0 if get_fact(function, "cluster") else choose_pingpong_groups(function, LaunchFacts.of(function).grid)
+    teams, groups = (PINGPONG_TEAMS, own) if own else (1, min(MAX_WARPGROUPS, _product_rows(function) // WGMMA_ROWS))
+    return set_facts(function, threads=WARPGROUP_THREADS * groups, teams=teams, vector=EPILOGUE_VECTOR, resident=0)
+
+
+def _product_rows(function: Function) -> int:
+    """The rows of the blocks that are multiplied."""
+    return next(static_shape(n.out)[0] for n in function.body.walk() if n.op in (gemm_mainloop, async_mma))
+
+
+def choose_team_size(function: Function) -> int:
+    """The threads for a tile: so many that none holds many elements of the largest block."""
+    most = max((_element_count(v) for node in function.body.walk() for v in node.results), default=1)
+    if any(uses_tensor_cores(node) for node in function.body.walk()):
+        return min(
+            max(1 << max(most // MMA_ELEMENTS_PER_THREAD - 1, 0).bit_length(), 4 * WARP_THREADS), PREFERRED_THREADS
+        )
+    wanted = (
+        most // ELEMENTS_PER_THREAD
+        if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
+        else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
+    )
+    return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
+
+
+def choose_resident_blocks(function: Function) -> int:
+    """The blocks that a multiprocessor should hold at once where one product takes another's result; 0: any.
+
+    Without a limit the assembler keeps more registers alive than pays. With it a thread has four registers for each
+    element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
+    """
+    if sum(uses_tensor_cores(node) for node in function.body.walk()) < 2:
+        return 0
+    most = max(_element_count(v) for node in function.body.walk() for v in node.results)
+    return max(1, min(SM_REGISTERS // (4 * most), MAX_RESIDENT_BLOCKS))
+
+
+def choose_vector_width(function: Function) -> int:
+    """The neighbours that a thread holds: 16 bytes of the narrowest elements that are loaded or stored.
+
+    Where accesses cannot move so many at once, since rows begin at any element, fewer may cost less: the threads of a
+    warp then access neighbours.
+    """
+    accesses = (tile.load, tile.store, prefetched_load)
+    narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
+    most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
+    if get_fact(function, "kernel") != UNIFORM or any(_combines_neighbours(n) for n in function.body.walk()):
+        return most
+    found = list(_measure_accesses(function, most))
+    if all(each.vector >= min(most, VECTOR_BYTES // each.bytes) for each in found):
+        return most
+    widths = [1 << n for n in reversed(range(most.bit_length()))]
+    rows, threads = _find_reduced_rows(function), choose_team_size(function)
+
+    def cost(width: int) -> float:
+        shuffles = sum(_count_shuffles(*each, threads, width) for each in rows)
+        return sum(each.elements * each.cost(width) for each in found) + shuffles
+
+    return min(widths, key=cost)
+
+
+def _find_reduced_rows(function: Function) -> list[tuple[int, int]]:
+    """The rows and columns, as powers of two, of the blocks that are reduced along their last axis."""
+    nodes = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    shapes = [static_shape(n.args[0]) for n in nodes if n.args[0].type.rank - 1 in reduction_axes(n)]  # type: ignore[union-attr]
+    return [(1 << sum(map(bit_width, sizes[:-1])), 1 << bit_width(sizes[-1])) for sizes in shapes]
+
+
+def _count_shuffles(rows: int, columns: int, threads: int, width: int) -> float:
+    """The shuffles of the warps of a team that reduces rows, if a thread holds `width` neighbours."""
+    lanes = min(WARP_THREADS, max(columns // width, 1))
+    held = rows if columns > threads * width else max(rows * columns // (threads * width), 1)
+    return held * bit_width(lanes) * threads / WARP_THREADS
+
+
+def _combines_neighbours(node: Node) -> bool:
+    """Whether an op costs less where a thread holds neighbours: a product, a block folded, as scans and sorts do, or
+    transposed: each thread then has a square of elements, and neither side is accessed element by element."""
+    if node.op is shape_ops.permute and isinstance(node.out.type, TensorType):
+        sizes = static_shape(node.args[0])
+        moved = [a % len(sizes) for a in node.attrs["axes"] if sizes[a] != 1]
+        return moved != sorted(moved)
+    if node.op is shape_ops.reshape and isinstance(node.out.type, TensorType):
+        before, after = ([n for n in static_shape(v) if n != 1] for v in (node.args[0], node.out))
+        return before != after
+    return node.op in (contractions.dot, matmul_accumulate)
+
+
+@dataclass(frozen=True)
+class GlobalAccess:
+    """An access to global memory: how many elements of how many bytes, of which one instruction moves `vector`."""
+
+    elements: int
+    bytes: int
+    vector: int
+    writes: bool
+
+    def cost(self, width: int) -> float:
+        """The cost of an element if a thread holds `width` neighbours: lines that a warp touches, and instructions.
+
+        Parts of a sector that are written apart are written to the cache apart.
+        """
+        moved = min(width, self.vector)
+        lines = max(1.0, WARP_THREADS * width * self.bytes / LINE_BYTES) / (WARP_THREADS * moved)
+        sectors = width / moved * self.bytes / SECTOR_BYTES if self.writes else 0
+        return lines + 1 / (WARP_THREADS * moved) + sectors / 2
+
+
+def _measure_accesses(function: Function, most: int) -> Iterator[GlobalAccess]:
+    """The accesses of whole blocks to global memory."""
+    producers = {v: n for n in function.body.walk() for v in n.results}
+    producers |= {n.regions[0].params[0]: n for n in function.body.walk() if n.op is control_flow_ops.for_}
+    known = get_fact(function, "alignments")
+    aligned = dict(zip(function.params, known or [VECTOR_BYTES] * len(function.params), strict=True))
+    for node in function.body.walk():
+        if node.op not in GLOBAL_ACCESSES or node.args[0] not in aligned:
+            continue
+        ref, *operands = node.args
+        writes = node.op is not tile.load and node.op is not tile.gather
+        block = static_shape(node.args[1] if node.op in (tile.store, tile.scatter) else node.out)
+        if not block or block[-1] == 1:
+            continue
+        size, vector = element_bytes(ref.type.dtype), 1  # type: ignore[union-attr]
+        if node.op in (tile.load, tile.store):
+            memory = PtxMemRef(ref.type.dtype, GLOBAL, "", tuple(ref.type.shape), aligned[ref])  # type: ignore[union-attr]
+            starts = operands[writes : writes + len(block)]
+            vector = find_vector_length(producers, memory, starts, block, min(most, VECTOR_BYTES // size))
+        yield GlobalAccess(math.prod(block), size, vector, writes)
+
+
+def _element_count(v: Value) -> int:
+    return math.prod(static_shape(v)) if isinstance(v.type, TensorType) else 1
+
+
+# Launch analysis: records how a tile function is launched (grids, aliasing, alignment) as function attributes. The
+# first pass of the pipeline: its result is a module of the level `ptx`.
+
+
+MAX_PROGRAMS = (1 << 31) - 1  # of a launch: the limit of a grid's first axis
+
+
+def analyse_launches(module: Module, arch: str) -> Module:
+    """The module with the facts of each tile function's launches, for an architecture.
+
+    Raises:
+        ResourceError: a grid has more programs than a launch may have.
+    """
+    launches = [n for n in module.main.body.walk() if n.op is host.launch]
+    aliased, plan = find_aliased_kernels(module), build_host_plan(module, {})
+    functions = [
+        _record_launches(f, arch, list_launch_grids(launches, f), f.name not in aliased, plan)
+        for f in module.functions[1:]
+    ]
+    return module.replace(module.main, *functions, level=LEVEL)
+
+
+def _record_launches(
+    function: Function, arch: str, grids: Sequence[tuple[Size, ...]], noalias: bool, plan: Mapping[str, Any]
+) -> Function:
+    alignments = tuple(_parameter_alignments(plan, function))
+    special = {"rounding": True} if has_policies(function) else {}
+    return set_facts(function, arch=arch, grids=tuple(grids), noalias=noalias, alignments=alignments, **special)
+
+
+def _parameter_alignments(plan: Mapping[str, Any], function: Function) -> list[int]:
+    """For each parameter a number of bytes that divides its address: a vector's, or less where a slice moves it."""
+    args = [each["args"] for each in plan["launches"] if each["kernel"] == function.name]
+    moves = [[n for given in args for _, n in given[i].get("moves", ())] for i in range(len(function.params))]
+    return [math.gcd(VECTOR_BYTES, *(find_size_divisor(parse_size(n), VECTOR_BYTES) for n in c)) for c in moves]
+
+
+def list_launch_grids(launches: Sequence[Node], function: Function) -> list[tuple[Size, ...]]:
+    """The grids that a function is launched over, all of one rank: an axis that one lacks has one program."""
+    grids = [_launch_grid(n) for n in launches if n.attrs["kernel"] == function.name]
+    rank = max(map(len, grids), default=1)
+    return [(*g, *(1,) * (rank - len(g))) for g in grids]
+
+
+def _launch_grid(node: Node) -> tuple[Size, ...]:
+    grid = tuple(node.attrs["grid"])
+    if proves_less(MAX_PROGRAMS, math.prod(grid)):
+        raise ResourceError(
+            f"a grid of {math.prod(grid):,} programs", location=node.loc, expected=f"at most {MAX_PROGRAMS:,} on a GPU",
+            received=f"{math.prod(grid):,}", suggestion="fewer programs that do more each, in a loop",
+        )  # fmt: skip
+    return grid or (1,)

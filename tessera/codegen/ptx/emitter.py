@@ -10,7 +10,7 @@ from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.ptx.context import EmissionContext, at_location
 from tessera.codegen.ptx.table import REFUSED, emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers
-from tessera.codegen.ptx.table.scalars.conversion import (
+from tessera.codegen.ptx.table.scalars.arithmetic import (
     convert,
     convert_for_storage,
     materialise_operand,

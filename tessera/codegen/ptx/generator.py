@@ -6,20 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
-from tessera.codegen.contract import Capabilities, CompilerPass, run_passes
+from tessera.codegen.contract import (
+    Capabilities,
+    CompilerPass,
+    check_element_types,
+    check_resources,
+    measure_resources,
+    run_passes,
+)
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.host_plan import build_host_plan
-from tessera.codegen.legality import check_element_types, check_resources, measure_resources
 from tessera.codegen.ptx.context import KernelEntry
-from tessera.codegen.ptx.emission import SHARED_LIMIT, emit_function
+from tessera.codegen.ptx.emission import SHARED_LIMIT, analyse_launches, emit_function
 from tessera.codegen.ptx.layout import WARP_THREADS
 from tessera.codegen.ptx.ops import LEVEL, LaunchFacts
-from tessera.codegen.ptx.passes.launch_configuration import analyse_launches
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.pipeline import FUNCTION_PASSES, list_passes
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory
@@ -41,9 +46,9 @@ from tessera.lower.lowering_plan import LoweringPlan
 # themselves measure the others, for each architecture, since the architecture is chosen after the tiles.
 
 BLOCK_BYTES = 1 << 20  # of blocks live at once in a team's registers: more indicates a wrong size
-# Kernels hold one block at a time in the exchange buffer, and pipelining leaves room for it: with smaller blocks than
-# this, the kernel fits on every architecture.
-SAFE_BLOCK_BYTES = min(SHARED_LIMIT.values()) - (32 << 10)
+# Kernels hold one block at a time in the exchange buffer, or both operands of a product with padded rows; pipelining
+# leaves room for it. With smaller blocks than this, the kernel fits on every architecture.
+SAFE_BLOCK_BYTES = min(SHARED_LIMIT.values()) // 2
 
 
 def find_refused(module: Module) -> frozenset[str]:
@@ -130,9 +135,10 @@ def _check_shared_bytes(name: str, entry: KernelEntry, arch: str, loc: Any) -> N
 # Blocks of products as warp groups take them; rows of reductions in registers; as many programs as keep a GPU busy.
 PLAN = LoweringPlan(
     stack_views=False,
-    m=128, n=256, busy_n=128, k=64, whole_k=63, multiple=128, rows=4096, row_limit=32768, pointwise=1024, lanes=32,
-    result_lanes=1024, collapse=True, programs=96, flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True,
-    vector_products=1, vector_results=512, find_refused=find_refused, parallel=528,
+    m=128, n=256, busy_n=128, k=64, whole_k=63, multiple=128, rows=4096, row_limit=32768, row_tile=8192,
+    pointwise=1024, lanes=32, result_lanes=1024, power_of_two_tiles=True, peel=True, collapse=True, programs=96,
+    flash_m=64, flash_n=64, flash_deep=128, tensor_cores=True, vector_products=1, vector_results=512,
+    find_refused=find_refused, parallel=528,
 )  # fmt: skip
 # What tuning tries in the place of these; the resource model (`find_refused`) judges each before it is emitted.
 PLAN_CHOICES: tuple[Mapping[str, tuple[Any, ...]], ...] = (
@@ -148,11 +154,21 @@ MAX_COOPERATIVE_GROUPS = (
 )  # groups that the largest GPU so far runs at once, if they are small: it says how many when loaded
 
 
+@dataclass(frozen=True)
 class PtxGenerator:
-    """The generator for NVIDIA GPUs."""
+    """The generator for NVIDIA GPUs; `configured("sm_90a")` emits for this architecture whatever the machine has."""
 
-    name = "ptx"
-    coverage = OpCoverage((emission_rule, emit), REFUSED)
+    name: ClassVar[str] = "ptx"
+    coverage: ClassVar[OpCoverage] = OpCoverage((emission_rule, emit), REFUSED)
+    arch: str = ""
+
+    def configured(self, options: str) -> PtxGenerator:
+        """The generator for an architecture.
+
+        Raises:
+            ArgumentError: there is no text for this architecture.
+        """
+        return PtxGenerator(_check_arch(options))
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -173,10 +189,10 @@ class PtxGenerator:
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The PTX text of a Tile module, or of one that has been through `passes`.
 
-        Options: `arch` ("sm_80" or "sm_90a"; by default sm_90a where the GPU is one, else sm_80) and `debug`
-        (default true: lines name their source).
+        Options: `arch` ("sm_80" or "sm_90a"; by default the configured one, else sm_90a where the GPU is one, else
+        sm_80) and `debug` (default true: lines name their source).
         """
-        arch = _read_arch(module, options)
+        arch = self._read_arch(module, options)
         if module.level != LEVEL:
             check_element_types(module, self.name, self.capabilities.dtypes)
             check_resources(module, self.name, self.capabilities)
@@ -189,7 +205,7 @@ class PtxGenerator:
 
     def passes(self, module: Module, options: Mapping[str, Any]) -> tuple[CompilerPass, ...]:
         """The passes between a Tile module and its text; none for a module that they have been through."""
-        return () if module.level == LEVEL else list_passes(_read_arch(module, options))
+        return () if module.level == LEVEL else list_passes(self._read_arch(module, options))
 
     def runtime(self, artifact: Artifact) -> EmulatedProgram | GpuProgram | SizedGpuProgram:
         """The artifact on this machine's GPU, or where there is none by the PTX emulator."""
@@ -224,15 +240,21 @@ class PtxGenerator:
         """What runs the artifact's text in the PTX emulator."""
         return make_emulator(artifact)
 
+    def sanitized(self, artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """The same in debug mode: races, missing waits, barriers and fences, and uninitialised memory are errors."""
+        return make_emulator(artifact, debug=True)
 
-def _read_arch(module: Module, options: Mapping[str, Any]) -> str:
-    """The architecture: the one that a module's passes were for, the one asked for, or the default."""
-    unknown = [k for k in options if k not in OPTION_NAMES]
-    if unknown:
-        raise ArgumentError(f"the target ptx has no option {unknown[0]}", expected=", ".join(OPTION_NAMES))
-    if module.level == LEVEL and module.functions[1:]:
-        return LaunchFacts.of(module.functions[1]).arch
-    arch = str(options.get("arch") or choose_default_arch())
+    def _read_arch(self, module: Module, options: Mapping[str, Any]) -> str:
+        """The architecture: the one that a module's passes were for, the one asked for, or the default."""
+        unknown = [k for k in options if k not in OPTION_NAMES]
+        if unknown:
+            raise ArgumentError(f"the target ptx has no option {unknown[0]}", expected=", ".join(OPTION_NAMES))
+        if module.level == LEVEL and module.functions[1:]:
+            return LaunchFacts.of(module.functions[1]).arch
+        return _check_arch(str(options.get("arch") or self.arch or choose_default_arch()))
+
+
+def _check_arch(arch: str) -> str:
     if arch not in ISA_VERSIONS:
         raise ArgumentError(f"the target ptx has no architecture {arch}", expected=", ".join(ISA_VERSIONS))
     return arch

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from tessera.codegen.ptx.ops import matmul_accumulate
 from tessera.codegen.ptx.text.builder import SMALL_FLOATS, PtxBuilder, element_bytes
 from tessera.core.errors import ArgumentError
-from tessera.core.types import DType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
+from tessera.core.types import DType, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import contractions
 
@@ -227,6 +227,20 @@ def uses_tensor_cores(node: Node) -> bool:
     return fits and a.accumulate == (f32 if held.is_float else int32)  # type: ignore[union-attr]
 
 
+DOUBLE_MMA = (16, 8, 8)  # rows, columns and depth of one instruction on doubles
+
+
+def uses_double_mma(node: Node) -> bool:
+    """Whether tensor cores compute a product of doubles: axes that whole instructions cover."""
+    if node.op not in (contractions.dot, matmul_accumulate):
+        return False
+    a, b = (v.type for v in node.args[-2:])
+    if a.rank != 2 or {a.dtype, b.dtype, a.accumulate} != {f64}:  # type: ignore[union-attr]
+        return False
+    rows, depth, columns = (int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
+    return rows >= DOUBLE_MMA[0] and columns >= DOUBLE_MMA[1] and depth % DOUBLE_MMA[2] == 0
+
+
 def are_mma_compatible(a: DType, b: DType) -> bool:
     """Whether one instruction takes these operand types: equal ones, or two 8-bit ones that are both floats or not."""
     return a == b or (a.bits == b.bits == 8 and a.is_float == b.is_float)
@@ -246,7 +260,7 @@ def mma_type_suffix(a: DType, b: DType) -> str:
 def choose_dot_layout(node: Node, threads: int, by_rows: bool) -> DistributedLayout:
     """The layout of a product's result; `by_rows` stacks the warps along rows where each gets 16 rows."""
     shape = tuple(int(n) for n in node.out.type.shape)  # type: ignore[union-attr]
-    if threads == 1 or not uses_tensor_cores(node):
+    if threads == 1 or not (uses_tensor_cores(node) or uses_double_mma(node)):
         return make_square_layout(shape, threads)
     return make_mma_layout(shape, threads, by_rows and has_enough_rows(shape[0], threads))
 

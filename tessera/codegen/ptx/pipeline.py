@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
-from tessera.codegen.ptx.emission import SHARED_LIMIT, emit_function, select_kernel
+from tessera.codegen.ptx.emission import (
+    SHARED_LIMIT,
+    analyse_launches,
+    choose_team_size,
+    emit_function,
+    map_threads,
+    select_kernel,
+)
 from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import (
@@ -19,7 +26,6 @@ from tessera.codegen.ptx.passes.instruction_selection import (
     select_exp2_ftz,
     split_products,
 )
-from tessera.codegen.ptx.passes.launch_configuration import analyse_launches, choose_team_size, map_threads
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.loop_transformations import (
     MAX_EARLY_LOADED,

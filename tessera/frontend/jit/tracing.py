@@ -237,6 +237,7 @@ class Jit:
         self._histories: dict[Hashable, CallHistory] = {}
         # Fast path: calls by the types of their arguments, without the signature.
         self._known: dict[Hashable, KnownCall] = {}
+        self._last: tuple[Hashable, KnownCall | None] = (None, None)
 
     def _check_annotations(self) -> None:
         for name, value in self.annotations.items():
@@ -253,8 +254,11 @@ class Jit:
                 return self._call_any(args, named)
             kinds, leaves = walk_call(args, named, self._static_places, self.static)
             key = None if kinds is None else (kinds, *self._ambient_key())
-            known = self._known.get(key) if key is not None else None
-            if known is not None:
+            last, known = self._last
+            if key != last:  # the same types as in the last call are the same objects: no hash is needed
+                known = self._known.get(key) if key is not None else None
+                self._last = (key, known) if known is not None else self._last
+            if known is not None and key is not None:
                 return self._run_known(known, leaves, args, named)
             leaves.clear()  # nothing here holds what is donated
             return self._call_any(args, named, key)

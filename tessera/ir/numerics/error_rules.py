@@ -38,17 +38,40 @@ def bound_constant(site: ErrorSite, **attrs: Any) -> IntervalArray:
 
 
 def _corner_spread(site: ErrorSite, value: Any, operands: tuple[IntervalArray, ...], attrs: dict[str, Any]) -> Any:
-    """The largest distance from the reference of the op's values at the corners of the operands' intervals."""
+    """The largest distance from the reference of the op's values at the corners of the operands' intervals.
+
+    The ends of intervals of integers are f64: a value there that the type of the result lacks wraps, to anything.
+    """
     radius = np.zeros(np.shape(value))
-    sides = [interval_ends(b) for b in operands]
+    sides = [_clip_ends(b) for b in operands]
     if all(len(s) == 1 for s in sides):
         return radius
+    low, high = _find_integer_range(np.asarray(value).dtype)
     for corner in itertools.product(*sides):
-        radius = np.maximum(radius, absolute_distance(site.op.ref(*corner, **attrs), value))
+        found = site.op.ref(*corner, **attrs)
+        wraps = (found <= low - 1) | (found >= high + 1) if low < high else False
+        radius = np.maximum(radius, np.where(wraps, np.inf, absolute_distance(found, value)))
     if site.op.pointwise:  # a NaN may hide where nothing is known
         for operand in operands:
             radius = np.where(np.isinf(operand.radius), np.inf, radius)
     return radius
+
+
+def _find_integer_range(dtype: np.dtype) -> tuple[float, float]:
+    """The least and the greatest integer of a type, as f64; (0, 0) for any other type."""
+    found = as_dtype(dtype)
+    if found.kind not in ("int", "uint"):
+        return 0.0, 0.0
+    signed = found.kind == "int"
+    return (-(2.0 ** (found.bits - 1)), 2.0 ** (found.bits - 1) - 1) if signed else (0.0, 2.0**found.bits - 1)
+
+
+def _clip_ends(x: IntervalArray) -> tuple[Any, ...]:
+    """The ends of an interval; those of integers are whole, and lie within their type."""
+    ends, (least, greatest) = interval_ends(x), _find_integer_range(x.dtype)
+    if len(ends) == 1 or least == greatest:
+        return ends
+    return np.maximum(np.ceil(ends[0]), least), np.minimum(np.floor(ends[1]), greatest)
 
 
 def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
@@ -216,7 +239,7 @@ def bound_cast(site: ErrorSite, x: IntervalArray, *, dtype: DType | Policy) -> I
         return site.stored(wide.value, wide.radius + np.where(rounds, np.abs(wide.value) * 2.0**-53, 0.0))
     value = convert(x.value, dtype)
     radius = np.where(np.isinf(x.radius), np.inf, 0.0)
-    for end in interval_ends(x):
+    for end in _clip_ends(x):
         near = convert(end, dtype)
         wraps = (x.dtype.kind in "iu") & (x.radius > 0) & (near != end)
         radius = np.maximum(radius, np.where(wraps, np.inf, absolute_distance(near, value)))
@@ -404,7 +427,8 @@ def bound_dot(site: ErrorSite, a: IntervalArray, b: IntervalArray, *, dtype: Any
         radius = radius + _multiply_magnitudes(finite_magnitude(a.value), b.radius)
     radius = np.where(_infinite_times_uncertain(a, b) + _infinite_times_uncertain(b, a, swap=True), np.inf, radius)
     if value.dtype.kind != "f":
-        return make_interval(value, radius)
+        wraps = (radius > 0) & (size > _find_integer_range(value.dtype)[1])
+        return make_interval(value, np.where(wraps, np.inf, radius))
     exact = _find_exact_sums(site, size, a, b)
     return _bound_accumulation(site, value, radius, size, a.shape[-1], a.shape[-1], exact)
 

@@ -104,6 +104,8 @@ CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 MAX_RECOMPUTED_OPS = 2
 # The same for a kernel that reduces columns and reads results of reductions of rows.
 MAX_COLUMN_OPS = 8
+# A kernel does not compute a value of more ops, which depends on reductions, so often.
+MIN_RECOMPUTATIONS = 256
 # A reduction to at most this part of a value's elements is memory where the value is recomputed.
 MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
@@ -179,6 +181,8 @@ class KernelFusion:
         if node.op in POINTWISE and not is_widening(node):
             if self.is_product_epilogue(node.out, wanting) or self.is_reduction_epilogue(node.out, wanting):
                 return False
+            if any(self.is_computed_anew(node.out, c) for c in wanting):
+                return False
         return bool(_FUSION_RULES.of(node.op)(self, node, wanting))
 
     def is_view(self, node: Node) -> bool:
@@ -224,6 +228,8 @@ class KernelFusion:
         if node is None or node.op in CONSTANTS or is_widening(node):
             return budget
         if node.op in REDUCTIONS and _estimate_count(value) <= most:
+            return budget
+        if value.type.rank == 0 or _estimate_count(value) == 1:  # one number for all elements
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1
@@ -276,6 +282,16 @@ class KernelFusion:
         if not axes or not rows or not rows.isdisjoint(axes):
             return False
         return not (self.is_cheap_beside_reductions(value) and self.are_kept(found, wanting))
+
+    def is_computed_anew(self, value: Value, cluster: FusionCluster) -> bool:
+        """Whether a kernel that reduces rows would compute a value that depends on reductions for hundreds of results.
+
+        An example is a normalised row, or the activation of a product, that a product of a vector with a matrix reads.
+        """
+        count = max((cluster.count_recomputations(p) for p in cluster.points(value)), default=1)
+        if cluster.row is None or count < MIN_RECOMPUTATIONS or self.is_cheap(value):
+            return False
+        return self.depends_through_pointwise(value, *REDUCTIONS)
 
     def is_cheap_beside_reductions(self, value: Value) -> bool:
         """Whether a value takes a few cheap ops to compute from memory and from results of reductions."""

@@ -60,18 +60,28 @@ class TileSizeSearch:
         return [d for d, (_, _, kind) in enumerate(self.dims) if kind == "parallel" and d not in self.loop]
 
     def cut(self, dim: int, target: int, multiple: int = 1) -> int:
-        """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one."""
+        """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one.
+
+        Where blocks are padded to powers of two, it is the one at most the target, or half of it if that divides.
+        """
         extent, typical = self.dims[dim][1], self.extents[dim]
         if not self.is_static(dim):
             target = min(target, max(MIN_SYMBOLIC_TILE, _floor_power_of_two(typical // SYMBOLIC_TILES)))
             target = int(min(target, max(1, find_size_limit(extent))))
         elif typical <= target:
             return typical
+        if self.plan.power_of_two_tiles:
+            target = _floor_power_of_two(target)
+            multiple = max(multiple, target // 2)
         radices = self._radices(dim)
         fits = [t for t in range(target, (target - 1) // 2, -1) if _fits_radices(t, radices)]
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
+
+    def _pad(self, size: int) -> int:
+        """The elements that an axis of a block takes in registers."""
+        return 1 << (size - 1).bit_length() if self.plan.power_of_two_tiles else size
 
     def balance(self, dim: int, most: int, multiple: int) -> int:
         """The tile of a dim, a multiple of a number and at most `most`, whose tiles pad the dim least, or 0."""
@@ -101,7 +111,7 @@ class TileSizeSearch:
             size = self.cut(dim, int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held))
             self.tile[dim] = size
             held *= size
-            budget = budget // size if size >= self.extents[dim] else 0
+            budget = budget // self._pad(size) if size >= self.extents[dim] else 0
         return budget
 
     def find_contiguous_dims(self) -> set[int]:
@@ -179,7 +189,39 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
-    tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+    if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
+        _balance_packing(tiling, m, n)
+    else:
+        tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+
+
+def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int]) -> None:
+    """Where there are fewer programs than wanted, the tiles of least cost.
+
+    Each program packs its columns of the right operand again. The cost is the mean of what one thread and of what as
+    many threads as programs are wanted need, in multiply-adds for each element of the contraction.
+    """
+    wanted, whole = tiling.plan.programs, list(tiling.tile)
+    if tiling.programs() >= wanted:
+        return
+    found: dict[tuple[int, ...], int] = {}
+    for rows in _halve(tiling, m, MIN_TILE_M):
+        for columns in _halve(tiling, n, MIN_TILE_N):
+            tiling.tile = [columns.get(d, rows.get(d, t)) for d, t in enumerate(whole)]
+            programs, width = tiling.programs(), math.prod(columns.values())
+            each = (math.prod(rows.values()) + tiling.plan.product_pack) * width
+            found[tuple(tiling.tile)] = programs * each + wanted * each * -(-programs // wanted)
+    tiling.tile = list(min(found.items(), key=lambda each: each[1])[0])
+
+
+def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int) -> Iterator[dict[int, int]]:
+    """The tiles of dims, then halved and halved again, the first dim of more than one element first."""
+    tile = {d: tiling.tile[d] for d in dims}
+    yield dict(tile)
+    while math.prod(tile.values()) >= 2 * least:
+        dim = next(d for d in dims if tile[d] > 1)
+        tile[dim] = tiling.cut(dim, -(-tile[dim] // 2))
+        yield dict(tile)
 
 
 def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
@@ -203,7 +245,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = plan.result_rows or plan.rows if lanes else plan.rows
-    limit = plan.row_limit if not lanes else max(elements // held, 1)
+    limit = _limit_row(tiling, row, others) if not lanes else max(elements // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
         tiling.loop = [row]
@@ -212,6 +254,19 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
+
+
+def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
+    """The elements of a row that a program holds; fewer of rows that are walked again, if there are many of them.
+
+    Several programs then share a processor: one reads while another computes.
+    """
+    plan = tiling.plan
+    walked_again = tiling.dims[row][2] == "parallel" and tiling.extents[row] > plan.row_limit
+    if plan.row_tile is None or not walked_again:
+        return plan.row_limit
+    held = plan.row_tile * (plan.parallel or 1) // math.prod(tiling.extents[d] for d in others)
+    return max(plan.row_tile, min(plan.row_limit, 1 << max(held - 1, 0).bit_length()))
 
 
 def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:

@@ -14,7 +14,7 @@ from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
-from tessera.ops.tensor import basic, contractions, elementwise, nn, reduce, shape
+from tessera.ops.tensor import attention, basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.coercion import is_narrow
 from tessera.ops.tensor.scatter import scatter_add
 
@@ -110,14 +110,14 @@ def _(rewriter, node, args):
     return _move_splat(rewriter, node, args) or (rewriter.add(shape.permute, x, axes=tuple(axes)) if inner else None)
 
 
-@canonicalisation(nn.scaled_dot_product_attention)
+@canonicalisation(attention.scaled_dot_product_attention)
 def _(rewriter, node, args):
     """Attention on operands with permuted head axes becomes attention on the operands, and one permutation."""
     permuted = [rewriter.find_producer(x, shape.permute) for x in args[:3]]
-    if not all(each and each.attrs["axes"] == nn.HEADS_SECOND_ORDER for each in permuted):
+    if not all(each and each.attrs["axes"] == attention.HEADS_SECOND_ORDER for each in permuted):
         return None
-    found = rewriter.add(nn.positional_attention, *(each.args[0] for each in permuted), *args[3:], **node.attrs)
-    return rewriter.add(shape.permute, found, axes=nn.HEADS_SECOND_ORDER)
+    found = rewriter.add(attention.positional_attention, *(each.args[0] for each in permuted), *args[3:], **node.attrs)
+    return rewriter.add(shape.permute, found, axes=attention.HEADS_SECOND_ORDER)
 
 
 @canonicalisation(shape.slice_)

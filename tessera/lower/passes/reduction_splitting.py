@@ -9,11 +9,11 @@ reduction combines the partial results. The tree depends on the sizes alone, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from tessera.core.symbolic_dim import round_up, symbol_names
-from tessera.core.types import TensorType
+from tessera.core.symbolic_dim import Size, round_up, symbol_names
+from tessera.core.types import DType, TensorType
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
@@ -26,10 +26,17 @@ from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import pad, reshape
 
+Axes = tuple[int, ...]  # counted from the end
 KINDS = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
 MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a second launch
 MIN_PART_ELEMENTS = 1 << 14  # of a part
-PART_MULTIPLE = 64  # a part that leaves a rest begins at a multiple of so many elements, for vector loads
+MAX_COMPUTED_AGAIN = 4  # elementwise ops that are computed again rather than read from memory
+PART_MULTIPLE = 64
+MAX_CHAIN = 64  # pointwise ops that the kernels of all parts compute
+VIEWS = (
+    shape.permute, shape.slice_, shape.pad, shape.concatenate, shape.gather, shape.strided_view, basic.broadcast_to,
+)  # fmt: skip
+MAX_STRETCH, MAX_CHAIN_STRETCH = 2.0, 1.25  # a rest of a chain of pointwise ops costs a launch alone
 
 
 @dataclass(frozen=True)
@@ -50,27 +57,153 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
 
     @patterns(*COMBINERS)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
-        split = choose_split(node, plan)
-        return (_reduce_in_parts(node, Tensor(args[0]), split, node.args[0] in uses).data,) if split else None
+        value, axes = node.args[0], node.attrs["axis"]
+        again = plan.parallel is not None and uses.count_uses(value) > 1
+        held = _compute_again(rewriter, uses, value, args[0]) if again else args[0]
+        chain, sizes = _find_flat_chain(uses, value) if held is args[0] else None, get_shape(value)
+        if chain is not None:
+            sizes, axes = _merge_reduced_axes(sizes, axes)
+        along = _reads_along_sum(uses, node)
+        stretch = MAX_STRETCH if chain is None else MAX_CHAIN_STRETCH
+        split = choose_split(replace(get_tensor_type(value), shape=sizes), axes, plan, along, stretch)
+        operand = SplitOperand(rewriter, value, held, sizes, chain)
+        return (_reduce_in_parts(node, operand, axes, split, value in uses).data,) if split else None
 
     return rewrite_function(function, patterns)
 
 
-def choose_split(node: Node, plan: LoweringPlan) -> AxisSplit | None:
-    """The split of a reduction, or None where it has programs enough, or little work for each."""
-    type, axes = node.args[0].type, node.attrs["axis"]
+def _compute_again(rewriter: Rewriter, uses: UseDef, value: Value, held: Value) -> Value:
+    """A value that others read too, computed for a reduction alone, if that takes few ops: memory does not hold it.
+
+    A split reduction is a kernel of its own, which would read it from memory that another kernel has written.
+    """
+    nodes = _list_pointwise(uses, value)
+    if nodes is None or sum(n.op.is_transcendental for n in nodes) > 1:
+        return held
+    made: dict[Value, Value] = {}
+
+    def take(v: Value) -> Value:
+        if v not in made:
+            node = uses.get(v)
+            if node not in nodes:
+                made[v] = rewriter.add(basic.recompute, rewriter.new(v))
+            else:
+                made[v] = rewriter.add(node.op, *map(take, node.args), **node.attrs)  # type: ignore[union-attr]
+        return made[v]
+
+    return take(value)
+
+
+def _list_pointwise(uses: UseDef, value: Value) -> list[Node] | None:
+    """The nodes that compute a value from memory and from results of reductions; None if they are none or many."""
+    found: list[Node] = []
+    work = [value]
+    while work:
+        node = uses.get(work.pop())
+        if node is None or node in found or not (node.op.pointwise or node.op in (basic.broadcast_to, basic.full)):
+            continue
+        found.append(node)
+        work += node.args
+    computed = sum(node.op.pointwise for node in found)
+    return found if 0 < computed <= MAX_COMPUTED_AGAIN else None
+
+
+@dataclass(frozen=True)
+class SplitOperand:
+    """The operand of a reduction, adjacent reduced axes merged; views of it move to the leaves of its pointwise ops."""
+
+    rewriter: Rewriter
+    value: Value
+    held: Value  # what it has become
+    sizes: tuple[Size, ...]
+    chain: frozenset[Value] | None  # the values that are computed again; None: the operand is read as it is
+
+    def view(self, change: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+        """What a view, a function of the merged operand, gives."""
+        known: dict[Value, Tensor] = {}
+        if not self.chain:
+            return change(self._merge(self.held))
+
+        def visit(v: Value) -> Tensor:
+            if v not in self.chain:  # type: ignore[operator]
+                return change(self._merge(self.rewriter.new(v)))
+            if v not in known:
+                known[v] = compute(self.rewriter.uses[v])
+            return known[v]
+
+        def compute(node: Node) -> Tensor:
+            if node.op is shape.reshape:
+                return visit(node.args[0])
+            if node.op.pointwise:
+                return Tensor(self.rewriter.add(node.op, *(visit(v).data for v in node.args), **node.attrs))
+            scalars = [reshape(Tensor(self.rewriter.new(v)), shape=()).data for v in node.args]
+            return change(Tensor(self.rewriter.add(node.op, *scalars, **{**node.attrs, "shape": self.sizes})))
+
+        return visit(self.value)
+
+    def _merge(self, v: Value) -> Tensor:
+        return Tensor(v) if get_shape(v) == self.sizes else reshape(Tensor(v), shape=self.sizes)
+
+
+def _merge_reduced_axes(sizes: tuple[Size, ...], axes: Axes) -> tuple[tuple[Size, ...], Axes]:
+    """The sizes with adjacent reduced axes as one, and the axes: parts of that may begin within a row.
+
+    Rows of odd lengths begin at any address, but their parts then begin at aligned ones.
+    """
+    merged: list[Size] = []
+    reduced: list[int] = []
+    for a in range(-len(sizes), 0):
+        if a in axes and a - 1 in axes and merged:
+            merged[-1] = merged[-1] * sizes[a]
+        else:
+            merged.append(sizes[a])
+            reduced += [len(merged) - 1] if a in axes else []
+    return tuple(merged), tuple(at - len(merged) for at in reduced)
+
+
+def _find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
+    """The pointwise ops and reshapes that compute a value from memory of its size, so that rows may be cut anywhere.
+
+    None where an element depends on others. Where several ops use an expensive result, it counts as memory.
+    """
+    chain: set[Value] = set()
+
+    def visit(v: Value) -> bool:
+        node = uses.get(v)
+        if node is None or v in chain or uses.block_of(node) is not uses.block_of(uses[value]):
+            return True
+        if node.op is shape.reshape:
+            chain.add(v)
+            return visit(node.args[0])
+        if node.op.pointwise and not (node.op.is_transcendental and uses.count_uses(v) > 1):
+            chain.add(v)
+            return len(chain) <= MAX_CHAIN and all(visit(x) for x in node.args)
+        if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
+            chain.add(v)
+            return True
+        return node.op not in VIEWS
+
+    return frozenset(chain) if visit(value) else None
+
+
+def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, stretch: float) -> AxisSplit | None:
+    """The split of a reduction, or None where it has programs enough, or little work for each.
+
+    `along`: what it reduces lies along memory, though its last axis is another, so that each result is a program.
+    Parts without a rest may be `stretch` times as long as others.
+    """
     most = plan.reduction_parts or plan.parallel
-    assert isinstance(type, TensorType) and most is not None
+    assert most is not None
     if type.policy is not None or symbol_names(type.shape) or not axes or 0 in type.shape:
         return None
     sizes = [int(n) for n in type.shape]
-    programs = _count_programs(sizes, axes, plan.result_lanes or plan.lanes)
+    programs = _count_programs(sizes, axes, 1 if along else plan.result_lanes or plan.lanes)
     each = math.prod(sizes) // programs
     parts = min(most // programs, each // MIN_PART_ELEMENTS)
     axis = max(axes, key=lambda a: (sizes[a], -a))
     if each < MIN_SERIAL_ELEMENTS or parts < 2 or sizes[axis] < 2 * parts:
         return None
-    return _divide_axis(axis, sizes[axis], parts)
+    return _divide_axis(axis, sizes[axis], parts, stretch)
 
 
 def _count_programs(sizes: Sequence[int], axes: Sequence[int], lanes: int) -> int:
@@ -82,39 +215,52 @@ def _count_programs(sizes: Sequence[int], axes: Sequence[int], lanes: int) -> in
     return count if lane in axes else count // sizes[lane] * -(-sizes[lane] // lanes)
 
 
-def _divide_axis(axis: int, size: int, parts: int) -> AxisSplit:
-    """About so many parts of an axis: without a rest if a length near to that divides the size."""
-    length = -(-size // parts)
-    exact = next((n for n in range(length, min(2 * length, size // 2) + 1) if size % n == 0), None)
+def _divide_axis(axis: int, size: int, parts: int, stretch: float) -> AxisSplit:
+    """About so many parts of an axis: without a rest if a length near to that divides the size.
+
+    Parts of the last axis begin at a multiple of so many elements, for vector loads.
+    """
+    step = PART_MULTIPLE if axis == -1 and size >= parts * PART_MULTIPLE else 1
+    length = round_up(-(-size // parts), step)
+    exact = next((n for n in range(length, min(int(stretch * length), size // 2) + 1, step) if size % n == 0), None)
     if exact is not None:
         return AxisSplit(axis, size // exact, exact, 0)
-    length = round_up(length, PART_MULTIPLE)
+    if parts * step <= length:  # one part less is a part too much for the last program: the rest is short
+        length -= step
     return AxisSplit(axis, size // length, length, size % length)
 
 
-def _reduce_in_parts(node: Node, x: Tensor, split: AxisSplit, computed: bool) -> Tensor:
+def _reduce_in_parts(node: Node, operand: SplitOperand, axes: Axes, split: AxisSplit, computed: bool) -> Tensor:
     """The results of a reduction from those of its parts.
 
-    A rest is reduced apart; for values that are `computed`, and then in two kernels, it is filled to a whole part.
+    A rest is reduced apart; for values that are `computed` otherwise than by a chain of pointwise ops, and then in two
+    kernels, it is filled to a whole part.
     """
-    op, axes, at = node.op, node.attrs["axis"], split.axis + x.ndim
-    if op is reduce.sum and x.dtype.is_float and x.dtype != x.type.accumulate:
-        x = cast(x, dtype=x.type.accumulate)
-    parts, end = split.parts, split.parts * split.length
-    main = narrow(x, at, 0, end) if split.rest else x
-    if split.rest and computed:
-        parts, end = parts + 1, int(x.shape[at])
-        more = [split.length - split.rest if a == at else 0 for a in range(x.ndim)]
-        neutral = find_neutral_element(KINDS[op], x.dtype)
-        main = pad(x, low=(0,) * x.ndim, high=tuple(more), value=neutral)
-    folded = reshape(main, shape=(*x.shape[:at], parts, split.length, *x.shape[at + 1 :]))
+    op, sizes, at = node.op, operand.sizes, split.axis + len(operand.sizes)
+    type = get_tensor_type(node.args[0])
+    wide = type.accumulate if op is reduce.sum and type.dtype.is_float else type.dtype
+    size, end = int(sizes[at]), split.parts * split.length
+    filled = operand.chain is None and computed and end < size
+    extra = -(-split.rest // split.length) if filled else 0
+
+    def whole_parts(x: Tensor) -> Tensor:
+        if filled:
+            more = [extra * split.length - split.rest if a == at else 0 for a in range(len(sizes))]
+            x = pad(x, low=(0,) * len(sizes), high=tuple(more), value=find_neutral_element(KINDS[op], x.dtype))
+        x = narrow(x, at, 0, end) if split.rest and not filled else x
+        return reshape(x, shape=(*sizes[:at], split.parts + extra, split.length, *sizes[at + 1 :]))
+
     inner = tuple(a if a >= split.axis else a - 1 for a in axes)
-    total = op(op(folded, axis=inner, keepdims=True), axis=(split.axis - 1,), keepdims=False)
-    if end < x.shape[at]:
-        total = COMBINERS[op](total, op(narrow(x, at, end, int(x.shape[at])), axis=axes, keepdims=True))
-    total = reshape(total, shape=node.out.type.shape)  # type: ignore[union-attr]
-    dtype = node.out.type.dtype  # type: ignore[union-attr]
-    return total if total.dtype == dtype else cast(total, dtype=dtype)
+    folded = op(_cast_to(operand.view(whole_parts), wide), axis=inner, keepdims=True)
+    total = op(folded, axis=(split.axis - 1,), keepdims=False)
+    if split.rest and not filled:
+        rest = _cast_to(operand.view(lambda x: narrow(x, at, end, size)), wide)
+        total = COMBINERS[op](total, op(rest, axis=axes, keepdims=True))
+    return _cast_to(reshape(total, shape=get_shape(node.out)), get_tensor_type(node.out).dtype)
+
+
+def _cast_to(x: Tensor, dtype: DType) -> Tensor:
+    return x if x.dtype == dtype else cast(x, dtype=dtype)
 
 
 # Vector products: a matrix product with few rows or columns as a reduction of elementwise products. Such a product
@@ -153,6 +299,14 @@ def _is_turned(uses: UseDef, value: Value) -> bool:
         and node.op is shape.permute
         and node.attrs["axes"][-1] % len(get_shape(value)) != len(get_shape(value)) - 1
     )
+
+
+def _reads_along_sum(uses: UseDef, node: Node) -> bool:
+    """Whether a reduction over the last axis but one is that of a vector product with a matrix turned in memory."""
+    product = uses.get(node.args[0])
+    if product is None or product.op is not elementwise.mul or node.attrs["axis"] != (-2,):
+        return False
+    return any(_is_turned(uses, factor) for factor in product.args)
 
 
 def _has_plain_floats(node: Node, args: list[Value]) -> bool:

@@ -93,7 +93,7 @@ def cross_entropy(
         )  # fmt: skip
     counts = not_equal(target, ignore_index)
     hot = _mark_classes(target, counts, classes, axis)
-    scale = sum(where(hot, w, 0.0) if weight is not None else cast(hot, dtype=x.dtype), axis=-1)
+    scale = sum(where(hot, w, 0.0), axis=-1) if weight is not None else cast(counts, dtype=x.dtype)
     smooth = label_smoothing / classes
     losses = -(sum(where(hot, logs * w, 0.0), axis=-1) * (1.0 - label_smoothing))
     losses = where(counts, losses - sum(logs * w, axis=-1) * smooth if smooth else losses, 0.0)

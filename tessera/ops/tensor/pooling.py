@@ -19,10 +19,10 @@ from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
 from tessera.ops.tensor.elementwise import less, maximum, minimum, where
 from tessera.ops.tensor.random import Generator, rand
-from tessera.ops.tensor.rearrange import narrow, take_along_axis
+from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.reduce import apply_root, argmax, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
-from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, gather, iota, permute, reshape, squeeze
+from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, squeeze
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Windows:
         for axis in range(rank):
             inner = math.prod(self.kernel[axis + 1 :])
             offset = (element // inner) % self.kernel[axis] * self.step[axis]
-            found = found * self.sizes[axis] + (offset + _along(self.starts[axis], axis, rank))
+            found = found * self.sizes[axis] + (offset + along_axis(self.starts[axis], axis, rank))
         return found
 
 
-def _along(vector: Tensor, axis: int, rank: int) -> Tensor:
+def along_axis(vector: Tensor, axis: int, rank: int) -> Tensor:
     """A vector as a tensor of `rank` axes, along one of them."""
     return reshape(vector, shape=(1,) * axis + (vector.shape[0],) + (1,) * (rank - 1 - axis))
 
 
-def _check_input(name: str, rank: int, input: Any) -> Tensor:
+def check_pooled(name: str, rank: int, input: Any) -> Tensor:
     x = as_tensor(input)
     if x.ndim != rank + 2:
         raise ShapeError(f"{name} takes [B, C, {AXIS_NAMES[rank]}]", location=user_location(), received=str(x.type))
@@ -88,7 +88,7 @@ class _Pool:
         for i, (n, k, s, p) in enumerate(zip(x.shape[2:], self.kernel, self.stride, self.padding, strict=True)):
             first, more = iota(shape=(self.counts[i],)) * s - p, p if with_padding else 0
             inside = minimum(first + k, n + more) - maximum(first, -more)
-            total = total * _along(inside, i, rank)
+            total = total * along_axis(inside, i, rank)
         return cast(total, dtype=x.dtype)
 
 
@@ -123,7 +123,7 @@ def _count_windows(size: Any, kernel: int, stride: int, padding: int, dilation: 
     return count - 1 if (count - 1) * stride >= size + padding else count  # the last window starts in the input
 
 
-def _find_lowest_value(x: Tensor) -> Any:
+def find_lowest_value(x: Tensor) -> Any:
     if not x.dtype.is_integer:
         return -math.inf if x.dtype.is_float else False
     return int(np.iinfo(x.dtype.numpy).min)
@@ -144,7 +144,7 @@ def max_pool1d(
     >>> max_pool1d([[[1.0, 3.0, 2.0, 0.0]]], 2, return_indices=True)
     (Tensor([[[3., 2.]]], f32), Tensor([[[1, 2]]], int64))
     """
-    x = _check_input("a 1D pool", 1, input)
+    x = check_pooled("a 1D pool", 1, input)
     return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
@@ -170,7 +170,7 @@ def max_pool2d(
         ShapeError: `input` has another rank, or a window is larger than the padded input.
         ArgumentError: the padding is more than half the window.
     """
-    x = _check_input("a 2D pool", 2, input)
+    x = check_pooled("a 2D pool", 2, input)
     return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
@@ -190,7 +190,7 @@ def max_pool3d(
     >>> max_pool3d(ones((1, 1, 2, 4, 4)), 2).shape
     (1, 1, 1, 2, 2)
     """
-    x = _check_input("a 3D pool", 3, input)
+    x = check_pooled("a 3D pool", 3, input)
     return _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
@@ -198,7 +198,7 @@ def _max_pool(
     x: Tensor, kernel: IntPair, stride: Any, padding: IntPair, dilation: IntPair, ceil: bool, indices: bool
 ) -> Any:
     plan = _plan(x, kernel, stride, padding, dilation, ceil)
-    return plan.extract(x, _find_lowest_value(x)).maximum(indices)
+    return plan.extract(x, find_lowest_value(x)).maximum(indices)
 
 
 @composite
@@ -215,7 +215,7 @@ def avg_pool1d(
     >>> avg_pool1d([[[1.0, 3.0, 2.0, 0.0]]], 2)
     Tensor([[[2., 1.]]], f32)
     """
-    x = _check_input("a 1D pool", 1, input)
+    x = check_pooled("a 1D pool", 1, input)
     return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
@@ -238,7 +238,7 @@ def avg_pool2d(
     Tensor([[[[1.5],
               [3.5]]]], f32)
     """
-    x = _check_input("a 2D pool", 2, input)
+    x = check_pooled("a 2D pool", 2, input)
     return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
@@ -258,7 +258,7 @@ def avg_pool3d(
     >>> avg_pool3d(ones((1, 1, 2, 2, 2)), 2)
     Tensor([[[[[1.]]]]], f32)
     """
-    x = _check_input("a 3D pool", 3, input)
+    x = check_pooled("a 3D pool", 3, input)
     return _average_pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
@@ -284,7 +284,7 @@ def lp_pool1d(
     >>> lp_pool1d([[[3.0, 4.0]]], 2, 2)
     Tensor([[[5.]]], f32)
     """
-    return _norm_pool(_check_input("a 1D pool", 1, input), norm_type, kernel_size, stride, ceil_mode)
+    return _norm_pool(check_pooled("a 1D pool", 1, input), norm_type, kernel_size, stride, ceil_mode)
 
 
 @composite
@@ -296,7 +296,7 @@ def lp_pool2d(
     >>> lp_pool2d([[[[3.0], [4.0]]]], 2, (2, 1))
     Tensor([[[[5.]]]], f32)
     """
-    return _norm_pool(_check_input("a 2D pool", 2, input), norm_type, kernel_size, stride, ceil_mode)
+    return _norm_pool(check_pooled("a 2D pool", 2, input), norm_type, kernel_size, stride, ceil_mode)
 
 
 @composite
@@ -308,7 +308,7 @@ def lp_pool3d(
     >>> lp_pool3d([[[[[3.0, 4.0]]]]], 1, (1, 1, 2))
     Tensor([[[[[7.]]]]], f32)
     """
-    return _norm_pool(_check_input("a 3D pool", 3, input), norm_type, kernel_size, stride, ceil_mode)
+    return _norm_pool(check_pooled("a 3D pool", 3, input), norm_type, kernel_size, stride, ceil_mode)
 
 
 def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) -> Tensor:
@@ -318,69 +318,7 @@ def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) ->
     return total if p == 1 else apply_root(lambda t: t ** (1.0 / p), total)
 
 
-# Adaptive pools: window i of n elements in m windows has the elements from ⌊i·n/m⌋ to before ⌈(i + 1)·n/m⌉.
-
-
-def _adaptive_windows(name: str, rank: int, input: Any, output_size: Any, fill: Any) -> tuple[Windows, Tensor]:
-    """The windows, each filled up to the size of the largest, and the numbers of their own elements."""
-    x = _check_input(name, rank, input)
-    starts, lengths, kernel = zip(*_adaptive_axes(x, output_size), strict=True)
-    counts, cut = [start.shape[0] for start in starts], x
-    for axis, (start, length, size) in enumerate(zip(starts, lengths, kernel, strict=True)):
-        cut = _split_axis(cut, 2 + 2 * axis, start, length, size, fill)
-    order = (0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)))
-    values = reshape(permute(cut, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
-    total = as_tensor(1)
-    for axis, length in enumerate(lengths):
-        total = total * _along(length, axis, rank)
-    return Windows(values, kernel, starts, (1,) * rank, x.shape[2:]), total
-
-
-def _adaptive_axes(x: Tensor, output_size: Any) -> list[tuple[Tensor, Tensor, Any]]:
-    """For each axis after the first two: where its windows start, their lengths, and the longest."""
-    found = []
-    for size, count in zip(x.shape[2:], _expand_output_size(output_size, x.shape[2:]), strict=True):
-        place = iota(shape=(count,))
-        start = place * size // count
-        length = ((place + 1) * size + (count - 1)) // count - start
-        found.append((start, length, size // count if size % count == 0 else _longest_window(size, count)))
-    return found
-
-
-MAX_SLICED = 8  # windows of different lengths that are slices; more are gathered
-
-
-def _sum_windows(x: Tensor, axis: int, start: Tensor, length: Tensor, size: Any) -> Tensor:
-    """The sums of the windows of an axis."""
-    extent, count = x.shape[axis], start.shape[0]
-    if not isinstance(extent, int) or extent % count == 0 or count > MAX_SLICED:
-        return sum(_split_axis(x, axis, start, length, size, 0), axis=axis + 1)
-    edges = [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
-    return concatenate([sum(narrow(x, axis, a, b), axis=axis, keepdims=True) for a, b in edges], axis=axis)
-
-
-def _split_axis(x: Tensor, axis: int, start: Tensor, length: Tensor, size: int, fill: Any) -> Tensor:
-    """`x` with an axis replaced by two: the windows, and `size` elements of each, the last ones maybe `fill`."""
-    if x.shape[axis] == start.shape[0] * size:
-        return reshape(x, shape=(*x.shape[:axis], start.shape[0], size, *x.shape[axis + 1 :]))
-    element = iota(shape=(start.shape[0], size))
-    last = reshape(length, shape=(-1, 1))
-    place = reshape(start, shape=(-1, 1)) + minimum(element, last - 1)
-    inside = reshape(less(element, last), shape=(*element.shape, *(1,) * (x.ndim - 1 - axis)))
-    return where(inside, gather(x, place, axis=axis), fill)
-
-
-def _longest_window(size: Any, count: int) -> int:
-    if not isinstance(size, int):
-        raise ShapeError(
-            f"an adaptive pool of {size} elements with {count} windows", location=user_location(),
-            expected=f"a known size, or a multiple of {count}", received=str(size),
-        )  # fmt: skip
-    ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-    return np.max([end - start for start, end in ends]).item()
-
-
-def _expand_output_size(value: Any, sizes: Sequence[Any]) -> tuple[int, ...]:
+def expand_output_size(value: Any, sizes: Sequence[Any]) -> tuple[int, ...]:
     listed = tuple(value) if isinstance(value, (list, tuple)) else (value,) * len(sizes)
     if len(listed) != len(sizes) or not all(n is None or isinstance(n, int) and n > 0 for n in listed):
         raise ArgumentError(
@@ -390,92 +328,6 @@ def _expand_output_size(value: Any, sizes: Sequence[Any]) -> tuple[int, ...]:
     if any(isinstance(n, int) and n < 1 for n in sizes):
         raise ShapeError("an adaptive pool of an empty axis", location=user_location(), received=f"sizes {sizes}")
     return tuple(int(n) if m is None else m for m, n in zip(listed, sizes, strict=True))
-
-
-@composite
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Tensor:
-    """The means of `output_size` windows that cover `input` [B, C, W]; see `adaptive_avg_pool2d`.
-
-    >>> adaptive_avg_pool1d([[[1.0, 2.0, 6.0]]], 2)
-    Tensor([[[1.5, 4. ]]], f32)
-    """
-    return _adaptive_average(1, input, output_size)
-
-
-@composite
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Tensor:
-    """The means of windows that cover `input` [B, C, H, W], `output_size` of them along each axis.
-
-    `output_size` is a number or one for each axis, where None keeps the size. Window i of m along an axis of n has
-    the elements from floor(i·n/m) to before ceil((i + 1)·n/m).
-
-    >>> adaptive_avg_pool2d([[[[1.0, 2.0], [3.0, 4.0]]]], (1, None))
-    Tensor([[[[2., 3.]]]], f32)
-
-    Raises:
-        ShapeError: `input` has another rank, or an empty axis.
-    """
-    return _adaptive_average(2, input, output_size)
-
-
-@composite
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
-    """The means of windows that cover `input` [B, C, D, H, W]; see `adaptive_avg_pool2d`.
-
-    >>> from tessera import ones
-    >>> adaptive_avg_pool3d(ones((1, 1, 3, 4, 5)), 1)
-    Tensor([[[[[1.]]]]], f32)
-    """
-    return _adaptive_average(3, input, output_size)
-
-
-def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
-    x = _check_input(f"an adaptive {rank}D pool", rank, input)
-    total, number = x, as_tensor(1)
-    for axis, (start, length, size) in enumerate(_adaptive_axes(x, output_size)):
-        # Outer axes first: their windows are whole rows of memory, and leave little to add along the last axis.
-        total = _sum_windows(total, 2 + axis, start, length, size)
-        number = number * _along(length, axis, rank)
-    return total / cast(number, dtype=total.dtype)
-
-
-@check_arguments
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest elements of `output_size` windows that cover `input` [B, C, W]; see `adaptive_max_pool2d`.
-
-    >>> adaptive_max_pool1d([[[1.0, 2.0, 6.0]]], 2, return_indices=True)
-    (Tensor([[[2., 6.]]], f32), Tensor([[[1, 2]]], int64))
-    """
-    return _adaptive_maximum(1, input, output_size, return_indices)
-
-
-@check_arguments
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest elements of windows that cover `input` [B, C, H, W]; the windows are those of `adaptive_avg_pool2d`.
-
-    With `return_indices` the result is a pair; the index of an element counts along the flattened axes H, W.
-
-    >>> adaptive_max_pool2d([[[[1.0, 2.0], [3.0, 4.0]]]], 1)
-    Tensor([[[[4.]]]], f32)
-    """
-    return _adaptive_maximum(2, input, output_size, return_indices)
-
-
-@check_arguments
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest elements of windows that cover `input` [B, C, D, H, W]; see `adaptive_max_pool2d`.
-
-    >>> from tessera import ones
-    >>> adaptive_max_pool3d(ones((1, 1, 3, 4, 5)), (1, 2, 2)).shape
-    (1, 1, 1, 2, 2)
-    """
-    return _adaptive_maximum(3, input, output_size, return_indices)
-
-
-def _adaptive_maximum(rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
-    x = as_tensor(input)
-    windows, _ = _adaptive_windows(f"an adaptive {rank}D pool", rank, x, output_size, _find_lowest_value(x))
-    return windows.maximum(return_indices)
 
 
 # Fractional pools: windows of one size at places that are drawn for each channel (Graham 2014).
@@ -527,7 +379,7 @@ def _fractional_maximum(
     samples: Any, generator: Generator | None, order: tuple[int, ...],
 ) -> Any:  # fmt: skip
     x, kernel = (
-        _check_input(f"a fractional {rank}D pool", rank, input),
+        check_pooled(f"a fractional {rank}D pool", rank, input),
         expand_per_axis("kernel_size", kernel_size, rank),
     )
     sizes: tuple[Any, ...] = x.shape[2:]
@@ -563,9 +415,9 @@ def _find_fractional_counts(sizes: Sequence[Any], output_size: Any, output_ratio
             "a fractional pool needs output_size or output_ratio", location=user_location(), expected="one of them"
         )
     if output_ratio is None:
-        return _expand_output_size(output_size, sizes)
+        return expand_output_size(output_size, sizes)
     ratios = output_ratio if isinstance(output_ratio, (list, tuple)) else (output_ratio,) * len(sizes)
-    return _expand_output_size([math.floor(n * r) for n, r in zip(sizes, ratios, strict=True)], sizes)
+    return expand_output_size([math.floor(n * r) for n, r in zip(sizes, ratios, strict=True)], sizes)
 
 
 def _find_fractional_starts(sample: Tensor, size: int, count: int, kernel: int) -> Tensor:
@@ -628,7 +480,7 @@ def max_unpool3d(
 def _max_unpool(
     rank: int, input: Any, indices: Any, kernel_size: IntPair, stride: Any, padding: IntPair, output_size: Any
 ) -> Tensor:
-    x, place = _check_input(f"max_unpool{rank}d", rank, input), as_tensor(indices)
+    x, place = check_pooled(f"max_unpool{rank}d", rank, input), as_tensor(indices)
     if place.shape != x.shape or not place.dtype.is_integer:
         raise ShapeError(
             "the indices do not fit the input", location=user_location(), received=f"{x.type} and {place.type}",

@@ -13,7 +13,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, TensorType, bool_, f32, int64
+from tessera.core.types import DType, TensorType, bool_, f32, int64, uint8
 from tessera.ir.analysis import interval_rules
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated
@@ -45,7 +45,7 @@ from tessera.ops.tensor.basic import (
     zero_jvp,
 )
 from tessera.ops.tensor.coercion import coerce_floating, composite
-from tessera.ops.tensor.elementwise import abs, add, equal, exp, greater, log, mul, not_equal, pow, sqrt, where
+from tessera.ops.tensor.elementwise import abs, add, equal, exp, log, mul, not_equal, pow, sqrt, where
 from tessera.ops.tensor.rearrange import flip, narrow
 from tessera.ops.tensor.shape import count_elements, pad, permute, reshape, slice_
 
@@ -406,6 +406,12 @@ def _infer_truth_reduction(x: TensorType, *, axis: Axes, keepdims: bool) -> Tens
     return TensorType(reduce_shape(x, axis, keepdims), bool_)
 
 
+def _has_true(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+    """Whether the greatest truth value along some axes is 1; that of no elements is not."""
+    reduction = sum if 0 in [x.shape[a] for a in axis] else max
+    return not_equal(reduction(cast(x, dtype=uint8), axis=axis, keepdims=keepdims), 0)
+
+
 def _to_bool(x: Tensor) -> Tensor:
     return x if x.dtype is bool_ else not_equal(x, 0)
 
@@ -418,7 +424,7 @@ def any(x, *, axis: Any = None, keepdims: bool = False):
 
 @lower(any)
 def _(x, *, axis, keepdims):
-    return greater(sum(_to_bool(x), axis=axis, keepdims=keepdims), 0)
+    return _has_true(_to_bool(x), axis, keepdims)
 
 
 @op(infer=_infer_truth_reduction, coerce=coerce_plain, canonical=canonicalise_axes, numerics=STORAGE)
@@ -429,7 +435,7 @@ def all(x, *, axis: Any = None, keepdims: bool = False):
 
 @lower(all)
 def _(x, *, axis, keepdims):
-    return equal(sum(~_to_bool(x), axis=axis, keepdims=keepdims), 0)
+    return ~_has_true(~_to_bool(x), axis, keepdims)
 
 
 @op(

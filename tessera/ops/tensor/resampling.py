@@ -13,6 +13,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.ops.tensor.adaptive_pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite, unify_dtypes
@@ -28,7 +29,6 @@ from tessera.ops.tensor.elementwise import (
     where,
 )  # fmt: skip
 from tessera.ops.tensor.elementwise import round as round_to_even
-from tessera.ops.tensor.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from tessera.ops.tensor.shape import gather, iota, permute, reshape, stack
 
 # Interpolation: along each axis the taps of an element are `count` elements of the input, each with its weight.

@@ -15,7 +15,7 @@ from conformance.case import Case, Outcome, all_cases, find_profile, read_cases
 from conformance.foreign import ForeignEngine, make_foreign_engines
 from conformance.passes import list_pass_engines
 from conformance.report import FORMATS
-from conformance.run import Engine, find_guarded_engine, list_engines, rank_missing_ops, run_case, select_cases
+from conformance.run import Engine, find_checked_engines, list_engines, rank_missing_ops, run_case, select_cases
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
@@ -69,8 +69,8 @@ def _list_columns(options: argparse.Namespace) -> list[Engine]:
         return [*foreign]
     columns = list_engines(options.target, options.level)
     targets = dict.fromkeys(c.target for c in columns if c.level in ("target", "device"))
-    guarded = [find_guarded_engine(t) for t in targets] if options.checked else []
-    return [*columns, *(g for g in guarded if g is not None), *foreign]
+    checked = [e for t in targets for e in find_checked_engines(t)] if options.checked else []
+    return [*columns, *checked, *foreign]
 
 
 def _show(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:

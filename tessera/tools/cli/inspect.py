@@ -26,8 +26,8 @@ from tessera.core.types import TensorType, as_dtype
 from tessera.ir.core import Module, structural_hash
 from tessera.ir.printer import print_module
 from tessera.lower.lowering_plan import check_values
-from tessera.runtime.artifacts import get_parameter_shape
 from tessera.runtime.bundle_files import is_bundle_path, read_bundle_file
+from tessera.runtime.loading import get_parameter_shape
 from tessera.runtime.program import PreparedProgram, make_level_error
 from tessera.tools.cli.entry_points import describe_configuration, find_entry_point, make_inputs, prepare_program
 from tessera.tools.inspector import make_page

@@ -193,9 +193,13 @@ def _inspect(command: argparse.ArgumentParser) -> None:
 def _profile(command: argparse.ArgumentParser) -> None:
     _entry(command)
     _tuning(command)
-    command.add_argument("--target", default="llvm", help="llvm (times), ptx (counts without a GPU), csl:4x4 (cycles)")
+    command.add_argument(
+        "--target",
+        default="llvm",
+        help="llvm (times), ptx (times by CUDA events; counts without a GPU), csl:4x4 (cycles)",
+    )
     command.add_argument("--level", choices=("summary", "detailed"), default="summary", help="detailed: count accesses")
-    command.add_argument("--gpu", default="H100", help="the GPU whose data sheet bounds ptx (default H100)")
+    command.add_argument("--gpu", help="the GPU whose data sheet bounds ptx (default: this machine's, else H100)")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
     command.add_argument("--json", action="store_true", help="print a JSON object")
     command.add_argument(
@@ -237,7 +241,7 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--profile", metavar="NAME", help="core, kernels, tensor-cores, low-precision, autodiff, all …"
     )
-    command.add_argument("--checked", action="store_true", help="also run with guard bytes around every buffer (llvm)")
+    command.add_argument("--checked", action="store_true", help="also with guard bytes (llvm), in debug mode (ptx)")
     command.add_argument(
         "--pass-by-pass",
         action="store_true",

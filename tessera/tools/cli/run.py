@@ -25,9 +25,9 @@ from tessera.core.types import TensorType, as_dtype
 from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound, describe_non_finite
 from tessera.ir.analysis import find_index_inputs
 from tessera.ir.parser import parse_module
-from tessera.runtime.artifacts import LoadedArtifact, load
 from tessera.runtime.bundle_files import is_bundle_path
 from tessera.runtime.bundles import load_bundle
+from tessera.runtime.loading import LoadedArtifact, load
 from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
     EntryPoint,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.legality import ResourceUsage, measure_resources
+from tessera.codegen.contract import ResourceUsage, measure_resources
 from tessera.core.types import GLOBAL, SHARED, RefType, TensorType
 from tessera.interp.observers import ObservedLaunch
 from tessera.interp.sanitizer import memory_transactions

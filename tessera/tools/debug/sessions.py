@@ -125,7 +125,7 @@ def _finds_non_finite() -> Checks | None:
 
 
 def _call_without_plan(op: Any, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """A call whose result is observed: plans of earlier calls (tessera/ops/api/eager_dispatch.py) are not."""
+    """A call whose result is observed: plans of earlier calls (tessera/ops/api/methods.py) are not."""
     if _finds_non_finite() is None or CURRENT_NUMERICS.get() is not None:
         return _DISPATCH(op, args, attrs)
     return op.coerce(op, *op.split(args, attrs))

@@ -81,6 +81,16 @@ def device_of(name: str) -> Device:
     return Device(name, flops * _TERA, matrix * _TERA, bandwidth * _GIGA, GPUS[name].processors)
 
 
+def find_data_sheet(name: str) -> str | None:
+    """The short name of a GPU that its driver names: "H200" for "NVIDIA H200"; None where no data sheet is known.
+
+    >>> find_data_sheet("NVIDIA A100-SXM4-80GB"), find_data_sheet("NVIDIA GeForce RTX 4090"), find_data_sheet("B580")
+    ('A100', 'RTX4090', None)
+    """
+    words = name.replace("RTX ", "RTX").replace("-", " ").split()
+    return next((word for word in words if word in _DATA_SHEETS), None)
+
+
 @cache
 def _measure_host() -> Device:
     """This machine: NumPy's product of matrices, and a copy of memory that no cache holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 NOTABLE = 0.1  # share of the cost from which a kernel is worth advice
 MOST = 6  # lines of advice
 STRIDED = "strided"
+ENOUGH = 0.6  # of the memory's speed
+FEW_THREADS = 512  # of a multiprocessor's 2,048: too few to hide the latency of memory
+FULL_WAVES = 0.75  # of the time in which all multiprocessors have work
 WASTEFUL = 4  # times the bytes of a kernel's arrays
 
 
@@ -92,6 +96,41 @@ def _advise_parallelism(report: ProfileReport, row: KernelRow) -> Iterator[str]:
         )
 
 
+def _advise_registers(report: ProfileReport, row: KernelRow) -> Iterator[str]:
+    """Registers that the driver's assembler has spilled."""
+    for each in row.measured.resources:
+        if each["local"]:
+            yield (
+                f"{each['kernel']} keeps {each['local']:,} bytes a thread in local memory, because {each['registers']} "
+                "registers do not suffice: smaller tiles, or more warps, need none"
+            )
+
+
+def _advise_occupancy(report: ProfileReport, row: KernelRow) -> Iterator[str]:
+    """Few threads on a multiprocessor, in a kernel that waits for memory and does not reach its speed."""
+    if row.bound != "memory" or row.roofline is None or row.roofline > ENOUGH:
+        return
+    for each in row.measured.resources:
+        if 0 < each["resident"] * each["threads"] < FEW_THREADS:
+            yield (
+                f"{each['kernel']} reaches {row.roofline:.0%} of the memory's speed with {each['resident']} blocks of "
+                f"{each['threads']} threads on a multiprocessor ({each['registers']} registers a thread, "
+                f"{each['shared']:,} bytes of shared memory a block): smaller tiles let more blocks wait at once"
+            )
+
+
+def _advise_waves(report: ProfileReport, row: KernelRow) -> Iterator[str]:
+    """A last wave of blocks that leaves most multiprocessors idle."""
+    for each in row.measured.resources:
+        at_once = max(each["resident"] * each["processors"], 1)
+        waves = each["blocks"] / at_once
+        if waves > 1 and waves / math.ceil(waves) < FULL_WAVES:
+            yield (
+                f"{each['kernel']} has {each['blocks']:,} blocks, where {at_once:,} run at once: {waves:.2f} waves, "
+                "whose last leaves the GPU partly idle"
+            )
+
+
 def _advise_overhead(report: ProfileReport, row: KernelRow) -> Iterator[str]:
     if row.bound == "overhead" and report.unit == SECONDS:
         yield f"{row.measured.name} is so short that its launch costs more than its work: take larger batches"
@@ -114,6 +153,9 @@ _RULES: tuple[Callable[..., Iterator[str]], ...] = (
     _advise_access,
     _advise_traffic,
     _advise_parallelism,
+    _advise_registers,
+    _advise_occupancy,
+    _advise_waves,
     _advise_overhead,
     _advise_precision,
     _advise_counts,

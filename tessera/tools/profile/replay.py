@@ -1,7 +1,8 @@
 """Kernel replay: each launch of a program runs alone, on the buffers that it has in the program, and is timed.
 
 A launch is emitted once and N times in one program; the difference of the two times, divided by N - 1, is the time of
-the launch without that of the call. In an emulator what the launch executes is counted instead. Each launch leaves its
+the launch without that of the call. A device with a clock of its own measures the launch itself (`measure` of its
+runtime: CUDA events). In an emulator what the launch executes is counted instead. Each launch leaves its
 results in the buffers for the next: those of the runtime or the emulator, for the Tile interpreter may take a thousand
 times as long.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.contract import emit_artifact, get_backend, load_interpreter
+from tessera.codegen.contract import TimedRuntime, emit_artifact, get_backend, load_interpreter
 from tessera.compiler.schedules import ScheduledKernel
 from tessera.core.errors import Location, TesseraError
 from tessera.core.types import RefType
@@ -36,6 +37,7 @@ from tessera.runtime import driver
 from tessera.tools.debug.profiler import KernelProfile, LaunchCounts
 
 SECONDS, CYCLES, INSTRUCTIONS = "seconds", "cycles", "instructions"
+HOST_CLOCK, DEVICE_EVENTS = "host clock", "device events"  # what seconds are measured by
 REPEATS = 9  # the least of so many runs is taken
 SHORTEST = 2e-3  # seconds that the repeated launches should take
 COUNT_SECONDS = 5.0  # of the processor, that the interpreter may take to count a launch
@@ -46,7 +48,8 @@ class KernelMeasurement:
     """One launch: its cost in the unit of the profile, and what it does.
 
     `flops` and `bytes` are counted from the kernel's iteration space and its arrays (each byte once), or, where there
-    is none, in the interpreter. `counters` are those of an emulator.
+    is none, in the interpreter. `counters` are those of an emulator. `resources` are what each of its kernels takes of
+    a GPU, as the driver tells.
     """
 
     name: str
@@ -65,6 +68,8 @@ class KernelMeasurement:
     lines: Mapping[Location, float] = field(default_factory=dict)
     matrix: bool = False  # a product of matrices
     narrow: bool = False  # of 16-bit elements, for which GPUs have matrix units
+    clock: str = HOST_CLOCK
+    resources: Sequence[Mapping[str, Any]] = ()
     estimated: bool = False  # bytes are those of its arrays, operations unknown: counting it would take too long
 
     @property
@@ -85,13 +90,28 @@ class KernelMeasurement:
 
 def make_module(module: Module, node: Node, times: int) -> Module:
     """A Tile module that only runs one node of the entry function, some times, on its buffers."""
-    used = tuple(dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)]))
+    used, views = find_memory(module.main, node)
     params = {v: Value(v.type, v.hint) for v in used}
-    nodes = tuple(_rename(node, params) for _ in range(times))
+    nodes = tuple(_rename(each, params) for each in (*views, *([node] * times)))
     # Regions have buffers of their own, at their places in the workspace.
     attrs = Attrs({"workspace": module.main.attrs.get("workspace", 0)})
     main = Function(module.main.name, Block(tuple(params.values()), nodes, ()), attrs, node.loc)
     return module.replace(main, *_find_launched(module, node))
+
+
+def find_memory(main: Function, node: Node) -> tuple[tuple[Value, ...], tuple[Node, ...]]:
+    """The buffers that a node uses, each once, and the views of them in the entry function that it uses."""
+    made = {n.out: n for n in main.body.nodes if n.op is host.view}
+    used: dict[Value, None] = {}
+    views: dict[Node, None] = {}
+    for value in dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)]):
+        chain = []
+        while value in made:
+            chain.append(made[value])
+            value = made[value].args[0]
+        used[value] = None
+        views |= dict.fromkeys(reversed(chain))
+    return tuple(used), tuple(views)
 
 
 def _rename(node: Node, params: Mapping[Value, Value]) -> Node:
@@ -114,6 +134,7 @@ class ReplayBuffers:
     """The memories of a program while its launches run one by one."""
 
     arrays: dict[Value, np.ndarray]
+    main: Function
 
     @classmethod
     def of(cls, main: Function, arrays: Sequence[Any]) -> ReplayBuffers:
@@ -121,23 +142,18 @@ class ReplayBuffers:
         missing = main.params[len(arrays) :]
         made = [np.zeros(p.type.shape, p.type.dtype.numpy) for p in missing]  # type: ignore[union-attr]
         given = [np.array(a) if isinstance(p.type, RefType) else a for p, a in zip(main.params, arrays, strict=False)]
-        return cls(dict(zip(main.params, [*given, *made], strict=True)))
+        return cls(dict(zip(main.params, [*given, *made], strict=True)), main)
 
     def define(self, node: Node) -> bool:
-        """Whether a node only makes memory; it is then made."""
+        """Whether a node only makes memory, or a view of it; memory is then made."""
         if node.op is host.alloc:
             type = node.out.type
             self.arrays[node.out] = np.zeros(type.shape, type.dtype.numpy)  # type: ignore[union-attr]
-        elif node.op is host.view:
-            self.arrays[node.out] = self.arrays[node.args[0]].reshape(node.attrs["shape"])
-        else:
-            return False
-        return True
+        return node.op in (host.alloc, host.view)
 
     def take(self, node: Node) -> list[Any]:
         """The buffers that a node uses."""
-        used = dict.fromkeys([*node.args, *(v for r in node.regions for v in r.free)])
-        return [self.arrays[v] for v in used]
+        return [self.arrays[v] for v in find_memory(self.main, node)[0]]
 
 
 def replay(levels: Mapping[str, Module], arrays: Sequence[Any], target: str, detailed: bool) -> list[KernelMeasurement]:
@@ -267,7 +283,12 @@ def _find_manner(target: str) -> str:
 
 
 def _time_runtime(one: KernelMeasurement, module: Module, node: Node, arrays: Sequence[Any], target: str) -> None:
-    run = driver.make_runtime(make_module(module, node, 1), target).run
+    runtime = driver.make_runtime(make_module(module, node, 1), target)
+    run = runtime.run
+    if isinstance(runtime, TimedRuntime):
+        one.cost, one.clock, one.resources = runtime.measure(arrays), DEVICE_EVENTS, runtime.describe_kernels()
+        run(arrays)
+        return
     once = _time_module(run, arrays)
     times = int(min(max(SHORTEST / max(once, 1e-7), 4), 256))
     many = _time_module(driver.make_runtime(make_module(module, node, 1 + times), target).run, arrays)

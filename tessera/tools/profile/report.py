@@ -16,15 +16,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tessera.codegen.contract import get_backend
 from tessera.core.errors import ArgumentError, Location, read_source_line, user_location
 from tessera.core.io import write_text
-from tessera.tools.performance.cost_models import Device, device_of
-from tessera.tools.profile.replay import CYCLES, INSTRUCTIONS, SECONDS, KernelMeasurement
+from tessera.runtime.launch.tuner import has_device
+from tessera.tools.performance.cost_models import Device, device_of, find_data_sheet
+from tessera.tools.profile.replay import CYCLES, DEVICE_EVENTS, HOST_CLOCK, INSTRUCTIONS, SECONDS, KernelMeasurement
 
 MEMORY, COMPUTE, OVERHEAD = "memory", "compute", "overhead"
 LOW_SHARE = 0.1  # of the roofline: less is neither bandwidth nor arithmetic
 SMALL_SECONDS = 2e-5  # what a launch may take for itself
 UNITS = {SECONDS: (1e6, "µs"), CYCLES: (1.0, "cycles"), INSTRUCTIONS: (1.0, "warp instructions")}
+DEFAULT_GPU = "H100"  # where there is no GPU
 WIDTH = 140  # of a report that no terminal shows
 
 
@@ -133,6 +136,7 @@ class KernelRow:
             "source": self.source, "ops": list(one.ops), one.unit: one.cost, "share": self.share, "flops": one.flops,
             "bytes": one.bytes, "moved": one.moved, "intensity": one.intensity, "programs": one.programs,
             "roofline": self.roofline, "limit_seconds": self.limit_seconds, "bound": self.bound,
+            "resources": [dict(r) for r in one.resources],
             "lines": {str(k): v for k, v in one.lines.items()},
         }  # fmt: skip
 
@@ -152,6 +156,13 @@ class ProfileReport:
     def unit(self) -> str:
         """What costs are counted in."""
         return self.kernels[0].unit if self.kernels else SECONDS
+
+    @property
+    def clock(self) -> str | None:
+        """What seconds were measured by: "device events" or "host clock"; None where none were."""
+        if self.unit != SECONDS or not self.kernels:
+            return None
+        return DEVICE_EVENTS if all(k.clock == DEVICE_EVENTS for k in self.kernels) else HOST_CLOCK
 
     @property
     def total(self) -> float:
@@ -189,7 +200,8 @@ class ProfileReport:
         factor, unit = UNITS[self.unit]
         console.print(f"{self.name} on {self.target}: {self.total * factor:,.1f} {unit} in {len(self.rows)} kernels")
         if self.whole is not None:
-            console.print(f"the whole call: {self.whole * factor:,.1f} {unit}")
+            whole = "the whole program, by device events" if self.clock == DEVICE_EVENTS else "the whole call"
+            console.print(f"{whole}: {self.whole * factor:,.1f} {unit}")
         console.print(self._make_table(unit, factor))
         for title, lines in (("Bottleneck", self._describe_bottleneck()), ("Suggestions", self.suggestions())):
             if lines:
@@ -256,6 +268,7 @@ class ProfileReport:
         """The report as plain data."""
         return {
             "name": self.name, "target": self.target, "unit": self.unit, "total": self.total, "whole": self.whole,
+            "clock": self.clock,
             "device": None if self.device is None else self.device.name, "limit_seconds": self.limit_seconds,
             "kernels": [r.as_json() for r in self.rows],
             "bottleneck": self.bottleneck.measured.name if self.bottleneck else None,
@@ -272,7 +285,10 @@ class ProfileReport:
             length = row.measured.cost * factor
             found.append({
                 "ph": "X", "pid": 0, "tid": 0, "ts": now, "dur": length, "name": row.measured.name, "cat": "kernel",
-                "args": {"function": row.function, "line": row.place, "source": row.source, "bound": row.bound},
+                "args": {
+                    "function": row.function, "line": row.place, "source": row.source, "bound": row.bound,
+                    "flops": row.measured.flops, "bytes": row.measured.bytes, "roofline": row.roofline,
+                },
             })  # fmt: skip
             now += length
         return found
@@ -332,7 +348,20 @@ FORMATS: dict[str, Callable[[ProfileReport], str]] = {
 }
 
 
-def find_device(target: str, gpu: str = "H100") -> Device | None:
-    """The device whose peaks bound a target: this processor, or a GPU by its data sheet; None for a mesh."""
+def find_gpu_name(target: str) -> str:
+    """The data sheet of the GPU that a target runs on, or its own name where there is none; H100 without a GPU."""
+    if target.partition(":")[0] != "ptx" or not has_device(target):
+        return DEFAULT_GPU
+    name = get_backend(target).where()  # type: ignore[attr-defined]
+    return find_data_sheet(name) or str(name)
+
+
+def find_device(target: str, gpu: str = DEFAULT_GPU) -> Device | None:
+    """The device whose peaks bound a target: this processor, or a GPU by its data sheet; None for a mesh.
+
+    None, too, for a GPU of this machine that has no data sheet here.
+    """
     plain = target.partition(":")[0]
+    if plain == "ptx" and gpu == find_gpu_name(target) and find_data_sheet(gpu) is None:
+        return None
     return device_of(gpu) if plain == "ptx" else None if plain == "csl" else device_of("cpu")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.contract import TimedRuntime
 from tessera.core.device import INTERP, find_generator_name
 from tessera.core.errors import ArgumentError, user_location
 from tessera.interp.graph import bind_sizes
@@ -31,7 +32,7 @@ from tessera.tools.profile.replay import (
     replay,
     time_graph,
 )
-from tessera.tools.profile.report import ProfileReport, find_device, make_console
+from tessera.tools.profile.report import ProfileReport, find_device, find_gpu_name, make_console
 
 LEVELS = ("summary", "detailed")
 
@@ -59,7 +60,7 @@ class ProfileSession(AbstractContextManager["ProfileSession"]):
     """
 
     level: str = "summary"
-    gpu: str = "H100"
+    gpu: str | None = None
     name: str = "profile"
     _programs: dict[int, _NotedProgram] = field(default_factory=dict)
     _eager: dict[tuple[str, Any], KernelMeasurement] = field(default_factory=dict)
@@ -146,9 +147,9 @@ class ProfileSession(AbstractContextManager["ProfileSession"]):
 
 
 def profile_function(
-    function: Function, arrays: Sequence[Any], device: str, detailed: bool = False, gpu: str = "H100"
+    function: Function, arrays: Sequence[Any], device: str, detailed: bool = False, gpu: str | None = None
 ) -> ProfileReport:
-    """The report of a Graph function of concrete shapes on a device."""
+    """The report of a Graph function of concrete shapes on a device; `gpu` names a data sheet."""
     target = find_generator_name(device)
     if find_size_names(function):
         function = specialise_shapes(function, bind_sizes(function, arrays))
@@ -160,9 +161,10 @@ def profile_function(
 
 
 def _profile_levels(
-    name: str, levels: Any, arrays: Sequence[Any], target: str, detailed: bool, gpu: str
+    name: str, levels: Any, arrays: Sequence[Any], target: str, detailed: bool, gpu: str | None
 ) -> ProfileReport:
     kernels = replay(levels, arrays, target, detailed)
+    gpu = gpu or find_gpu_name(target)
     report = ProfileReport(name, target, kernels, device=find_device(target, gpu))
     if late := [k.name for k in kernels if k.estimated]:
         report.notes.append(
@@ -170,19 +172,28 @@ def _profile_levels(
             "where nothing else is known, bytes are those of the arrays, and operations count as 0"
         )
     if report.unit == SECONDS:
-        run, times = driver.make_runtime(levels["tile"], target).run, []
-        with redirect_stdout(io.StringIO()):  # what its kernels print
-            for _ in range(5):
-                given, start = [np.array(a) for a in arrays], time.perf_counter()
-                run(given)
-                times.append(time.perf_counter() - start)
-        report.whole = min(times)
+        report.whole = _time_whole(driver.make_runtime(levels["tile"], target), arrays)
+        if report.device is None:
+            report.notes.append(f"the peaks of {gpu} are not known, so that there is no roofline: name a GPU by --gpu")
     else:
         report.notes.append(
             f"no GPU here: instructions, operations and bytes were counted in the emulator; bounds are those of "
             f"{gpu}'s data sheet, and no time was measured"
         )
     return report
+
+
+def _time_whole(runtime: Any, arrays: Sequence[Any]) -> float:
+    """The seconds of the whole program: by the clock of its device, or of the call by that of the host."""
+    with redirect_stdout(io.StringIO()):  # what its kernels print
+        if isinstance(runtime, TimedRuntime):
+            return runtime.measure(arrays)
+        times = []
+        for _ in range(5):
+            given, start = [np.array(a) for a in arrays], time.perf_counter()
+            runtime.run(given)
+            times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _profile_mesh(function: Function, arrays: Sequence[Any], target: str) -> ProfileReport:
@@ -194,7 +205,9 @@ def _profile_mesh(function: Function, arrays: Sequence[Any], target: str) -> Pro
     return report
 
 
-def profile_program(program: PreparedProgram, target: str, level: str = "summary", gpu: str = "H100") -> ProfileReport:
+def profile_program(
+    program: PreparedProgram, target: str, level: str = "summary", gpu: str | None = None
+) -> ProfileReport:
     """The report of a prepared program (a jit function or a kernel) on a target."""
     detailed = check_level(level) == "detailed"
     if program.top == "graph":
@@ -221,11 +234,13 @@ def check_level(level: str) -> str:
 _LATEST: list[ProfileSession] = []
 
 
-def profile(function: Callable[..., Any] | None = None, *, level: str = "summary", gpu: str = "H100") -> Any:
+def profile(function: Callable[..., Any] | None = None, *, level: str = "summary", gpu: str | None = None) -> Any:
     """Profile what a function runs: `ts.profile.report()`, in it or after it, prints kernels, bottleneck and advice.
 
     Without a function it is a context. `level="detailed"` also counts the accesses of each kernel in the interpreter,
-    which is slower. Programs are measured by replay when the report is made, not while they run.
+    which is slower. Programs are measured by replay when the report is made, not while they run: on a GPU by CUDA
+    events. `gpu` names the data sheet whose peaks bound kernels of ptx: by default that of this machine's GPU, or of
+    an H100 where there is none.
 
     Raises:
         ArgumentError: there is no such level.
@@ -239,7 +254,7 @@ def profile(function: Callable[..., Any] | None = None, *, level: str = "summary
 class _Profiler(ProfileSession):
     """A session that is also a decorator: each call of the function is a session of its own."""
 
-    def __init__(self, level: str, gpu: str) -> None:
+    def __init__(self, level: str, gpu: str | None) -> None:
         super().__init__(level, gpu)
 
     def __enter__(self) -> ProfileSession:

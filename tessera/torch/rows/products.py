@@ -9,9 +9,9 @@ from tessera.core.types import f32, int64
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
+from tessera.ops.tensor.attention import scaled_dot_product_attention
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.matrices import matrix_transpose
-from tessera.ops.tensor.nn import scaled_dot_product_attention
 from tessera.ops.tensor.rearrange import pad
 from tessera.ops.tensor.shape import expand_dims, iota, reshape, squeeze
 from tessera.torch.table import aten, convert, narrow_to, promote, wide, zeros

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import adaptive_pooling, pooling
 from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import pooling
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.convolution import (
     col2im,
@@ -180,8 +180,12 @@ for _rank in (2, 3):
     aten(f"avg_pool{_rank}d.default")(_average_pool(_rank))
     aten(f"avg_pool{_rank}d_backward.default")(_average_pool_backward(_rank))
 
-ADAPTIVE_AVERAGES = {1: pooling.adaptive_avg_pool1d, 2: pooling.adaptive_avg_pool2d, 3: pooling.adaptive_avg_pool3d}
-ADAPTIVE_MAXIMA = {2: pooling.adaptive_max_pool2d, 3: pooling.adaptive_max_pool3d}
+ADAPTIVE_AVERAGES = {
+    1: adaptive_pooling.adaptive_avg_pool1d,
+    2: adaptive_pooling.adaptive_avg_pool2d,
+    3: adaptive_pooling.adaptive_avg_pool3d,
+}
+ADAPTIVE_MAXIMA = {2: adaptive_pooling.adaptive_max_pool2d, 3: adaptive_pooling.adaptive_max_pool3d}
 
 
 def _adaptive_average(rank: int) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.csl import CodeGenOptions, CSLCodeGenerator, compile_to_csl
+from tessera.codegen.csl.text.program_files import map_source_lines
 
 
 def graph(rows=8):
@@ -74,3 +75,10 @@ def test_unoptimized_text_is_not_fused(tmp_path):
 def test_commands_contain_the_address_of_a_machine(tmp_path):
     sources = generated(tmp_path, runtime_address="10.0.0.1:9000", target="wse3").sources
     assert "cs_python run.py --name out --cmaddr 10.0.0.1:9000" in sources["commands_wse3.sh"]
+
+
+def test_lines_of_tasks_have_the_source_above_them():
+    """Only statements inside of a task or of the program have one; without comments lines are numbered anew."""
+    text = "// a.py:1\nvar x: f32;\nfn compute() void {\n  // a.py:7\n  x = 1.0;\n  x = 2.0;\n}\nvar y: f32;"
+    assert map_source_lines(text, comments=True) == {str(n): ("a.py:1" if n == 3 else "a.py:7") for n in (3, 4, 5, 6)}
+    assert map_source_lines(text, comments=False) == {"2": "a.py:1", "3": "a.py:7", "4": "a.py:7"}

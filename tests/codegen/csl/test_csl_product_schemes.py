@@ -6,7 +6,7 @@ import pytest
 import tessera as ts
 from tessera.codegen.csl.generator import Csl
 from tessera.codegen.csl.table import matmul
-from tessera.lower.mesh.cost_model import INNER_PRODUCTS, OUTER_PRODUCTS, ROW_PRODUCTS
+from tessera.lower.mesh.cost_model import INNER_PRODUCTS, OUTER_PRODUCTS, ROW_PRODUCTS, estimate_row_cycles
 from tessera.runtime import driver
 
 
@@ -32,3 +32,12 @@ def test_the_chosen_scheme_is_the_fastest(shape, arch, monkeypatch):
         monkeypatch.setattr(matmul, "choose_cheapest", lambda found, scheme=scheme: scheme)
         cycles[scheme] = measure(lowered, arch, args)
     assert chosen == min(cycles.values()), cycles
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_longer_rows_take_more_cycles(wide):
+    """A product by rows multiplies each row of the right operand, one by columns each column of the left one."""
+    by_rows, by_columns = (np.array([estimate_row_cycles(8, n, 16, wide)[k] for n in (4, 64, 256)]) for k in (0, 1))
+    assert (np.diff(by_rows) > 0).all() and by_columns[2] > 3 * by_columns[1] > 9 * by_columns[0]
+    np.testing.assert_array_equal([estimate_row_cycles(n, 8, 16, wide)[1] > by_rows[0] for n in (64, 256)], True)
+    assert estimate_row_cycles(8, 512, 16, wide)[0] / by_rows[2] < 2  # the overhead of a row does not grow

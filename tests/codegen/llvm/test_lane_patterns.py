@@ -99,3 +99,91 @@ def test_loads_of_strided_lanes_have_all_lanes_and_nothing_past_the_last(stride,
         pool = [*found, *range(starts[number], starts[number] + width)]
         found = [pool[memory._pick_lane(lane, stride, width, number, starts)] for lane in range(width)]
     assert found == [lane * stride for lane in range(width)]
+
+
+def count_gathers(text):
+    return text.count("call <16 x float> @llvm.masked.gather")
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 19, 23, 5, 3), (1, 5, 21, 36, 13, 3), (2, 2, 33, 18, 20, 7)], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_strided_convolutions(sizes, biased):
+    """The windows of each output row are loaded and shuffled, also at the ends of the rows and below the last one."""
+    torch = pytest.importorskip("torch")
+    b, c, h, w, k, kernel = sizes
+    x, weight, bias = draw(b, c, h, w), draw(k, c, kernel, kernel, seed=1), draw(k, seed=2)
+    given = (x, weight, bias) if biased else (x, weight)
+
+    def convolve(*args):
+        return ts.conv2d(*args, stride=2, padding=kernel // 2)
+
+    found = run_everywhere(convolve, *given)
+    wanted = torch.nn.functional.conv2d(*map(torch.from_numpy, given), stride=2, padding=kernel // 2)
+    np.testing.assert_array_equal(found, wanted.numpy())  # sums of integers that f32 represents
+
+
+def test_windows_beside_a_bias_are_not_gathered():
+    x, weight, bias = draw(1, 5, 21, 36), draw(13, 5, 3, 3, seed=1), draw(13, seed=2)
+    text = compile_text(lambda x, w, b: ts.conv2d(x, w, b, stride=2, padding=1), x, weight, bias)
+    assert count_gathers(text) == 0
+    # Of a larger image a program computes several rows: its columns are two axes, which are kept apart.
+    several = compile_text(lambda x, w, b: ts.conv2d(x, w, b, stride=2, padding=1), draw(7, 5, 93, 36), weight, bias)
+    assert several.count("urem <16 x i32>") <= 2
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 18), (5, 11), (3, 40)])
+def test_lanes_of_merged_axes_have_right_quotients(rows, columns):
+    """Quotients and remainders of lanes are computed in 32 bits."""
+    x = draw(6, rows, columns)
+    found = run_everywhere(lambda x: ts.reshape(ts.permute(x, (1, 0, 2)), (rows, 6 * columns)) * 2.0, x)
+    np.testing.assert_array_equal(found, x.transpose(1, 0, 2).reshape(rows, -1) * 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("by", [-3, 1, 40, 61])
+def test_rolled_rows(by, axis):
+    """Rows that lie outside of the array on one side of a choice are not loaded from there."""
+    x = draw(70, 37)
+    found = run_everywhere(lambda x: ts.roll(x, by, axis), x)
+    np.testing.assert_array_equal(found, np.roll(x, by, axis))
+
+
+def test_rows_outside_of_the_array_are_not_loaded():
+    x = draw(70, 37)
+    text = compile_text(lambda x: ts.roll(x, 30, 0), x)
+    assert "select i1" in text
+    assert text.count("call <16 x float> @llvm.masked.load") <= 2  # of the ends of rows
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 3), (3, 20)])
+def test_small_arrays_are_not_read_past_their_ends(sizes):
+    x, y = draw(*sizes), draw(5, sizes[1], seed=1)
+    found = run_everywhere(lambda x, y: ts.concatenate([x, y], axis=0), x, y)
+    np.testing.assert_array_equal(found, np.concatenate([x, y]))
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (64, 64), (70, 61), (200, 33), (130, 257)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.int16], ids=lambda d: d.__name__)
+def test_transposed_operands_of_pointwise_ops(sizes, dtype):
+    x, y = draw(*sizes, dtype=dtype), draw(*sizes[::-1], dtype=dtype, seed=1)
+    np.testing.assert_array_equal(run_everywhere(lambda x, y: x.T + y, x, y), x.T + y)
+
+
+@pytest.mark.parametrize("axes", [(1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
+def test_permuted_axes(axes):
+    x = draw(19, 32, 47)
+    np.testing.assert_array_equal(run_everywhere(lambda x: ts.permute(x, axes) * 2.0, x), x.transpose(axes) * 2)
+
+
+def test_transposes_are_not_gathers():
+    x, y = draw(61, 70), draw(70, 61, seed=1)
+    text = compile_text(lambda x, y: x.T + y, x, y)
+    assert count_gathers(text) == 0
+    assert "ts.transpose" in text
+
+
+def test_a_transposed_array_is_read_before_it_is_overwritten():
+    """Elements of a donated array are loaded before results take their place."""
+    x = draw(64, 64)
+    f = ts.jit(lambda x: x.T + x, target="llvm", donate=("x",))
+    np.testing.assert_array_equal(f(ts.Tensor(x.copy())).numpy(), x.T + x)

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
+from tessera.codegen.llvm import BACKEND
+from tessera.codegen.llvm.table.microkernels import choose_register_tile
 from tessera.core.types import bf16, f16, f32, f64, int8, int32
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, shape
@@ -102,8 +104,6 @@ def test_accumulated(sizes, dtype):
 
 
 def test_the_sum_is_made_in_place():
-    from tessera.codegen.llvm import BACKEND
-
     text = BACKEND.emit(matmul(64, 64, 64, 32, 32, 16)[0], {}).text("kernels.ll")
     assert ".add(" in text and ".set(" not in text
 
@@ -164,3 +164,77 @@ def test_right_operand_transposed(m, k, n):
     kernel.store(kernel.params[2], kernel(contractions.dot, x, y, dtype=f32))
     agree(kernel.module(), [a, b, out], 1e-5, 1e-5)
     agree(kernel.module(), [a, b, out], 1e-5, 1e-5, vector_bytes=32)
+
+
+TURNED = [(True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize("turned", TURNED, ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(50, 70, 45, 32, 32, 16), (33, 40, 67, 8, 40, 64), (21, 19, 35, 32, 64, 20)], ids=str
+)
+@pytest.mark.parametrize(("dtype", "vector"), [(f32, 64), (f32, 32), (f64, 64), (bf16, 64), (int32, 64)], ids=str)
+def test_transposed_tiles_end_past_the_operands(sizes, dtype, vector, turned):
+    """Blocks of columns that end past the arrays along both axes are packed by transposes, with zeros behind."""
+    m, n, depth, tile_m, tile_n, tile_k = sizes
+    shapes = [(m, depth), (depth, n)]
+    a, b = (numbers(dtype, *(s[::-1] if t else s), seed=i) for i, (s, t) in enumerate(zip(shapes, turned, strict=True)))
+    to = dtype if dtype != bf16 else f32
+    out = np.zeros((m, n), to.numpy)
+    k = Kernel(a, b, out)
+    row = k(e.mul, k(tile.program_id, axis=0), tile_m)
+    column = k(e.mul, k(tile.program_id, axis=1), tile_n)
+
+    def read(p, at, size, flip):
+        if not flip:
+            return k.load(p, *at, shape=size, edge="clip")
+        return k(shape.permute, k.load(p, *at[::-1], shape=size[::-1], edge="clip"), axes=(1, 0))
+
+    def step(i, acc):
+        x = read(k.params[0], (row, i), (tile_m, tile_k), turned[0])
+        y = read(k.params[1], (i, column), (tile_k, tile_n), turned[1])
+        return k.add(acc, k(contractions.dot, x, y, dtype=to))
+
+    (acc,) = k.loop(0, depth, tile_k, [k.const(0, to, (tile_m, tile_n))], step)
+    k.store(k.params[2], acc, row, column, edge="clip")
+    bound = 0 if dtype == int32 else 1e-5
+    agree(k.module((-(-m // tile_m), -(-n // tile_n))), [a, b, out], bound, bound, vector_bytes=vector)
+
+
+def test_columns_are_transposed_not_gathered():
+    k = Kernel(*(arrays := [numbers(f32, 40, 45), numbers(f32, 37, 45, seed=1), np.zeros((40, 37), np.float32)]))
+    y = k(shape.permute, k.load(k.params[1], shape=(40, 45), edge="clip"), axes=(1, 0))
+    out = k(contractions.dot, k.load(k.params[0]), y, dtype=f32)
+    k.store(k.params[2], out, edge="clip")
+    text = BACKEND.emit(k.module(), {"vector_bytes": 64}).text("kernels.ll")
+    assert "ts.transpose" in text and "masked.gather" not in text
+    agree(k.module(), arrays, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("turned", TURNED, ids=str)
+def test_nothing_of_the_next_column_reaches_a_sum(turned):
+    """Behind the end of a column lies the first element of the next one: NaN there is none of this column's."""
+    m, n, depth = 20, 37, 45
+    a, b, out = numbers(f32, m, depth), numbers(f32, depth, n, seed=1), np.zeros((m, n), np.float32)
+    a[7, 0], b[0, 5] = np.nan, np.nan
+    given = [np.ascontiguousarray(x.T) if t else x for x, t in zip((a, b), turned, strict=True)]
+    k = Kernel(*given, out)
+
+    def read(p, size, flip):
+        x = k.load(p, shape=size[::-1] if flip else size, edge="clip")
+        return k(shape.permute, x, axes=(1, 0)) if flip else x
+
+    x, y = read(k.params[0], (32, 64), turned[0]), read(k.params[1], (64, 64), turned[1])
+    k.store(k.params[2], k(contractions.dot, x, y, dtype=f32), edge="clip")
+    BACKEND.runtime(BACKEND.emit(k.module(), {"vector_bytes": 64})).run([*given, out])
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(a @ b))
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+def test_a_register_tile_fits_the_registers(registers):
+    """Its sums, a row of the right operand, and two more: the left element and what is loaded next."""
+    sizes = [(rows, vectors) for rows in (1, 2, 3, 6, 7, 12, 64) for vectors in (1, 2, 3, 4, 16)]
+    for rows, vectors in sizes:
+        r, v = choose_register_tile(rows, vectors, registers)
+        assert r <= rows and v <= vectors and r * v + v + 2 <= registers
+    assert choose_register_tile(64, 16, registers)[0] > 3  # large products hide the latency of their sums

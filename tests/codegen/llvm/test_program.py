@@ -13,7 +13,7 @@ from test_reductions import reduced
 import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
-from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count, get_helper_threads
+from tessera.codegen.llvm.runtime.thread_pool import MAX_QUEUED, choose_thread_count, get_helper_threads
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ParseError, ShapeError, UnsupportedOpError
 from tessera.core.types import RefType, f32
 from tessera.ir.builder import Builder
@@ -195,6 +195,23 @@ def test_one_buffer_under_two_names():
     module = Module("tile", (Function("main", b.block([p], []), Attrs({"outputs": 0})), kernel))
     BACKEND.runtime(BACKEND.emit(module, {})).run([x])
     np.testing.assert_array_equal(x, np.concatenate([np.arange(32, 64), np.arange(32)]))
+
+
+def test_jobs_that_no_thread_begins_do_not_pile_up(monkeypatch):
+    """Calls on a busy machine are computed by their own thread; a job that waits keeps the memory of its call."""
+    monkeypatch.setenv("TESSERA_THREADS", "2")
+    x = np.ones((512, 512), np.float32)
+    function = ts.jit(lambda x: ts.exp(x).sum(axis=0), target="llvm")
+    first, helpers, gate = np.asarray(function(x)), get_helper_threads(1), threading.Event()
+    helpers.submit(gate.wait)
+    try:
+        for _ in range(3 * MAX_QUEUED):
+            np.testing.assert_array_equal(np.asarray(function(x)), first)
+        assert helpers._work_queue.qsize() <= MAX_QUEUED
+    finally:
+        gate.set()
+    helpers.submit(int).result()
+    assert np.array_equal(np.asarray(function(x)), first)
 
 
 def test_a_late_thread_runs_nothing_of_a_failed_run(monkeypatch):

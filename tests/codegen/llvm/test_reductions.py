@@ -5,9 +5,12 @@ import pytest
 from test_loop_fusion import numbers
 from tilekernels import Kernel, agree
 
+import tessera as ts
+from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int32, int64, uint8
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
+from tessera.runtime.driver import lower
 
 AXES = [(-1,), (-2,), (-3,), (-1, -2), (-1, -3), (-2, -3), (-1, -2, -3)]
 
@@ -94,3 +97,44 @@ def test_layer_norm():
     d = k(e.sub, block, mean)
     var = k(e.mul, k(reduce.sum, k(e.mul, d, d), axis=(-1,), keepdims=True), n)
     agree(*finished(k, k(e.mul, d, k.broadcast(k(e.rsqrt, var), 9, 384)), x), rtol=1e-4, atol=1e-5)
+
+
+def special_rows(columns):
+    """Rows of zeros of both signs, infinities, subnormal numbers, and NaN of both signs."""
+    rows = np.random.default_rng(3).normal(size=(12, columns)).astype(np.float32)
+    rows[0], rows[1], rows[2], rows[3] = -0.0, -0.0, 0.0, np.inf
+    rows[1, columns // 2] = 0.0
+    rows[2, -1] = -0.0
+    rows[4], rows[5], rows[6] = -np.inf, -np.abs(rows[5]), np.abs(rows[6])
+    rows[7] = -1e-42
+    rows[7, 1] = 2e-42
+    rows[8, columns - 1], rows[9, 0] = np.nan, np.float32(-np.nan)
+    rows[10] = -np.abs(rows[10])
+    rows[10, 2] = np.int32(-4194304).view(np.float32)  # NaN with the sign
+    rows[11, 2:] = np.inf
+    rows[11, 0] = np.nan
+    return rows
+
+
+@pytest.mark.parametrize("columns", [3, 7, 8, 33, 200])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes_of_special_floats(name, axis, columns):
+    x = np.ascontiguousarray(special_rows(columns) if axis else special_rows(columns).T)
+    function, own = getattr(np, name), getattr(ts, name)
+    wanted = function(x, axis=axis)
+    positive = np.any(~np.signbit(x), axis=axis) if name == "max" else np.all(~np.signbit(x), axis=axis)
+    wanted = np.where(wanted == 0, np.where(positive, np.float32(0.0), np.float32(-0.0)), wanted)
+    found = ts.jit(lambda x: own(x, axis=axis), target="llvm")(x).numpy()
+    np.testing.assert_array_equal(found, wanted)
+    kept = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(found)[kept], np.signbit(wanted)[kept])
+
+
+def test_long_extremes_compare_bits():
+    def text(columns):
+        traced = ts.jit(lambda x: ts.max(x, axis=1)).trace(np.zeros((4, columns), np.float32))
+        return emit_artifact(get_backend("llvm"), lower(traced.function, "llvm")["tile"], {}).text("kernels.ll")
+
+    assert "llvm.umax" in text(100) and "llvm.maximum" not in text(100)
+    assert "llvm.maximum" in text(5)

@@ -9,6 +9,7 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime import gpu_program
+from tessera.codegen.ptx.runtime.driver_api import MappedMemory
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
 from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
 from tessera.core.errors import ExecutionError
@@ -62,15 +63,54 @@ def test_prints_and_assertions_of_a_launch(capsys):
 
 
 def test_host_call(monkeypatch):
-    trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(3, dtype="f4"))
+    trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(33, dtype="f4"))  # smaller ones run on the GPU
     plan = BACKEND.emit(driver.lower(trace.function, "ptx")["tile"], {}).manifest["plan"]
     (call,) = plan["calls"]
     places = [(arg["param"] if "param" in arg else 1000 + arg["offset"]) for arg in call["args"]]
-    rooms = dict(zip(places, (np.diag(np.float32([4, 9, 16])), np.zeros((3, 3), "f4")), strict=True))
+    rooms = dict(zip(places, (np.diag(np.arange(1, 34, dtype="f4") ** 2), np.zeros((33, 33), "f4")), strict=True))
     waited = []
     monkeypatch.setattr(gpu_program, "synchronize_stream", waited.append)
     device = types.SimpleNamespace(driver=Memory(rooms))
     program = types.SimpleNamespace(device=device, calls=plan["calls"])
     _QueuedPlan(program, list(range(9)), 1, 1000).call(0)
-    np.testing.assert_array_equal(rooms[places[1]], np.diag([2, 3, 4]))
+    np.testing.assert_array_equal(rooms[places[1]], np.diag(np.arange(1, 34)))
     assert waited == [1]
+
+
+@ts.kernel
+def looks(x, out):
+    i = tile.program_id(0)
+    tile.assert_(x[i, 0] < 10.0, "ten", x[i, 0])
+    out[i] = x[i, 0]
+
+
+def test_the_host_sees_failures_without_copies(monkeypatch):
+    x, out = np.arange(20, dtype="f4").reshape(4, 5), np.zeros(4, "f4")
+    plan = (artifact := BACKEND.emit(prepare(looks, [x, out], grid=(4,)).levels["tile"], {})).manifest["plan"]
+    (launch,), entry = plan["launches"], plan["entries"]["looks"]
+    buffers = LaunchBuffers(entry, (4,))
+    values = np.full(buffers.sizes["values"], 0xAB, np.uint8)
+    reports = MappedMemory(512, np.zeros(buffers.sizes["reports"], np.uint8))
+    each = EntryLaunch(None, (4, 1, 1), launch, entry, buffers, {"reports": reports, "values": 256})
+    each.reset_buffers(Memory({256: values}))
+    text, grid = PtxModule(artifact.text(TEXT_FILE)), choose_hardware_grid(launch, entry, 132)
+    given = [x, out, reports.array, values]
+    program = types.SimpleNamespace(device=types.SimpleNamespace(driver=Memory({256: values})))
+    waited = []
+    monkeypatch.setattr(gpu_program, "synchronize_stream", waited.append)
+
+    def run():
+        text.launch("looks", grid, entry["threads"], given, entry["shared"])
+
+    def watched():
+        gpu_program.GpuProgram._run_watched(program, run, 7, [each])
+
+    assert each.is_mapped and not each.has_failed()
+    for _ in range(2):  # nothing is left for the next run
+        with pytest.raises(ExecutionError, match=r"ten[\s\S]*false at program \(2,\) with 10.0"):
+            watched()
+        assert not each.has_failed()
+    run()  # nobody examined this one
+    x[2:] = 0
+    watched()
+    assert waited == [7] * 3 and not each.has_failed()

@@ -167,3 +167,15 @@ def test_unfetched_rows_are_zeroed(rows, dtype):
     block = (64, 64, 128 if dtype == fp8_e4m3 else 64)
     text = check(dtype, rows, 136, 400, block, "sm_90a", turned=dtype == fp8_e4m3)
     assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0
+
+
+@pytest.mark.parametrize(("arch", "size"), [("sm_80", "m8n8k4"), ("sm_90a", "m16n8k8")])
+@pytest.mark.parametrize("sizes", [(16, 8, 8), (70, 33, 41), (40, 100, 64)])
+@pytest.mark.parametrize("block", [(16, 8, 8), (64, 32, 16), (48, 40, 24), (32, 128, 32)])
+def test_doubles_on_tensor_cores(block, sizes, arch, size):
+    assert f"mma.sync.aligned.{size}.row.col.f64.f64.f64.f64" in check(f64, *sizes, block, arch)
+
+
+def test_doubles_of_few_rows_or_uneven_depth_are_multiplied_and_added():
+    for block in ((8, 16, 16), (16, 16, 12)):
+        assert "mma.sync" not in check(f64, 20, 20, 20, block)

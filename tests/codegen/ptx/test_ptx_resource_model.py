@@ -9,12 +9,21 @@ import pytest
 from ptxcheck import ARCHITECTURES
 
 import tessera as ts
+from tessera.codegen.contract import emit_artifact
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.emission import SHARED_LIMIT
 from tessera.codegen.ptx.generator import PLAN
+from tessera.core.errors import Location, ResourceError
+from tessera.core.types import RefType
 from tessera.interp.tile import interpreter
-from tessera.ir.core import Module
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Function, Module, Value
 from tessera.lower.pipeline import lower
+from tessera.ops.dialects import host
+from tessera.ops.dialects import tile as tile_ops
+from tessera.ops.tensor import basic
+from tessera.runtime.artifacts import emit_program
+from tessera.runtime.program import CallArguments, prepare
 
 TYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
@@ -127,3 +136,42 @@ def test_smaller_tiles_compute_the_same():
     soft = np.exp(c) / np.exp(c).sum(-1, keepdims=True)
     for ours, theirs in zip(found, (a @ b, soft, c.sum(0), np.exp(a)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [16384, 25888, 25892, 28672])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_prefetched_rows_leave_room_for_what_layouts_exchange(arch, columns):
+    """Two blocks of a row, a vector that all programs share, and an exchange of a block: 313,232 bytes of 232,448."""
+    w, x = memory("f32", 512, columns), memory("f32", columns)
+    program = prepare(ts.jit(lambda w, x: w @ x), CallArguments((w, x), {}), "ptx", options={"arch": arch})
+    emit_program(program, "ptx", options={"arch": arch})
+
+
+@pytest.mark.parametrize(("count", "version"), [(500, "8.0"), (520, "8.1"), (4000, "8.1")])
+def test_an_entry_of_many_parameters_asks_for_the_isa_that_has_them(count, version):
+    """A fused optimizer step of GPT-2 has 8,304 bytes of parameters: ISA 8.0 allows 4,352, later ones 32,764."""
+    text = emit_many_parameters(count).text("kernels.ptx")
+    assert f".version {version}" in text
+
+
+def test_more_parameters_than_a_launch_may_have_are_refused():
+    with pytest.raises(ResourceError, match="bytes of parameters"):
+        emit_many_parameters(4200)
+
+
+def emit_many_parameters(count):
+    """A kernel that adds the first elements of so many arrays."""
+    names = [f"x{i}" for i in range(count - 1)]
+    types = {name: RefType((1,), ts.f32) for name in (*names, "out")}
+    builder, params = Builder(), [Value(t, name) for name, t in types.items()]
+    with builder.active(), builder.region() as nodes:
+        zero = builder.add(basic.full, [], {"shape": (), "value": 0, "dtype": ts.int64}).out
+        attrs = {"shape": (1,), "edge": "error", "vector": 1}
+        first = builder.add(tile_ops.load, [params[0], zero], attrs).out
+        builder.add(tile_ops.store, [params[-1], first, zero], {"edge": "error", "vector": 1}, types=())
+    function = Function("many", Block(tuple(params), tuple(nodes), ()), Attrs({"group": 1}), Location())
+    outer = [Value(v.type, v.hint) for v in params]
+    with builder.active(), builder.region() as launches:
+        builder.add(host.launch, outer, {"kernel": "many", "grid": (1,)}, types=())
+    main = Function("main", Block(tuple(outer), tuple(launches), ()), Attrs({"outputs": 1, "workspace": 0}), Location())
+    return emit_artifact(BACKEND, Module("tile", (main, function)), {"arch": "sm_90a"})

@@ -12,7 +12,7 @@ from tessera.codegen.ptx.passes.instruction_selection import split_products
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f16, f32, fp8_e4m3, fp8_e5m2
 from tessera.interp.bound import compare_with_bound
-from tessera.ops.tensor import basic, contractions, nn, shape
+from tessera.ops.tensor import attention, basic, contractions, shape
 from tessera.runtime.program import prepare
 
 
@@ -82,7 +82,7 @@ def test_attention_with_heads_after_positions_is_one_launch(arch):
     mask = np.where(random.random((2, 1, 1, 40)) < 0.2, -1e4, 0).astype(bf16.numpy)
 
     def program(q, k, v, mask):
-        found = nn.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)), mask)
+        found = attention.scaled_dot_product_attention(*(x.permute(0, 2, 1, 3) for x in (q, k, v)), mask)
         return found.permute(0, 2, 1, 3)
 
     ready = prepare(ts.jit(program), (q, k, v, mask), "ptx")
@@ -95,7 +95,7 @@ def test_attention_with_heads_after_positions_is_one_launch(arch):
 @pytest.mark.parametrize(("depth", "weights", "rows"), [(64, None, 128), (128, None, 128), (64, "f32", 64)])
 def test_attention_of_a_graph_is_streamed(depth, weights, rows):
     q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 130, depth)).astype(bf16.numpy) for i in range(3))
-    attend = ts.jit(lambda q, k, v: nn.scaled_dot_product_attention(q, k, v, causal=True, weights=weights))
+    attend = ts.jit(lambda q, k, v: attention.scaled_dot_product_attention(q, k, v, causal=True, weights=weights))
     ready = prepare(attend, (q, k, v), "ptx")
     artifact = emit_checked(ready.levels["tile"], "sm_90a")
     (entry,) = artifact.manifest["plan"]["entries"].values()
@@ -110,7 +110,7 @@ def test_attention_of_grouped_queries_is_one_launch(options, target, turned):
     q, k, v = (np.random.default_rng(h).standard_normal((2, h, 40, 32)).astype(bf16.numpy) for h in (6, 2, 2))
     turn = lambda x: x.permute(0, 2, 1, 3) if turned else x  # noqa: E731
     given = [np.ascontiguousarray(x.swapaxes(1, 2)) if turned else x for x in (q, k, v)]
-    program = ts.jit(lambda *x: turn(nn.scaled_dot_product_attention(*map(turn, x), **options)), target=target)
+    program = ts.jit(lambda *x: turn(attention.scaled_dot_product_attention(*map(turn, x), **options)), target=target)
     ready = prepare(program, tuple(given), target)
     launches = [n for n in ready.levels["tile"].main.body.nodes if n.op.name == "host.launch"]
     assert len(launches) == 1 and ready.levels["tile"].functions[1].name == "attend"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.core.types import BY_NAME, RefType, f64
-from tessera.ops.tensor import nn
+from tessera.ops.tensor import attention, nn
 from tessera.stdlib.attention import attend, specialise_attention
 
 SHAPES = [(1, 1, 8, 8, 4), (2, 3, 33, 70, 16), (1, 2, 100, 5, 7), (2, 1, 1, 129, 3)]
@@ -16,7 +16,7 @@ def reference(q, k, v, mask, causal, scale):
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     mask = None if mask is None else mask.astype(np.float64)
     args = (q, k, v) if mask is None else (q, k, v, mask)
-    return nn.scaled_dot_product_attention.ref(*args, causal=causal, scale=scale, weights=f64)
+    return attention.scaled_dot_product_attention.ref(*args, causal=causal, scale=scale, weights=f64)
 
 
 def launch(q, k, v, mask, causal, scale, **blocks):
@@ -60,7 +60,7 @@ def test_windows_and_capped_scores(options, sizes, rng):
     )
     for causal in (False, True):
         wide = (x.astype(np.float64) for x in (q, k, v))
-        want = nn.scaled_dot_product_attention.ref(*wide, causal=causal, scale=0.3, weights=f64, **options)
+        want = attention.scaled_dot_product_attention.ref(*wide, causal=causal, scale=0.3, weights=f64, **options)
         found = launch(q, k, v, None, causal, 0.3, BM=8, BN=4, **options)
         np.testing.assert_allclose(found, want, atol=2e-6, rtol=2e-6)
 

@@ -131,8 +131,7 @@ def test_grids_too_large_to_be_under_way_at_once():
 
 
 def test_a_target_without_it():
-    from tessera.codegen.contract import Capabilities
-    from tessera.codegen.legality import check_resources
+    from tessera.codegen.contract import Capabilities, check_resources
     from tessera.runtime.program import prepare
 
     module = prepare(parted, {"x": np.zeros(4, "f4")}, grid=4).levels["tile"]

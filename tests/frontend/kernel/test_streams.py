@@ -64,6 +64,18 @@ def test_events_order_streams():
     assert ready.elapsed_ms(later) >= 0
 
 
+def test_an_event_after_a_failed_launch_raises_its_error():
+    stream = ts.Stream()
+    with stream:
+        fails[4](np.ones(4, "f4"))
+        after = stream.record()
+    with pytest.raises(ExecutionError, match="never"):
+        after.synchronize()
+    assert after.done()
+    with pytest.raises(ExecutionError, match="never"):  # the stream keeps it for whoever waits next
+        stream.synchronize()
+
+
 def test_what_a_kernel_returns():
     @ts.kernel
     def total(x: ts.Tensor[4, ts.f32]) -> ts.f32:

@@ -19,7 +19,7 @@ from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.memory_planning import ALIGNMENT, BufferLifetime, assign_offsets, plan_memory
 from tessera.lower.passes.type_conversion import specialise_shapes
 from tessera.lower.pipeline import PIPELINE
-from tessera.ops.tensor import basic, contractions, nn, shape
+from tessera.ops.tensor import attention, basic, contractions, nn, shape
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor.scatter import scatter_add
 from tests.lower.levels import modules
@@ -137,9 +137,9 @@ def test_attention_on_permuted_heads_becomes_one_op_with_and_without_a_mask():
     for mask in ((), (np.zeros((5, 5), np.float32),)):
 
         def program(q, *mask):
-            heads = shape.permute(q, axes=nn.HEADS_SECOND_ORDER)
-            found = nn.scaled_dot_product_attention(heads, heads, heads, *mask)
-            return shape.permute(found, axes=nn.HEADS_SECOND_ORDER)
+            heads = shape.permute(q, axes=attention.HEADS_SECOND_ORDER)
+            found = attention.scaled_dot_product_attention(heads, heads, heads, *mask)
+            return shape.permute(found, axes=attention.HEADS_SECOND_ORDER)
 
         names = [n.op.__name__ for n in passed(jit(program).trace(q, *mask).function).body.nodes]
         assert names == ["positional_attention"], names

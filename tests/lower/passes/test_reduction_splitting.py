@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.llvm import TILING_PLAN
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.generator import PLAN
 from tessera.interp.tile import interpreter
 from tessera.ir.core import Module
 from tessera.lower.passes import reduction_splitting
 from tessera.lower.pipeline import lower
+from tessera.runtime import driver
 
 REDUCTIONS = (
     (lambda x: ts.sum(x), (700,)),
@@ -92,3 +94,30 @@ def test_programs_of_known_sizes(function, shape, programs):
     module = compile_tile(function, np.broadcast_to(np.zeros((), "f4"), shape))
     assert programs <= find_grids(module)[0] <= max(2 * programs, 528)
     assert len(find_grids(module)) == (3 if 10_000_019 in shape else 2 if programs not in (1, 4096) else 1)
+
+
+@pytest.mark.parametrize("function", [ts.softmax, ts.log_softmax])
+@pytest.mark.parametrize("shape", [(2, 700, 8), (3, 1031, 5)])
+def test_exponents_are_computed_again(monkeypatch, function, shape):
+    """A softmax along an outer axis whose reductions are split keeps no array of its size but the result."""
+    monkeypatch.setattr(reduction_splitting, "MIN_SERIAL_ELEMENTS", 64)
+    monkeypatch.setattr(reduction_splitting, "MIN_PART_ELEMENTS", 16)
+    x = np.random.default_rng(0).normal(size=shape).astype("f4") * 9
+    lowered = driver.lower(ts.jit(lambda x: function(x, axis=1)).trace(x).function, "ptx")
+    held = [n.attrs["shape"] for n in lowered["schedule"].main.body.nodes if n.op.name == "host.alloc"]
+    assert held and all(np.prod(each) < x.size for each in held)
+    wide = np.exp(x - x.max(1, keepdims=True).astype("f8"))
+    want = wide / wide.sum(1, keepdims=True)
+    for level in ("schedule", "tile", "target"):
+        (ours,) = driver.run_level(lowered, level, [x], "ptx")
+        wanted = want if function is ts.softmax else np.log(want)
+        np.testing.assert_allclose(ours, wanted, rtol=2e-6, atol=1e-6, err_msg=level)
+
+
+def test_a_vector_product_along_memory_has_programs_enough():
+    """Each result of x Wᵀ is a program of its own; those of x W are reached by columns, in few programs, and split."""
+    x, w = np.zeros((1, 768), np.float32), np.zeros((2304, 768), np.float32)
+    assert len(find_grids(compile_tile(lambda x, w: x @ w.T, x, w, plan=TILING_PLAN))) == 1
+    assert len(find_grids(compile_tile(lambda x, w: x @ w, x, w.T.copy(), plan=TILING_PLAN))) == 2
+    few = np.zeros((3, 1 << 20), np.float32)
+    assert len(find_grids(compile_tile(lambda x, w: x @ w.T, few[:1], few, plan=TILING_PLAN))) == 2

@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera.core.errors import DTypeError, OutOfBoundsError, TraceError
 from tessera.ir.rules import REGISTRY
-from tessera.ops.api import eager_dispatch
+from tessera.ops.api import methods
 
 TYPES = (ts.f32, ts.f64, ts.f16, ts.bf16, ts.fp8_e4m3, ts.tf32, ts.int8, ts.int64, ts.bool)
 BINARY = (ts.add, ts.mul, ts.div, ts.maximum, ts.pow, ts.less, ts.equal, ts.floor_divide, ts.atan2, ts.hypot)
@@ -80,14 +80,14 @@ def test_a_plan_is_kept_and_used():
     x = operand(ts.f32, 2)
     ts.exp(x)
     (plan,) = ts.exp.plans.values()
-    assert isinstance(plan, eager_dispatch.EagerPlan) and same(plan.run((x,)), ts.exp(x))
+    assert isinstance(plan, methods.EagerPlan) and same(plan.run((x,)), ts.exp(x))
 
 
 def test_plans_do_not_fill_the_memory():
     ts.abs.plans.clear()
-    for n in range(eager_dispatch.MAX_PLANS + 10):
+    for n in range(methods.MAX_PLANS + 10):
         ts.abs(ts.zeros((n, 1)))
-    assert len(ts.abs.plans) <= eager_dispatch.MAX_PLANS
+    assert len(ts.abs.plans) <= methods.MAX_PLANS
 
 
 def test_errors_are_the_same_by_plan():

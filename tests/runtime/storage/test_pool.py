@@ -39,7 +39,10 @@ def test_the_specifications_pool():
     report = pool.report()
     assert report.used == 100 * (-(-40000 // CACHE_LINE) * CACHE_LINE) and report.capacity >= report.used > 1 << 20
     assert tensors[0].numpy().ctypes.data % CACHE_LINE == 0
+    assert report.peak >= report.used
     del tensors
+    after = pool.report()
+    assert after.used == 0 and after.peak == report.peak  # the most that was ever held
     assert (
         pool.report().used == 0
         and pool.defragment() == report.capacity - (1 << 20)

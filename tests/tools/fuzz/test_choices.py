@@ -31,4 +31,5 @@ def test_shrinking_finds_the_smallest_list(seed):
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 99))
 def test_a_neighbour_of_a_sequence_can_be_drawn(values, seed):
-    draw_list(Choices(mutate(values, Random(seed))))
+    found = draw_list(Choices(mutate(values, Random(seed))))
+    assert all(0 <= item < 100 for item in found)

@@ -38,6 +38,16 @@ def test_gradients_are_the_same(policy, arguments):
     close(ts.jit(model(ts.checkpoint.policy(policy)), target="llvm")(*arguments), want, "llvm")
 
 
+def test_forward_mode_and_lanes_pass_through(rng):
+    x, w = rng.normal(size=(3, 4)), rng.normal(size=(4, 5))
+    for wrap in (ts.checkpoint, lambda f: ts.checkpoint(ts.checkpoint(f))):
+        found, want = (ts.jvp(f, (x, w), (np.ones_like(x), w * 0.5)) for f in (wrap(layer), layer))
+        close(found, want, "jvp")
+        many = np.stack([x, 2 * x])
+        found, want = (ts.vmap(f, in_axes=(0, None))(many, w) for f in (wrap(layer), layer))
+        close(found, want, "vmap")
+
+
 def lowered(wrap, arguments):
     return driver.lower(ts.jit(model(wrap)).trace(*arguments).function, "llvm")
 

@@ -135,8 +135,9 @@ def test_gradient_accumulation_as_a_decorator():
     close(ts.jit(ts.grad(parted), target="llvm")(w), ts.grad(whole)(ts.Tensor(w)), "llvm")
     shared = ts.gradient_accumulation(2, shared=0)(lambda w, x: ((x @ w) ** 2).mean())
     close(ts.grad(shared)(ts.Tensor(w), x), ts.grad(whole)(ts.Tensor(w)), "shared")
-    with pytest.raises(ArgumentError, match="number of steps"):
-        ts.gradient_accumulation(steps=0)
+    for steps in (0, -1, True, 2.0, "2", None):
+        with pytest.raises(ArgumentError, match="number of steps"):
+            ts.gradient_accumulation(steps=steps)
     with pytest.raises(ShapeError, match="3 parts"):
         ts.gradient_accumulation(3)(lambda x: x.sum())(x)
 

@@ -71,6 +71,8 @@ def test_a_training_step_lowers_the_loss(target, rng):
         (lambda: ts.grad(lambda x: x * x)(X), ShapeError, "needs a scalar"),
         (lambda: ts.grad(lambda x: x * x)(np.int64(3)), DTypeError, "not floats"),
         (lambda: ts.grad(lambda x: 3.0)(1.0), ArgumentError, "does not depend"),
+        (lambda: ts.jvp(lambda x: x * x, (1.0,), (1.0, 2.0)), ArgumentError, "the number of tangents is wrong"),
+        (lambda: ts.jvp(lambda x, y: x * y, (1.0, 2.0), (1.0,)), ArgumentError, "the number of tangents is wrong"),
     ],
 )
 def test_errors(call, error, text):

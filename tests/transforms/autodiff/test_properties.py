@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera.ir.rules import REGISTRY, jvp, lower
-from tessera.ops.tensor import nn
+from tessera.ops.tensor import attention
 from tessera.ops.tensor.basic import fusion_barrier
 from tessera.transforms.autodiff import linearisation
 
@@ -47,7 +47,9 @@ OTHERS = {
     "mesh_shift": lambda x, y: ts.mesh_shift(x * y, axis=1, shift=-1),
     "fma": lambda x, y: ts.fma(x, y, x),
     "scaled_dot_product_attention": lambda x, y: ts.scaled_dot_product_attention(x, y, x * y),
-    "positional_attention": lambda x, y: nn.positional_attention(*(z[None, :, None] for z in (x, y, x * y)))[0, :, 0],
+    "positional_attention": lambda x, y: attention.positional_attention(*(z[None, :, None] for z in (x, y, x * y)))[
+        0, :, 0
+    ],
     "compensated_sum": lambda x, y: ts.kahan_sum(lambda z: z.sum(axis=-1))(x * y),
     "where": lambda x, y: ts.where(x > y, x * x, y),
     "clip": lambda x, y: ts.clip(x, -0.5, 1.1) * y,

@@ -75,6 +75,17 @@ def cleared(x, out):
 
 
 @ts.kernel
+def cleared_privately(x, out):
+    """The same in memory of the kernel's own, and a store of constants before any other."""
+    held = tile.alloc_shared((4,), x.dtype)
+    held[2:4] = tile.full((2,), 3.0, x.dtype)
+    first = tile.load(held[2:4])
+    held[0:4] = x[0:4] * 2.0
+    held[0:2] = tile.zeros((2,), x.dtype)
+    out[0:4] = tile.load(held[0:4]) * 5.0 + tile.sum(first) * x[0:4]
+
+
+@ts.kernel
 def sliding(x, out):
     """Windows of successive trips that overlap."""
     for k in tile.range(0, 3):
@@ -168,6 +179,7 @@ PROGRAMS = {
     "nested": (lambda x: ts.launch(nested, (3,), x, ts.like(x, shape=(3,))), random(3, 3)),
     "overwritten": (lambda x, y: ts.launch(overwritten, (2,), x, y, ts.like(y)), random(3, 8), random(8)),
     "cleared": (lambda x: ts.launch(cleared, (1,), x, ts.like(x)), random(4)),
+    "cleared privately": (lambda x: ts.launch(cleared_privately, (1,), x, ts.like(x)), random(4)),
     "sliding": (lambda x: ts.launch(sliding, (1,), x, ts.like(x, shape=(6,))), random(3, 4)),
     "diagonals": (lambda x: ts.launch(diagonals, (1,), x, ts.like(x, shape=(6,))), random(3, 4)),
     "filled": (lambda x, o: ts.launch(filled, (2,), x, o, ts.like(x, shape=(8,))), random(6), random(4)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tessera.codegen.contract import check_default_policy
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.csl.passes.pointwise_fusion import find_deferred_nodes, find_emission_points, find_last_uses
 from tessera.codegen.csl.table import REFUSED
@@ -46,7 +47,6 @@ from tessera.codegen.csl.text.statements import (
     make_contiguous,
     open_block,
 )
-from tessera.codegen.legality import check_default_policy
 from tessera.core.types import bool_, f16, f32, int16, int64, uint16
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import Rules

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tessera.codegen.legality import get_tensor_type, static_shape
+from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.text.builder import get_element_bytes
 from tessera.core.types import RefType, TensorType
 from tessera.ir.core import Block, Function, Node, Value

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, BoundPlans
-from tessera.codegen.host_plan import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.codegen.llvm.runtime.reports import ReportCollector
 from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.protocol import REPORT_FUNCTION
+from tessera.codegen.plan_execution import ArgumentBinder, ArrayPlanEngine, execute_plan, find_steps
 from tessera.core.progress import track
 from tessera.interp.target.llvm import LlvmModule, PerLane
 from tessera.interp.target.llvm.decoder import HostFunction

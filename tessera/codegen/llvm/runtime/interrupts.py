@@ -143,7 +143,12 @@ def get_interruptible_entry() -> Callable[..., None]:
     """A function that calls machine code (the address, then its arguments), and lets Ctrl-C mark the stop word."""
     pointer = ctypes.c_void_p
     kinds = (pointer, pointer, ctypes.c_int64, pointer, pointer, pointer)
-    return ctypes.CFUNCTYPE(None, *kinds)(_compile_poll().address(LAUNCH_FUNCTION))
+    return ctypes.CFUNCTYPE(None, *kinds)(get_interruptible_address())
+
+
+def get_interruptible_address() -> int:
+    """The address of that function."""
+    return _compile_poll().address(LAUNCH_FUNCTION)
 
 
 def raise_interrupt() -> None:

@@ -7,22 +7,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, get_ident, main_thread
 from typing import Any
 
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
-from tessera.codegen.host_plan import (
-    ArgumentBinder,
-    PlanEngine,
-    execute_plan,
-    run_host_call,
-    view_as_array,
-    view_memory,
-)
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code, open_object, seal_object
+from tessera.codegen.llvm.runtime.native_calls import DONE, OTHER_ARRAYS, NativeCall, make_native_call
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
@@ -30,7 +23,15 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.text.protocol import FIRST_KEY, NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.llvm.text.protocol import FIRST_KEY, INTERRUPTED, NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.plan_execution import (
+    ArgumentBinder,
+    PlanEngine,
+    execute_plan,
+    run_host_call,
+    view_as_array,
+    view_memory,
+)
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
 
@@ -157,6 +158,7 @@ class BoundProgram:
     serial: bool
     cooperative: thread_pool.CooperativeLaunches
     engine: NativePlanEngine | None = None
+    native: NativeCall | None = None
 
 
 class LlvmProgram:
@@ -202,6 +204,10 @@ class LlvmProgram:
         bound = BoundProgram(arguments, tasks, slots, param_slots, all_slots, workspace, serial, cooperative)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
+        elif serial and not cooperative.names:
+            bound.native = make_native_call(
+                arguments, param_slots, tasks, slots, self._pool.scratch, self._stop.address
+            )
         return bound
 
     def _make_engine(
@@ -227,6 +233,8 @@ class LlvmProgram:
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
         program = self.find_bound(arrays)
+        if program.native is not None and (made := self._run_native(program.native, arrays)) is not None:
+            return made
         users, bound = program.arguments.bind(arrays)
         params = program.arguments.params
         words = (encode_scalar(a) if p.scalar else array_address(a) for p, a in zip(params, bound, strict=True))
@@ -235,8 +243,24 @@ class LlvmProgram:
         self._reports.finish()
         return outputs
 
+    def _run_native(self, call: NativeCall, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+        """The outputs of a small program on the main thread; None where arrays must be converted or refused."""
+        if len(arrays) != call.inputs or get_ident() != main_thread().ident:
+            return None
+        with self._lock:
+            code, made = call.run(arrays)
+            if code == OTHER_ARRAYS:
+                return None
+            if code != DONE and self._stop.value == INTERRUPTED:
+                self._reports.discard()
+                interrupts.raise_interrupt()
+        self._reports.finish()
+        return made
+
     def find_bound(self, arrays: Sequence[Any]) -> BoundProgram:
         """The program for the sizes of these arrays or tensors; anything that has a shape will do."""
+        if self._plans.only is not None:
+            return self._plans.only
         with self._lock:
             return self._plans.find(arrays)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -123,6 +124,47 @@ leave:
   %left = atomicrmw sub ptr %users, i64 1 seq_cst
   ret void
 }}
+
+; the same on one thread, which needs no states
+define void @execute_serial(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p) {{
+entry:
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %task, label %leave
+task:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %finished ]
+  %t = getelementptr %task, ptr %tasks, i64 %i
+  %slots.p = getelementptr %task, ptr %t, i64 0, i32 1
+  %total.p = getelementptr %task, ptr %t, i64 0, i32 2
+  %chunk.p = getelementptr %task, ptr %t, i64 0, i32 3
+  %run = load ptr, ptr %t
+  %slots = load ptr, ptr %slots.p
+  %total = load i64, ptr %total.p
+  %chunk = load i64, ptr %chunk.p
+  br label %take
+take:
+  %begin = phi i64 [ 0, %task ], [ %stop, %work ]
+  %word = load atomic i64, ptr %word.p monotonic, align 8
+  %stopped = icmp ult i64 %word, {FIRST_KEY}
+  br i1 %stopped, label %leave, label %next
+next:
+  %some = icmp slt i64 %begin, %total
+  br i1 %some, label %work, label %finished
+work:
+  %stop = add i64 %begin, %chunk
+  %over = icmp sgt i64 %stop, %total
+  %end = select i1 %over, i64 %total, i64 %stop
+  call void %run(ptr %slots, i64 %begin, i64 %end, ptr %scratch)
+  br label %take
+finished:
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %count
+  %last = load atomic i64, ptr %word.p monotonic, align 8
+  %whole = icmp uge i64 %last, {PENDING}
+  %further = and i1 %more, %whole
+  br i1 %further, label %task, label %leave
+leave:
+  ret void
+}}
 """
 
 
@@ -137,6 +179,12 @@ def get_worker_entry() -> tuple[ctypes._FuncPointer, int]:  # type: ignore[name-
     """The machine code that a thread runs, and its address; the interpreter lock is released meanwhile."""
     pointer, place = ctypes.c_void_p, _compile_worker().address("execute")
     return ctypes.CFUNCTYPE(None, pointer, ctypes.c_int64, pointer, pointer, pointer)(place), place
+
+
+@cache
+def get_serial_address() -> int:
+    """The address of the machine code that runs tasks on one thread."""
+    return _compile_worker().address("execute_serial")
 
 
 @cache
@@ -197,6 +245,11 @@ class WorkerPool:
         self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
         self._addresses = [array_address(a) for a in self._arenas]
 
+    @property
+    def scratch(self) -> int:
+        """The address of the scratch memory of the calling thread."""
+        return self._addresses[0]
+
     def run(self, tasks: np.ndarray, serial: bool) -> None:
         """Run every task; `serial`: on the calling thread, for work too small to share.
 
@@ -210,6 +263,9 @@ class WorkerPool:
         try:
             if not serial:
                 for arena in self._addresses[1:]:
+                    if len(_QUEUED) >= MAX_QUEUED:  # other callers have all helpers
+                        break
+                    _QUEUED.append(None)
                     get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena, self._stop)
             if get_ident() == main_thread().ident:  # the one that runs signal handlers
                 interrupts.get_interruptible_entry()(entry, *arguments)
@@ -241,7 +297,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
             continue
 
 
+# One entry for each job that no helper has begun. Many callers on a busy machine would queue more and more jobs that
+# find nothing to do once they begin, and keep their arrays meanwhile.
+_QUEUED: deque[None] = deque()
+MAX_QUEUED = 64
+
+
 def _run_helper(run: Callable[..., None], tasks: np.ndarray, states: np.ndarray, arena: int, stop: StopWord) -> None:
+    _QUEUED.pop()
     run(array_address(tasks), len(tasks), array_address(states), arena, stop.address)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tessera.codegen.legality import get_tensor_type, static_shape
+from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.table import scalar_functions
 from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory
@@ -282,19 +282,18 @@ def _delinearise_index(body: LoopBody, linear: LaneValue, sizes: tuple[int, ...]
     result = []
     for axis, n in enumerate(sizes):
         step = math.prod(sizes[axis + 1 :])
-        result.append(
-            ZERO_LANE if n == 1 else _emit_quotient(body, linear, step, n if any(s != 1 for s in sizes[:axis]) else 0)
-        )
+        modulus = n if any(s != 1 for s in sizes[:axis]) else 0
+        result.append(ZERO_LANE if n == 1 else _emit_quotient(body, linear, step, modulus, math.prod(sizes)))
     return result
 
 
-def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
-    """linear / step % modulus; modulus 0 leaves out the remainder."""
+def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int, bound: int) -> LaneValue:
+    """linear / step % modulus; modulus 0 leaves out the remainder, and linear numbers are below `bound`."""
     if step == 1 and not modulus:
         return linear
     if linear.kind is LaneKind.RAMP and linear.step == 1 and linear.divisor % body.width == 0:
         if step % body.width == 0:  # all lanes have one quotient
-            return _emit_division(body, LaneValue(linear.name, LaneKind.UNIFORM), step, modulus)
+            return _emit_division(body, LaneValue(linear.name, LaneKind.UNIFORM), step, modulus, bound)
         if step == 1 and modulus % body.width == 0:  # no lane wraps around the modulus
             rest = body.text.let(f"urem i64 {linear.name}, {modulus}", "i")
             return LaneValue(rest, LaneKind.RAMP, math.gcd(linear.divisor, modulus))
@@ -303,7 +302,7 @@ def _emit_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -
             return LaneValue(f"<{numbers}>", LaneKind.VARYING, cycle=modulus)
         if 1 < step < body.width and body.width % step == 0 and (modulus * step) % body.width == 0:
             return _emit_repeated_quotient(body, linear, step, modulus)
-    return _emit_division(body, linear, step, modulus)
+    return _emit_division(body, linear, step, modulus, bound)
 
 
 def _emit_repeated_quotient(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
@@ -317,14 +316,21 @@ def _emit_repeated_quotient(body: LoopBody, linear: LaneValue, step: int, modulu
     return LaneValue(name, LaneKind.VARYING, repeat=step, base=base)
 
 
-def _emit_division(body: LoopBody, linear: LaneValue, step: int, modulus: int) -> LaneValue:
-    t = RegisterType("i64", body.width_of(linear))
+def _emit_division(body: LoopBody, linear: LaneValue, step: int, modulus: int, bound: int) -> LaneValue:
+    """A quotient, and its remainder; lanes of 64 bits have no high product, by which constants are divided."""
+    whole = RegisterType("i64", body.width_of(linear))
+    # The lanes of a last vector that are past the end are below twice the bound.
+    t = whole.of("i32") if whole.width > 1 and 2 * bound + whole.width < 2**31 else whole
     with body.hoist(linear):
-        name = body.broadcast_lane(linear, t)
+        name = body.broadcast_lane(linear, whole)
+        if t != whole:
+            name = body.text.let(f"trunc {whole} {name} to {t}", "i")
         if step != 1:
             name = body.text.let(f"udiv {t} {name}, {t.const(step)}", "i")
         if modulus:
             name = body.text.let(f"urem {t} {name}, {t.const(modulus)}", "i")
+        if t != whole:
+            name = body.text.let(f"zext {t} {name} to {whole}", "i")
     return LaneValue(name, body.kind_of(linear))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tessera.codegen.legality import static_shape
+from tessera.codegen.contract import static_shape
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
@@ -20,10 +20,9 @@ from tessera.codegen.llvm.table.loop_fusion import (
     emit_scalar_loops,
     materialise_block,
     move_block,
-    offset_index,
     widen_lane,
 )
-from tessera.codegen.llvm.table.microkernels import MicroKernel, TransposeKernel, choose_register_tile
+from tessera.codegen.llvm.table.microkernels import MicroKernel, choose_register_tile
 from tessera.codegen.llvm.table.pair_operands import (
     choose_pair_product,
     clear_last_column,
@@ -34,6 +33,8 @@ from tessera.codegen.llvm.table.pair_operands import (
     require_pair_kernel,
     view_as_pairs,
 )
+from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view, find_view
+from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
@@ -43,80 +44,18 @@ from tessera.codegen.llvm.text.builder import (
     LoopBody,
     LoopBuilder,
     get_element_bytes,
+    get_memory_type,
     get_register_type,
 )
-from tessera.codegen.llvm.text.memory import StridedMemRef, compute_address, emit_pointer, fit_vector_width
+from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
 from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16
-from tessera.core.symbolic_dim import Dim
+from tessera.core.symbolic_dim import Dim, round_up
 from tessera.core.types import bf16, int32
 from tessera.ir.core import Node, Value
-from tessera.ir.rules import Rules
-from tessera.ops.dialects import tile
-from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import contractions, shape
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
-
-
-# Strided views: operands read in place instead of packed.
-
-
-view_rule = Rules("llvm view")
-
-
-def find_view(kernel: LlvmKernelContext, v: Value) -> StridedMemRef | None:
-    """The memory that holds a block's elements in its own dtype, or None."""
-    stored = kernel.buffers.get(v)
-    if stored is not None:
-        return stored if stored.dtype == v.type.dtype else None
-    rule = view_rule.get(kernel.producers[v].op) if v in kernel.producers else None
-    return rule(kernel, kernel.producers[v]) if rule is not None else None
-
-
-def emit_element_pointer(kernel: LlvmKernelContext, m: StridedMemRef, index: list[LaneValue]) -> str:
-    """The address of an element."""
-    body = LoopBody(kernel)
-    return emit_pointer(body, m, compute_address(body, m, tuple(index)))
-
-
-@view_rule(tile.load)
-def _(kernel, node):
-    ref, rest = node.args[0], node.args[1:]
-    m, starts = kernel.memrefs[ref], rest[: ref.type.rank]
-    clip = node.attrs["edge"] == "clip" and kernel.ranges.find_unproven_axes(starts, node.attrs["shape"], m.shape)
-    if clip or len(rest) > ref.type.rank:
-        return None
-    inner_index = offset_index(LoopBody(kernel), starts, tuple(LaneValue("0") for _ in starts))
-    return m.at(emit_element_pointer(kernel, m, list(inner_index)), m.strides, node.attrs["shape"])
-
-
-@view_rule(shape.permute)
-def _(kernel, node):
-    inner = find_view(kernel, node.args[0])
-    if inner is None:
-        return None
-    axes = node.attrs["axes"]
-    return inner.at(inner.base, tuple(inner.strides[a] for a in axes), tuple(inner.shape[a] for a in axes))
-
-
-@view_rule(shape.reshape)
-def _(kernel, node):
-    inner_index, target_shape = node.args[0].type.shape, node.attrs["shape"]
-    inner = find_view(kernel, node.args[0])
-    if inner is None or [n for n in inner_index if n != 1] != [n for n in target_shape if n != 1]:
-        return None
-    stored = iter(s for s, n in zip(inner.strides, inner_index, strict=True) if n != 1)
-    return inner.at(inner.base, tuple(next(stored) if n != 1 else 0 for n in target_shape), target_shape)
-
-
-@view_rule(basic.broadcast_to)
-def _(kernel, node):
-    inner = find_view(kernel, node.args[0])
-    if inner is None:
-        return None
-    target_shape = node.attrs["shape"]
-    strides = tuple(s if n != 1 else 0 for s, n in zip(inner.strides, inner.shape, strict=True))
-    return inner.at(inner.base, (0,) * (len(target_shape) - len(strides)) + strides, target_shape)
 
 
 # Matrix products: packing, the loop over register tiles, calls of microkernels.
@@ -190,11 +129,27 @@ class MatmulEmitter:
 
     def emit(self) -> None:
         """Emit packing and tiles for each index of the batch axes."""
+        self._keep_merged_columns()
         views = [self._view_a(), self._view_b()]
         axes = [a for a, n in enumerate(self.batch) if n != 1]
         emit_scalar_loops(
             self.kernel, self.batch, axes, [ZERO_LANE] * len(self.batch), lambda index: self._emit_matrix(index, *views)
         )
+
+    def _keep_merged_columns(self) -> None:
+        """Compute B whose columns are several axes into memory along these: the lanes of a panel cross their ends."""
+        node = self.kernel.producers.get(self.b)
+        if self.b in self.kernel.buffers or node is None or node.op is not shape.reshape:
+            return
+        (source,), fine = node.args, static_shape(node.args[0].type)
+        merges = len(fine) == len(self.batch) + 3 and fine[:-2] == (*self.batch, self.depth)[: len(fine) - 2]
+        inner = fine[-1] if merges else 0
+        if not merges or source in self.kernel.buffers or inner % self.width == 0 or 2 * inner < self.width:
+            return
+        memory = self.kernel.scratch.allocate_block(source.type.dtype, static_shape(self.b.type), self.width)
+        *outer, row, _ = memory.strides
+        materialise_block(self.kernel, source, memory.at(memory.base, (*outer, row, inner, 1), fine))
+        self.kernel.buffers[self.b] = memory
 
     def _check_dtype(self, view: StridedMemRef | None) -> StridedMemRef | None:
         """A view in the accumulator type; the strides of a matrix are constants of a microkernel."""
@@ -292,8 +247,13 @@ class MatmulEmitter:
         dtype = get_packed_dtype(self.pair) if self.pair else self.dtype
         row = -(-self.depth // self.width) * self.width
         row += self.width if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
-        m = self.kernel.scratch.allocate(dtype, (self.rows, self.depth), (row, 1))
-        self._pack_operand(self.a, m, lambda body, inner_index: (*index, *inner_index))
+        source = self._find_turned(self.a, index)
+        room = round_up(self.rows, self.width) if source is not None else self.rows
+        m = self.kernel.scratch.allocate(dtype, (room, self.depth), (row, 1))
+        if source is not None:
+            self._pack_turned_rows(source, m)
+        else:
+            self._pack_operand(self.a, m, lambda body, inner_index: (*index, *inner_index))
         if self.pair and self.depth % 2:
             clear_last_column(self.kernel, m, self.depth)
         return m
@@ -303,11 +263,11 @@ class MatmulEmitter:
         panel_columns = columns.size * self.width
         dtype = int32 if self.pair else self.dtype
         shape = (columns.count, self.steps, min(panel_columns, self.columns - columns.first * self.width))
-        m = self.kernel.scratch.allocate(dtype, shape, (self.steps * panel_columns, panel_columns, 1))
-
-        view = self._view_columns(index)
-        if view is not None and self._is_transposable(view, columns):
-            self._pack_transposed(view, m, columns)
+        source = self._find_turned(self.b, index)
+        steps = round_up(self.steps, self.width) if source is not None else self.steps
+        m = self.kernel.scratch.allocate(dtype, shape, (steps * panel_columns, panel_columns, 1))
+        if source is not None:
+            self._pack_columns(source, m, columns)
             return m
 
         def place(body: LoopBody, inner_index: LaneIndex) -> LaneIndex:
@@ -322,46 +282,45 @@ class MatmulEmitter:
             self._pack_operand(self.b, m, place)
         return m
 
-    def _view_columns(self, index: list[LaneValue]) -> StridedMemRef | None:
-        """A matrix B in memory whose columns may be transposed; a column of pairs is one of integers of 32 bits."""
-        view = find_view(self.kernel, self.b)
-        if not self.pair:
-            view = self._check_dtype(view)
-            return self._select_matrix(view, index) if view is not None else None
-        if view is None or self.pair is not BF16 or view.dtype != bf16 or view.strides[-2] != 1 or self.depth % 2:
+    def _find_turned(self, v: Value, index: list[LaneValue]) -> ClippedView | None:
+        """A matrix of an operand that lies in memory by columns, and is worth a transpose in registers."""
+        found = find_clipped_view(self.kernel, v)
+        wanted = {None: self.dtype, BF16: bf16}.get(self.pair)
+        if found is None or found.memory.dtype != wanted or not found.is_whole_but_for(2) or self.width == 1:
             return None
-        if not isinstance(view.strides[-1], int) or view.strides[-1] % 2:
+        m = found.memory
+        if m.strides[-2] != 1 or not isinstance(m.strides[-1], int) or m.strides[-1] <= 1:
             return None
-        m = self._select_matrix(view, index)
-        return StridedMemRef(int32, m.base, (self.steps, self.columns), (1, int(m.strides[1]) // 2), m.buffer)
+        if 4 * min(map(int, m.shape[-2:])) < self.width:
+            return None
+        return ClippedView(self._select_matrix(m, index), found.limits[-2:])
 
-    def _is_transposable(self, view: StridedMemRef, columns: AxisTiles) -> bool:
-        """Whether the columns of B are contiguous and divide into squares of the register width."""
-        is_whole = (
-            self.steps % self.width == 0 and (columns.first + columns.count * columns.size) * self.width <= self.columns
-        )
-        return is_whole and self.width > 1 and view.strides[-2] == 1 and view.strides[-1] > 1
+    def _pack_turned_rows(self, source: ClippedView, m: StridedMemRef) -> None:
+        """Pack A whose columns are contiguous: squares of its elements."""
+        width = self.width
 
-    def _pack_transposed(self, b: StridedMemRef, m: StridedMemRef, columns: AxisTiles) -> None:
-        """Pack contiguous columns, square by square."""
-        kernel, width = self.kernel, self.width
-        aligned = 2 if self.pair else get_element_bytes(self.dtype)
+        def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
+            row, column = (self.kernel.text.mul(i.name, width) for i in index)
+            return column, row, [LaneValue(row), LaneValue(column)]
+
+        unit = get_memory_type(m.dtype).element
+        squares = Squares((-(-self.rows // width), -(-self.depth // width)), place)
+        emit_transposes(self.kernel, get_register_type(m.dtype, width).of(unit), unit, source, m, squares)
+
+    def _pack_columns(self, source: ClippedView, m: StridedMemRef, columns: AxisTiles) -> None:
+        """Pack contiguous columns of B: squares of its elements, or of pairs of them."""
+        width, text = self.width, self.kernel.text
         t = get_register_type(m.dtype, width)
-        transpose = TransposeKernel(t, int(b.strides[1]), int(m.strides[1]), aligned)
-        kernel.library.require(transpose.name, transpose.text)
-        squares = (columns.count, columns.size, self.steps // width)
 
-        def one(index: list[LaneValue]) -> None:
-            text, (panel, column, row) = kernel.text, index
+        def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
+            panel, column, square = index
             first = text.add(text.mul(panel.name, columns.size), text.add(column.name, str(columns.first)))
-            k = LaneValue(text.mul(row.name, width))
-            source = emit_element_pointer(kernel, b, [k, LaneValue(text.mul(first, width))])
-            target = emit_element_pointer(kernel, m, [panel, k, LaneValue(text.mul(column.name, width))])
-            text.line(f"call void @{transpose.name}(ptr {source}, ptr {target})")
-            kernel.scratch.record_access(b)
-            kernel.scratch.record_access(m)
+            k = text.mul(square.name, width)
+            target = [panel, LaneValue(k), LaneValue(text.mul(column.name, width))]
+            return text.mul(first, width), text.mul(k, 2 if self.pair else 1), target
 
-        emit_scalar_loops(kernel, squares, range(3), [ZERO_LANE] * 3, one)
+        squares = Squares((columns.count, columns.size, -(-self.steps // width)), place)
+        emit_transposes(self.kernel, t, "i16" if self.pair else t.element, source, m, squares)
 
     def _view_as_panels(self, columns: AxisTiles, b: StridedMemRef) -> StridedMemRef:
         """B in place, viewed as panels."""

@@ -1,4 +1,4 @@
-"""Microkernels: a register tile of a product over all of K, and transposes of squares in registers.
+"""Microkernels: a register tile of a product over all of K.
 
 A microkernel of pairs multiplies 16-bit elements, two of K at a time (`tessera/codegen/llvm/text/pair_products.py`).
 """
@@ -161,57 +161,3 @@ def choose_register_tile(rows: int, vectors: int, registers: int) -> tuple[int, 
 def _count_tiles(count: int, size: int) -> list[tuple[int, int]]:
     """A size as (tile size, count) pairs, the remainder last."""
     return [(n, times) for n, times in ((size, count // size), (count % size, 1)) if n and times]
-
-
-# In-register transposes: columns of memory become rows by shuffles instead of gathers.
-
-
-@dataclass(frozen=True)
-class TransposeKernel:
-    """dst[i, j] = src[j, i] for a square of one register width; `source` and `target` are row strides in elements.
-
-    The source has an alignment of its own: pairs begin at any 16-bit element.
-    """
-
-    type: RegisterType
-    source: int
-    target: int
-    alignment: int
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return f"ts.transpose.{self.type.suffix}.{self.source}.{self.target}.{self.alignment}"
-
-    def text(self) -> Iterator[str]:
-        """The function's lines."""
-        t, n = self.type, self.type.width
-        yield f"define internal void @{self.name}(ptr noalias %src, ptr noalias %dst) noinline #0 {{"
-        yield "entry:"
-        for i in range(n):
-            yield f"  %p{i} = getelementptr {t.element}, ptr %src, i64 {i * self.source}"
-            yield f"  %x{i}.0 = load {t}, ptr %p{i}, align {self.alignment}"
-        step = 1
-        while step < n:
-            for i in range(n):
-                yield from self._swap_halves(i, step)
-            step *= 2
-        for i in range(n):
-            yield f"  %q{i} = getelementptr {t.element}, ptr %dst, i64 {i * self.target}"
-            yield f"  store {t} %x{i}.{n.bit_length() - 1}, ptr %q{i}, align {t.bits // 8}"
-        yield "  ret void"
-        yield "}"
-
-    def _swap_halves(self, i: int, step: int) -> Iterator[str]:
-        """Rows `step` apart exchange the off-diagonal halves of squares of 2 `step`."""
-        t, n, stage = self.type, self.type.width, step.bit_length() - 1
-        first, second = i & ~step, i | step
-        low = i == first
-        # Indices from n on select from the second row.
-        picks = [
-            (lane if low else lane + step) if not lane & step else (n + lane - (step if low else 0))
-            for lane in range(n)
-        ]
-        listed = ", ".join(f"i32 {p}" for p in picks)
-        rows = f"{t} %x{first}.{stage}, {t} %x{second}.{stage}"
-        yield f"  %x{i}.{stage + 1} = shufflevector {rows}, <{n} x i32> <{listed}>"

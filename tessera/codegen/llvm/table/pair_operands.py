@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tessera.codegen.legality import get_tensor_type
+from tessera.codegen.contract import get_tensor_type
 from tessera.codegen.llvm.table.loop_fusion import emit_element, emit_loop_nest, emit_operation, widen_lane
 from tessera.codegen.llvm.table.microkernels import MicroKernel
 from tessera.codegen.llvm.text import memory

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.artifact import describe_size
+from tessera.codegen.contract import static_shape
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.grouped.diagnostics import report_op
-from tessera.codegen.legality import static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table import scalar_functions
 from tessera.codegen.llvm.table.emission import statement_rule

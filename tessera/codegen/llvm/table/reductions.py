@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tessera.codegen.legality import get_tensor_type, static_shape
+from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
@@ -38,7 +38,7 @@ from tessera.codegen.llvm.text.builder import (
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import DType, TensorType, int64
+from tessera.core.types import DType, TensorType, int32, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import tile
@@ -123,8 +123,21 @@ class ReductionCombiner(Protocol):
         ...
 
     @property
+    def element(self) -> DType:
+        """The type of the elements that are combined."""
+        ...
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """The initial value of each register."""
+        ...
+
+    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
+        """The registers of elements, but for their indices."""
+        ...
+
+    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
+        """The result of a state, and its type."""
         ...
 
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
@@ -132,12 +145,27 @@ class ReductionCombiner(Protocol):
         ...
 
 
-class ScalarCombiner:
+class PlainStates:
+    """States whose first register has the elements, and whose last one the results."""
+
+    dtypes: tuple[DType, ...]
+    element: DType
+
+    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
+        """The registers of elements, but for their indices."""
+        return (element,)
+
+    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
+        """The result of a state, and its type."""
+        return state[-1], self.dtypes[-1]
+
+
+class ScalarCombiner(PlainStates):
     """A sum, maximum or minimum: one register."""
 
     def __init__(self, op: Op, dtype: DType, identity: Any) -> None:
-        self.op = op
-        self.dtypes: tuple[DType, ...] = (dtype,)
+        self.op, self.element = op, dtype
+        self.dtypes = (dtype,)
         self.identity = (format_literal(get_register_type(dtype).element, identity),)
 
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
@@ -149,12 +177,55 @@ class ScalarCombiner:
         return (d,)
 
 
-class ArgReduceCombiner:
+class ExtremeBitsCombiner:
+    """A maximum or minimum of floats, by their bits: as signed integers the largest, as unsigned ones both extremes.
+
+    Positive floats are ordered as their bits, negative ones the other way round. Three plain instructions an element
+    replace the comparisons, selections and tests of signs of `llvm.maximum`; NaN has the largest bits of its sign.
+    """
+
+    def __init__(self, larger: bool, dtype: DType) -> None:
+        self.larger, self.element = larger, dtype
+        self.dtypes: tuple[DType, ...] = (int32, int32, int32)
+        self.identity = (str(NEGATIVE_INFINITY if larger else POSITIVE_INFINITY),) * 3
+
+    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
+        """The bits of elements, three times."""
+        t = get_register_type(self.element, width)
+        return (text.let(f"bitcast {t} {element} to {t.integer}"),) * 3
+
+    def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
+        """The combination of two states."""
+        t = get_register_type(int32, width)
+        names = ("smax", "umin", "umax")
+        parts = zip(names, a, b, strict=True)
+        return tuple(text.let(f"call {t} @llvm.{name}.{t.suffix}({t} {x}, {t} {y})") for name, x, y in parts)
+
+    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
+        """The result: of both signs the one that is larger (or smaller), NaN if there is one."""
+        (high, least, most), t = state, get_register_type(int32, width)
+        nan = text.let(f"icmp sgt {t} {high}, {t.const(POSITIVE_INFINITY)}")
+        other = text.let(f"icmp ugt {t} {most}, {t.const(NEGATIVE_INFINITY)}")
+        some = text.let(f"or {t.truth} {nan}, {other}")
+        outer = high if self.larger else most
+        signed = text.let(f"icmp {'sge' if self.larger else 'slt'} {t} {outer}, {t.const(0)}")
+        bits = text.let(f"select {t.truth} {signed}, {t} {outer}, {t} {least}")
+        bits = text.let(f"select {t.truth} {some}, {t} {t.const(QUIET_NAN)}, {t} {bits}")
+        to = get_register_type(self.element, width)
+        return text.let(f"bitcast {t} {bits} to {to}"), self.element
+
+
+POSITIVE_INFINITY, QUIET_NAN = 0x7F800000, 0x7FC00000
+NEGATIVE_INFINITY = -0x00800000  # 0xFF800000, signed
+MIN_BITS_ELEMENTS = 8  # of fewer, the end costs more than it saves
+
+
+class ArgReduceCombiner(PlainStates):
     """An argmax or argmin: a value and its index; the first of equal values, and NaN before all others."""
 
     def __init__(self, larger: bool, dtype: DType) -> None:
-        self.larger = larger
-        self.dtypes: tuple[DType, ...] = (dtype, int64)
+        self.larger, self.element = larger, dtype
+        self.dtypes = (dtype, int64)
         first = format_literal(get_register_type(dtype).element, get_lowest(dtype) if larger else get_highest(dtype))
         self.identity = (first, str(2**63 - 1))
 
@@ -206,8 +277,11 @@ def get_highest(dtype: DType) -> Any:
     return (1 << (dtype.bits - (dtype.kind == "int"))) - 1
 
 
-def find_combiner(op: Op, type: TensorType) -> ReductionCombiner:
-    """The combiner of an op on blocks of a type."""
+def find_combiner(op: Op, type: TensorType, count: int) -> ReductionCombiner:
+    """The combiner of an op on blocks of a type, for results of so many elements each."""
+    if op in (reduce.max, reduce.min) and count >= MIN_BITS_ELEMENTS:
+        if get_register_type(type.dtype).element == "float":
+            return ExtremeBitsCombiner(op is reduce.max, type.dtype)
     return COMBINERS[op](type)
 
 
@@ -280,7 +354,8 @@ class LlvmReductionEmitter:
         axis = node.attrs["axis"]
         listed = axis if isinstance(axis, tuple) else (axis,)
         self.reduced = sorted(a % self.x.type.rank for a in listed) if self.shape else []
-        self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x))
+        count = math.prod(self.shape[a] for a in self.reduced)
+        self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x), count)
         self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
         self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
 
@@ -298,9 +373,12 @@ class LlvmReductionEmitter:
     def load_state(self, body: LoopBody, index: LaneIndex) -> ReductionState:
         """The state of the elements at an index."""
         t = self.register_types(body.width)
-        value = widen_lane(body, self.x.type.dtype, self.combiner.dtypes[0], emit_element(body, self.x, index))
-        lanes = [value, *(index[a] for a in self.reduced if len(t) > 1)]
-        names = tuple(body.broadcast_lane(lane, kind) for lane, kind in zip(lanes, t, strict=True))
+        element = self.combiner.element
+        value = widen_lane(body, self.x.type.dtype, element, emit_element(body, self.x, index))
+        own = body.broadcast_lane(value, get_register_type(element, body.width))
+        names = self.combiner.begin(body.text, body.width, own)
+        if len(names) < len(t):
+            names = (*names, *(body.broadcast_lane(index[a], t[-1]) for a in self.reduced))
         if body.mask is None:
             return names
         return tuple(
@@ -314,8 +392,8 @@ class LlvmReductionEmitter:
 
     def store_result(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> None:
         """Store a result, or bind a scalar one."""
-        wide = self.combiner.dtypes[-1]
-        lane = LaneValue(state[-1], LaneKind.INVARIANT if body.width == 1 else LaneKind.VARYING)
+        name, wide = self.combiner.finish(body.text, body.width, state)
+        lane = LaneValue(name, LaneKind.INVARIANT if body.width == 1 else LaneKind.VARYING)
         lane = round_to_storage(body, get_tensor_type(self.node.out), wide, lane)
         if self.target is None:
             self.kernel.scalars[self.node.out] = lane.name

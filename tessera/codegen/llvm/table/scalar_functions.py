@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tessera.codegen.legality import is_special_policy
+from tessera.codegen.contract import is_special_policy
 from tessera.codegen.llvm.table.emission import RowTypes, find_row, format_call, pointwise_row
 from tessera.codegen.llvm.text.builder import (
     NARROW_FLOATS,

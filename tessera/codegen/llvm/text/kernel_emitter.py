@@ -36,6 +36,7 @@ from tessera.codegen.llvm.table.loop_fusion import (
 )
 from tessera.codegen.llvm.table.matmul import accumulate_product
 from tessera.codegen.llvm.table.program_ops import GRID_RANK, MAX_UNCHECKED_ITERATIONS, emit_stop_check
+from tessera.codegen.llvm.table.transposes import keep_turned
 from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.builder import (
     DebugMetadata,
@@ -82,6 +83,8 @@ def _emit_node(kernel: LlvmKernelContext, node: Node) -> None:
         raise make_refusal_error("llvm", node, REFUSED)
     elif not is_block(node.out):
         kernel.scalars[node.out] = emit_element(LoopBody(kernel), node.out, ()).name
+    elif keep_turned(kernel, node):
+        return
     elif node.out in kernel.plan.stored:
         target = allocate_block(kernel, node.out)
         materialise_block(kernel, node.out, target)

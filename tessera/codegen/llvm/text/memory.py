@@ -225,7 +225,17 @@ def load_lane(
 def _load_masked(
     body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: LaneValue | None, other: LaneValue | None, width: int
 ) -> str:
-    raw = _load_raw(body, m, compute_address(body, m, index), _combine_tail_mask(body, mask, width), width)
+    address = compute_address(body, m, index)
+    plain = _is_shuffled(address, width) or (width > 1 and not address.vector and address.stride == 1)
+    if mask is not None and mask.uniform and plain and _has_room(m, address, width):
+        # All lanes or none: where none is wanted, the first elements of the memory are loaded and not used. A masked
+        # load of no lane from outside of the program's memory takes the processor hundreds of cycles.
+        at = body.text.let(f"select i1 {mask.name}, ptr {emit_pointer(body, m, address)}, ptr {m.base}", "p")
+        there = m.at(at, m.strides, m.shape)
+        raw = _load_raw(body, there, replace(address, scalar="0"), body.mask, width)
+        other = other or LaneValue(get_register_type(m.dtype).const(0))
+    else:
+        raw = _load_raw(body, m, address, _combine_tail_mask(body, mask, width), width)
     result = decode_loaded(body, m, raw, width)
     if mask is None or other is None:
         return result
@@ -253,7 +263,7 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
         return emit_splat(body.text, t, one)
     if not address.vector and address.stride == -1 and width > 1:
         return _load_reversed(body, m, address, mask, t)
-    if not address.vector and 2 <= address.stride <= MAX_SHUFFLED_STRIDE and width > 1 and mask is None:
+    if _is_shuffled(address, width) and mask is body.mask:
         return _load_strided(body, m, address, t)
     if address.repeat and width > 1 and mask is None:
         return _load_repeated(body, m, address, t)
@@ -268,6 +278,18 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
             f"{t.truth} {mask}, {t} zeroinitializer)"
         )
     return _load_scalar_masked(body, m, at, mask, t)
+
+
+def _is_shuffled(address: LaneAddress, width: int) -> bool:
+    """Whether contiguous loads and shuffles give the lanes."""
+    return not address.vector and 2 <= address.stride <= MAX_SHUFFLED_STRIDE and width > 1
+
+
+def _has_room(m: StridedMemRef, address: LaneAddress, width: int) -> bool:
+    """Whether the memory has, from its first element on, at least the elements of one access."""
+    if any(isinstance(n, Dim) for n in (*m.shape, *m.strides)) or any(int(s) < 0 for s in m.strides) or 0 in m.shape:
+        return False
+    return sum(int(s) * (int(n) - 1) for n, s in zip(m.shape, m.strides, strict=True)) >= (width - 1) * address.stride
 
 
 def _load_reversed(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str | None, t: RegisterType) -> str:
@@ -306,12 +328,24 @@ def load_then_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, mask: Lan
 
 
 def _load_strided(body: LoopBody, m: StridedMemRef, address: LaneAddress, t: RegisterType) -> str:
-    """Lanes a few elements apart: contiguous loads, the last of which ends at the last lane's element, and shuffles."""
+    """Lanes a few elements apart: contiguous loads, the last of which ends at the last lane's element, and shuffles.
+
+    The elements past the last lane of a partial vector are not loaded.
+    """
     width, starts = t.width, _find_starts(address.stride, t.width)
+    lanes = width if body.mask is None else body.mask.count("true")
     parts = []
     for offset in starts:
         at = emit_pointer(body, m, LaneAddress(body.text.add(address.scalar, str(offset)), 1))
-        parts.append(body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}"))
+        count, size = (lanes - 1) * address.stride + 1 - offset, get_element_bytes(m.dtype)
+        if count >= width:
+            parts.append(body.text.let(f"load {t}, ptr {at}, align {size}"))
+        elif count > 0:
+            load = f"call {t} @llvm.masked.load.{t.suffix}.p0(ptr {at}, i32 {size}, "
+            mask = f"{t.truth} {format_prefix_mask(width, count)}"
+            parts.append(body.text.let(f"{load}{mask}, {t} zeroinitializer)"))
+        else:
+            parts.append("poison")
     found = parts[0]
     for number in range(1, len(parts)):
         picks = [_pick_lane(lane, address.stride, width, number, starts) for lane in range(width)]

@@ -25,8 +25,8 @@ from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_sha
 from tessera.codegen.ptx.passes.mainloop import is_known_ahead
 from tessera.codegen.ptx.passes.tile_scheduler import TileScheduler, read_order
 from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks import block_access
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses
-from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import StageRingBuffer
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.core.types import GLOBAL, RefType, int64
@@ -66,7 +66,7 @@ def plan_prefetch(function: Function, grid: Sequence[int]) -> PrefetchPlan | Non
     if not 0 < moving <= SHARED_BYTES // MIN_FITTING_PROGRAMS:
         return None
     still = sum(load_bytes(n) for n, same in loads.items() if same)
-    if moving + still > SHARED_BYTES:  # those that are the same for all stay in the L2 cache
+    if MIN_FITTING_PROGRAMS * moving + still > SHARED_BYTES:  # those that are the same for all stay in the L2 cache
         loads, still = {n: same for n, same in loads.items() if not same}, 0
     return PrefetchPlan(_rewrite_loads(function, loads), min((SHARED_BYTES - still) // moving, MAX_STAGES))
 
@@ -209,7 +209,7 @@ class BlockPrefetcher:
         base = self.text.let("add.u32", "b32", walker.buffer(), place)
         dtype, found = node.args[0].type.dtype, []  # type: ignore[union-attr]
         for run in plan_exchange_accesses(self.ctx, dtype, self.ctx.layout(node.out), base, once=False):
-            found += conversion.load_elements(self.text, "shared", dtype, run)
+            found += block_access.load_elements(self.text, "shared", dtype, run)
         self.ctx.values[node.out] = tuple(found)
         self.unread_loads -= 0 if still else 1
         if not still and not self.unread_loads:

@@ -13,8 +13,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from tessera.codegen.artifact import hash_content
 from tessera.core.device import count_gpus
@@ -257,6 +260,8 @@ MIN_CAPABILITY = (8, 0)  # compute capability
 ARCH_PATTERN = re.compile(r"sm_(\d+)(\d)(a?)")
 LOG_LINE = re.compile(r"line (\d+)")
 ALLOCATION_UNIT = 4  # bytes
+MAPPED_BYTES, MAPPED_UNIT = 1 << 16, 64  # of page-locked memory; parts of it begin at multiples
+PORTABLE, MAPPED = 1, 2  # CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
 
 
 class DeviceAllocation:
@@ -279,6 +284,50 @@ class DeviceAllocation:
         if self._allocation is not None and self._gpu is not None:
             with self._gpu.borrowed():  # pycuda ends the process if the thread that frees memory has no context
                 self.free()
+
+
+class PageLockedMemory:
+    """Memory of the host that kernels access too, at the same address; parts of it are given away in order.
+
+    Raises:
+        ResourceError: the memory is exhausted.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._address, self._size, self._taken = None, size, 0
+        found = ctypes.c_void_p()
+        call_driver("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(size), ctypes.c_uint(PORTABLE | MAPPED))
+        self._address = int(found.value or 0)
+        ctypes.memset(self._address, 0, size)
+
+    def take(self, size: int) -> MappedMemory | None:
+        """The next part of this size, or None if the rest is too small."""
+        if self._address is None or self._taken + size > self._size:
+            return None
+        address = self._address + self._taken
+        self._taken += -(-size // MAPPED_UNIT) * MAPPED_UNIT
+        return MappedMemory(address, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8), self)
+
+    def free(self) -> None:
+        """Give the memory back: nothing accesses its parts afterwards."""
+        if self._address is not None:
+            held, self._address = self._address, None
+            find_driver_call("cuMemFreeHost")(ctypes.c_void_p(held))
+
+    def __del__(self) -> None:
+        self.free()
+
+
+@dataclass(frozen=True, eq=False)
+class MappedMemory:
+    """A part of page-locked memory: its address, for kernels and the host, and its bytes."""
+
+    address: int
+    array: np.ndarray
+    whole: PageLockedMemory | None = None  # lives as long as its parts
+
+    def __int__(self) -> int:
+        return self.address
 
 
 class GPU:
@@ -308,6 +357,7 @@ class GPU:
         self._here = threading.local()
         self._modules: dict[str, LoadedModule] = {}
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._mapped: PageLockedMemory | None = None
         with self.active():
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
         atexit.register(self._leave)
@@ -318,6 +368,16 @@ class GPU:
         memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT), self)
         self.keep(memory)
         return memory
+
+    def allocate_mapped(self, size: int) -> MappedMemory:
+        """Memory of the host that kernels access."""
+        found = self._mapped.take(size) if self._mapped is not None else None
+        if found is None:
+            self._mapped = PageLockedMemory(max(size, MAPPED_BYTES))
+            self.keep(self._mapped)
+            found = self._mapped.take(size)
+        assert found is not None
+        return found
 
     def keep(self, resource: Any) -> None:
         """Call the resource's `free` before the context is destroyed."""

@@ -24,7 +24,7 @@ from tessera.codegen.diagnostics import (
     read_word,
     show_print_records,
 )
-from tessera.codegen.host_plan import (
+from tessera.codegen.plan_execution import (
     ArgumentBinder,
     ArrayPlanEngine,
     execute_plan,
@@ -252,9 +252,9 @@ class EmulatedProgram:
         return self._resident.find(arrays).call(arrays, constants)
 
 
-def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-    """A function from arrays to outputs; it writes the arrays that the program writes."""
-    return _make_host_emulator(artifact.manifest["plan"], _load_module(artifact))
+def make_emulator(artifact: Artifact, debug: bool = False) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """A function from arrays to outputs; it writes the arrays that the program writes. `debug` runs the sanitizer."""
+    return _make_host_emulator(artifact.manifest["plan"], _load_module(artifact), debug)
 
 
 def _load_module(artifact: Artifact) -> PtxModule:
@@ -263,7 +263,9 @@ def _load_module(artifact: Artifact) -> PtxModule:
     return module
 
 
-def _make_host_emulator(plan: Mapping[str, Any], module: PtxModule) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+def _make_host_emulator(
+    plan: Mapping[str, Any], module: PtxModule, debug: bool = False
+) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     plans = BoundPlans(plan, lambda bound: (bound, ArgumentBinder(bound)))
     scalars = {i for i, p in enumerate(plan["params"]) if p["role"] == "scalar"}
 
@@ -272,7 +274,7 @@ def _make_host_emulator(plan: Mapping[str, Any], module: PtxModule) -> Callable[
         users, bound = arguments.bind(arrays)
         values = [_scalar_argument(a) if i in scalars else a for i, a in enumerate(bound)]
         workspace = np.zeros(plan["workspace"], np.uint8)
-        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, values, workspace, module))
+        execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, values, workspace, module, debug))
         return arguments.finish(users, bound)
 
     return run
@@ -301,6 +303,7 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
     """An engine whose launches run in the PTX emulator."""
 
     module: PtxModule
+    debug: bool = False
 
     def launch(self, first: int, last: int) -> None:
         """Run launches in order."""
@@ -317,8 +320,9 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
                 cooperative = "meeting" in entry
                 with operation(f"emulating {each['kernel']}"):
                     self.module.launch(
-                        each["kernel"], grid, entry["threads"], values, entry["shared"], cooperative=cooperative
-                    )
+                        each["kernel"], grid, entry["threads"], values, entry["shared"], self.debug,
+                        cooperative=cooperative,
+                    )  # fmt: skip
                 for i, array in padded.items():
                     args[i].reshape(-1).view(np.uint8)[...] = array[: args[i].nbytes]
                 launch_buffers.check(buffers)

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import functools
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, BoundPlans
-from tessera.codegen.host_plan import ArgumentBinder, PlanEngine, execute_plan, run_host_call
+from tessera.codegen.plan_execution import ArgumentBinder, PlanEngine, execute_plan, run_host_call
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.codegen.ptx.runtime.driver_api import (
     ARGUMENT_TYPES,
@@ -29,6 +28,7 @@ from tessera.codegen.ptx.runtime.driver_api import (
     CudaGraph,
     LaunchAttribute,
     LaunchConfig,
+    MappedMemory,
     call_driver,
     check_status,
     count_resident_cluster_blocks,
@@ -42,6 +42,13 @@ from tessera.codegen.ptx.runtime.emulated_program import (
     EmulatedProgram,
     LaunchBuffers,
     choose_hardware_grid,
+)
+from tessera.codegen.ptx.runtime.event_timing import (
+    MOST,
+    DeviceClock,
+    EventClock,
+    measure_alone,
+    measure_repeated,
 )
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
@@ -57,6 +64,8 @@ if TYPE_CHECKING:
 
 
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+STATIC_SHARED, THREAD_LOCAL_BYTES, THREAD_REGISTERS = 1, 3, 4  # of CUfunction_attribute
+MOST_NODES = 4096  # kernels of a CUDA graph that repeats a program to measure it
 
 
 class DriverKernel:
@@ -81,18 +90,22 @@ class DriverKernel:
         """Allow a launch this many bytes of shared memory."""
         call_driver("cuFuncSetAttribute", self.handle, MAX_DYNAMIC_SHARED, ctypes.c_int(count))
 
+    def count_resident_blocks(self, threads: int, shared: int) -> int:
+        """The blocks that a multiprocessor holds at once, of so many threads and bytes of dynamic shared memory."""
+        found = ctypes.c_int()
+        call_driver(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), self.handle, ctypes.c_int(threads),
+            ctypes.c_size_t(shared),
+        )  # fmt: skip
+        return found.value
+
     def check_residency(self, device: GPU, blocks: int, threads: int, shared: int) -> None:
         """Check that all blocks of a grid are resident at once, as a cooperative launch requires.
 
         Raises:
             ResourceError: they are not; it names the number that is.
         """
-        each = ctypes.c_int()
-        call_driver(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(each), self.handle, ctypes.c_int(threads),
-            ctypes.c_size_t(shared),
-        )  # fmt: skip
-        most = each.value * device.processors
+        most = self.count_resident_blocks(threads, shared) * device.processors
         if blocks > most:
             raise ResourceError(
                 f"{self.name} has {blocks:,} programs that synchronise at a grid barrier",
@@ -160,6 +173,9 @@ SCALAR_FORMATS = {
 }  # fmt: skip
 POINTER_ALIGN = 16  # bytes of the widest access
 STATIC_SHARED_BYTES = 48 * 1024  # more shared memory needs an opt-in
+# Only a failure writes the reports and the values beside them. The reports are memory of the host: to see that nothing
+# failed costs no copy.
+MAPPED_BUFFER, VALUE_BUFFER = "reports", "values"
 
 
 def describe_device() -> str:
@@ -181,6 +197,7 @@ class SizedGpuProgram:
     def __init__(self, artifact: Artifact, device: GPU) -> None:
         self.where = device.name
         manifest = artifact.manifest
+        self._measured: GpuProgram | None = None
         self._programs = BoundPlans(
             manifest["plan"],
             lambda plan: GpuProgram(dataclasses.replace(artifact, manifest={**manifest, "plan": plan}), device),
@@ -193,6 +210,16 @@ class SizedGpuProgram:
     def call(self, arrays: Sequence[Any], constants: range = range(0)) -> list[Any]:
         """As `ResidentProgram.call`, for the sizes of these arrays."""
         return self._programs.find(arrays).call(arrays, constants)
+
+    def measure(self, arrays: Sequence[Any]) -> float:
+        """As `GpuProgram.measure`, for the sizes of these arrays."""
+        program = self._programs.find(arrays)
+        self._measured = program
+        return program.measure(arrays)
+
+    def describe_kernels(self) -> list[dict[str, Any]]:
+        """As `GpuProgram.describe_kernels`, for the sizes that were measured last; nothing before."""
+        return self._measured.describe_kernels() if self._measured else []
 
 
 class GpuProgram:
@@ -230,7 +257,10 @@ class GpuProgram:
         grid = choose_hardware_grid(launch, entry, blocks)
         if kernel.cooperative:
             kernel.check_residency(self.device, math.prod(grid), entry["threads"], entry["shared"])
-        buffers = {kind: self.device.allocate(size) for kind, size in launch_buffers.sizes.items()}
+        buffers = {
+            kind: self.device.allocate_mapped(size) if kind == MAPPED_BUFFER else self.device.allocate(size)
+            for kind, size in launch_buffers.sizes.items()
+        }
         prepared = EntryLaunch(kernel, grid, launch, entry, launch_buffers, buffers)
         prepared.reset_buffers(self.device.driver)
         return prepared
@@ -262,8 +292,10 @@ class GpuProgram:
         self._check_alignment(given)
         self._queue(given, _handle_of(stream))
 
-    def bind(self, given: Sequence[Any], stream: Any = None) -> Callable[[], None]:
+    def bind(self, given: Sequence[Any], stream: Any = None, times: int = 1) -> Callable[[], None]:
         """A launch with fixed arguments, recorded as a CUDA graph: to launch one costs less than to launch a kernel.
+
+        The graph holds the program's kernels so many `times`.
 
         Raises:
             ArgumentError: an address is not a multiple of 16 bytes.
@@ -271,11 +303,15 @@ class GpuProgram:
         """
         self._check_alignment(given)
         handle = _handle_of(stream)
+
+        def queue(handle: int, workspace: int | None = None) -> None:
+            for _ in range(times):
+                self._queue(given, handle, workspace)
+
         if not _is_recordable(self._steps):
-            return lambda: self._queue(given, handle)
+            return lambda: queue(handle)
         workspace = self.find_workspace(handle)
-        graph = CudaGraph(self.device, lambda recording: self._queue(given, recording.handle, workspace))
-        return graph.bind(handle)
+        return CudaGraph(self.device, lambda recording: queue(recording.handle, workspace)).bind(handle)
 
     def _bind_launches(self, given: Sequence[Any], stream: int) -> list[BoundLaunch]:
         """The launches of a program without loops or branches, with fixed arguments."""
@@ -298,10 +334,26 @@ class GpuProgram:
         Programs with prints, assertions, checked indices or grid barriers wait for their kernels, and examine them.
         """
         given = tuple(given)
-        reporting = [each for each in self.launches if each is not None and each.buffers]
-        if reporting:
+        reporting = self._find_reporting()
+        if not all(each.is_mapped for each in reporting):
             return lambda: self._run_examined(given, stream, reporting)
-        return self.bind(given, stream) if repeated else lambda: self._queue(given, stream)
+        run = self.bind(given, stream) if repeated else lambda: self._queue(given, stream)
+        return functools.partial(self._run_watched, run, stream, reporting) if reporting else run
+
+    def _run_watched(self, run: Callable[[], None], stream: int, reporting: Sequence[EntryLaunch]) -> None:
+        """Run, and wait; the buffers change only where something failed, and the host sees them."""
+        for each in reporting:
+            if each.has_failed():  # in a launch that nobody examined
+                each.reset_buffers(self.device.driver)
+        run()
+        synchronize_stream(stream)
+        failed = [each for each in reporting if each.has_failed()]
+        try:
+            for each in failed:
+                each.check_buffers(self.device.driver)
+        finally:
+            for each in failed:
+                each.reset_buffers(self.device.driver)
 
     def _run_examined(self, given: Sequence[Any], stream: int, reporting: Sequence[EntryLaunch]) -> None:
         drv = self.device.driver
@@ -332,7 +384,7 @@ class GpuProgram:
         drv = self.device.driver
         with self.device.active():
             given = [self._send(i, a) for i, a in enumerate(bound)]
-            reporting = [each for each in self.launches if each is not None and each.buffers]
+            reporting = self._find_reporting()
             for each in reporting:
                 each.reset_buffers(drv)
             self.launch([x if isinstance(x, (int, float)) else int(x) for x in given])
@@ -343,6 +395,54 @@ class GpuProgram:
                     drv.memcpy_dtoh(array, int(sent))
             drv.Context.synchronize()
         return self.arguments.finish(users, bound)
+
+    def measure(self, arrays: Sequence[Any], clock: DeviceClock | None = None) -> float:
+        """The seconds of one run on the GPU, by events: without copies, and without the call where a graph holds it.
+
+        The program runs many times on copies of the arrays.
+
+        Raises:
+            ShapeError, DTypeError, ArgumentError: the arrays do not match the parameters.
+            ResourceError, ExecutionError: the GPU's memory is exhausted, or a kernel failed.
+        """
+        _, bound = self.arguments.bind(arrays)
+        with self.device.active():
+            held = [self._send(i, a) for i, a in enumerate(bound)]
+            given = [x if isinstance(x, (int, float)) else int(x) for x in held]
+            clock = clock or EventClock(self.device)
+            reporting = self._find_reporting()
+            if not all(each.is_mapped for each in reporting) or not _is_recordable(self._steps):
+                return self._measure_alone(bound, given, clock)
+            if reporting:
+                self._run_watched(lambda: self.launch(given), LEGACY_STREAM, reporting)
+            most = MOST_NODES // max(len(self.launches), 1)
+            return measure_repeated(lambda times: self.bind(given, times=times), clock, min(MOST, most))
+
+    def _measure_alone(self, bound: Sequence[np.ndarray], given: Sequence[Any], clock: DeviceClock) -> float:
+        """The seconds of a run that depends on what its memory holds: a loop that ends by it, a kernel that reports."""
+        drv, reporting = self.device.driver, self._find_reporting()
+
+        def prepare() -> None:
+            for each in reporting:
+                each.reset_buffers(drv)
+            for i in self._written:
+                if bound[i].nbytes:
+                    drv.memcpy_htod(given[i], np.ascontiguousarray(bound[i]).view(np.uint8).reshape(-1))
+
+        def check() -> None:
+            for each in reporting:
+                each.check_buffers(drv)
+
+        return measure_alone(prepare, lambda: self.launch(given), check, clock)
+
+    def _find_reporting(self) -> list[EntryLaunch]:
+        """The launches whose buffers are examined after a run: prints, assertions, checked indices, grid barriers."""
+        return [each for each in self.launches if each is not None and each.buffers]
+
+    def describe_kernels(self) -> list[dict[str, Any]]:
+        """What each launch takes of the GPU, as its driver tells: threads, registers, memory, resident blocks."""
+        with self.device.active():
+            return [each.describe(self.device) for each in self.launches if each is not None]
 
     def _send(self, i: int, array: np.ndarray) -> Any:
         """A new allocation with the array's content, or the number of a scalar parameter."""
@@ -370,21 +470,47 @@ class EntryLaunch:
         self.kernel, self.grid, self.threads = kernel, tuple(grid), entry["threads"]
         self.args, self.shared, self.maps = launch["args"], entry["shared"], entry.get("maps", ())
         self.entry, self.launch_buffers, self.buffers = entry, launch_buffers, buffers
+        reports = buffers.get(MAPPED_BUFFER)
+        self._reports = reports.array if isinstance(reports, MappedMemory) else None
+        self._no_failure = b"" if self._reports is None else launch_buffers.initial(MAPPED_BUFFER).tobytes()
+        # Whether only failures are to be examined, which the host sees.
+        self.is_mapped = self._reports is not None and set(buffers) <= {MAPPED_BUFFER, VALUE_BUFFER}
+
+    def has_failed(self) -> bool:
+        """Whether a buffer that the host sees has changed: an assertion failed, or an index is out of bounds."""
+        return self._reports is not None and self._reports.tobytes() != self._no_failure
 
     def reset_buffers(self, drv: Any) -> None:
         """Initialise the launch buffers."""
         for kind, buffer in self.buffers.items():
-            drv.memcpy_htod(int(buffer), self.launch_buffers.initial(kind))
+            if isinstance(buffer, MappedMemory):
+                buffer.array[...] = self.launch_buffers.initial(kind)
+            else:
+                drv.memcpy_htod(int(buffer), self.launch_buffers.initial(kind))
 
     def check_buffers(self, drv: Any) -> None:
         """Examine the launch buffers: show the prints, raise the first error."""
         found = {}
         for kind, buffer in self.buffers.items():
             head = self.launch_buffers.initial(kind)
+            if isinstance(buffer, MappedMemory):
+                head[...] = buffer.array[: len(head)]
+                found[kind] = buffer.array[: self.launch_buffers.used(kind, head)].copy()
+                continue
             drv.memcpy_dtoh(head, int(buffer))
             found[kind] = np.empty(self.launch_buffers.used(kind, head), np.uint8)
             drv.memcpy_dtoh(found[kind], int(buffer))
         self.launch_buffers.check(found)
+
+    def describe(self, device: GPU) -> dict[str, Any]:
+        """What the launch takes of a GPU, as its driver tells; `local` bytes a thread are spilled registers."""
+        kernel = self.kernel
+        return {
+            "kernel": self.name, "blocks": math.prod(self.grid), "threads": self.threads,
+            "registers": kernel.get_attribute(THREAD_REGISTERS), "local": kernel.get_attribute(THREAD_LOCAL_BYTES),
+            "shared": kernel.get_attribute(STATIC_SHARED) + self.shared,
+            "resident": kernel.count_resident_blocks(self.threads, self.shared), "processors": device.processors,
+        }  # fmt: skip
 
     def bind(self, argument: Callable[[Mapping[str, Any]], Any], stream: int) -> BoundLaunch:
         """The launch with fixed arguments on a stream."""
@@ -462,26 +588,21 @@ def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:
     return all("run" in step or ("loop" in step and _is_recordable(step["body"])) for step in steps)
 
 
-def measure_kernel_times(
-    program: GpuProgram, given: Sequence[Any], rounds: int = 5, each: int = 20
-) -> list[tuple[str, float]]:
-    """The milliseconds of each kernel of a program without loops, in order: the median of `rounds` measurements.
+def measure_kernel_times(program: GpuProgram, given: Sequence[Any]) -> list[tuple[str, float]]:
+    """The milliseconds of each kernel of a program without loops, in order, by events (`measure_repeated`).
 
-    `given` holds an address (or a number) for each parameter. A measurement queues `each` launches between two events,
-    so that the launch overhead does not hide the kernel's time. The launches write the program's arrays.
+    `given` holds an address (or a number) for each parameter. The launches write the program's arrays.
     """
-    drv = program.device.driver
-    found = []
+    found, clock = [], EventClock(program.device)
     with program.device.active():
         for name, run in program.bind_kernels(given):
-            times = []
-            for _ in range(rounds):
-                first, last = drv.Event(), drv.Event()
-                first.record()
-                for _ in range(each):
-                    run()
-                last.record()
-                last.synchronize()
-                times.append(last.time_since(first) / each)
-            found.append((name, statistics.median(times)))
+            found.append((name, 1e3 * measure_repeated(functools.partial(_repeat, run), clock)))
     return found
+
+
+def _repeat(run: Callable[[], None], times: int) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in range(times):
+            run()
+
+    return repeated

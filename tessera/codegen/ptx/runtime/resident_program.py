@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.codegen.host_plan import PlanParameter
+from tessera.codegen.plan_execution import PlanParameter
 from tessera.core.device import array_address
 from tessera.core.device_array import DeviceArray, DeviceMemory
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError

@@ -321,7 +321,7 @@ class Simulation:
         Raises:
             CslFault: the program stalls; names the waiting tasks and wavelets.
         """
-        self.events.run(until=lambda: not command.left, limit=self.limit)
+        self.events.run(limit=self.limit, awaited=command.left)
         if command.left:
             self._raise_stall(size)
 

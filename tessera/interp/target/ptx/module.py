@@ -287,8 +287,8 @@ class PtxModule:
         memory, `cluster` the CTAs of a cluster if the text does not declare them. All CTAs of a `cooperative` launch
         are resident at once, so that they may wait for each other. `debug` runs the sanitizer, which finds
         uninitialised registers, shared and local memory, races in shared and global memory (also between CTAs),
-        barriers that a part of a warp or CTA misses, and asynchronous copies that are read without a wait or a proxy
-        fence.
+        barriers that a part of a warp or CTA misses, asynchronous copies that are read without a wait or a proxy
+        fence, mbarriers used before their initialisation, and registers that wgmma reads without a wgmma.fence.
 
         Raises:
             ArgumentError, ResourceError, OutOfBoundsError, BarrierError, ExecutionError, UnsupportedOpError: the launch

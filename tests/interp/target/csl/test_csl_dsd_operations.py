@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from csl_harness import run
 
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
+from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, _apply_to_vectors, execute_operation, forget_views
+from tessera.interp.target.csl.sema.values import Mem1d
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 A, B, SCALAR = [1.5, -2.25, 3.0, 0.5, -4.0, 100.0], [2.0, 0.25, -1.0, 8.0, 3.0, -2.0], 3.0
@@ -224,3 +225,37 @@ def test_simd_width(arch, cycles, tmp_path):
       const none = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{0} -> a[i] });
       export fn main(n: i16) void { if (n == 0) { @fadds(none, none, none); } else { @fadds(v, v, v); } }"""
     assert run(tmp_path, text, "main", 1, arch=arch).clock - run(tmp_path, text, "main", 0, arch=arch).clock == cycles
+
+
+@pytest.mark.parametrize(
+    "name", ["fmacs", "fadds", "fsubs", "fmuls", "fmaxs", "faddh", "fmach", "add16", "xor16", "fmovs"]
+)
+def test_vectors_at_once_equal_elements_in_order(name):
+    """Overlapping and strided vectors of two variables."""
+    op, rng = DSD_OPS[name], np.random.default_rng(7)
+    at_once = 0
+    for _ in range(150):
+        memory = [rng.integers(1, 9, 12).astype(np.float32 if name[0] == "f" else np.uint16) for _ in range(2)]
+        if name.endswith("h"):
+            memory = [m.astype(np.float16) for m in memory]
+        expected = [m.copy() for m in memory]
+        count, places = int(rng.integers(0, 5)), []
+        for _ in range(len(op.sources) + 1):
+            stride = int(rng.choice([1, 1, 2, -1, 0]))
+            first = int(rng.integers(4, 8)) if stride < 0 else int(rng.integers(0, 4))
+            places.append((int(rng.integers(0, 2)), first, stride))
+        if rng.random() < 0.3:
+            places[1] = places[0]  # accumulates in place
+        operands = [Mem1d(memory[v], i * memory[v].itemsize, stride, count) for v, i, stride in places]
+        if len(operands) == 4:
+            operands[3] = op.dtype.type(2)
+        at_once += _apply_to_vectors(op, operands[0], operands[1:]) or bool(execute_operation(op, tuple(operands)))
+        for i in range(count):
+            args = [expected[v][first + i * stride] for v, first, stride in places[1:]][: len(op.sources)]
+            if len(operands) == 4:
+                args[2] = op.dtype.type(2)
+            v, first, stride = places[0]
+            expected[v][first + i * stride] = op.compute(*args)
+        assert all(np.array_equal(m, e) for m, e in zip(memory, expected, strict=True)), (places, count)
+    assert 20 < at_once < 130  # both ways are tried
+    forget_views()

@@ -1,5 +1,6 @@
 """Word buffers and the event queue agree with models that hold one word, and one call, at a time."""
 
+import gc
 import heapq
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tessera.interp.target.csl.fabric.queues import split_runs
 from tessera.interp.target.csl.fabric.word_buffer import WordBuffer
-from tessera.interp.target.csl.pe.pe_state import EventQueue
+from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
 
 CONTROL = 1 << 32
 # The gap before a word, and whether it is a control word.
@@ -87,3 +88,36 @@ def test_a_run_stops_within_a_cycle_and_goes_on():
     assert seen == [0, 1] and events.now == 3 and events.pending == 2
     events.run()
     assert seen == [0, 1, 2, 3] and events.pending == 0
+
+
+def test_a_run_stops_when_nothing_is_awaited():
+    events, awaited = EventQueue(), {1, 2}
+    for number in (1, 2, 3):
+        events.at(number, lambda number=number: awaited.discard(number))
+    events.run(awaited=awaited)
+    assert not awaited and events.now == 2 and events.pending == 1
+
+
+def test_a_run_ends_when_the_last_pe_is_free():
+    events = EventQueue()
+    events.at(3, lambda: setattr(events, "end", 7))
+    events.run(limit=5)
+    assert events.now == 3  # the limit comes first
+    events.run()
+    assert events.now == 7
+
+
+def test_the_collector_does_not_walk_through_the_words_of_a_run():
+    kept, collected, frozen = [], [], gc.get_freeze_count()
+    gc.unfreeze()  # what the tests of this process hold
+    gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
+    try:
+        with without_collection():
+            kept += [[number] for number in range(200_000)]
+            assert not gc.isenabled()
+        kept += [[] for _ in range(10)]
+        assert gc.isenabled() and not gc.get_freeze_count() and not collected
+    finally:
+        gc.callbacks.pop()
+        if frozen:
+            gc.freeze()

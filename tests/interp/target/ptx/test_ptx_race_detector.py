@@ -190,3 +190,41 @@ def test_matrices_are_fenced_and_not_overwritten():
     with pytest.raises(AsyncCopyError, match="read by wgmma"):
         wgmma("mad.lo.u32 %t, %i, 32, %s; st.shared.u32 [%t], 1;")
     wgmma("wgmma.wait_group.sync.aligned 0; bar.sync 0; mad.lo.u32 %t, %i, 32, %s; st.shared.u32 [%t], 1;")
+
+
+def test_registers_are_fenced_before_a_matrix_instruction_reads_them():
+    """A wgmma.fence after the last write of an accumulator that it keeps, or of its left operand in registers."""
+    keeps = WGMMA.replace("%d1, 0, 1", "%d1, 1, 1")
+    zeros = "".join(f"mov.b32 %f{k}, 0;" for k in range(4))
+    done = "wgmma.wait_group.sync.aligned 0;"
+    wgmma(done + zeros + keeps + done)
+    with pytest.raises(AsyncCopyError, match="register %f0 is read by a wgmma without a wgmma.fence"):
+        wgmma(done + zeros + keeps.replace("wgmma.fence.sync.aligned;", "") + done)
+    wgmma(done + zeros + WGMMA.replace("wgmma.fence.sync.aligned;", "") + done)  # it keeps no accumulator
+    left = keeps.replace("%d0, %d1, 1, 1, 1, 0, 0", "{%r0, %r1, %r2, %r3}, %d1, 1, 1, 1, 0")
+    operand = "".join(f"mov.b32 %r{k}, 0;" for k in range(4))
+    wgmma(done + zeros + operand + left + done)
+    with pytest.raises(AsyncCopyError, match="register %r0 is read by a wgmma without a wgmma.fence"):
+        wgmma(done + zeros + "wgmma.fence.sync.aligned;" + operand + left.partition(";")[2] + done)
+
+
+def test_an_mbarrier_is_initialised_before_it_is_used():
+    arrive = "mbarrier.arrive.shared::cta.b64 _, [%bar];"
+    tma(barrier(64) + arrive)
+    with pytest.raises(RaceError, match="nothing that orders it after mbarrier.init"):
+        tma(barrier(64).replace("bar.sync 0;", "") + arrive)
+    again = "@%first mbarrier.inval.shared::cta.b64 [%bar]; " + barrier(64) + arrive
+    tma(barrier(64) + arrive + "bar.sync 0;" + again)
+    with pytest.raises(RaceError, match="nothing that orders it after mbarrier.init"):
+        tma(barrier(64) + arrive + "bar.sync 0;" + again.replace("bar.sync 0;", ""))
+
+
+def test_a_thread_waits_for_its_stores_before_it_exits():
+    stored = barrier() + load([(0, 0, (0, 0))], 1024) + SAVE
+    for wait in (".read", ""):
+        x, y = tma(stored + f"@%first cp.async.bulk.wait_group{wait} 0;")
+        np.testing.assert_array_equal(y, x)
+    with pytest.raises(AsyncCopyError, match="exits while a bulk copy reads shared memory"):
+        tma(stored)
+    with pytest.raises(AsyncCopyError, match="exits while a bulk copy reads shared memory"):
+        tma(stored + "@%first cp.async.bulk.wait_group.read 1;")

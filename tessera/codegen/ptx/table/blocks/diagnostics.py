@@ -32,10 +32,10 @@ from tessera.codegen.ptx.layout import DistributedLayout, and_predicates
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.blocks.block_access import plan_block_accesses, store_block
+from tessera.codegen.ptx.table.blocks.block_access import encode_elements, plan_block_accesses, store_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, row_major_strides
 from tessera.codegen.ptx.table.blocks.program_grid import emit_program_number
-from tessera.codegen.ptx.table.scalars.conversion import encode_elements, materialise_operand
+from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, register_class
 from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.core.errors import UnsupportedOpError

@@ -12,8 +12,8 @@ from tessera.codegen.ptx.context import EmissionContext, synchronise_team
 from tessera.codegen.ptx.layout import WARP_THREADS
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks import block_access
 from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, shuffle_register
-from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.table.scalars.arithmetic import floor_divide_integers
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext
 from tessera.codegen.ptx.text.builder import element_bytes
@@ -112,14 +112,14 @@ def _read_through_memory(ctx: EmissionContext, width: int, dtype: DType, held: S
     own = text.let("mad.lo.s32", "b32", team.thread, size, base)
     synchronise()
     for i, x in enumerate(held):
-        conversion.store_elements(text, "shared", dtype, VectorAccess(0, 1, own, start + i * row, ("",)), [x])
+        block_access.store_elements(text, "shared", dtype, VectorAccess(0, 1, own, start + i * row, ("",)), [x])
     synchronise()
     first = _find_first_tile(ctx, width)
 
     def read(i: int, position: str) -> str:
         source = text.let("add.s32", "b32", first, position)
         address = text.let("mad.lo.s32", "b32", source, size, base)
-        return conversion.load_elements(text, "shared", dtype, VectorAccess(0, 1, address, start + i * row, ("",)))[0]
+        return block_access.load_elements(text, "shared", dtype, VectorAccess(0, 1, address, start + i * row, ("",)))[0]
 
     return read
 

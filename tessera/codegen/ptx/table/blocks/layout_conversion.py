@@ -15,8 +15,8 @@ from tessera.codegen.ptx.ops import convert_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import READ, WRITE
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.scalars import conversion
-from tessera.codegen.ptx.table.scalars.conversion import convert, materialise_operand
+from tessera.codegen.ptx.table.blocks import block_access
+from tessera.codegen.ptx.table.scalars.arithmetic import convert, materialise_operand
 from tessera.codegen.ptx.text.builder import REGISTER_BITS, PtxBuilder, element_bytes, register_class, typed_literal
 from tessera.codegen.ptx.text.memref import VECTOR_BYTES, VectorAccess
 from tessera.core.types import DType, bool_, f32, f64, int64, uint64
@@ -42,7 +42,7 @@ def write_exchange(
     base = ctx.smem.allocator.reserve_exchange(count * element_bytes(dtype))
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=True):
         elements = held[access.first : access.first + access.count]
-        conversion.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
+        block_access.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
 
 
 def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout) -> Registers:
@@ -51,7 +51,7 @@ def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout)
     base = ctx.smem.allocator.reserve_exchange(0)
     found: list[str] = []
     for access in plan_exchange_accesses(ctx, dtype, layout, base, once=False):
-        found += conversion.load_elements(ctx.text, exchange_space(ctx), dtype, access)
+        found += block_access.load_elements(ctx.text, exchange_space(ctx), dtype, access)
     return tuple(found)
 
 

@@ -13,11 +13,11 @@ from tessera.codegen.ptx.layout import DistributedLayout, and_predicates, make_b
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import LOCAL_SYMBOL, SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks import block_access
 from tessera.codegen.ptx.table.blocks.block_access import load_block, plan_block_accesses, store_block
 from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registers, convert_through_memory
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
-from tessera.codegen.ptx.table.scalars import conversion
-from tessera.codegen.ptx.table.scalars.conversion import materialise_operand, round_to_narrow
+from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, round_to_narrow
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
@@ -232,18 +232,22 @@ def _emit_update(text: PtxBuilder, m: PtxMemRef, access: VectorAccess, dtype: DT
     """Emit an update without a native atomic: by compare-and-swap, or in local memory by a load and a store."""
     guard, kind = access.guards[0], register_class(dtype)
     done = text.new_label("done")
-    result = text.let(f"mov.{kind}", ptx_type(dtype), conversion.zero_literal(kind))
+    result = text.let(f"mov.{kind}", ptx_type(dtype), block_access.zero_literal(kind))
     if guard:
         text.do(f"bra {done}", guard=text.let("not.pred", "pred", guard))
     unguarded = VectorAccess(access.first, 1, access.address, access.offset, ("",))
     if m.space == "local":
-        (old,) = conversion.load_elements(text, m.space, dtype, unguarded)
-        conversion.store_elements(text, m.space, dtype, unguarded, [change(text, old)])
+        (old,) = block_access.load_elements(text, m.space, dtype, unguarded)
+        block_access.store_elements(text, m.space, dtype, unguarded, [change(text, old)])
         text.do(f"mov.{kind}", result, old)
     else:
         _emit_cas_loop(text, m, unguarded, dtype, change, result)
     text.label(done)
     return result
+
+
+# The load before a compare-and-swap: with a weak one, another thread's atomic would be a data race.
+RELAXED = {"global": ".relaxed.gpu.global", "shared": ".relaxed.cta.shared", "local": ".local"}
 
 
 def _emit_cas_loop(
@@ -254,7 +258,7 @@ def _emit_cas_loop(
     if bits < 32:
         _emit_halfword_cas_loop(text, m, access, dtype, change, result)
         return
-    seen = text.let(f"ld.{m.space}.b{bits}", f"b{bits}", access.operand)
+    seen = text.let(f"ld{RELAXED[m.space]}.b{bits}", f"b{bits}", access.operand)
     text.label(retry)
     old = _from_bits(text, dtype, seen)
     new = _to_bits(text, dtype, change(text, old))
@@ -286,12 +290,12 @@ def _emit_halfword_cas_loop(
     """Compare-and-swap loop for elements of one or two bytes, on the aligned 16 bits that contain them."""
     kind, retry = register_class(dtype), text.new_label("again")
     operand, shift = _align_to_halfword(text, access) if element_bytes(dtype) == 1 else (access.operand, "")
-    seen = text.let(f"ld.{m.space}.b16", "b16", operand)
+    seen = text.let(f"ld{RELAXED[m.space]}.b16", "b16", operand)
     text.label(retry)
     both = text.let("cvt.u32.u16", "b32", seen)
-    old = conversion.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
-    new = conversion.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
-    new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else conversion.materialise_operand(text, "b32", new)
+    old = block_access.DECODERS[dtype](text, text.let("shr.u32", "b32", both, shift) if shift else both, 0)
+    new = block_access.encode_elements(text, dtype, [_round_narrow(text, dtype, change(text, old))])[0]
+    new = text.let("bfi.b32", "b32", new, both, shift, 8) if shift else materialise_operand(text, "b32", new)
     found = text.let(f"atom.{m.space}.cas.b16", "b16", operand, seen, text.let("cvt.u16.u32", "b16", new))
     text.do(f"mov.{kind}", result, old)
     changed = text.let("setp.ne.s16", "pred", found, seen)

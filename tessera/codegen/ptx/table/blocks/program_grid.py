@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.ptx.context import EmissionContext, get_exit_label, synchronise_team
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.scalars.conversion import materialise_operand
+from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import proves_less
 from tessera.ir.core import Node

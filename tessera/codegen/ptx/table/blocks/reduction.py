@@ -14,7 +14,7 @@ from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit, 
 from tessera.codegen.ptx.passes.layout_inference import reduction_axes
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks.layout_conversion import read_exchange, shuffle_register, write_exchange
-from tessera.codegen.ptx.table.scalars.conversion import (
+from tessera.codegen.ptx.table.scalars.arithmetic import (
     convert,
     convert_for_storage,
     materialise_operand,

@@ -15,13 +15,13 @@ from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates,
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
+from tessera.codegen.ptx.table.blocks import block_access
 from tessera.codegen.ptx.table.blocks.block_access import (
     BlockAddress,
     load_block,
     plan_block_accesses,
     store_block,
 )
-from tessera.codegen.ptx.table.scalars import conversion
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.codegen.ptx.text.memref import (
     SWIZZLE_UNIT,
@@ -40,6 +40,7 @@ from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
 
 SLOT_ALIGN = 128
+MMA_ROWS = 16  # the most rows of an operand that one instruction reads
 MIN_COPY_BYTES = 4
 CACHE_OPERATORS = {VECTOR_BYTES: "cg"}  # 16-byte copies bypass the L1 cache
 
@@ -50,13 +51,20 @@ def _(ctx: EmissionContext, node: Node) -> None:
     shape = tuple(int(n) for n in node.attrs["shape"])
     count, height, row_bytes = shape[0], math.prod(shape[1:-1]), shape[-1] * element_bytes(dtype)
     rows = choose_row_layout(row_bytes) if swizzled else SwizzledRows(row_bytes)
-    offset = ctx.smem.allocator.allocate_shared(count * height * rows.pitch, SLOT_ALIGN)
+    spare = _count_spare_bytes(height, row_bytes, rows.pitch) if swizzled else 0
+    offset = ctx.smem.allocator.allocate_shared(count * height * rows.pitch + spare, SLOT_ALIGN)
     with text.at_entry_head():
         base = text.let("add.u32", "b32", text.let("mov.u32", "b32", SHARED_SYMBOL), offset)
         wide = text.let("cvt.u64.u32", "b64", base)
     ctx.smem.slots[node.out] = SmemSlots(base, height * rows.pitch, rows, element_bytes(dtype))
     if not swizzled:
         ctx.memrefs[node.out] = PtxMemRef(dtype, "shared", wide, shape)
+
+
+def _count_spare_bytes(height: int, row_bytes: int, pitch: int) -> int:
+    """The bytes after the last slot that reads of it may touch: layouts and instructions have powers of two of rows."""
+    rows = max(1 << bit_width(height), MMA_ROWS)
+    return (rows - height) * pitch + (1 << bit_width(row_bytes)) - row_bytes
 
 
 @emission_rule(smem_operand)
@@ -97,7 +105,7 @@ def store_slot(ctx: EmissionContext, ref: Value, slot: Value, value: Value) -> N
         )  # fmt: skip
         address, offset = target.locate(thread, row, column * size)
         access = VectorAccess(0, length, address, offset, (guard,) * length)
-        conversion.store_elements(ctx.text, "shared", dtype, access, ctx.values[value][first : first + length])
+        block_access.store_elements(ctx.text, "shared", dtype, access, ctx.values[value][first : first + length])
 
 
 def _count_contiguous_registers(layout: DistributedLayout, most: int) -> int:

@@ -8,7 +8,7 @@ from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam, make_wgmma_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_tma_fetchable
-from tessera.codegen.ptx.table.scalars.conversion import pack_halves
+from tessera.codegen.ptx.table.blocks.block_access import pack_halves
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import emit_group_leader
 from tessera.codegen.ptx.table.warpgroup.tensor_map import BOX_COLUMNS, SWIZZLE_ROW_BYTES, WGMMA_ROWS, TensorMapSpec
 from tessera.ir.core import Node

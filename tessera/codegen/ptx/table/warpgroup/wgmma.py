@@ -22,7 +22,7 @@ from tessera.codegen.ptx.ops import (
 )
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.table import emission_rule
-from tessera.codegen.ptx.table.scalars.conversion import pack_halves
+from tessera.codegen.ptx.table.blocks.block_access import pack_halves
 from tessera.codegen.ptx.table.warpgroup.pingpong import wait_mma_order, yield_mma_order
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import PipelineState, StageRingBuffer, release_stage
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (

@@ -133,6 +133,7 @@ class InputQueue:
         self.wanted, self.whole = 1, False
         self.limit = self.depth  # the capacity, which a reader that keeps up with the words extends by those it awaits
         self.controls = 0  # the number of control words
+        self.granted = 0  # not used: an operation awaits the words of a clear way
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self.feeder: BackpressureListener | None = None
         self._due: int | None = None
@@ -154,7 +155,11 @@ class InputQueue:
                 self.limit = min(self.limit, self.words.count + self.depth - 1)
         self._announce()
 
-    def extend(self, runs: list[Run], count: int) -> None:
+    def await_room(self, direction: int, sender: BackpressureListener) -> None:
+        """Note that a sender waits for room."""
+        self.feeder = sender
+
+    def extend(self, direction: int, runs: list[Run], count: int) -> None:
         """Insert runs of `count` data words."""
         if runs[0][0] < self._last:
             for start, words in runs:
@@ -163,7 +168,8 @@ class InputQueue:
             return
         time, words = runs[-1]
         self._last = time + len(words) - 1
-        self.words.extend(runs, count)
+        self.words.runs += runs
+        self.words.count += count
         self._announce()
 
     def count(self, now: int) -> int:
@@ -175,13 +181,17 @@ class InputQueue:
 
     def take(self, now: int, limit: int) -> list[int]:
         """Remove and return up to `limit` arrived data words."""
-        count = self.count(now)
-        if not count or limit <= 0:
+        words = self.words
+        if not words.count or limit <= 0:
             return []
-        found = self.words.take(count if count < limit else limit)
+        count = words.count if not self.controls and words.last <= now else words.count_until(now, True)
+        if not count:
+            return []
+        found = words.take(count if count < limit else limit)
         if self.limit > self.depth:
             self.limit = max(self.depth, self.limit - len(found))
-        self.wake_senders(now)
+        if self.feeder is not None or self.emptied is not None or words.count:
+            self.wake_senders(now)
         return found
 
     def count_arrived(self, now: int) -> int:
@@ -252,34 +262,39 @@ class InputQueue:
 
     def _announce(self) -> None:
         """Schedule the next notification of the PE, unless an earlier or equal one is scheduled."""
-        time = self._find_arrival()
-        if time is not None:
-            if time < self.events.now:
-                time = self.events.now
-            if self._due is None or time < self._due:
-                self._due = time
-                self.events.at(time, self._call)
+        time, events, due = self._find_arrival(), self.events, self._due
+        if time is not None and (due is None or time < due):
+            if time < events.now:
+                time = events.now
+                if time == due:
+                    return
+            self._due = time
+            events.at(time, self._call)
 
     def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
         needed, words = self.wanted, self.words
-        if needed >= self.depth and not self.whole:
+        if needed > self.depth and not self.whole:
             needed = self.depth
         if not self.controls:
-            if words.count < needed:
+            count = words.count
+            if count < needed:
                 return None
-            return words.last if words.count == needed else words.find_time(needed)
+            if needed == 1:
+                return words.runs[0][0]
+            return words.last if count == needed else words.find_time(needed)
         for index, (time, word) in enumerate(words, 1):
             if index == needed or word & CONTROL_FLAG:
                 return time
         return None
 
     def _call(self) -> None:
-        if self._due != self.events.now:
+        now = self.events.now
+        if self._due != now:
             return  # a later schedule replaced this one
         self._due = None
         time = self._find_arrival()
-        if time is not None and time <= self.events.now:
+        if time is not None and time <= now:
             self.wanted, self.whole = 1, False
             self.node.pe.receive_wavelet(self.color)
         else:

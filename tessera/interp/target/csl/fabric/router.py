@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router_grid import Fabric
 
 
+# A direction, the side of the target that it enters, the target, and the words that wait there.
+Way = tuple[int, int, Any, WordBuffer]
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
 
 
@@ -74,7 +76,7 @@ class RouterChannel:
         self.node, self.color, self.route, self.config = node, color, route, config
         self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
-        self.depth, self.events = node.fabric.depth, node.fabric.events
+        self.depth, self.events, self.steady = node.fabric.depth, node.fabric.events, node.fabric.steady
         self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
         self.sink: HostSink | None = None  # words to the host
         # A swap on both axes also exchanges the colors of a pair at the ramp.
@@ -83,6 +85,8 @@ class RouterChannel:
         self.granted = 0  # words in the buffers whose way is known to be clear
         self._last = 0
         self._due: int | None = None
+        self._tx: tuple[int, ...] = ()  # the directions of `_ways`
+        self._ways: list[Way] = []
 
     def has_room(self, direction: int) -> bool:
         """Whether one more word fits into the buffer of a direction."""
@@ -124,93 +128,95 @@ class RouterChannel:
             self.events.at(time, self._service)
 
     def _service(self) -> None:
-        if self._due != self.events.now:
+        now = self.events.now
+        if self._due != now:
             return  # an earlier schedule replaced this one
         self._due = None
-        while self._step():
+        while self._step(now):
             pass
 
-    def _step(self) -> bool:
-        """Forward one word, if possible."""
-        rx, tx = self.route.here
-        if self.route.in_teardown:
+    def _step(self, now: int) -> bool:
+        """Forward one word, or a burst of data words, if possible."""
+        route = self.route
+        if route.in_teardown:
             return False
+        rx, tx = route.here
         if len(rx) == 1:
             origin = rx[0]
-            if not self.inputs[origin].count:
-                return False
+        elif not (heads := [d for d in rx if self.inputs[d].count]):
+            return False
         else:
-            heads = [d for d in rx if self.inputs[d].count]
-            if not heads:
-                return False
             origin = heads[0] if len(heads) == 1 else min(heads, key=lambda d: self.inputs[d].runs[0][0])
-        arrival, words = self.inputs[origin].runs[0]
-        word = words[0]
-        now = self.events.now
-        if len(rx) > 1 and arrival > now:
+        buffer = self.inputs[origin]
+        if not buffer.count:
+            return False
+        arrival, words = buffer.runs[0]
+        if arrival > now and len(rx) > 1:
             self.wake(arrival)  # an earlier word may still arrive from another direction
             return False
-        if self.node.fabric.steady and word <= WORD_MASK and self.route.filter is None and HOST not in tx:
-            return self._burst(origin, tx, now)
+        if words[0] <= WORD_MASK and self.steady and route.filter is None and HOST not in tx:
+            return self._burst(origin, buffer, tx, now)
+        return self._send_head(origin, tx, max(arrival, now, self._last + 1), words[0])
+
+    def _send_head(self, origin: int, tx: tuple[int, ...], time: int, word: int) -> bool:
+        """Forward one word, if possible."""
         targets = self._find_targets(tx, word)
         if targets is None:
             return False
-        self._send(origin, targets, max(arrival, now, self._last + 1), word)
+        self._send(origin, targets, time, word)
         return True
 
-    def _burst(self, origin: int, tx: tuple[int, ...], now: int) -> bool:
+    def _burst(self, origin: int, buffer: WordBuffer, tx: tuple[int, ...], now: int) -> bool:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
-        count = self._count_free(tx)
-        buffer, links = self.inputs[origin], self.node.links
+        if tx is not self._tx:
+            self._find_ways(tx)
+        count, links = self.depth, self.node.links
+        time = self._last if self._last >= now else now - 1
+        for direction, side, target, room in self._ways:
+            free = (target.limit if direction == RAMP else self.depth) - room.count
+            if free <= 0:
+                target.await_room(side, self)
+            if free < count:
+                count = free
+            if links[direction] > time:
+                time = links[direction] - 1
         if count <= 0:
             return False
         ahead = count < buffer.count  # more words than the next buffer holds
         if ahead:
             count = max(count, self._count_ahead(tx, buffer.count))
         self.granted = 0
-        time = max(now - 1, self._last)
-        for direction in tx:
-            if links[direction] > time:
-                time = links[direction] - 1
         sent, count, self._last = buffer.pop_paced(count, time)
-        self._deliver(tx, sent, count, ahead)
+        self._deliver(sent, count, ahead)
         if self.feeders[origin] is not None:
             self._wake_senders(origin, sent[0][0] - 1)
         return buffer.count > 0
 
-    def _deliver(self, tx: tuple[int, ...], sent: list[Run], count: int, ahead: bool) -> None:
+    def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
         node, last = self.node, self._last + 1
-        for direction in tx:
-            node.links[direction] = last
-            node.traffic[direction] += count
-            if node.fabric.log is not None:
-                node.fabric.log(node.x, node.y, direction, sent[0][0] - 1, last - 1, count)
-            if direction == RAMP:
-                node.inputs[self.ramp_color].extend(sent, count)
-            else:
-                neighbour = self.neighbours[direction] or self._neighbour(direction)
-                neighbour.extend(OPPOSITE[direction], sent, count)
-                if ahead:
-                    neighbour.granted += count
+        links, traffic, log = node.links, node.traffic, node.fabric.log
+        for direction, side, target, _ in self._ways:
+            links[direction] = last
+            traffic[direction] += count
+            if log is not None:
+                log(node.x, node.y, direction, sent[0][0] - 1, last - 1, count)
+            target.extend(side, sent, count)
+            if ahead:
+                target.granted += count
 
-    def _count_free(self, tx: tuple[int, ...]) -> int:
-        """The number of words for which every output direction has room."""
-        count = self.depth
+    def _find_ways(self, tx: tuple[int, ...]) -> None:
+        """Find the queues and buffers that words in these directions enter."""
+        ways: list[Way] = []
         for direction in tx:
-            if direction == RAMP:
-                queue = self.node.get_input(self.ramp_color)
-                free = queue.limit - queue.words.count
-                if free <= 0:
-                    queue.feeder, free = self, 0
-            else:
-                neighbour = self.neighbours[direction] or self._neighbour(direction)
-                free = self.depth - neighbour.inputs[OPPOSITE[direction]].count
-                if free <= 0:
-                    neighbour.feeders[OPPOSITE[direction]] = self
-            if free < count:
-                count = free
-        return count
+            target: Any = self.node.get_input(self.ramp_color) if direction == RAMP else self._neighbour(direction)
+            side = OPPOSITE[direction]
+            ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
+        self._tx, self._ways = tx, ways
+
+    def await_room(self, direction: int, sender: BackpressureListener) -> None:
+        """Note that a sender waits for room in the buffer of a direction."""
+        self.feeders[direction] = sender
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words from `direction` that need not wait before this router, up to `wanted`.
@@ -253,12 +259,15 @@ class RouterChannel:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
         if not buffer.count or buffer.last < runs[0][0]:
-            buffer.extend(runs, count)
+            buffer.runs += runs
+            buffer.count += count
         else:  # the first word waits for a word before it, and so may the others
             for time, words in runs:
                 buffer.extend([(max(time, buffer.last + 1), words)], len(words))
         self.marked += marked
-        self.wake(buffer.runs[0][0])
+        time = buffer.runs[0][0]
+        if self._due is None or time < self._due:
+            self.wake(time)
 
     def _wake_senders(self, direction: int, time: int) -> None:
         """Wake the senders that wait for room in a buffer."""
@@ -374,6 +383,9 @@ class EdgeChannel:
         self.channel, self.granted = channel, 0
         self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
+
+    def await_room(self, direction: int, sender: BackpressureListener) -> None:
+        """Note that a sender waits for room, which there always is."""
 
     def has_room(self, direction: int) -> bool:
         """Whether one more word may leave: always."""

@@ -224,13 +224,13 @@ class Fabric:
         self.arch, self.log = arch, TRAFFIC_LOG.get()
         self.injection = COSTS.injection[arch == "wse3"]  # cycles of a word between its operation and the router
         self.events, self.width, self.height, self.depth = events, width, height, depth
+        self.steady = seed is None  # each hop takes one cycle
         self.nodes = {(x, y): RouterNode(self, x, y) for y in range(height) for x in range(width)}
         for place, configs in colors.items():
             node = self.nodes[place]
             for color, config in configs.items():
                 node.channels[color] = RouterChannel(node, color, make_route(config), config)
         self.shared: dict[str, Any] = {}  # library state that all PEs share
-        self.steady = seed is None  # each hop takes one cycle
         self.streams = self.steady  # whether an operation that reads a stream into memory runs once, at its last word
         dice = random.Random(seed)
         self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))

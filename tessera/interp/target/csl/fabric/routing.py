@@ -96,6 +96,7 @@ DIRECTION_STEPS = ((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0), (0, 0))
 _DIRECTION_INDEX = {name: index for index, name in enumerate(DIRECTION_NAMES)}
 
 
+@lru_cache(maxsize=1024)
 def direction_numbers(names: Any) -> tuple[int, ...]:
     """Directions as numbers; one name means a tuple of one direction.
 
@@ -183,6 +184,10 @@ class ColorRoute:
     def refresh(self) -> None:
         """Recompute the positions after a change."""
         self.switches += [None] * (3 - len(self.switches))
+        if self.switches[0] is None:
+            self.here = (self.rx, self.tx)
+            self.positions, self.sources, self.current = [self.here], frozenset(self.rx), 0
+            return
         positions = [(self.rx, self.tx)]
         for change in self.switches:
             if change is None:
@@ -218,6 +223,8 @@ class ColorRoute:
             self.move(0)
         elif opcode is Opcode.TEARDOWN:
             self.in_teardown = self.reconfigurable = True
+        if self.pop == "no_pop":
+            return word
         # A router that is already at its last position leaves the command to the next router.
         moved = self.current != before
         pops = {

@@ -80,6 +80,9 @@ class WordBuffer:
     def take(self, count: int) -> list[int]:
         """Remove and return the first words."""
         runs, left = self.runs, count
+        if len(runs) == 1 and count == self.count:
+            self.count = 0
+            return runs.popleft()[1]
         found: list[int] = []
         while left:
             time, words = runs.popleft()
@@ -97,6 +100,11 @@ class WordBuffer:
         Returns their runs one cycle after they left, their number, and the cycle in which the last one left.
         """
         runs, left = self.runs, count
+        if len(runs) == 1 and count >= self.count and runs[0][1][0] <= WORD_MASK:
+            start, words = runs.popleft()
+            start = start if start > time else time + 1
+            count, self.count = self.count, 0
+            return [(start + 1, words)], count, start + count - 1
         sent: list[Run] = []
         while runs and left:
             start, words = runs[0]

@@ -104,13 +104,21 @@ class CollectiveRole:
         self.pe.fabric.teardown_exit(color)
         self.used.append(color)
 
-    def send(self, color: int, words: np.ndarray) -> CollectiveThread:
+    def send(self, color: int, left: list[int]) -> CollectiveThread:
         """Send words."""
-        left: list[int] = words.tolist()
         while left and not self.pe.fabric.push(color, left):
             yield WaitCondition("out", color)
         while not self.pe.fabric.is_settled(color):
             yield WaitCondition("out", color)
+
+    def offer(self, color: int, words: list[int]) -> CollectiveThread | None:
+        """Send words; None if the queue takes them all at once."""
+        queue = self.pe.fabric.node.get_output(color)
+        if queue.offer(words):
+            words = []
+            if queue.is_settled():
+                return None
+        return self.send(color, words)
 
     def end(self, color: int) -> CollectiveThread:
         """Send the teardown command of a color."""
@@ -121,19 +129,22 @@ class CollectiveRole:
         self,
         color: int,
         count: int,
-        use: Callable[[int, np.ndarray], CollectiveThread | None],
+        use: Callable[[int, list[int]], CollectiveThread | None],
         stream: bool = False,
     ) -> CollectiveThread:
         """Receive `count` words; `use(start, words)` handles them as they arrive, those of a `stream` all at once."""
-        request = self.pe.fabric.await_stream if stream else self.pe.fabric.want
-        done = 0
+        queue, events, waiting = self.pe.fabric.get_queue(color), self.pe.events, WaitCondition("in", color)
+        done, whole = 0, self.pe.fabric.node.fabric.streams
         while done < count:
-            words = self.pe.fabric.pop(color, count - done)
+            words = queue.take(events.now, count - done)
             if not words:
-                request(color, count - done)
-                yield WaitCondition("in", color)
+                if stream:
+                    queue.await_stream(count - done, whole)
+                else:
+                    queue.want(count - done)
+                yield waiting
                 continue
-            follow = use(done, np.array(words, np.uint32))
+            follow = use(done, words)
             done += len(words)
             if follow is not None:
                 yield from follow
@@ -141,14 +152,14 @@ class CollectiveRole:
     def store(self, color: int, target: np.ndarray) -> CollectiveThread:
         """Receive the words of `target`."""
 
-        def use(start: int, words: np.ndarray) -> None:
-            target[start : start + words.size] = words
+        def use(start: int, words: list[int]) -> None:
+            target[start : start + len(words)] = np.array(words, np.uint32)
 
         return self.receive(color, target.size, use, stream=True)
 
     def forward(self, source: int, color: int, count: int) -> CollectiveThread:
         """Receive words on one color and send them on another."""
-        return self.receive(source, count, lambda start, words: self.send(color, words))
+        return self.receive(source, count, lambda start, words: self.offer(color, words))
 
     def rest(self) -> CollectiveThread:
         """Wait until the used colors are in teardown."""
@@ -164,7 +175,7 @@ def broadcast(part: CollectiveRole, buffer: np.ndarray) -> CollectiveThread:
         directions = tuple(part.line.back if behind else part.line.forth for behind, _ in part.sides())
         if directions:
             part.open(color, ("RAMP",), directions)
-            yield from part.send(color, buffer)
+            yield from part.send(color, buffer.tolist())
             yield from part.end(color)
     else:
         part.open(color, (part.toward(),), ("RAMP",) if part.ends_here else ("RAMP", part.away()))
@@ -182,7 +193,7 @@ def scatter(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> Coll
             part.open(color, ("RAMP",), (part.line.back if behind else part.line.forth,))
             for far in range(1, number + 1):
                 index = part.me - far if behind else part.me + far
-                yield from part.send(color, send[index * count : (index + 1) * count])
+                yield from part.send(color, send[index * count : (index + 1) * count].tolist())
             yield from part.end(color)
     else:
         part.open(part.inner(), (part.toward(),), ("RAMP",))
@@ -209,7 +220,7 @@ def gather(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) -> Colle
         part.open(part.inner(), ("RAMP",), (part.toward(),))
         if part.beyond:
             part.open(part.outer(), (part.away(),), ("RAMP",))
-        yield from part.send(part.inner(), send)
+        yield from part.send(part.inner(), send.tolist())
         yield from part.forward(part.outer(), part.inner(), part.beyond * count)
         yield from part.end(part.inner())
     yield from part.rest()
@@ -221,8 +232,8 @@ def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) ->
     if part.distance == 0:
         total = own.copy()
 
-        def add(start: int, words: np.ndarray) -> None:
-            total[start : start + words.size] += words.view(np.float32)
+        def add(start: int, words: list[int]) -> None:
+            total[start : start + len(words)] += np.array(words, np.uint32).view(np.float32)
 
         for behind, _ in part.sides():
             part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
@@ -234,13 +245,13 @@ def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) ->
         if part.beyond:
             part.open(part.outer(), (part.away(),), ("RAMP",))
 
-            def pass_on(start: int, words: np.ndarray) -> CollectiveThread:
-                sums = own[start : start + words.size] + words.view(np.float32)
-                return part.send(part.inner(), sums.view(np.uint32))
+            def pass_on(start: int, words: list[int]) -> CollectiveThread | None:
+                sums = own[start : start + len(words)] + np.array(words, np.uint32).view(np.float32)
+                return part.offer(part.inner(), sums.view(np.uint32).tolist())
 
             yield from part.receive(part.outer(), own.size, pass_on)
         else:
-            yield from part.send(part.inner(), send)
+            yield from part.send(part.inner(), send.tolist())
         yield from part.end(part.inner())
     yield from part.rest()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -23,7 +23,18 @@ from tessera.interp.target.csl.pe.pe_state import PeState
 from tessera.interp.target.csl.pe.program import put
 from tessera.interp.target.csl.pe.scheduler import activate, begin, unblock, wake
 from tessera.interp.target.csl.sema import types as t
-from tessera.interp.target.csl.sema.values import Circular, Dsr, DsrContents, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
+from tessera.interp.target.csl.sema.values import (
+    Circular,
+    Dsr,
+    DsrContents,
+    Fabin,
+    Fabout,
+    Fifo,
+    Mem1d,
+    Mem4d,
+    Pointer,
+    increment_dsd_offset,
+)
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 _STREAMING_OPERANDS = frozenset((Fabin, Fabout, Fifo, Circular))
@@ -86,9 +97,11 @@ def perform(
     pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> Generator[Any, None, bool]:
     """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
-    if any(type(o) is Dsr and o in pe.dsrs and pe.dsrs[o].options.get("async") for o in operands):
-        launch(pe, op, operands, options, loc)
-        return True
+    dsrs, registers = pe.dsrs, [o for o in operands if type(o) is Dsr]
+    for o in registers:
+        if o in dsrs and dsrs[o].options.get("async"):
+            launch(pe, op, operands, options, loc)
+            return True
     complete, resolved = True, _resolve_operands(pe, operands, options, loc)
     if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         compute(pe, op, resolved)  # type: ignore[arg-type]
@@ -99,7 +112,7 @@ def perform(
         complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
         _release_queues(pe, keys)
         pe.clock = max(pe.clock, pe.events.now)
-    _finish_operation(pe, operands, resolved, options)
+    _finish_operation(pe, registers, resolved, options)
     _clear_source(pe, op, resolved)
     return complete
 
@@ -183,7 +196,7 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
         write_elements(source, dtype, 0, operation_length(found), np.zeros(1, dtype))
 
 
-def _finish_operation(pe: PeState, operands: tuple[Any, ...], found: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Finish an operation: save addresses, activate and unblock tasks."""
     count = None
     for o in operands:
@@ -191,7 +204,10 @@ def _finish_operation(pe: PeState, operands: tuple[Any, ...], found: tuple[Any, 
             count = operation_length(found) if count is None else count
             d = pe.dsrs[o].dsd
             steps = count * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
-            pe.dsrs[o].dsd = d._replace(byte=d.byte + steps * d.array.dtype.itemsize)
+            pe.dsrs[o].dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
+    if not options:
+        wake(pe)
+        return
     if options.get("ended") and options["on_control"]:
         options = options["on_control"]
     if "activate" in options:

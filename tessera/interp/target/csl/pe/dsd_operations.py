@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,14 +41,39 @@ class DsdOp:
     width: tuple[int, int] = (1, 1)
     scalars: tuple[t.CslType, ...] = ()
 
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type of the result."""
+        return self.result.dtype
+
+    @cached_property
+    def source_dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The element types of the sources."""
+        return tuple(x.dtype for x in self.sources)
+
+    @cached_property
+    def in_place(self) -> Callable[..., Any] | None:
+        """A function that also stores the result; None if it must be converted first."""
+        if any(dtype != self.dtype for dtype in self.source_dtypes):
+            return None
+        return _multiply_add_in_place if self.compute is _multiply_add else _find_ufunc(self.compute)
+
+
+def _multiply_add_in_place(a: Any, b: Any, c: Any, out: Any) -> None:
+    np.add(a, np.multiply(b, c), out=out)
+
+
+def _find_ufunc(compute: Compute) -> Callable[..., Any] | None:
+    return compute if isinstance(compute, np.ufunc) else None
+
 
 def _multiply_add(a: Any, b: Any, c: Any) -> Any:
     """a + b * c, rounded after the product and after the sum.
 
     No document specifies this; a public program that tests for equal bits (a box stencil on WSE-3) requires it.
     """
-    kind = np.asarray(a).dtype
-    return np.asarray(a) + np.asarray(b, kind) * np.asarray(c, kind)
+    kind = a.dtype
+    return a + (b if b.dtype == kind else b.astype(kind)) * (c if c.dtype == kind else c.astype(kind))
 
 
 def _shift_left(a: Any, b: Any) -> Any:
@@ -86,14 +111,6 @@ def _to_integer(a: Any) -> Any:
 
 def _identity(a: Any) -> Any:
     return a
-
-
-def _add(a: Any, b: Any) -> Any:
-    return np.asarray(a) + np.asarray(b)
-
-
-def _subtract(a: Any, b: Any) -> Any:
-    return np.asarray(a) - np.asarray(b)
 
 
 _BINARY, _REDUCING, _UNARY, _MOVE = (
@@ -136,8 +153,8 @@ def _normalise(a: Any) -> Any:
 DSD_OPS: dict[str, DsdOp] = {
     op.name: op
     for op in (
-        *_make_float_binary("fadd", _add, (4, 8), (2, 4)),
-        *_make_float_binary("fsub", _subtract, (4, 8), (2, 4)),
+        *_make_float_binary("fadd", np.add, (4, 8), (2, 4)),
+        *_make_float_binary("fsub", np.subtract, (4, 8), (2, 4)),
         *_make_float_binary("fmul", np.multiply, (4, 8), (1, 4)),
         *_make_float_binary("fmax", np.maximum, (1, 8), (1, 4)),
         *_make_float_unary("fabs", np.abs),
@@ -146,7 +163,7 @@ DSD_OPS: dict[str, DsdOp] = {
         *_make_float_unary("fnorm", _normalise, ("PS",)),
         DsdOp("fscaleh", _F16, (_F16, t.I16), ("PSS",), np.ldexp),
         DsdOp("fscales", _F32, (_F32, t.I16), ("PSS",), np.ldexp),
-        DsdOp("faddhs", _F32, (_F32, _F16), _REDUCING, _add, (2, 4), (_F16, _F32)),
+        DsdOp("faddhs", _F32, (_F32, _F16), _REDUCING, np.add, (2, 4), (_F16, _F32)),
         DsdOp("fmach", _F16, (_F16, _F16, _F16), ("DDDS",), _multiply_add, (4, 8)),
         DsdOp("fmacs", _F32, (_F32, _F32, _F32), ("DDDS",), _multiply_add, (2, 4)),
         DsdOp("fmachs", _F32, (_F32, _F16, _F16), ("DDDS",), _multiply_add, (2, 4)),
@@ -158,9 +175,9 @@ DSD_OPS: dict[str, DsdOp] = {
         DsdOp("xp162fs", _F32, (t.I16,), _UNARY, _identity, (1, 1), _INTEGER_SCALARS),
         DsdOp("mov16", _U16, (_U16,), _MOVE, _identity, (4, 8), (*_INTEGER_SCALARS, t.F16)),
         DsdOp("mov32", t.U32, (t.U32,), _MOVE, _identity, (2, 4), (t.I32, t.U32, t.F32)),
-        _make_integer_binary("add16", _add),
-        _make_integer_binary("addc16", _add),
-        _make_integer_binary("sub16", _subtract, ("DDD", "DDS")),
+        _make_integer_binary("add16", np.add),
+        _make_integer_binary("addc16", np.add),
+        _make_integer_binary("sub16", np.subtract, ("DDD", "DDS")),
         _make_integer_binary("and16", np.bitwise_and),
         _make_integer_binary("or16", np.bitwise_or),
         _make_integer_binary("xor16", np.bitwise_xor),
@@ -333,6 +350,8 @@ def operation_length(operands: tuple[Any, ...]) -> int:
     The extents of other operands do not count; a FIFO has only the length that the program set.
     """
     dest, *sources = operands
+    if type(sources[0]) is Mem1d:
+        return sources[0][3]
     for o in (*sources, dest):
         if isinstance(o, Fifo):
             length = (o.write_length if o is dest else o.read_length) or None
@@ -358,6 +377,69 @@ def apply_operation(op: DsdOp, dest: Any, sources: list[Any], start: int, count:
         for o, x in zip(sources, types, strict=True)
     ]
     write_elements(dest, dtype, start, count, op.compute(*args))
+
+
+def _apply_to_vectors(op: DsdOp, dest: Mem1d, sources: list[Any]) -> bool:
+    """Apply an operation at once if its operands are vectors and scalars of its own types that do not overlap.
+
+    Returns False for all others, which `apply_operation` executes.
+    """
+    array, byte, stride, count, _ = dest
+    if array.dtype != op.dtype or not stride:
+        return False
+    args: list[Any] = []
+    first = True
+    for o, dtype in zip(sources, op.source_dtypes, strict=True):
+        if type(o) is Mem1d:
+            if o[0].dtype != dtype or not _is_apart(o, array, byte, stride):
+                return False
+            count, first = o[3] if first else count, False
+            args.append(_view_vector_again(o, dtype, count))
+        elif getattr(o, "dtype", None) == dtype:  # a number, or those of many PEs
+            args.append(o)
+        else:
+            return False
+    if count:
+        where = _view_vector_again(dest, op.dtype, count)
+        if op.in_place is not None:
+            op.in_place(*args, out=where)
+        else:
+            where[...] = convert_result(op.compute(*args), op.dtype)
+    return True
+
+
+_views: dict[tuple[int, int, int, int], tuple[Any, np.ndarray[Any, Any]]] = {}  # of a run, by array and descriptor
+MAX_VIEWS = 1024
+
+
+def _view_vector_again(d: Mem1d, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    """`view_vector` of the whole of a vector, which loops ask for again and again."""
+    array, byte, stride, _, _ = d
+    if array.ndim > 1:
+        return view_vector(d, dtype, 0, count)
+    key = id(array), byte, stride, count
+    found = _views.get(key)
+    if found is not None:  # of this array: an entry keeps its array, and with it the id
+        return found[1]
+    view = view_vector(d, dtype, 0, count)
+    if len(_views) >= MAX_VIEWS:
+        _views.clear()
+    _views[key] = array, view
+    return view
+
+
+def forget_views() -> None:
+    """Release the memory of a run that has ended."""
+    _views.clear()
+
+
+def _is_apart(o: Mem1d, array: Any, byte: int, stride: int) -> bool:
+    """Whether a source is the destination itself or another variable."""
+    other = o[0]
+    if other is array:
+        return o[1] == byte and o[2] == stride
+    base, other_base = array.base, other.base
+    return (array if base is None else base) is not (other if other_base is None else other_base)
 
 
 def _apply_by_visits(op: DsdOp, dest: Mem4d, sources: list[Any], start: int, count: int) -> None:
@@ -408,7 +490,8 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
     """The cycles of an operation in memory."""
     dest, *sources = operands
     if type(dest) is not Pointer:
-        return COSTS.dsd_start[wide] + -(-operation_length(operands) // _elements_per_cycle(op, operands, wide))
+        rate = op.width[wide] if wide or op.name != "fmacs" else _elements_per_cycle(op, operands, wide)
+        return COSTS.dsd_start[wide] + -(-operation_length(operands) // rate)
     vector = any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
     return COSTS.dsd_start[wide] + (COSTS.descriptor_load + operation_length(operands) if vector else 1)
 
@@ -431,6 +514,8 @@ def _is_one_variable(a: Any, b: Any) -> bool:
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory. Arrays may have a second axis of PEs; scalars are then rows."""
     dest, *sources = operands
+    if type(dest) is Mem1d and _apply_to_vectors(op, dest, sources):
+        return
     count = operation_length(operands)
     if type(dest) is not Pointer:
         if count:

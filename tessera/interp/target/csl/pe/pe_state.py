@@ -8,7 +8,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tessera.core.errors import Location
-from tessera.interp.target.csl.pe.dsd_operations import Microthread
+from tessera.interp.target.csl.pe.dsd_operations import Microthread, forget_views
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
 from tessera.interp.target.csl.sema.values import Dsr, DsrContents, Fifo
@@ -29,18 +29,26 @@ Call = Callable[[], object]
 QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
+FOREVER = (True,)  # the condition of a run to its end
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles."""
+    """Run without Python's cyclic garbage collector: the words of a run are many and form no cycles.
+
+    Afterwards all objects belong to the oldest generation: the collector would otherwise walk through those of the run
+    at once.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -57,6 +65,7 @@ class EventQueue:
 
     def __init__(self, seed: int | None = None) -> None:
         self.now = 0
+        self.end = 0  # the cycle until which PEs are busy: that of a run without further events
         self._cycles: list[int] = []  # a heap
         self._calls: dict[int, deque[Call]] = {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
@@ -66,16 +75,21 @@ class EventQueue:
 
     def at(self, time: int, call: Call) -> None:
         """Schedule a call at a cycle, or at the present cycle if that one has passed."""
-        if time < self.now:
-            time = self.now
+        calls = self._calls.get(time)
+        if calls is None:  # also of a cycle that has passed
+            calls = self._open(time if time > self.now else self.now)
+        if self.random is None:
+            calls.append(call)
+        else:
+            self._shuffle(time if time > self.now else self.now, call, calls)
+
+    def _open(self, time: int) -> deque[Call]:
+        """The calls of a cycle."""
         calls = self._calls.get(time)
         if calls is None:
             calls = self._calls[time] = deque()
             heapq.heappush(self._cycles, time)
-        if self.random is None:
-            calls.append(call)
-        else:
-            self._shuffle(time, call, calls)
+        return calls
 
     def _shuffle(self, time: int, call: Call, calls: deque[Call]) -> None:
         """Schedule a call at a random place among those of its cycle."""
@@ -84,28 +98,32 @@ class EventQueue:
         heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
         calls.append(lambda: heapq.heappop(shuffled)[2]())
 
-    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None) -> None:
-        """Run until the queue is empty, `until()` is true, or the clock would pass `limit`."""
+    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None, awaited: Sized = FOREVER) -> None:
+        """Run until the queue or `awaited` is empty, `until()` is true, or the clock would pass `limit`."""
         with (
             np.errstate(all="ignore"),
             without_collection(),
             name_run_errors(lambda: self.now),
         ):  # a PE computes with NaN
-            self._run(until or never, math.inf if limit is None else limit)
+            try:
+                self._run(until, math.inf if limit is None else limit, awaited)
+            finally:
+                forget_views()
 
-    def _run(self, until: Callable[[], bool], limit: float) -> None:
+    def _run(self, until: Callable[[], bool] | None, limit: float, awaited: Sized) -> None:
         cycles, left, reports, reported = self._cycles, CALLS_PER_REPORT, 0, 0
         while cycles:
             now = cycles[0]
             calls = self._calls[now]
+            take = calls.popleft
             while calls:
-                if until():
+                if not awaited or (until is not None and until()):
                     return
                 if now > limit:
                     self.now = int(limit)
                     return
                 self.now = now
-                calls.popleft()()
+                take()()
                 left -= 1
                 if not left:
                     left = CALLS_PER_REPORT
@@ -117,16 +135,13 @@ class EventQueue:
             heapq.heappop(cycles)
             del self._calls[now]
             self._shuffled.pop(now, None)
+        if self.now < self.end <= limit:
+            self.now = self.end
 
     @property
     def pending(self) -> int:
         """The number of scheduled calls."""
         return sum(len(calls) for calls in self._calls.values())
-
-
-def never() -> bool:
-    """The condition of a run to its end."""
-    return False
 
 
 class WaitCondition(NamedTuple):

@@ -14,7 +14,6 @@ from tessera.interp.target.csl.pe.pe_state import PeState, PeThread, TaskCall, W
 from tessera.interp.target.csl.pe.program import BOOT_FUNCTION
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import BoundTask
-from tessera.interp.target.csl.sema.values import Fifo
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 MAX_OVERTAKEN = 2  # times that the first ready task may overtake another one
@@ -33,9 +32,16 @@ ReadyTask = tuple[int, Callable[[PeState, Any], TaskCall], Any]
 
 def notify(pe: PeState, kind: str, key: Any) -> None:
     """Resume the threads that wait for a condition."""
-    waiting = pe.waiters.pop((kind, _wait_key(key)), None) if pe.waiters else None
-    for thread in waiting or ():
-        pe.events.at(pe.events.now, thread.again)
+    if pe.waiters:
+        resume_waiting(pe, pe.waiters.pop((kind, id(key) if kind == "fifo" else key), None))
+
+
+def resume_waiting(pe: PeState, threads: list[PeThread] | None) -> None:
+    """Resume threads in the present cycle."""
+    if threads:
+        events = pe.events
+        for thread in threads:
+            events.at(events.now, thread.again)
 
 
 def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
@@ -69,7 +75,8 @@ def resume(pe: PeState, thread: PeThread) -> None:
             break
         if type(wait) is WaitCondition:
             thread.wait = wait
-            pe.waiters.setdefault((wait.kind, _wait_key(wait.key)), []).append(thread)
+            key = (wait.kind, id(wait.key)) if wait.kind == "fifo" else wait
+            pe.waiters.setdefault(key, []).append(thread)
             return
         if wait is not None and wait > events.now:
             events.at(wait, thread.again)
@@ -83,10 +90,6 @@ def settle(pe: PeState) -> None:
     """Execute the deferred memory steps of recorded tasks."""
     if pe.pending and pe.lockstep_group is not None:
         pe.lockstep_group.settle(pe)
-
-
-def _wait_key(key: Any) -> Any:
-    return id(key) if isinstance(key, Fifo) else key
 
 
 # Tasks: activation, selection, execution.
@@ -148,8 +151,8 @@ def _convert_argument(type_: t.CslType, value: Any) -> Any:
 def receive_wavelet(pe: PeState, color: int) -> None:
     """Handle the arrival of a wavelet in the input queue of a color."""
     pe.ready_colors[color] = None
-    waiting = pe.waiters.get(("in", color))
-    notify(pe, "in", color)
+    waiting = pe.waiters.pop(("in", color), None)
+    resume_waiting(pe, waiting)
     if not waiting or color in pe.data or pe.fabric.get_queue(color).controls:
         wake(pe)  # words that an operation reads start no task
 
@@ -160,13 +163,19 @@ def resume_senders(pe: PeState, color: int) -> None:
 
 
 def wake(pe: PeState) -> None:
-    """Schedule a task selection for the first cycle at which the PE is free."""
+    """Schedule a task selection for the first cycle at which the PE is free, if something may be ready."""
     if pe.front is not None:
         return
-    when = pe.clock if pe.clock > pe.events.now else pe.events.now
+    events, when = pe.events, pe.clock
+    if not (pe.active or pe.ready_colors or pe.calls):
+        if when > events.end:
+            events.end = when
+        return
+    if when < events.now:
+        when = events.now
     if pe.wake_time is None or pe.wake_time > when:
         pe.wake_time = when
-        pe.events.at(when, pe.dispatch)
+        events.at(when, pe.dispatch)
 
 
 def dispatch(pe: PeState) -> None:
@@ -185,13 +194,15 @@ def dispatch(pe: PeState) -> None:
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
     ready: list[ReadyTask] = []
-    for color in tuple(pe.ready_colors):
-        task = _find_wavelet_task(pe, color)
-        if task is not None:
-            ready.append(task)
-    for number in pe.active:
-        if number not in pe.blocked:
-            ready.append((number, _take_active_task, number))
+    if pe.ready_colors:
+        for color in tuple(pe.ready_colors):
+            task = _find_wavelet_task(pe, color)
+            if task is not None:
+                ready.append(task)
+    if pe.active:
+        for number in pe.active:
+            if number not in pe.blocked:
+                ready.append((number, _take_active_task, number))
     if pe.calls:
         ready.append((-1, _take_host_call, None))
     if not ready:
@@ -315,6 +326,7 @@ def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[
     begin_cycle = pe.events.now
     pe.clock = max(pe.clock, begin_cycle) + COSTS.task_start
     match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
+    pe.front = _RUNNING  # what the task makes ready waits for its end
     if match is not None:
         _replay_record(pe, *match)
         _end_task(pe, name, begin_cycle)
@@ -324,6 +336,7 @@ def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[
     try:
         body = function(*args)
     except Exception as error:
+        pe.front = None
         raise_fault(pe, error)
     if type(body) is GeneratorType:
         thread = pe.front = PeThread(name, body, partial(_end_task, pe, name, begin_cycle), True, Location())
@@ -331,6 +344,9 @@ def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[
         resume(pe, thread)
     else:
         _end_task(pe, name, begin_cycle)
+
+
+_RUNNING = PeThread("a task", (_ for _ in ()), None, True, Location())  # stands for a task that is no generator
 
 
 def _end_task(pe: PeState, name: str, begin_cycle: int) -> None:
@@ -351,6 +367,7 @@ def _replay_record(
         try:
             call(pe, *args(pe, values))
         except Exception as error:
+            pe.front = None
             raise_fault(pe, error, line=line)
     pe.clock += record.cycles
 

@@ -243,7 +243,7 @@ def record_bulk_transfer(
 ) -> None:
     """Report the shared memory that a bulk copy reads and writes to the sanitizer."""
     if spaces[0] == "shared":
-        m.shadow.record_bulk_read(copy.lane, copy.source, copy.size)
+        m.shadow.record_bulk_read(copy.lane, copy.source, copy.size, grouped=barrier is None)
     if spaces[1] == "shared" and barrier is not None:
         phase = find_mbarrier(m, barrier + shift).phase
         m.shadow.record_bulk_write(copy.lane, copy.destination + shift, copy.size, barrier + shift, phase)

@@ -88,7 +88,10 @@ def complete_transaction(m: PtxMachine, offset: int, count: int) -> None:
 def find_mbarrier_offsets(m: PtxMachine, lanes: LaneSet, where: AddressOperandReader) -> np.ndarray:
     """The offset of each lane's mbarrier, flat."""
     (access,) = resolve_accesses(m, lanes, where, 8)
-    return lanes.compress(access.offset)
+    offsets = lanes.compress(access.offset)
+    if m.debug:
+        m.shadow.check_mbarriers(lanes, offsets)
+    return offsets
 
 
 @decode_rule("mbarrier", table=CONTROL_RULES)
@@ -119,6 +122,8 @@ def _init(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
                 )
             notify = partial(m.shadow.complete_mbarrier_phase, offset) if m.debug else None
             get_mbarriers(m)[offset] = Mbarrier(offset % m.shared_size, n, n, phase_completed=notify)
+            if m.debug:
+                m.shadow.initialise_mbarrier(int(lane), offset)
 
     return step
 
@@ -130,6 +135,8 @@ def _invalidate(d: PtxDecoder, inst: PtxInstruction) -> LaneStep:
         for offset in np.unique(find_mbarrier_offsets(m, lanes, where)).tolist():
             find_mbarrier(m, offset, int(lanes.flat[0]))
             del get_mbarriers(m)[offset]
+            if m.debug:
+                del m.shadow.initialised[offset]
 
     return step
 

@@ -450,8 +450,15 @@ def _find_row_offsets(m: PtxMachine, lanes: LaneSet, where: object, count: int, 
     """The offsets of the rows [warps, matrices, 8]; the addresses of other lanes are ignored."""
     leading = lanes.select(lanes.thread % 32 < 8 * count) if count < 4 else lanes
     (access,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
+    rows = access.lanes.compress(access.offset).reshape(-1, count, 8)
+    if m.debug and kind == "read":
+        # A matrix of which nothing is written lies beyond a block; what it gives goes into sums that nothing stores.
+        written = m.shadow.bytes.known[rows[..., None] + np.arange(16)].any(axis=(2, 3))
+        if not written.all():
+            leading = access.lanes.select(access.lanes.expand(np.repeat(written, 8)))
+            (access,) = resolve_accesses(m, leading, where, 16)  # type: ignore[arg-type]
     record_access(m, access, 16, kind)
-    return access.lanes.compress(access.offset).reshape(-1, count, 8)
+    return rows
 
 
 @decode_rule("movmatrix", table=CONTROL_RULES)

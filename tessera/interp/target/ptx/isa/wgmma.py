@@ -142,16 +142,20 @@ class _WgmmaStep:
     readers: list[Reader]
     writers: list[Writer]
     accumulators: list[int]
+    fragment: list[int]  # the registers of A, if it is in registers
 
     def __call__(self, m: PtxMachine, lanes: LaneSet) -> None:
         if not m.debug:
             self._run(m, lanes)
             return
         # The accumulators may be in flight: only a wgmma may read them.
-        m.shadow.in_matrix_instruction = True
+        registers = m.shadow.registers
+        registers.in_matrix_instruction = True
+        keeps = bool(lanes.compress(self.scale_d(m, lanes)).any())
+        registers.check_operands(lanes, [*self.fragment, *(self.accumulators if keeps else ())])
         self._run(m, lanes)
-        m.shadow.in_matrix_instruction = False
-        m.shadow.record_matrix_issue(lanes, self.accumulators)
+        registers.in_matrix_instruction = False
+        registers.record_issue(lanes, self.accumulators)
 
     def _run(self, m: PtxMachine, lanes: LaneSet) -> None:
         out, a, b = self.types
@@ -197,6 +201,9 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
     in_registers = isinstance(inst.operands[1], VectorOperand)
     sources = [d.reader(o, b32) for o in require_register_count(d, inst, inst.operands[1], 4)] if in_registers else []
     sign, transposed = _decode_scale_and_transpose(inst.operands[4:], in_registers)
+    named = [get_vector_parts(inst.operands[1]) if in_registers else [], results]
+    fragment, accumulators = ([d.resolve(o.text) for o in each if isinstance(o, NameOperand)] for each in named)
+    d.program.matrix_registers |= {*fragment, *accumulators}
     line.group_size = WARPGROUP_THREADS
     line.step = _WgmmaStep(
         columns,
@@ -210,7 +217,8 @@ def _decode_mma_async(d: PtxDecoder, inst: PtxInstruction, line: DecodedInstruct
         "satfinite" in inst.op,
         [d.reader(o, b32) for o in results],
         [d.writer(o, b32) for o in results],
-        [d.resolve(o.text) for o in results if isinstance(o, NameOperand)],
+        accumulators,
+        fragment,
     )
 
 

@@ -64,6 +64,7 @@ class PtxProgram:
     local: int = 0
     reserved: int = 0  # bytes of shared memory that the system reserves
     stack: bool = False  # whether it has recursive calls or alloca
+    matrix_registers: set[int] = field(default_factory=set)  # those that wgmma instructions read
 
     @property
     def local_size(self) -> int:
@@ -161,6 +162,8 @@ class PtxMachine:
 
     def exit(self, lanes: LaneSet) -> None:
         """Lanes exit; barriers no longer expect them."""
+        if self.debug:
+            self.shadow.check_exit(lanes)
         exited = np.zeros(self.extent, bool)
         lanes.set_mask(exited)
         self.alive &= ~exited
@@ -183,7 +186,7 @@ class PtxMachine:
                     UninitializedError,
                     lane,
                 )
-            self.shadow.check_register(index, lanes)
+            self.shadow.registers.check_read(index, lanes)
         if lanes.index is None:
             self.owned[index] = False
         return lanes.view(self.registers[index])
@@ -200,6 +203,8 @@ class PtxMachine:
             self.owned[index] = True
         if self.debug:
             self.written[index] = lanes.blend(self.written[index], _TRUE)
+            if index in self.program.matrix_registers:
+                self.shadow.registers.record_write(index, lanes)
 
     def known(self, index: int, lanes: LaneSet) -> np.ndarray:
         """Whether a register is initialised, in debug mode."""

@@ -15,6 +15,7 @@ import numpy as np
 from tessera.core.errors import AsyncCopyError, RaceError, TesseraError, UninitializedError
 from tessera.interp.target.ptx.machine.lane_set import LaneSet
 from tessera.interp.target.ptx.machine.memory import PtxFault
+from tessera.interp.target.ptx.sanitizer.matrix_registers import MatrixRegisterShadow
 
 if TYPE_CHECKING:
     from tessera.interp.target.ptx.isa.addressing import LaneAccess
@@ -235,9 +236,9 @@ class PtxRaceDetector:
         self.bytes = SharedShadow(m, self.clocks)
         self.arrived: dict[object, np.ndarray] = {}  # the joint vector of the lanes that have arrived at a barrier
         self.released: dict[int, np.ndarray] = {}  # the vector that lanes acquire when they wait for an mbarrier
-        # registers that wgmma instructions in flight write: the group by lane
-        self.in_flight: dict[int, np.ndarray] = {}
-        self.in_matrix_instruction = False
+        self.initialised: dict[int, tuple[int, int, int]] = {}  # of an mbarrier: column, clock and instruction
+        self.bulk_reads: dict[int, int] = {}  # of a lane: the latest bulk group that reads shared memory
+        self.registers = MatrixRegisterShadow(m, self.clocks)
         self.local = np.zeros(m.flat["local"].raw.size, bool)  # which bytes of local memory are initialised
 
     def record_access(
@@ -316,6 +317,27 @@ class PtxRaceDetector:
 
     # Mbarriers.
 
+    def initialise_mbarrier(self, lane: int, offset: int) -> None:
+        """A lane initialises an mbarrier."""
+        self.initialised[offset] = int(self.clocks.own[lane]), int(self.clocks.clock(np.array([lane]))[0]), self.m.pc
+
+    def check_mbarriers(self, lanes: LaneSet, offsets: np.ndarray) -> None:
+        """Lanes use mbarriers: after their initialisation."""
+        for offset in np.unique(offsets).tolist():
+            if offset not in self.initialised:
+                continue
+            column, clock, pc = self.initialised[offset]
+            flat = lanes.flat[offsets == offset]
+            seen = self.clocks.vectors[flat, column] >= clock
+            if not seen.all():
+                inst = self.m.program.lines[pc].instruction
+                source = f" ({inst.source})" if inst.source else ""
+                raise PtxFault(
+                    f"the mbarrier at byte {offset % self.m.shared_size} is used with nothing that orders it after "
+                    f"{inst.name} at {inst.location}{source}",
+                    RaceError, int(flat[np.argmin(seen)]),
+                )  # fmt: skip
+
     def arrive_at_mbarrier(self, lanes: LaneSet, offsets: np.ndarray) -> None:
         """Lanes arrive at mbarriers."""
         for offset in np.unique(offsets).tolist():
@@ -343,11 +365,24 @@ class PtxRaceDetector:
         # cp.async writes in the generic proxy: other engines see it after a proxy fence.
         self.bytes.write(where, flat, column, time, engine=False)
 
-    def record_bulk_read(self, lane: int, start: int, size: int) -> None:
-        """A bulk copy reads shared memory."""
+    def record_bulk_read(self, lane: int, start: int, size: int, grouped: bool) -> None:
+        """A bulk copy reads shared memory; a group of its lane counts it unless an mbarrier does."""
         where, flat = np.arange(start, start + size), np.full(size, lane)
         column, time = self.clocks.find_engine_columns("bulk", flat), self.clocks.current_group("bulk", flat)
         self.bytes.read(where, flat, column, time, engine=True)
+        if grouped:
+            self.bulk_reads[lane] = int(time[0])
+
+    def check_exit(self, lanes: LaneSet) -> None:
+        """Lanes exit: the shared memory that their bulk copies still read may be given to another CTA."""
+        reading = np.array([n for n in self.bulk_reads if np.isin(n, lanes.flat)], np.int64)
+        if not len(reading):
+            return
+        done = self.clocks.vectors[reading, self.clocks.find_engine_columns("bulk", reading)]
+        late = done < np.array([self.bulk_reads[n] for n in reading.tolist()])
+        if late.any():
+            message = "a thread exits while a bulk copy reads shared memory: no cp.async.bulk.wait_group waits for it"
+            raise PtxFault(message, AsyncCopyError, int(reading[np.argmax(late)]))
 
     def record_bulk_write(self, lane: int, start: int, size: int, barrier: int, phase: int) -> None:
         """A bulk copy writes shared memory and signals an mbarrier."""
@@ -380,16 +415,11 @@ class PtxRaceDetector:
             column, time = self.clocks.find_engine_columns("matrix", flat), self.clocks.current_group("matrix", flat)
             self.bytes.read(where, flat, column, time, engine=True)
 
-    def record_matrix_issue(self, lanes: LaneSet, registers: list[int]) -> None:
-        """A wgmma in flight writes these accumulators."""
-        groups = self.clocks.current_group("matrix", lanes.flat)
-        for index in registers:
-            pending = self.in_flight.setdefault(index, np.zeros(self.m.ctas * self.m.threads, np.int32))
-            pending[lanes.flat] = groups
-
     def record_matrix_group(self, lanes: LaneSet, kind: str, pending_groups: int) -> None:
-        """wgmma commit_group and wait_group; the wgmma fence needs no action, since registers are in order here."""
-        if kind == "commit":
+        """wgmma fence, commit_group and wait_group."""
+        if kind == "fence":
+            self.registers.fence(lanes)
+        elif kind == "commit":
             self.clocks.commit_group("matrix", lanes.flat)
         elif kind == "wait":
             self.clocks.wait_groups("matrix", lanes.flat, pending_groups)
@@ -399,18 +429,3 @@ class PtxRaceDetector:
                 leader = flat[:1] // self.m.threads * self.m.threads + flat[:1] % self.m.threads // 128 * 128
                 column = self.clocks.find_engine_columns("matrix", leader)
                 self.clocks.vectors[flat, column] = self.clocks.committed["matrix"][leader] - pending_groups
-
-    def check_register(self, index: int, lanes: LaneSet) -> None:
-        """A register must not be read while a wgmma in flight writes it."""
-        pending = self.in_flight.get(index)
-        if pending is None or self.in_matrix_instruction:
-            return
-        seen = (
-            self.clocks.vectors[lanes.flat, self.clocks.find_engine_columns("matrix", lanes.flat)]
-            >= pending[lanes.flat]
-        )
-        if not seen.all():
-            name, lane = self.m.program.names[index], int(lanes.flat[np.argmin(seen)])
-            raise PtxFault(
-                f"register {name} is read before the wgmma that writes it was waited for", AsyncCopyError, lane
-            )

@@ -1,0 +1,164 @@
+"""Exact sums by place: scatter-add through integers that atomic additions change in any order, in the kernel language.
+
+The sum of integers does not depend on its order. A float is added exactly (Kulisch 1981): its fraction, shifted, goes
+to one word of a long fixed-point number, which has a word for each 16 exponents. The words have room for 2^24 such
+addends. At the end carries are propagated, and the number is rounded once: the same bits on every run and target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.types import DType, TensorType, bf16, f16, f32, int32, int64
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import reduce
+from tessera.ops.tensor.basic import cast, full
+from tessera.ops.tensor.bits import bitcast
+from tessera.ops.tensor.shape import reshape
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+WORD_BITS, WORD_LOG = 16, 4  # the bits between the lowest ones of two words, and their logarithm
+WORDS = 16  # of a number: f32 has 254 exponents
+SPECIAL = WORDS  # the word that counts infinities, positive ones from bit 0 on and negative ones from bit 24 on
+MAX_ADDENDS = (1 << 24) - 1  # of a number, for which its words have room
+LEAST_EXPONENT = -149  # of f32: the power of two of the lowest bit of word 0
+BLOCK = 1024  # updates of a program
+JOINED = 128  # numbers of a program that rounds them
+SPREAD = 16384  # addresses that keep atomic additions apart: fewer numbers have copies
+MAX_COPIES = 1024
+MAX_WIDTH = 8  # numbers of a place
+MAX_NUMBERS = 1 << 21  # whose words are 285 MB
+
+
+def load_updates(places, updates, first, *, rows, count, rest, block):
+    """A block of updates, the numbers that they are added to, and which of them there are.
+
+    The updates are [L, P, R] and the numbers [L, N, R], flat; `places` are from 0 to N - 1.
+    """
+    element = first + tile.arange(0, block)
+    inside = element < updates.shape[0]
+    given = tile.load(updates[first : first + block], edge="clip")
+    if updates.shape[0] == count:
+        return given, tile.load(places[first : first + block], edge="clip"), inside
+    outer = tile.minimum(element, updates.shape[0] - 1) // rest
+    return given, (outer // count * rows + places[outer % count]) * rest + element % rest, inside
+
+
+def split_float(x):
+    """Which word the elements of a block of f32 are added to, and the integers that are added."""
+    bits = bitcast(x, int32)
+    exponent, fraction = (bits >> 23) & 255, bits & 0x7FFFFF
+    whole = tile.cast(tile.where(exponent > 0, fraction | 0x800000, fraction), "int64")
+    above = tile.maximum(exponent, 1) - 1
+    shifted = whole << tile.cast(above & (WORD_BITS - 1), "int64")
+    infinite, both = tile.where(bits < 0, 1 << 24, 1), (1 << 24) + 1  # infinities of both signs give NaN
+    addend = tile.where(exponent == 255, tile.where(fraction != 0, both, infinite), 0)
+    finite = tile.where(bits < 0, -shifted, shifted)
+    word = tile.where(exponent == 255, SPECIAL, above >> WORD_LOG)
+    return word, tile.where(exponent == 255, tile.cast(addend, "int64"), finite)
+
+
+@kernel
+def add_floats(places, updates, table, *, rows, count, rest, block):
+    """Add the elements of `updates` to numbers of `table` [copies, words, numbers], on the grid (blocks,)."""
+    program = tile.program_id(0)
+    given, slot, inside = load_updates(places, updates, program * block, rows=rows, count=count, rest=rest, block=block)
+    word, addend = split_float(tile.cast(given, "f32"))
+    copy = tile.broadcast(tile.reshape(program % table.shape[0], (1,)), (block,))
+    tile.atomic_add(table[copy, tile.cast(word, "int64"), slot], addend, mask=inside & (addend != 0))
+
+
+@kernel
+def add_integers(places, updates, table, *, rows, count, rest, block):
+    """As `add_floats` for integers; `table` is [copies, numbers]."""
+    program = tile.program_id(0)
+    given, slot, inside = load_updates(places, updates, program * block, rows=rows, count=count, rest=rest, block=block)
+    copy = tile.broadcast(tile.reshape(program % table.shape[0], (1,)), (block,))
+    tile.atomic_add(table[copy, slot], tile.cast(given, table.dtype), mask=inside)
+
+
+def pick_word(words, number):
+    """One row of a block of words."""
+    rows = tile.reshape(tile.arange(0, words.shape[0]), (words.shape[0], 1))
+    return tile.sum(tile.where(tile.broadcast(rows == number, words.shape), words, 0), axis=0)
+
+
+@kernel
+def round_sums(x, table, out, *, block):
+    """out[n] = x[n] plus number n of `table` [words, numbers], rounded once, on the grid (ceil(numbers / block),)."""
+    first = tile.program_id(0) * block
+    words = tile.load(table[0:WORDS, first : first + block], edge="clip")
+    carry = tile.zeros((block,), "int64")
+    for number in tile.static_range(WORDS):
+        carry = (pick_word(words, number) + carry) >> WORD_BITS
+    negative = carry < 0
+    carry, total = tile.zeros((block,), "int64"), tile.zeros((block,), "f64")
+    for number in tile.static_range(WORDS):
+        word = pick_word(words, number)
+        part = tile.where(negative, -word, word) + carry
+        carry = part >> WORD_BITS
+        digit = part - (carry << WORD_BITS)
+        total = total + tile.cast(digit, "f64") * 2.0 ** (LEAST_EXPONENT + number * WORD_BITS)
+    total = total + tile.cast(carry, "f64") * 2.0 ** (LEAST_EXPONENT + WORDS * WORD_BITS)
+    special = tile.load(table[SPECIAL, first : first + block], edge="clip")
+    total = tile.where(negative, -total, total)
+    total = tile.where((special & MAX_ADDENDS) != 0, float("inf"), total)
+    # Infinities of both signs are NaN, as their sum.
+    total = tile.where(special >> 24 != 0, tile.where(total < float("inf"), 0.0, total) + float("-inf"), total)
+    given = tile.load(x[first : first + block], edge="clip")
+    found = tile.cast(tile.cast(given, "f64") + total, out.dtype)
+    tile.store(out[first : first + block], tile.where(total == 0, given, found), edge="clip")
+
+
+def is_exact(dtype: DType, sizes: Sequence[int], count: int) -> bool:
+    """Whether the sums of `count` updates a slice [L, P, R] by places in [L, N, R] are computed here.
+
+    The type is an integer or a float of at most 32 bits, the numbers are few compared with the updates, and a place has
+    few of them: a sort of the places would serve all numbers of a place.
+    """
+    lead, rows, rest = sizes
+    updates, numbers = lead * count * rest, lead * rows * rest
+    if lead * rest > MAX_WIDTH:
+        return False
+    if dtype.is_float:
+        return dtype in (f32, bf16, f16) and count <= MAX_ADDENDS and numbers <= max(min(updates, MAX_NUMBERS), 1 << 16)
+    return dtype.is_integer and numbers <= max(4 * updates, 1 << 22)
+
+
+def add_exactly(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    """`x` [L, N, R] with updates [L, P, R] added to its rows at places [P], from 0 to N - 1."""
+    lead, rows, rest = (int(n) for n in x.shape)
+    count, numbers = int(places.shape[0]), lead * rows * rest
+    total = lead * count * rest
+    copies = max(1, min(MAX_COPIES, SPREAD // numbers, ceil_divide(total, BLOCK)))
+    flat = reshape(updates, shape=(total,))
+    sizes: dict[str, Any] = {
+        "rows": rows,
+        "count": count,
+        "rest": rest,
+        "block": min(BLOCK, 1 << (total - 1).bit_length()),
+    }
+    grid = (ceil_divide(total, sizes["block"]),)
+    if not x.dtype.is_float:
+        wide = x.dtype if x.dtype in (int32, int64) else int64
+        table = launch(add_integers, grid, places, flat, full(shape=(copies, numbers), value=0, dtype=wide), **sizes)
+        return x + cast(reshape(_join_copies(table), shape=x.shape), dtype=x.dtype)
+    zeros = full(shape=(copies, WORDS + 1, numbers), value=0, dtype=int64)
+    table = launch(add_floats, grid, places, flat, zeros, **sizes)
+    words = _join_copies(table)
+    memory, held = OutputMemory(TensorType((numbers,), x.dtype)), min(JOINED, 1 << (numbers - 1).bit_length())
+    found = launch(
+        round_sums, (ceil_divide(numbers, held),), reshape(x, shape=(numbers,)), words, memory, block=held
+    )  # fmt: skip
+    return reshape(found, shape=x.shape)
+
+
+def _join_copies(table: Tensor) -> Tensor:
+    """The sum of the copies of a table, which is the table itself where there is one."""
+    return reshape(table, shape=table.shape[1:]) if table.shape[0] == 1 else reduce.sum(table, axis=0)

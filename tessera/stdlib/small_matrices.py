@@ -1,0 +1,145 @@
+"""Small matrices: solutions of systems (LU with partial pivoting) and Cholesky factors of a batch of them.
+
+A program in the kernel language holds some matrices as one block, and reads their rows and columns by masked sums.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.types import DType, TensorType, f32, f64
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.shape import reshape
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+MAX_SIDE = 32  # rows and columns of a matrix
+BLOCK = 512  # elements of the matrices of a program
+
+
+def number_rows(size):
+    """The numbers of the rows of a block of matrices [B, size, 1]."""
+    return tile.reshape(tile.arange(0, size), (1, size, 1))
+
+
+def number_columns(size):
+    """The numbers of the columns of a block of matrices [B, 1, size]."""
+    return tile.reshape(tile.arange(0, size), (1, 1, size))
+
+
+def pick(block, where, axis):
+    """What a block holds where a mask has one element along an axis, which is kept with size 1."""
+    mask = tile.broadcast(where, block.shape)
+    return tile.sum(tile.where(mask, block, 0), axis=axis, keepdims=True)
+
+
+def replace(block, where, new):
+    """A block with other elements where a mask holds; mask and elements are broadcast."""
+    return tile.where(tile.broadcast(where, block.shape), tile.broadcast(new, block.shape), block)
+
+
+@kernel
+def solve_systems(a, b, out, *, together, side, width):
+    """out[l] = the x with a[l] x = b[l], for a [L, N, N] and b [L, N, K], on the grid (ceil(L / together),).
+
+    `side` and `width` are powers of two that hold N and K.
+    """
+    first, count = tile.program_id(0) * together, a.shape[1]
+    matrix = tile.load(a[first : first + together, 0:side, 0:side], edge="clip")
+    right = tile.load(b[first : first + together, 0:side, 0:width], edge="clip")
+    rows, columns, narrow = number_rows(side), number_columns(side), (together, side, 1)
+    exists = tile.reshape(first + tile.arange(0, together) < a.shape[0], (together, 1, 1))
+    for k in tile.range(0, count, 1):
+        column = pick(matrix, columns == k, 2)
+        size = tile.where(column != column, float("inf"), tile.abs(column))  # NaN is taken as a pivot
+        left = tile.broadcast((rows >= k) & (rows < count), narrow)
+        size = tile.where(left, size, -1.0)
+        best = tile.broadcast(tile.max(size, axis=1, keepdims=True), narrow)
+        number = tile.broadcast(rows, narrow)
+        chosen = tile.min(tile.where(size == best, number, side), axis=1, keepdims=True)
+        is_chosen = number == tile.broadcast(chosen, narrow)
+        pivot_row, pivot_right = pick(matrix, is_chosen, 1), pick(right, is_chosen, 1)
+        pivot = pick(column, is_chosen, 1)
+        tile.assert_((pivot != 0) | ~exists, "solve: a matrix is singular")
+        other = pick(column, rows == k, 1)
+        matrix = replace(matrix, is_chosen, pick(matrix, rows == k, 1))
+        right = replace(right, is_chosen, pick(right, rows == k, 1))
+        column = replace(column, is_chosen, other)
+        matrix, right = replace(matrix, rows == k, pivot_row), replace(right, rows == k, pivot_right)
+        factor = tile.where(tile.broadcast(rows > k, narrow), column / tile.broadcast(pivot, narrow), 0.0)
+        matrix = matrix - tile.broadcast(factor, matrix.shape) * tile.broadcast(pivot_row, matrix.shape)
+        right = right - tile.broadcast(factor, right.shape) * tile.broadcast(pivot_right, right.shape)
+    for i in tile.range(0, count, 1):
+        k = count - 1 - i
+        column, found = pick(matrix, columns == k, 2), pick(right, rows == k, 1)
+        found = found / tile.broadcast(pick(column, rows == k, 1), found.shape)
+        factor = tile.where(tile.broadcast(rows < k, narrow), column, 0.0)
+        right = right - tile.broadcast(factor, right.shape) * tile.broadcast(found, right.shape)
+        right = replace(right, rows == k, found)
+    tile.store(out[first : first + together, 0:side, 0:width], right, edge="clip")
+
+
+@kernel
+def factor_symmetric(a, out, *, together, side):
+    """out[l] = the lower triangular factor of a[l] [N, N], of which the lower triangle is read.
+
+    The grid is (ceil(L / together),); `side` is a power of two that holds N.
+    """
+    first, count = tile.program_id(0) * together, a.shape[1]
+    rows, columns = number_rows(side), number_columns(side)
+    given = tile.load(a[first : first + together, 0:side, 0:side], edge="clip")
+    lower = tile.broadcast(rows >= columns, given.shape)
+    matrix = tile.where(lower, given, tile.transpose(given, 1, 2))
+    exists = tile.reshape(first + tile.arange(0, together) < a.shape[0], (together, 1, 1))
+    for k in tile.range(0, count, 1):
+        column, row = pick(matrix, columns == k, 2), pick(matrix, rows == k, 1)
+        square = pick(column, rows == k, 1)
+        tile.assert_((square > 0) | ~exists, "cholesky: a matrix is not positive definite")
+        root = tile.sqrt(square)
+        column = replace(column / tile.broadcast(root, column.shape), rows == k, root)
+        row = row / tile.broadcast(root, row.shape)
+        change = tile.broadcast(column, matrix.shape) * tile.broadcast(row, matrix.shape)
+        after = tile.broadcast((rows > k) & (columns > k), matrix.shape)
+        matrix = replace(tile.where(after, matrix - change, matrix), columns == k, column)
+    tile.store(out[first : first + together, 0:side, 0:side], tile.where(lower, matrix, 0.0), edge="clip")
+
+
+def is_small(dtype: DType, *sides: int) -> bool:
+    """Whether the matrices of these sides, of f32 or f64, are computed here."""
+    return dtype in (f32, f64) and all(0 < n <= MAX_SIDE for n in sides)
+
+
+def solve_batch(a: Tensor, b: Tensor) -> Tensor:
+    """X [..., N, K] with `a` X = `b`, for `a` [..., N, N] and `b` [..., N, K]."""
+    count, width = int(b.shape[-2]), int(b.shape[-1])
+    held, side, columns = _fold(a), _power_of_two(count), _power_of_two(width)
+    together = max(BLOCK // (side * max(side, columns)), 1)
+    shape = (held.shape[0], count, width)
+    found = launch(
+        solve_systems, (ceil_divide(shape[0], together),), held, reshape(b, shape=shape),
+        OutputMemory(TensorType(shape, b.dtype)), together=together, side=side, width=columns,
+    )  # fmt: skip
+    return reshape(found, shape=b.shape)
+
+
+def factor_batch(x: Tensor) -> Tensor:
+    """The lower triangular L [..., N, N] with L Lᵀ = `x`."""
+    held, side = _fold(x), _power_of_two(int(x.shape[-1]))
+    together = max(BLOCK // (side * side), 1)
+    memory = OutputMemory(TensorType(tuple(held.shape), x.dtype))
+    grid = (ceil_divide(held.shape[0], together),)
+    return reshape(launch(factor_symmetric, grid, held, memory, together=together, side=side), shape=x.shape)
+
+
+def _fold(x: Tensor) -> Any:
+    """The matrices of all leading axes as [L, M, N]."""
+    return reshape(x, shape=(math.prod(int(n) for n in x.shape[:-2]), *x.shape[-2:]))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()

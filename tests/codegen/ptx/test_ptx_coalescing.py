@@ -1,0 +1,77 @@
+"""Neighbours of a thread: 16 bytes where accesses are aligned, else the threads of a warp access neighbours."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.ptx.emission import GlobalAccess
+from tessera.codegen.ptx.ops import get_fact
+from tessera.codegen.ptx.pipeline import list_passes
+from tessera.runtime import driver
+
+
+def widths(function, *inputs):
+    """The vector width of each kernel of a function."""
+    module = driver.lower(ts.jit(function).trace(*inputs).function, "ptx")["tile"]
+    for each in list_passes("sm_90a"):
+        module = each.run(module)
+        if all("ptx.vector" in f.attrs for f in module.functions[1:]):
+            break
+    return [get_fact(f, "vector") for f in module.functions[1:]]
+
+
+def softmax(x):
+    return ts.softmax(x, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "wanted"),
+    [(512, "f4", 4), (515, "f4", 1), (512, "f2", 8), (515, "f2", 1), (514, "f2", 2), (514, "f4", 2), (513, "f8", 1)],
+)
+def test_rows_that_start_anywhere(columns, dtype, wanted):
+    assert widths(softmax, np.zeros((40, columns), dtype)) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda x: x.T * 1.0, 4),
+        (lambda x: ts.cumsum(x, axis=1), 4),
+        (lambda x: ts.permute(ts.reshape(x, (40, 515, 1)), (0, 2, 1)) * 2.0, 1),
+    ],
+)
+def test_transposes_and_scans_hold_neighbours(function, wanted):
+    """A warp that stores one element of each of 32 rows would write 32 sectors."""
+    assert set(widths(function, np.zeros((40, 515), "f4"))) == {wanted}
+
+
+def test_short_rows_weigh_shuffles():
+    """Rows of 37 elements would be reduced across all lanes of a warp, eight of them in each thread."""
+    assert widths(softmax, np.zeros((5000, 37), "f4"))[0] > 1 and widths(softmax, np.zeros((50, 8191), "f4")) == [1]
+
+
+def test_costs_of_accesses():
+    """Loads of aligned rows cost least in vectors; a store of parts of sectors costs each of them."""
+    aligned, single = GlobalAccess(1, 4, 4, False), GlobalAccess(1, 4, 1, True)
+    assert aligned.cost(4) < aligned.cost(1) and single.cost(1) < single.cost(2) < single.cost(4)
+    assert GlobalAccess(1, 2, 8, True).cost(8) < GlobalAccess(1, 2, 1, True).cost(1)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", ml_dtypes.bfloat16])
+def test_results_of_odd_rows(dtype, rng):
+    x = rng.normal(size=(3, 4099)).astype(dtype)
+    lowered = driver.lower(ts.jit(softmax).trace(x).function, "ptx")
+    (ours,) = driver.run_level(lowered, "target", [x], "ptx")
+    wide = np.exp(x.astype("f8"))
+    np.testing.assert_allclose(
+        ours.astype("f8"), wide / wide.sum(-1, keepdims=True), rtol=1e-6 if dtype == "f4" else 1e-2
+    )
+
+
+def test_long_rows_are_cut_finer_where_there_are_many():
+    def tiles(rows):
+        module = driver.lower(ts.jit(softmax).trace(np.zeros((rows, 40001), "f4")).function, "ptx")["schedule"]
+        return [n.attrs["schedule"]["tile"][1] for n in module.main.body.nodes if n.op.name == "schedule.kernel"]
+
+    assert tiles(2000) == [8192] and tiles(200) == [32768] and tiles(300) == [16384]

@@ -1,0 +1,76 @@
+"""Small matrices on a GPU are solved and factored by kernels: they agree with NumPy, and refuse what has no result."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.errors import ExecutionError
+from tessera.runtime import driver
+
+SIDES = [(1, 1), (2, 3), (5, 4), (14, 4), (17, 1), (32, 32)]
+
+
+def run(function, *inputs, levels=("tile", "target")):
+    lowered = driver.lower(ts.jit(function).trace(*inputs).function, "ptx")
+    assert any(f.name.startswith(("solve_systems", "factor_symmetric")) for f in lowered["tile"].functions)
+    return [driver.run_level(lowered, level, list(inputs), "ptx")[0] for level in levels]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(("side", "width"), SIDES)
+def test_solutions(side, width, dtype):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(3, 2, side, side)).astype(dtype)
+    a[0, 0] = a[0, 0, ::-1] * 1e-3
+    b = rng.normal(size=(3, 2, side, width)).astype(dtype)
+    # Backward error (Higham 2002, chapter 9): the solution is that of a matrix nearby.
+    allowed = 2 * side * np.finfo(dtype).eps * (np.abs(a).sum(-1).max(-1)[..., None, None])
+    for ours in run(ts.solve, a, b):
+        assert ours.dtype == dtype
+        wide = ours.astype("f8")
+        assert (np.abs(a.astype("f8") @ wide - b) <= allowed * np.abs(wide).max(-2, keepdims=True)).all()
+
+
+def test_pivots():
+    """Zeros on the diagonal, permuted rows, and rows of very different sizes."""
+    a = np.array([[0, 2, 0], [0, 0, 3], [4, 0, 0]], "f4")
+    near = np.array([[1e-9, 1, 1], [1, 1, 2], [3, 1, 1]], "f4")
+    b = np.arange(1, 7, dtype="f4").reshape(3, 2)
+    for matrix in (a, near):
+        for ours in run(ts.solve, matrix, b):
+            np.testing.assert_allclose(ours, np.linalg.solve(matrix.astype("f8"), b), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("side", [1, 2, 9, 20, 32])
+def test_factors(side, dtype):
+    """The lower triangle is read, as LAPACK does."""
+    x = np.random.default_rng(0).normal(size=(5, side, side))
+    x = (x @ x.transpose(0, 2, 1) + side * np.eye(side)).astype(dtype)
+    x += np.triu(np.ones((side, side), dtype), 1)
+    want = np.linalg.cholesky(x.astype("f8"))
+    for ours in run(ts.cholesky, x):
+        np.testing.assert_allclose(
+            ours, want, rtol=2e-5 if dtype == "f4" else 1e-12, atol=1e-5 if dtype == "f4" else 1e-14
+        )
+        assert not np.triu(ours, 1).any()
+
+
+def test_what_has_no_result():
+    singular, indefinite = np.ones((3, 4, 4), "f4"), np.eye(4, dtype="f4")[None].repeat(3, 0)
+    indefinite[1, 2, 2] = -1
+    with pytest.raises(ExecutionError, match="singular"):
+        run(ts.solve, singular, np.ones((3, 4, 2), "f4"))
+    with pytest.raises(ExecutionError, match="positive definite"):
+        run(ts.cholesky, indefinite)
+    with pytest.raises(ExecutionError, match="singular"):
+        ts.jit(ts.solve, target="ptx")(singular, np.ones((3, 4, 2), "f4"))
+    unknown = np.eye(4, dtype="f4")[None] * np.float32(np.nan)
+    assert np.isnan(run(ts.solve, unknown, np.ones((1, 4, 1), "f4"))[0]).all()
+    with pytest.raises(ExecutionError, match="positive definite"):
+        run(ts.cholesky, unknown)
+
+
+def test_larger_matrices_stay_with_the_host():
+    lowered = driver.lower(ts.jit(ts.cholesky).trace(np.eye(33, dtype="f4")).function, "ptx")
+    assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())

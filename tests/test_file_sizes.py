@@ -1,0 +1,31 @@
+"""File sizes: a module is a subject of at most 600 lines. What is longer is stated here with its reason."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 600
+# Longer modules, each with its most lines and the reason; a new one is split by subject instead.
+LONG = {
+    "tessera/codegen/ptx/runtime/gpu_program.py": (640, "a program on a GPU: its launches, its graph and its errors"),
+    "tessera/core/symbolic_dim.py": (620, "polynomials and the proofs about them, which call each other"),
+    "tessera/frontend/jit/tracing.py": (740, "the state of a traced function, its calls and its programs: one class"),
+    "tessera/frontend/kernel/kernel_function.py": (640, "a kernel, its launches and its decorators"),
+    "tessera/nn/module.py": (740, "a module and the containers into which it wraps lists and dicts of modules"),
+    "tessera/ops/tensor/shape.py": (660, "each op with all its rules"),
+    "tessera/stablehlo/parser.py": (660, "one recursive-descent parser"),
+}
+
+
+def count_lines(file: Path) -> int:
+    return file.read_text(encoding="utf-8").count("\n")
+
+
+def test_modules_are_short():
+    sizes = {str(file.relative_to(ROOT)): count_lines(file) for file in (ROOT / "tessera").rglob("*.py")}
+    long = {name: size for name, size in sizes.items() if size > LONG.get(name, (MAX_LINES, ""))[0]}
+    assert len(sizes) > 100 and not long
+
+
+def test_stated_modules_are_long():
+    """A module that is short again loses its line above."""
+    assert not [name for name in LONG if count_lines(ROOT / name) <= MAX_LINES]
