@@ -212,11 +212,12 @@ def test_passes_of_one_function_and_of_loops():
     assert "ts.exp2" in found and "ts.exp" not in found
 
 
+# The class has a name of its own: the pages' passes may be registered in the same process.
 PROGRAM = """
 import tessera as ts
 
 @ts.compiler.graph_pass
-class Leaky(ts.compiler.GraphPass):
+class Sloped(ts.compiler.GraphPass):
     def run(self, graph):
         return self.replace_pattern(graph, ["relu"], lambda x: ts.maximum(x, x * 0.01))
 
@@ -232,11 +233,11 @@ def test_inspect_shows_and_bisect_blames_a_wrong_pass(tmp_path, capsys):
     name = f"{tmp_path / 'program.py'}:layer"
     with only():
         assert main(["inspect", name, "--pass-by-pass"]) == 0
-        assert "after Leaky" in capsys.readouterr().out
+        assert "after Sloped" in capsys.readouterr().out
         assert main(["bisect", name]) == 1
-        assert "Leaky is the first step that goes wrong" in capsys.readouterr().out
+        assert "Sloped is the first step that goes wrong" in capsys.readouterr().out
         assert main(["run", name, "--target", "llvm"]) == 2
-        assert "VerifyError: the compiler pass Leaky changes" in capsys.readouterr().err
+        assert "VerifyError: the compiler pass Sloped changes" in capsys.readouterr().err
 
 
 class Noting(GraphPass):

@@ -20,7 +20,7 @@ class Fake:
         return case
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")  # the second of JAX
 def test_a_new_process_after_each_failure(monkeypatch):
     monkeypatch.setattr(compare_on_gpu, "Gpu", Fake)
     cases = [1, "raises", 2, "raises", "dies", 3, 4]
