@@ -30,6 +30,7 @@ QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
 FOREVER = (True,)  # the condition of a run to its end
+MANY_WORDS = 50_000  # new objects after which the collector's next walk would be long
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
@@ -46,7 +47,8 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():
+            # The count of frozen objects walks through all of them.
+            if gc.get_count()[0] > MANY_WORDS and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
