@@ -4,6 +4,11 @@ import gc
 import os
 from pathlib import Path
 
+# Before NumPy and PyTorch: the threads of their libraries wait for each other in loops, which takes the processors from
+# the tests beside this one.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
