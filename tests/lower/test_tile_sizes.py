@@ -65,3 +65,16 @@ def test_products_with_many_rows_divide_them():
     reads, programs = count_packed(lambda x, w: x @ w, (512, 512), (512, 32))
     assert reads > 1
     assert programs >= 4
+
+
+def test_programs_of_narrow_operands_hold_more_rows():
+    """Four bytes are multiplied at once, but packed one by one."""
+    given = [np.zeros(size, np.int8) for size in ((349, 4824), (4824, 840))]
+    function = ts.jit(lambda a, b: ts.matmul(a, b, dtype=ts.int32)).trace(*given).function
+    kernel = next(n for n in lower(function, "llvm")["schedule"].main.body.nodes if n.op is schedule.kernel)
+    assert kernel.attrs["schedule"]["tile"][0] == 349
+
+
+def test_rows_of_products_are_divided_with_least_padding():
+    (_, _, rows), *_ = choose(lambda a, b: a @ b, (349, 1000), (1000, 840))
+    assert -(-349 // rows) * rows - 349 <= 2

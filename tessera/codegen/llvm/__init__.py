@@ -85,7 +85,8 @@ class LlvmBackend:
         """The LLVM text of a Tile module.
 
         Options: `vector_bytes` (default: the host's), `pair_products` (products of bf16 and of 8-bit integers multiply
-        two elements at a time; default: whether the host has the instructions), `debug` (default true: lines have
+        two elements at a time; default: whether the host has the instructions), `quad_products` (then those of 8-bit
+        integers multiply four; the same default), `debug` (default true: lines have
         debug locations).
         """
         return _import_compiler().emit(self.name, self.capabilities, module, options)  # type: ignore[no-any-return]

@@ -19,19 +19,20 @@ from tessera.codegen.contract import (
 )
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
-from tessera.codegen.llvm.runtime.jit import has_pair_products
+from tessera.codegen.llvm.runtime.jit import has_products
 from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
 from tessera.codegen.llvm.text.kernel_emitter import LlvmOptions, emit_module
+from tessera.codegen.llvm.text.pair_products import PAIRS, QUADS
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY
 from tessera.ops.tensor import basic, reduce, shape
 
-OPTION_NAMES = ("vector_bytes", "pair_products", "debug", "schedule")
+OPTION_NAMES = ("vector_bytes", "pair_products", "quad_products", "debug", "schedule")
 COVERAGE = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
 
 
@@ -45,12 +46,14 @@ def emit(name: str, capabilities: Capabilities, module: Module, options: Mapping
         check_resources(module, name, capabilities)
     vector = int(options.get("vector_bytes", capabilities.vector_bytes))
     ready = run_passes(list_passes(module), module)
-    pairs = bool(options.get("pair_products", vector == capabilities.vector_bytes and has_pair_products()))
-    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True)), pairs))
+    native = vector == capabilities.vector_bytes
+    pairs = bool(options.get("pair_products", native and has_products(PAIRS)))
+    quads = pairs and bool(options.get("quad_products", native and has_products(QUADS)))
+    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True)), pairs, quads))
     text = seal_plan(emission.text, emission.plan)
     described = build_manifest(
         name, module, emission.plan, text, split_parameters(emission.plan),
-        {"vector_bytes": vector, "pair_products": pairs},
+        {"vector_bytes": vector, "pair_products": pairs, "quad_products": quads},
         options.get("schedule"), ("llvmlite",),
     )  # fmt: skip
     return Artifact(described, {TEXT_FILE: text})

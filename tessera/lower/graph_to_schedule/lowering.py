@@ -20,7 +20,15 @@ from tessera.lower import lowering_plan
 from tessera.lower.graph_to_schedule import host_ops, kernel_body
 from tessera.lower.graph_to_schedule.fusion import FusionCluster, form_clusters, strip_reshapes
 from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, collapse_dims, point_rules
-from tessera.lower.indexing_maps import BodyIndexing, IndexDigit, IndexExpr, KernelDims, analyse_body, get_shape
+from tessera.lower.indexing_maps import (
+    BodyIndexing,
+    IndexDigit,
+    IndexExpr,
+    KernelDims,
+    analyse_body,
+    get_shape,
+    get_tensor_type,
+)
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule
 from tessera.ops.tensor import basic, contractions
@@ -102,13 +110,15 @@ class TileSizeSearch:
         radices = {r for d in found for r in (d.divisor, d.divisor * d.modulus)}
         return {r for r in radices if isinstance(r, int) and r > 1}
 
-    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1) -> int:
+    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1, least_padding: bool = False) -> int:
         """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
         held, extent = 1, cast(Size, 1)
         for dim in dims:
             extent = extent * self.dims[dim][1]
             most = -(-find_size_limit(extent) // held) if isinstance(extent, Dim) else math.inf
-            size = self.cut(dim, int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held))
+            target, factor = int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held)
+            size = self.balance(dim, target, factor) if least_padding and self.extents[dim] > target else 0
+            size = size or self.cut(dim, target, factor)
             self.tile[dim] = size
             held *= size
             budget = budget // self._pad(size) if size >= self.extents[dim] else 0
@@ -182,21 +192,28 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     plan, k = tiling.plan, node.attrs["dim"]
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
     m, n = sorted(left - right), sorted(right - left)
-    tiling.fill(reversed(m), plan.m, plan.multiple)
+    narrow = _count_narrow_elements(node) if plan.product_pack else 1
+    packs = plan.product_pack > 0
+    tiling.fill(reversed(m), plan.m * narrow, 1 if packs else plan.multiple, packs)
     wide = plan.busy_n if plan.busy_n and _has_costly_epilogue(tiling.block, node) else plan.n
     inner = n[-1:] if plan.flat_windows and n and _fills_vectors(tiling.extents[n[-1]], plan) else n
-    tiling.fill(reversed(inner), wide, plan.multiple)
+    tiling.fill(reversed(inner), wide * min(narrow, 2), plan.multiple)
     if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
-        _balance_packing(tiling, m, n)
+        _balance_packing(tiling, m, n, plan.product_pack * narrow)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
 
 
-def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int]) -> None:
-    """Where there are fewer programs than wanted, the tiles of least cost.
+def _count_narrow_elements(product: Node) -> int:
+    """How many elements of the operands have 32 bits: so many are multiplied at once, but packed one by one."""
+    return max(32 // max(get_tensor_type(v).dtype.bits for v in product.args), 1)
+
+
+def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int], pack: int) -> None:
+    """Where there are fewer programs than wanted, the tiles of least cost; `pack` is that of an element.
 
     Each program packs its columns of the right operand again. The cost is the mean of what one thread and of what as
     many threads as programs are wanted need, in multiply-adds for each element of the contraction.
@@ -209,7 +226,7 @@ def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int])
         for columns in _halve(tiling, n, MIN_TILE_N):
             tiling.tile = [columns.get(d, rows.get(d, t)) for d, t in enumerate(whole)]
             programs, width = tiling.programs(), math.prod(columns.values())
-            each = (math.prod(rows.values()) + tiling.plan.product_pack) * width
+            each = (math.prod(rows.values()) + pack) * width
             found[tuple(tiling.tile)] = programs * each + wanted * each * -(-programs // wanted)
     tiling.tile = list(min(found.items(), key=lambda each: each[1])[0])
 

@@ -1,18 +1,20 @@
-"""Products of pairs of 16-bit elements: every packing, the processor's instructions, and subnormal numbers."""
+"""Products of pairs of 16-bit elements and of quads of bytes: packings, instructions, and subnormal numbers."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
+import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
-from tessera.codegen.llvm.text.pair_products import BF16, NATIVE, select_instructions
+from tessera.codegen.llvm.text.pair_products import BF16, INT8_UINT8, NATIVE, UINT8_INT8, select_instructions
 from tessera.core.types import bf16, f32, int4, int8, int32, uint8
 from tessera.ops.dialects import tile  # noqa: F401  (registers the ops of kernels)
 from tessera.ops.tensor import contractions, shape
 
-PAIRS = {"vector_bytes": 64, "pair_products": True}
+PAIRS = {"vector_bytes": 64, "pair_products": True, "quad_products": False}
+QUADS = {**PAIRS, "quad_products": True}
 SHAPES = [(13, 20, 37), (33, 32, 48), (1, 2, 16), (16, 33, 96), (5, 1, 20), (14, 7, 65)]
 TURNED = [(False, True), (True, False), (True, True)]
 
@@ -53,17 +55,48 @@ def test_transposed_operands(m, k, n, turned):
     agree(*product(draw(bf16, m, k), draw(bf16, k, n, seed=1), f32, turned), 1e-5, 1e-5, **PAIRS)
 
 
+WAYS = pytest.mark.parametrize("quads", [False, True], ids=["pairs", "quads"])
+
+
+@WAYS
 @pytest.mark.parametrize("dtype", [int8, uint8, int4], ids=str)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES[:4])
-def test_integers_are_exact(m, k, n, dtype):
+def test_integers_are_exact(m, k, n, dtype, quads):
     a, b = draw(dtype, m, k), draw(dtype, k, n, seed=1)
-    got = run(*product(a, b, int32, (False, n % 2 == 0)))
+    got = run(*product(a, b, int32, (False, n % 2 == 0)), quad_products=quads)
     np.testing.assert_array_equal(got, a.astype(np.int64) @ b.astype(np.int64))
 
 
-def test_extreme_integers_do_not_overflow():
-    a, b = np.full((16, 64), -128, np.int8), np.full((64, 32), -128, np.int8)
-    np.testing.assert_array_equal(run(*product(a, b, int32)), np.full((16, 32), 64 * 128 * 128))
+@WAYS
+@pytest.mark.parametrize("value", [-128, 127])
+def test_extreme_integers_do_not_overflow(value, quads):
+    a, b = np.full((16, 64), -128, np.int8), np.full((64, 32), value, np.int8)
+    got = run(*product(a, b, int32), quad_products=quads)
+    np.testing.assert_array_equal(got, np.full((16, 32), 64 * -128 * value))
+
+
+@pytest.mark.parametrize("turned", [(False, False), *TURNED], ids=str)
+@pytest.mark.parametrize("right", [int8, uint8], ids=str)
+@pytest.mark.parametrize("left", [int8, uint8], ids=str)
+def test_quads_of_either_sign(left, right, turned):
+    """The instruction takes one signed and one unsigned operand; the emulator runs the plain definition."""
+    a, b = draw(left, 21, 70), draw(right, 70, 38, seed=1)
+    module, arrays = product(a, b, int32, turned)
+    want = a.astype(np.int64) @ b.astype(np.int64)
+    emulated = [x.copy() for x in arrays]
+    BACKEND.interpreter(BACKEND.emit(module, QUADS))(emulated)
+    np.testing.assert_array_equal(emulated[-1], want)
+    np.testing.assert_array_equal(run(module, arrays, **QUADS), want)
+
+
+@pytest.mark.parametrize("dtype", [ts.bf16, ts.int8], ids=str)
+def test_rows_that_end_within_a_tile(dtype):
+    """Of the last tile only the rows of the operand are copied; what is behind them may be no memory at all."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, size).astype(dtype.numpy) for size in ((607, 40), (40, 48)))
+    wide = ts.int32 if dtype is ts.int8 else ts.f32
+    got = ts.jit(lambda a, b: ts.matmul(a, b, dtype=wide), target="llvm")(a, b)
+    np.testing.assert_array_equal(np.asarray(got), a.astype(np.float64) @ b.astype(np.float64))
 
 
 def test_batch():
@@ -107,12 +140,14 @@ def test_processors_without_the_instructions(dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     monkeypatch.setattr(jit, "find_pair_products", frozenset)
     a, b = draw(dtype, 33, 41), draw(dtype, 41, 48, seed=1)
-    got = run(*product(a, b, f32 if dtype is bf16 else int32))
+    got = run(*product(a, b, f32 if dtype is bf16 else int32), quad_products=True)
     np.testing.assert_allclose(got, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-4, atol=1e-4)
 
 
-def test_the_instruction_replaces_the_definition():
-    text = BACKEND.emit(product(draw(bf16, 16, 32), draw(bf16, 32, 32), f32)[0], PAIRS).text("kernels.ll")
-    assert BF16.instruction[-1] not in text
-    assert BF16.instruction[-1] in select_instructions(text, {p.feature for p in NATIVE})
+@pytest.mark.parametrize(("dtype", "used"), [(bf16, BF16), (int8, INT8_UINT8), (uint8, UINT8_INT8)], ids=str)
+def test_the_instruction_replaces_the_definition(dtype, used):
+    to = f32 if dtype is bf16 else int32
+    text = BACKEND.emit(product(draw(dtype, 16, 32), draw(dtype, 32, 32), to)[0], QUADS).text("kernels.ll")
+    assert used.instruction[-1] not in text
+    assert used.instruction[-1] in select_instructions(text, {p.feature for p in NATIVE})
     assert select_instructions(text, ()) == text

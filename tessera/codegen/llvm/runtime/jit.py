@@ -118,9 +118,9 @@ def _knows_instruction(product: PairProduct) -> bool:
         return False
 
 
-def has_pair_products() -> bool:
-    """Whether this processor has the instructions for products of pairs of both types."""
-    return len(find_pair_products()) == len(NATIVE)
+def has_products(products: Sequence[PairProduct]) -> bool:
+    """Whether this processor has the instructions for all these products."""
+    return {p.feature for p in products} <= find_pair_products()
 
 
 def _create_target_machine() -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import get_tensor_type, static_shape
-from tessera.codegen.llvm.table import scalar_functions
+from tessera.codegen.llvm.table import index_sets, scalar_functions
 from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
@@ -23,14 +23,13 @@ from tessera.codegen.llvm.text.builder import (
     LoopBuilder,
     RegisterType,
     format_literal,
-    format_prefix_mask,
     get_element_bytes,
     get_register_type,
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
 from tessera.core.errors import ArgumentError, UnsupportedOpError
-from tessera.core.types import DType, TensorType, int4, int64
+from tessera.core.types import DType, TensorType, bool_, int4, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
@@ -97,9 +96,9 @@ def emit_operation(body: LoopBody, lines: Any, operands: Sequence[tuple[LaneValu
 def emit_pointwise(body: LoopBody, node: Node, index: LaneIndex) -> LaneValue:
     """A pointwise op: operands are widened to the compute type, the result is rounded to its storage type."""
     lanes = [emit_element(body, v, index) for v in node.args]
-    ramp = _shift_ramp(body, node, lanes)
-    if ramp is not None:
-        return ramp
+    known = index_sets.compare_spans(node, lanes) or _shift_ramp(body, node, lanes)
+    if known is not None:
+        return known
     emission, compute_types = find_row(node), [_choose_compute_type(node, v) for v in node.args]
     operands = []
     for v, lane, wide in zip(node.args, lanes, compute_types, strict=True):
@@ -145,7 +144,26 @@ def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue
     if not (x.kind is LaneKind.RAMP and y.uniform) and not (x.uniform and y.kind is LaneKind.RAMP):
         return None
     name = body.text.let(f"{'add' if node.op is elementwise.add else 'sub'} i64 {x.name}, {y.name}", "i")
-    return LaneValue(name, LaneKind.RAMP, math.gcd(x.divisor, y.divisor), step)
+    span = index_sets.shift_span(x, y, 1 if node.op is elementwise.add else -1)
+    return LaneValue(name, LaneKind.RAMP, math.gcd(x.divisor, y.divisor), step, span=span)
+
+
+@element_rule(elementwise.where)
+def _(body, node, index):
+    condition = emit_element(body, node.args[0], index)
+    if condition.name in ("true", "false"):
+        return emit_element(body, node.args[1 if condition.name == "true" else 2], index)
+    return emit_pointwise(body, node, index)
+
+
+@element_rule(elementwise.bitwise_and)
+def _(body, node, index):
+    lanes = [emit_element(body, v, index) for v in node.args]
+    names = [lane.name for lane in lanes]
+    if node.out.type.dtype == bool_ and {"true", "false"} & {*names}:
+        # A constant decides, or leaves the other operand.
+        return lanes[names.index("false")] if "false" in names else lanes[1 - names.index("true")]
+    return emit_pointwise(body, node, index)
 
 
 @element_rule(basic.cast)
@@ -267,7 +285,7 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
             return LaneValue(body.text.add(a.name, b.name), body.kind_of(a, b), multiple)
     if LaneKind.VARYING not in (a.kind, b.kind) and (a.uniform or b.uniform):
         step = a.step if a.kind is LaneKind.RAMP else b.step
-        return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple, step)
+        return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple, step, span=index_sets.shift_span(a, b))
     t = RegisterType("i64", body.width)
     name = body.text.let(f"add {t} {body.broadcast_lane(a, t)}, {body.broadcast_lane(b, t)}", "i")
     repeated, other = (a, b) if a.repeat else (b, a)
@@ -514,23 +532,19 @@ def _emit_innermost_loop(
         emit_scalar_loops(kernel, shape, axes, index, lambda out_shape: visit(LoopBody(kernel), tuple(out_shape)))
         return
     before, outer = kernel.text.new_section(), dict[object, LaneValue]()
-    for start, stop, step, mask in strip_mine(shape[axis], fit_vector_width(width, shape[axis])):
-        with LoopBuilder(kernel.text, start, stop, step) as loop:
-            visit(LoopBody(kernel, step, mask, before, outer), make_ramp_index(index, axis, loop.index, step))
+    count = shape[axis]
+    for strip in index_sets.strip_mine(count, fit_vector_width(width, count), index_sets.find_cuts(kernel, count)):
+        with LoopBuilder(kernel.text, str(strip.start), str(strip.stop), strip.width) as loop:
+            ramp = make_ramp_index(index, axis, loop.index, strip.width, (strip.start, strip.stop - 1))
+            visit(LoopBody(kernel, strip.width, strip.mask, before, outer), ramp)
 
 
-def strip_mine(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
-    """An axis as full vectors and a masked remainder: (start, stop, step, mask)."""
-    full = count // width * width
-    whole = [("0", str(full), width, None)] if full else []
-    rest = [(str(full), str(count), width, format_prefix_mask(width, count - full))] if count > full else []
-    return [*whole, *rest]
-
-
-def make_ramp_index(index: Sequence[LaneValue], axis: int, base: str, width: int) -> LaneIndex:
+def make_ramp_index(
+    index: Sequence[LaneValue], axis: int, base: str, width: int, span: tuple[int, int] | None = None
+) -> LaneIndex:
     """An index that is a ramp along one axis, from `base`, a multiple of the width."""
     out_shape = [*index]
-    out_shape[axis] = LaneValue(base, LaneKind.RAMP, width)
+    out_shape[axis] = LaneValue(base, LaneKind.RAMP, width, span=span)
     return tuple(out_shape)
 
 

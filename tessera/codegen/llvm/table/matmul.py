@@ -25,14 +25,17 @@ from tessera.codegen.llvm.table.loop_fusion import (
 from tessera.codegen.llvm.table.microkernels import MicroKernel, choose_register_tile
 from tessera.codegen.llvm.table.pair_operands import (
     choose_pair_product,
-    clear_last_column,
+    clear_last_columns,
     emit_choice,
+    emit_offsets,
+    find_flipped_bits,
     find_least,
     get_packed_dtype,
     pack_pairs,
     require_pair_kernel,
     view_as_pairs,
 )
+from tessera.codegen.llvm.table.row_packing import copy_rows
 from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view, find_view
 from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
@@ -48,9 +51,9 @@ from tessera.codegen.llvm.text.builder import (
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
-from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16
+from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16, INT16
 from tessera.core.symbolic_dim import Dim, round_up
-from tessera.core.types import bf16, int32
+from tessera.core.types import DType, bf16, int8, int32, uint8
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import contractions, shape
 
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 
 
 MAX_UNPACKED_ROWS = 16  # with at most these rows, packing B costs more than it saves
+PREFETCHED_ROWS = 16  # so many rows of B lie between one that is packed and the one that is fetched
+CACHE_LINE = 64
 CACHE_SET_STRIDE = 1024  # rows at multiples of this stride in bytes map to the same cache sets
 
 
@@ -124,8 +129,11 @@ class MatmulEmitter:
         registers = 32 if kernel.vector_bytes == 64 else 16
         self.tile = choose_register_tile(self.rows, self.vectors, registers)
         self.pair = choose_pair_product(kernel, self.a, self.b, self.dtype, self.width)
-        self.steps = -(-self.depth // 2) if self.pair else self.depth  # of a microkernel along K
+        self.parts = self.pair.parts if self.pair else 1  # elements of K in a lane
+        self.steps = -(-self.depth // self.parts)  # of a microkernel along K
+        self.flipped = find_flipped_bits(self.pair, self.b)
         self.choice = ""  # whether the instruction for pairs of bf16 may be used
+        self.offsets: StridedMemRef | None = None  # what the sums of each row begin with
 
     def emit(self) -> None:
         """Emit packing and tiles for each index of the batch axes."""
@@ -183,6 +191,8 @@ class MatmulEmitter:
         a = self._select_matrix(a, index) if a is not None else self._pack_a(index)
         b = self._select_matrix(b, index) if b is not None else None
         c = self._select_matrix(self.target, index)
+        if self.pair and self.flipped:
+            self.offsets = emit_offsets(self.kernel, a, self.rows, self.depth, self.pair)
         least = find_least(self.kernel, a, self.rows, int(a.strides[0]), self.depth) if self.pair is BF16 else ""
         for columns in self._split_columns():
             panels = self._view_as_panels(columns, b) if b is not None else self._pack_b(index, columns)
@@ -219,19 +229,24 @@ class MatmulEmitter:
                     emit_element_pointer(kernel, a, [row, ZERO_LANE]),
                     emit_element_pointer(kernel, c, [row, LaneValue(first)]),
                 )
-                choice = f", i1 {self.choice}" if self.choice else ""
-                text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{choice})")
-                for m in (a, b, c):
+                text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{self._format_extra(row)})")
+                for m in (a, b, c, *((self.offsets,) if self.offsets else ())):
                     kernel.scratch.record_access(m)
+
+    def _format_extra(self, row: LaneValue) -> str:
+        """The further argument of a microkernel of pairs: which definition, or the offsets of the rows."""
+        if self.offsets is not None:
+            return f", ptr {emit_element_pointer(self.kernel, self.offsets, [row])}"
+        return f", i1 {self.choice}" if self.choice else ""
 
     def _require_microkernel(
         self, rows: AxisTiles, columns: AxisTiles, a: StridedMemRef, b: StridedMemRef, c: StridedMemRef
     ) -> str:
         """Define the microkernel of a panel; its name."""
         t = get_register_type(self.dtype, self.width)
-        a_depth = 2 if self.pair else int(a.strides[1])
+        a_depth = self.parts if self.pair else int(a.strides[1])
         strides = (int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
-        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, self.add, self.pair)
+        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, self.add, self.pair, bool(self.flipped))
         if self.pair:
             exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None
             return require_pair_kernel(self.kernel, micro, exact)
@@ -243,20 +258,36 @@ class MatmulEmitter:
         return find_least(self.kernel, b, panels * pairs, 2 * int(b.strides[1]), 2 * columns)
 
     def _pack_a(self, index: list[LaneValue]) -> StridedMemRef:
-        """A packed row-major in the accumulator type, or as numbers of 16 bits."""
+        """A packed row-major in the accumulator type, or as numbers of 16 or 8 bits."""
         dtype = get_packed_dtype(self.pair) if self.pair else self.dtype
-        row = -(-self.depth // self.width) * self.width
-        row += self.width if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
-        source = self._find_turned(self.a, index)
-        room = round_up(self.rows, self.width) if source is not None else self.rows
+        lanes = self.width * self.parts
+        row = round_up(self.depth, lanes)
+        row += lanes if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
+        turned, rows = self._find_turned(self.a, index), self._find_rows(index)
+        room = round_up(self.rows, self.width) if turned is not None else self.rows
         m = self.kernel.scratch.allocate(dtype, (room, self.depth), (row, 1))
-        if source is not None:
-            self._pack_turned_rows(source, m)
+        if turned is not None:
+            self._pack_turned_rows(turned, m)
+        elif rows is not None:
+            copy_rows(self.kernel, rows, m, lanes)
         else:
             self._pack_operand(self.a, m, lambda body, inner_index: (*index, *inner_index))
-        if self.pair and self.depth % 2:
-            clear_last_column(self.kernel, m, self.depth)
+        if self.pair and self.depth % self.parts:
+            clear_last_columns(self.kernel, m, self.depth, self.pair)
         return m
+
+    def _find_rows(self, index: list[LaneValue]) -> ClippedView | None:
+        """A matrix of A whose elements are packed as they are, a register at a time."""
+        found = find_clipped_view(self.kernel, self.a) if self.pair else None
+        if found is None or found.memory.dtype not in self._list_plain_dtypes() or not found.is_whole_but_for(2):
+            return None
+        if found.memory.strides[-1] != 1 or not isinstance(found.memory.strides[-2], int):
+            return None
+        return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:])
+
+    def _list_plain_dtypes(self) -> tuple[DType, ...]:
+        """The types of operands whose elements are packed as they are."""
+        return {None: (self.dtype,), BF16: (bf16,), INT16: ()}.get(self.pair, (int8, uint8))
 
     def _pack_b(self, index: list[LaneValue], columns: AxisTiles) -> StridedMemRef:
         """B packed in panels; a panel's rows are contiguous."""
@@ -273,11 +304,25 @@ class MatmulEmitter:
         def place(body: LoopBody, inner_index: LaneIndex) -> LaneIndex:
             panel, k, n = inner_index
             text = body.text
-            start = text.add(str(columns.first * self.width), text.mul(panel.name, panel_columns))
+            with body.hoist(panel, k):
+                start = text.add(str(columns.first * self.width), text.mul(panel.name, panel_columns))
+                prefetch(k, LaneValue(start))
             return (*index, k, LaneValue(text.add(start, n.name), n.kind))
 
+        def prefetch(k: LaneValue, start: LaneValue) -> None:
+            if view is None or k.kind is not LaneKind.INVARIANT:
+                return
+            text, later = self.kernel.text, LaneValue(self.kernel.text.add(k.name, str(PREFETCHED_ROWS)))
+            at = emit_element_pointer(self.kernel, view, (*index, later, start))
+            size = panel_columns * get_element_bytes(view.dtype)
+            for offset in (*range(0, size, CACHE_LINE), size - 1):  # rows begin anywhere within a line
+                line = text.let(f"getelementptr i8, ptr {at}, i64 {offset}", "p")
+                text.line(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+
+        found = find_clipped_view(self.kernel, self.b)
+        view = found.memory if found is not None and found.memory.strides[-1] == 1 else None
         if self.pair:
-            pack_pairs(self.kernel, self.b, m, place, self.depth)
+            pack_pairs(self.kernel, self.b, m, place, self.depth, self.pair)
         else:
             self._pack_operand(self.b, m, place)
         return m
@@ -285,8 +330,9 @@ class MatmulEmitter:
     def _find_turned(self, v: Value, index: list[LaneValue]) -> ClippedView | None:
         """A matrix of an operand that lies in memory by columns, and is worth a transpose in registers."""
         found = find_clipped_view(self.kernel, v)
-        wanted = {None: self.dtype, BF16: bf16}.get(self.pair)
-        if found is None or found.memory.dtype != wanted or not found.is_whole_but_for(2) or self.width == 1:
+        if found is None or self.width == 1 or not found.is_whole_but_for(2):
+            return None
+        if found.memory.dtype not in self._list_plain_dtypes():
             return None
         m = found.memory
         if m.strides[-2] != 1 or not isinstance(m.strides[-1], int) or m.strides[-1] <= 1:
@@ -308,7 +354,7 @@ class MatmulEmitter:
         emit_transposes(self.kernel, get_register_type(m.dtype, width).of(unit), unit, source, m, squares)
 
     def _pack_columns(self, source: ClippedView, m: StridedMemRef, columns: AxisTiles) -> None:
-        """Pack contiguous columns of B: squares of its elements, or of pairs of them."""
+        """Pack contiguous columns of B: squares of its elements, or of lanes of them."""
         width, text = self.width, self.kernel.text
         t = get_register_type(m.dtype, width)
 
@@ -317,10 +363,11 @@ class MatmulEmitter:
             first = text.add(text.mul(panel.name, columns.size), text.add(column.name, str(columns.first)))
             k = text.mul(square.name, width)
             target = [panel, LaneValue(k), LaneValue(text.mul(column.name, width))]
-            return text.mul(first, width), text.mul(k, 2 if self.pair else 1), target
+            return text.mul(first, width), text.mul(k, self.parts), target
 
         squares = Squares((columns.count, columns.size, -(-self.steps // width)), place)
-        emit_transposes(self.kernel, t, "i16" if self.pair else t.element, source, m, squares)
+        unit = self.pair.unit if self.pair else t.element
+        emit_transposes(self.kernel, t, unit, source, m, squares, self.flipped)
 
     def _view_as_panels(self, columns: AxisTiles, b: StridedMemRef) -> StridedMemRef:
         """B in place, viewed as panels."""

@@ -1,6 +1,7 @@
 """Microkernels: a register tile of a product over all of K.
 
-A microkernel of pairs multiplies 16-bit elements, two of K at a time (`tessera/codegen/llvm/text/pair_products.py`).
+A microkernel of pairs multiplies 16-bit elements, two of K at a time, one of quads 8-bit elements, four at a time
+(`tessera/codegen/llvm/text/pair_products.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class MicroKernel:
     """A register tile of `rows` by `vectors` registers of one type; strides in elements.
 
     C[r, n] (+)= sum over k of A[r, k] B[k, n], where A has strides (`a_row`, `a_depth`), B has row stride `b_row` and C
-    `c_row`. With a `pair` product an element of B, and one k, is two numbers of 16 bits, and the strides of A count
-    such numbers.
+    `c_row`. With a `pair` product an element of B, and one k, is two numbers of 16 bits or four of 8, and the strides
+    of A count such numbers. With `offset` the sums of a row begin with a number of that row.
     """
 
     type: RegisterType
@@ -37,6 +38,7 @@ class MicroKernel:
     c_row: int
     add: bool
     pair: PairProduct | None = None
+    offset: bool = False
 
     @property
     def unroll(self) -> int:
@@ -47,15 +49,18 @@ class MicroKernel:
     def name(self) -> str:
         """The name of the function, which encodes all fields."""
         word = ("add" if self.add else "set") + (f".{self.pair.name}" if self.pair else "")
+        word += ".offset" if self.offset else ""
         strides = f"a{self.a_row}x{self.a_depth}.b{self.b_row}.c{self.c_row}"
         return f"ts.dot.{self.type.suffix}.{self.rows}x{self.vectors}x{self.depth}.{strides}.{word}"
 
     def text(self) -> Iterator[str]:
         """The function's lines."""
-        yield f"define internal void @{self.name}(ptr noalias %a, ptr noalias %b, ptr noalias %c) noinline #0 {{"
+        names = ("a", "b", "c", *(("offset",) if self.offset else ()))
+        parameters = ", ".join(f"ptr noalias %{name}" for name in names)
+        yield f"define internal void @{self.name}({parameters}) noinline #0 {{"
         yield "entry:"
         iterations = self.depth // self.unroll
-        state = {name: self.type.const(0) for name in self._accumulator_names()}
+        state = yield from self._load_offsets() if self.offset else self._clear()
         if iterations:
             state = yield from self._emit_loop(iterations, state)
         for k in range(iterations * self.unroll, self.depth):
@@ -66,6 +71,20 @@ class MicroKernel:
 
     def _accumulator_names(self) -> list[str]:
         return [f"{r}.{n}" for r in range(self.rows) for n in range(self.vectors)]
+
+    def _clear(self) -> Generator[str, None, AccumulatorNames]:
+        yield from ()
+        return {name: self.type.const(0) for name in self._accumulator_names()}
+
+    def _load_offsets(self) -> Generator[str, None, AccumulatorNames]:
+        """The number with which the sums of each row begin."""
+        t = self.type
+        for r in range(self.rows):
+            yield f"  %po.{r} = getelementptr {t.element}, ptr %offset, i64 {r}"
+            yield f"  %o.{r}.e = load {t.element}, ptr %po.{r}, align {t.bits // 8}"
+            yield f"  %o.{r}.s = insertelement {t} poison, {t.element} %o.{r}.e, i64 0"
+            yield f"  %o.{r} = shufflevector {t} %o.{r}.s, {t} poison, <{t.width} x i32> zeroinitializer"
+        return {name: f"%o.{name.split('.')[0]}" for name in self._accumulator_names()}
 
     def _emit_loop(self, iterations: int, state: AccumulatorNames) -> Generator[str, None, AccumulatorNames]:
         """The loop over K, unrolled; the accumulators after it."""
@@ -88,7 +107,7 @@ class MicroKernel:
     ) -> Generator[str, None, AccumulatorNames]:
         """One k: a row of B times each element of a column of A."""
         t = self._operand_type()
-        e, own = t.element, "i16" if self.pair else t.element
+        e, own = t.element, self.pair.unit if self.pair else t.element
         yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
         for n in range(self.vectors):
             yield f"  %pb.{n}.{tag} = getelementptr {e}, ptr %pb.{tag}, i64 {n * t.width}"
@@ -106,7 +125,8 @@ class MicroKernel:
 
     def _broadcast_a(self, tag: str, r: int) -> Iterator[str]:
         t, to = self._operand_type(), f"%a.{r}.{tag}"
-        e, own, aligned = t.element, "i16" if self.pair else t.element, 2 if self.pair else t.bits // 8
+        e, own = t.element, self.pair.unit if self.pair else t.element
+        aligned = t.bits // 8 // (self.pair.parts if self.pair else 1)
         yield f"  %pa.{r}.{tag} = getelementptr {own}, ptr %pa.{tag}, i64 {r * self.a_row}"
         if t.width == 1:
             yield f"  {to} = load {e}, ptr %pa.{r}.{tag}, align {aligned}"

@@ -1,22 +1,28 @@
-"""Pair operands: operands of 16 bits packed so that a register lane holds two adjacent elements of K.
+"""Pair operands: operands packed so that a register lane holds two elements of 16 bits adjacent in K, or four of 8.
 
-A is row-major, its rows of even length; B is in panels whose rows have a pair for each column. The instruction for bf16
-takes subnormal numbers as zero. Products whose operands' least exponents rule out subnormal operands, products and
-sums use it; the others use the plain definition.
+A is row-major, its rows filled up with zeros to whole lanes; B is in panels whose rows have a lane for each column. The
+instruction for bf16 takes subnormal numbers as zero. Products whose operands' least exponents rule out subnormal
+operands, products and sums use it; the others use the plain definition.
+
+The products of bytes take one signed operand and one unsigned. Where B is of the other kind, the high bits of its
+elements are inverted, which adds 128 to each or subtracts it, and `emit_offsets` computes what that changes in the sums
+of a row of A. All of this is exact modulo 2^32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import get_tensor_type
 from tessera.codegen.llvm.table.loop_fusion import emit_element, emit_loop_nest, emit_operation, widen_lane
 from tessera.codegen.llvm.table.microkernels import MicroKernel
+from tessera.codegen.llvm.table.row_packing import mask_lanes
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import LaneIndex, LaneKind, LaneValue, LoopBody, get_register_type
 from tessera.codegen.llvm.text.memory import StridedMemRef
-from tessera.codegen.llvm.text.pair_products import BF16, INT16, WIDTH, PairProduct
+from tessera.codegen.llvm.text.pair_products import BF16, INT8_UINT8, INT16, QUADS, UINT8_INT8, WIDTH, PairProduct
+from tessera.core.symbolic_dim import round_up
 from tessera.core.types import DType, bf16, f32, int4, int8, int16, int32, uint8
 from tessera.ir.core import Value
 
@@ -35,60 +41,79 @@ def choose_pair_product(kernel: LlvmKernelContext, a: Value, b: Value, to: DType
     dtypes = {get_tensor_type(v).dtype for v in (a, b)}
     if dtypes == {bf16} and to == f32:
         return BF16
-    return INT16 if dtypes <= {int8, uint8, int4} and to == int32 else None
+    if not (dtypes <= {int8, uint8, int4} and to == int32):
+        return None
+    if not kernel.quad_products:
+        return INT16
+    return UINT8_INT8 if get_tensor_type(a).dtype == uint8 else INT8_UINT8
 
 
 def get_packed_dtype(pair: PairProduct) -> DType:
     """The element type of a packed A."""
-    return bf16 if pair is BF16 else int16
+    return {BF16: bf16, INT16: int16, UINT8_INT8: uint8, INT8_UINT8: int8}[pair]
 
 
 def view_as_pairs(view: StridedMemRef | None, pair: PairProduct | None) -> bool:
-    """Whether pairs of adjacent elements of K can be read in place: K is the axis of stride 1, of even length."""
-    if view is None or pair is not BF16 or view.dtype != bf16:
+    """Whether lanes of adjacent elements of K can be read in place: K is the axis of stride 1, of whole lanes."""
+    if view is None or pair is None or view.dtype != get_packed_dtype(pair):
         return False
     rows, depth = view.shape[-2:]
-    return view.strides[-1] == 1 and isinstance(view.strides[-2], int) and int(depth) % 2 == 0 and int(rows) > 0
+    return (
+        view.strides[-1] == 1 and isinstance(view.strides[-2], int) and int(depth) % pair.parts == 0 and int(rows) > 0
+    )
 
 
-def clear_last_column(kernel: LlvmKernelContext, m: StridedMemRef, depth: int) -> None:
-    """Zeros behind rows of odd length: the other half of their last pair."""
-    text = kernel.text
+def clear_last_columns(kernel: LlvmKernelContext, m: StridedMemRef, depth: int, pair: PairProduct) -> None:
+    """Zeros behind rows that end within a lane."""
+    text, bytes_ = kernel.text, 4 // pair.parts
 
     def visit(body: LoopBody, index: LaneIndex) -> None:
         (row,) = index
-        place = text.add(text.mul(row.name, int(m.strides[0])), str(depth))
-        at = text.let(f"getelementptr i16, ptr {m.base}, i64 {place}", "p")
         kernel.scratch.record_access(m)
-        text.line(f"store i16 0, ptr {at}, align 2")
+        for column in range(depth, round_up(depth, pair.parts)):
+            place = text.add(text.mul(row.name, int(m.strides[0])), str(column))
+            at = text.let(f"getelementptr {pair.unit}, ptr {m.base}, i64 {place}", "p")
+            text.line(f"store {pair.unit} 0, ptr {at}, align {bytes_}")
 
     emit_loop_nest(kernel, [int(m.shape[0])], 1, visit)
 
 
-def pack_pairs(kernel: LlvmKernelContext, v: Value, m: StridedMemRef, place: object, depth: int) -> None:
-    """Compute the panels of B: the element of a panel is a pair. `place(body, (panel, k, n))` is an index of B."""
-    panels, pairs, columns = (int(n) for n in m.shape)
-    whole = depth // 2
+def find_flipped_bits(pair: PairProduct | None, b: Value) -> int:
+    """The bits of a lane of B that are inverted: the highest of each byte, where B is of the other kind."""
+    if pair not in QUADS:
+        return 0
+    is_signed = get_tensor_type(b).dtype != uint8
+    return 0x80808080 if is_signed == (pair is INT8_UINT8) else 0
 
-    def emit(body: LoopBody, index: LaneIndex, single: bool) -> None:
-        panel, pair, n = index
-        with body.hoist(pair):
-            first = LaneValue(body.text.mul(pair.name, 2), pair.kind)
-            second = LaneValue(body.text.add(first.name, "1"), pair.kind)
-        low = emit_half(body, v, place(body, (panel, first, n)))  # type: ignore[operator]
-        high = None if single else emit_half(body, v, place(body, (panel, second, n)))  # type: ignore[operator]
-        memory.store_lane(LoopBody(kernel, body.width) if columns != 1 else body, m, index, _join(body, low, high))
 
-    if whole:
-        emit_loop_nest(kernel, [panels, whole, columns], WIDTH, lambda body, index: emit(body, index, False))
-    if depth % 2:
-        last = LaneValue(str(pairs - 1))
+def pack_pairs(
+    kernel: LlvmKernelContext, v: Value, m: StridedMemRef, place: object, depth: int, pair: PairProduct
+) -> None:
+    """Compute the panels of B: the element of a panel is a lane. `place(body, (panel, k, n))` is an index of B."""
+    panels, lanes, columns = (int(n) for n in m.shape)
+    parts, flipped = pair.parts, find_flipped_bits(pair, v)
+
+    def emit(body: LoopBody, index: LaneIndex, count: int) -> None:
+        panel, lane, n = index
+        places = []
+        with body.hoist(lane):
+            first = LaneValue(body.text.mul(lane.name, parts), lane.kind)
+            for part in range(count):
+                places.append(LaneValue(body.text.add(first.name, str(part)), lane.kind) if part else first)
+        found = [emit_part(body, v, place(body, (panel, k, n))) for k in places]  # type: ignore[operator]
+        joined = _join(body, found, 32 // parts, flipped)
+        memory.store_lane(LoopBody(kernel, body.width) if columns != 1 else body, m, index, joined)
+
+    if whole := depth // parts:
+        emit_loop_nest(kernel, [panels, whole, columns], WIDTH, lambda body, index: emit(body, index, parts))
+    if rest := depth % parts:
+        last = LaneValue(str(lanes - 1))
         nest = [panels, 1, columns]
-        emit_loop_nest(kernel, nest, WIDTH, lambda body, index: emit(body, (index[0], last, index[2]), True))
+        emit_loop_nest(kernel, nest, WIDTH, lambda body, index: emit(body, (index[0], last, index[2]), rest))
 
 
-def emit_half(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
-    """An element as an integer of 32 bits whose low half is its bits; the high half is not defined."""
+def emit_part(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
+    """An element as an integer of 32 bits whose low ones are its bits; the others are not defined."""
     dtype, lane = get_tensor_type(v).dtype, emit_element(body, v, index)
     if dtype != bf16:
         return widen_lane(body, dtype, int32, lane)
@@ -101,14 +126,72 @@ def emit_half(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
     return emit_operation(body, lines, [(lane, dtype)])
 
 
-def _join(body: LoopBody, low: LaneValue, high: LaneValue | None) -> LaneValue:
-    """Two halves as one integer, in every lane."""
-    t = get_register_type(int32, body.width)
-    out = body.text.let(f"and {t} {body.broadcast_lane(low, t)}, {t.const(0xFFFF)}")
-    if high is not None:
-        shifted = body.text.let(f"shl {t} {body.broadcast_lane(high, t)}, {t.const(16)}")
-        out = body.text.let(f"or {t} {out}, {shifted}")
+def _join(body: LoopBody, parts: Sequence[LaneValue], bits: int, flipped: int) -> LaneValue:
+    """Elements of so many bits as one integer, in every lane; then some of its bits inverted."""
+    t, text = get_register_type(int32, body.width), body.text
+    out = ""
+    for n, part in enumerate(parts):
+        lane = text.let(f"and {t} {body.broadcast_lane(part, t)}, {t.const((1 << bits) - 1)}")
+        shifted = text.let(f"shl {t} {lane}, {t.const(n * bits)}") if n else lane
+        out = text.let(f"or {t} {out}, {shifted}") if n else shifted
+    out = text.let(f"xor {t} {out}, {t.const(flipped)}") if flipped else out
     return LaneValue(out, LaneKind.VARYING if body.width > 1 else LaneKind.INVARIANT)
+
+
+# The sums of rows of A.
+
+
+def emit_offsets(
+    kernel: LlvmKernelContext, a: StridedMemRef, rows: int, depth: int, pair: PairProduct
+) -> StridedMemRef:
+    """What the sums of each row of A begin with, where the highest bits of B are inverted.
+
+    The bytes 0x80 are -128 or 128, as which the product takes them: the change of every element of B.
+    """
+    offsets = kernel.scratch.allocate(int32, (rows,), (1,))
+    name = kernel.library.require(f"ts.offsets.{pair.name}", lambda: _define_offsets(pair))
+    kernel.library.require(pair.function, pair.text)
+    for m in (a, offsets):
+        kernel.scratch.record_access(m)
+    stride = int(a.strides[0])
+    kernel.text.line(f"call void @{name}(ptr {a.base}, i64 {rows}, i64 {stride}, i64 {depth}, ptr {offsets.base})")
+    return offsets
+
+
+def _define_offsets(pair: PairProduct) -> Iterator[str]:
+    count = pair.parts * WIDTH
+    t, lanes, mask = f"<{count} x i8>", f"<{WIDTH} x i32>", f"<{count} x i1>"
+    parameters = "ptr %p, i64 %rows, i64 %stride, i64 %count, ptr %out"
+    yield f"define internal void @ts.offsets.{pair.name}({parameters}) noinline #0 {{"
+    yield "entry:"
+    yield "  br label %row"
+    yield "row:"
+    yield "  %r = phi i64 [ 0, %entry ], [ %r.next, %end ]"
+    yield "  %o = mul i64 %r, %stride"
+    yield "  %pr = getelementptr i8, ptr %p, i64 %o"
+    yield "  br label %column"
+    yield "column:"
+    yield "  %n = phi i64 [ 0, %row ], [ %n.next, %column ]"
+    yield f"  %total = phi {lanes} [ zeroinitializer, %row ], [ %new, %column ]"
+    yield "  %at = getelementptr i8, ptr %pr, i64 %n"
+    yield from mask_lanes(count, "i8")
+    yield f"  %x = call {t} @llvm.masked.load.v{count}i8.p0(ptr %at, i32 1, {mask} %m, {t} zeroinitializer)"
+    yield f"  %y = bitcast {t} %x to {lanes}"
+    yield f"  %new = {pair.call('%total', '%y', f'splat (i32 {0x80808080 - (1 << 32)})')}"
+    yield f"  %n.next = add i64 %n, {count}"
+    yield "  %more = icmp slt i64 %n.next, %count"
+    yield "  br i1 %more, label %column, label %end"
+    yield "end:"
+    yield f"  %sum = call i32 @llvm.vector.reduce.add.v{WIDTH}i32({lanes} %new)"
+    yield "  %first = sub i32 0, %sum"
+    yield "  %po = getelementptr i32, ptr %out, i64 %r"
+    yield "  store i32 %first, ptr %po, align 4"
+    yield "  %r.next = add i64 %r, 1"
+    yield "  %again = icmp slt i64 %r.next, %rows"
+    yield "  br i1 %again, label %row, label %done"
+    yield "done:"
+    yield "  ret void"
+    yield "}"
 
 
 # The choice between the instruction and the plain definition.
@@ -165,7 +248,7 @@ def _define_find_least() -> Iterator[str]:
     yield "  %n = phi i64 [ 0, %row ], [ %n.next, %column ]"
     yield f"  %best = phi {t} [ %old, %row ], [ %new, %column ]"
     yield "  %at = getelementptr i16, ptr %pr, i64 %n"
-    yield f"  %m = call {mask} @llvm.get.active.lane.mask.v{2 * WIDTH}i1.i64(i64 %n, i64 %count)"
+    yield from mask_lanes(2 * WIDTH, "i16")
     yield f"  %x = call {t} @llvm.masked.load.{suffix}.p0(ptr %at, i32 2, {mask} %m, {t} zeroinitializer)"
     yield f"  %size = and {t} %x, splat (i16 32767)"
     yield f"  %less = sub {t} %size, splat (i16 1)"

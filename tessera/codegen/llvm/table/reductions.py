@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row, statement_rule
+from tessera.codegen.llvm.table.index_sets import strip_mine
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
     choose_vector_width,
@@ -21,7 +22,6 @@ from tessera.codegen.llvm.table.loop_fusion import (
     emit_scalar_loops,
     make_ramp_index,
     round_to_storage,
-    strip_mine,
     widen_lane,
 )
 from tessera.codegen.llvm.text.builder import (
@@ -563,7 +563,7 @@ def _reduce_row(
 def _strip_mine_from(first: int, count: int, width: int) -> list[tuple[str, str, int, str | None]]:
     """The pieces of an axis from `first`, a multiple of the width, to its end."""
     parts = strip_mine(count - first, width)
-    return [(str(int(a) + first), str(int(b) + first), step, mask) for a, b, step, mask in parts]
+    return [(str(p.start + first), str(p.stop + first), p.width, p.mask) for p in parts]
 
 
 def _unroll_accumulators(

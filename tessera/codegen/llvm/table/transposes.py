@@ -37,18 +37,20 @@ class TransposeKernel:
     """dst[i, j] = src[j, i] for a square of one register width.
 
     `source` is the row stride of the source in elements of the type `unit`, of which several may make an element;
-    `target` is that of the result in elements.
+    `target` is that of the result in elements. The bits `flipped` of each element are inverted.
     """
 
     type: RegisterType
     unit: str
     source: int
     target: int
+    flipped: int = 0
 
     @property
     def name(self) -> str:
         """The name of the function."""
-        return f"ts.transpose.{self.type.suffix}.{self.unit}.{self.source}.{self.target}"
+        flipped = f".{self.flipped}" if self.flipped else ""
+        return f"ts.transpose.{self.type.suffix}.{self.unit}.{self.source}.{self.target}{flipped}"
 
     @property
     def row(self) -> RegisterType:
@@ -82,7 +84,9 @@ class TransposeKernel:
             yield f"  %b{i} = icmp slt i64 {i}, %rows"
             yield f"  %m{i} = select i1 %b{i}, {units.truth} %mask, {units.truth} zeroinitializer"
             yield f"  %p{i} = getelementptr {self.unit}, ptr %src, i64 {i * self.source}"
-            operands = f"ptr %p{i}, i32 {ELEMENT_BYTES[self.unit]}, {units.truth} %m{i}, {units} zeroinitializer"
+            # A masked load of an address that no page holds reads nothing, but traps to microcode.
+            yield f"  %f{i}.p = select i1 %b{i}, ptr %p{i}, ptr %dst"
+            operands = f"ptr %f{i}.p, i32 {ELEMENT_BYTES[self.unit]}, {units.truth} %m{i}, {units} zeroinitializer"
             yield f"  %y{i} = call {units} @llvm.masked.load.{units.suffix}.p0({operands})"
         yield from self._exchange()
         yield "}"
@@ -99,7 +103,11 @@ class TransposeKernel:
             step *= 2
         for i in range(n):
             yield f"  %q{i} = getelementptr {t.element}, ptr %dst, i64 {i * self.target}"
-            yield f"  store {t} %x{i}.{n.bit_length() - 1}, ptr %q{i}, align {t.bits // 8}"
+            out = f"%x{i}.{n.bit_length() - 1}"
+            if self.flipped:
+                yield f"  %f{i} = xor {t} {out}, {t.const(self.flipped)}"
+                out = f"%f{i}"
+            yield f"  store {t} {out}, ptr %q{i}, align {t.bits // 8}"
         yield "  ret void"
 
     def _swap_halves(self, i: int, step: int) -> Iterator[str]:
@@ -130,13 +138,15 @@ class Squares:
 
 
 def emit_transposes(
-    kernel: LlvmKernelContext, t: RegisterType, unit: str, source: ClippedView, target: StridedMemRef, squares: Squares
-) -> None:
+    kernel: LlvmKernelContext, t: RegisterType, unit: str, source: ClippedView, target: StridedMemRef, squares: Squares,
+    flipped: int = 0,
+) -> None:  # fmt: skip
     """Copy a matrix whose columns are contiguous to rows; `source` is (units, rows), of units of `unit`.
 
-    The target has room for whole squares: what is outside the source is zero there.
+    The target has room for whole squares: what is outside the source is zero there. The bits `flipped` of each element
+    are inverted.
     """
-    across = TransposeKernel(t, unit, int(source.memory.strides[1]), int(target.strides[-2]))
+    across = TransposeKernel(t, unit, int(source.memory.strides[1]), int(target.strides[-2]), flipped)
     whole = _has_whole_squares(source, across)
     name = across.name if whole else f"{across.name}.clipped"
     kernel.library.require(name, across.text if whole else across.clipped_text)

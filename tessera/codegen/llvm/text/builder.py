@@ -384,7 +384,8 @@ class LaneValue:
     """The register of a value, and how it varies; `multiple` is a known divisor of an index's scalar.
 
     `step` is the difference between the lanes of a ramp. The lanes of a vector with `repeat` count up from the scalar
-    `base`, each number `repeat` times; those of one with `cycle` are 0, 1, … to before `cycle`, again and again.
+    `base`, each number `repeat` times; those of one with `cycle` are 0, 1, … to before `cycle`, again and again. `span`
+    is the least and the greatest number of a ramp, over all iterations of its loop, if they are known.
     """
 
     name: str
@@ -394,6 +395,7 @@ class LaneValue:
     repeat: int = 0
     base: str = ""
     cycle: int = 0
+    span: tuple[int, int] | None = None
 
     @property
     def uniform(self) -> bool:

@@ -265,13 +265,19 @@ class EmittedFunction:
 class LlvmOptions:
     """Options that change the text.
 
-    The vector width, whether lines have debug locations, and whether products of bf16 and of 8-bit integers multiply
-    pairs of elements.
+    The vector width, whether lines have debug locations, whether products of bf16 and of 8-bit integers multiply pairs
+    of elements, and whether those of 8-bit integers then multiply four.
     """
 
     vector_bytes: int
     debug: bool = True
     pair_products: bool = False
+    quad_products: bool = False
+
+    @property
+    def products(self) -> tuple[bool, bool]:
+        """Whether pairs, and whether quads are multiplied."""
+        return self.pair_products, self.quad_products
 
 
 def emit_function(
@@ -286,7 +292,7 @@ def emit_function(
     scope = debug.subprogram(function.name, function.loc) if debug is not None else 0
     text = LlvmBuilder(debug, scope)
     text.set_location(function.loc)
-    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, aliases, options.pair_products)
+    kernel = LlvmKernelContext(function, text, library, options.vector_bytes, grid, aliases, *options.products)
     names = [f"%a{i}" for i in range(len(function.params))]
     for v, name in zip(function.params, names, strict=True):
         _bind_parameter(kernel, v, name)

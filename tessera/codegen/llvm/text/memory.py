@@ -484,7 +484,9 @@ def emit_inside_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, axes: t
     """The mask of indices within bounds along some axes; None without axes."""
     result: LaneValue | None = None
     for axis in axes:
-        lane = index[axis]
+        lane, size = index[axis], m.shape[axis]
+        if lane.span is not None and isinstance(size, int) and 0 <= lane.span[0] and lane.span[1] < size:
+            continue
         t = RegisterType("i64", body.width_of(lane))
         with body.hoist(lane):
             # Compared as unsigned, a negative index is out of bounds.

@@ -1,6 +1,7 @@
-"""Pair products: sums of two products of 16-bit elements in each lane of a register of 32-bit lanes.
+"""Pair products: sums of two products of 16-bit elements in each 32-bit lane of a register, or of four of 8 bits.
 
     c + a.low · b.low + a.high · b.high        (vdpbf16ps of AVX512_BF16; vpmaddwd, or vpdpwssd with AVX512_VNNI)
+    c + a.0 · b.0 + … + a.3 · b.3              (vpdpbusd of AVX512_VNNI: one operand is unsigned, the other signed)
 
 A text defines each product in plain LLVM IR, so that it runs on every processor and in the emulator. Where the
 processor has the instruction, the runtime replaces the definition (`select_instructions`). The instruction for bf16
@@ -19,13 +20,20 @@ PAIR_PRODUCT = "ts.pair_product"  # begins the name of each function
 
 @dataclass(frozen=True)
 class PairProduct:
-    """A product of pairs, of floats or of integers, and the instruction of processors with a feature."""
+    """A product of pairs or quads, of floats or of integers, and the instruction of processors with a feature."""
 
     name: str
     element: str  # of the sum
+    plain: tuple[str, ...]  # the product in LLVM IR that every processor has
     feature: str = ""  # of the processors that have an instruction
     instruction: tuple[str, ...] = ()
     declaration: str = ""
+    parts: int = 2  # elements of a lane
+
+    @property
+    def unit(self) -> str:
+        """The integer type of the bits of an element."""
+        return f"i{32 // self.parts}"
 
     @property
     def function(self) -> str:
@@ -45,7 +53,7 @@ class PairProduct:
 
     def text(self) -> list[str]:
         """The function in plain LLVM IR."""
-        return self.define(_FLOATS if self.element == "float" else _INTEGERS)
+        return self.define(self.plain)
 
 
 _P, _F = f"<{WIDTH} x i32>", f"<{WIDTH} x float>"
@@ -67,10 +75,40 @@ _INTEGERS = (
     f"%r = add {_P} %c, %t",
 )
 
-EXACT_BF16 = PairProduct("exact.bf16", "float")
+
+def _expand_bytes(signed: str) -> tuple[str, ...]:
+    """Products of bytes, of which those of one operand are signed and those of the other unsigned."""
+    lines, total = [], "%c"
+    for n in range(4):
+        for x in "ab":
+            shift, place = ("ashr" if x == signed else "lshr"), f"splat (i32 {24 - 8 * n})"
+            lines.append(f"%{x}.s{n} = shl {_P} %{x}, {place}")
+            lines.append(f"%{x}.{n} = {shift} {_P} %{x}.s{n}, splat (i32 24)")
+        lines.append(f"%p{n} = mul {_P} %a.{n}, %b.{n}")
+        name = "%r" if n == 3 else f"%t{n}"
+        lines.append(f"{name} = add {_P} {total}, %p{n}")
+        total = name
+    return tuple(lines)
+
+
+def _define_bytes(name: str, unsigned: str, signed: str) -> PairProduct:
+    """The product of quads with these operands unsigned and signed."""
+    bytes_ = f"<{4 * WIDTH} x i8>"
+    function = f"{_P} @llvm.x86.avx512.vpdpbusd.512"
+    lines = (
+        f"%x = bitcast {_P} %{unsigned} to {bytes_}",
+        f"%y = bitcast {_P} %{signed} to {bytes_}",
+        f"%r = call {function}({_P} %c, {bytes_} %x, {bytes_} %y)",
+    )
+    declaration = f"declare {function}({_P}, {bytes_}, {bytes_})"
+    return PairProduct(name, "i32", _expand_bytes(signed), "avx512vnni", lines, declaration, 4)
+
+
+EXACT_BF16 = PairProduct("exact.bf16", "float", _FLOATS)
 BF16 = PairProduct(
     "bf16",
     "float",
+    _FLOATS,
     "avx512bf16",
     (
         f"%x = bitcast {_P} %a to <{2 * WIDTH} x bfloat>",
@@ -83,6 +121,7 @@ BF16 = PairProduct(
 INT16 = PairProduct(
     "i16",
     "i32",
+    _INTEGERS,
     "avx512bw",
     (
         f"%x = bitcast {_P} %a to <{2 * WIDTH} x i16>",
@@ -92,7 +131,10 @@ INT16 = PairProduct(
     ),
     f"declare {_P} @llvm.x86.avx512.pmaddw.d.512(<{2 * WIDTH} x i16>, <{2 * WIDTH} x i16>)",
 )
-NATIVE = (BF16, INT16)
+UINT8_INT8 = _define_bytes("u8.s8", "a", "b")
+INT8_UINT8 = _define_bytes("s8.u8", "b", "a")
+PAIRS, QUADS = (BF16, INT16), (UINT8_INT8, INT8_UINT8)
+NATIVE = (*PAIRS, *QUADS)
 
 
 def select_instructions(text: str, features: Collection[str]) -> str:
@@ -100,6 +142,7 @@ def select_instructions(text: str, features: Collection[str]) -> str:
     for product in NATIVE:
         plain = "\n".join(product.text())
         if product.feature in features and plain in text:
-            native = "\n".join([*product.define(product.instruction), product.declaration])
+            known = product.declaration in text
+            native = "\n".join([*product.define(product.instruction), *(() if known else (product.declaration,))])
             text = text.replace(plain, native)
     return text

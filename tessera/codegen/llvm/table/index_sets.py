@@ -1,0 +1,115 @@
+"""Index-set splitting: a loop is divided where a comparison of its index with a constant changes its value.
+
+In a part whose vectors all lie on one side, the comparison is a constant, and only the chosen operand of a selection is
+computed: the parts of a concatenation are copies, and the inside of a padded array needs no masks (Wolfe 1996).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tessera.codegen.contract import static_shape
+from tessera.codegen.llvm.text.builder import LaneKind, LaneValue, format_prefix_mask, is_number
+from tessera.core.types import int64
+from tessera.ir.core import Node, Value
+from tessera.ir.rules import Op
+from tessera.ops.tensor import basic, elementwise, shape
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
+
+MAX_PARTS = 7  # each part of a loop has its own copy of the body
+
+COMPARISONS: dict[Op, Callable[[Any, Any], bool]] = {
+    elementwise.less: operator.lt, elementwise.less_equal: operator.le, elementwise.greater: operator.gt,
+    elementwise.greater_equal: operator.ge, elementwise.equal: operator.eq, elementwise.not_equal: operator.ne,
+}  # fmt: skip
+TRUTHS = {True: LaneValue("true"), False: LaneValue("false")}
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A part of an axis in steps of vectors; `mask` is that of its only vector, where it is partial."""
+
+    start: int
+    stop: int
+    width: int
+    mask: str | None = None
+
+
+def find_cuts(kernel: LlvmKernelContext, count: int) -> list[int]:
+    """Where a comparison of a position along an axis of `count` elements with a constant changes."""
+    cuts: set[int] = set()
+    for node in kernel.producers.values():
+        if node.op not in COMPARISONS or node.args[0].type.dtype != int64:
+            continue
+        for index, limit in (node.args, node.args[::-1]):
+            offset, constant = _find_offset(kernel, index, count), _find_constant(kernel, limit)
+            if offset is not None and constant is not None:
+                cuts |= {constant - offset, constant - offset + 1}
+    return sorted(c for c in cuts if 0 < c < count)
+
+
+def _find_offset(kernel: LlvmKernelContext, v: Value, count: int) -> int | None:
+    """The constant that an iota along an axis of `count` elements is shifted by to give a value."""
+    node = kernel.producers.get(v)
+    if node is None:
+        return None
+    if node.op is shape.iota:
+        return 0 if static_shape(v.type)[node.attrs["axis"]] == count else None
+    if node.op is elementwise.add:
+        for x, y in (node.args, node.args[::-1]):
+            inner, constant = _find_offset(kernel, x, count), _find_constant(kernel, y)
+            if inner is not None and constant is not None:
+                return inner + constant
+    return None
+
+
+def _find_constant(kernel: LlvmKernelContext, v: Value) -> int | None:
+    node = kernel.producers.get(v)
+    return int(node.attrs["value"]) if node is not None and node.op is basic.full else None
+
+
+def strip_mine(count: int, width: int, cuts: Sequence[int] = ()) -> list[Strip]:
+    """An axis as full vectors and a masked remainder; vectors with a cut within are parts of their own."""
+    whole = count // width * width
+    bounds = {0, whole} | {x for c in cuts for x in (c // width * width, -(-c // width) * width) if x <= whole}
+    starts = sorted(bounds) if len(bounds) <= MAX_PARTS + 1 else [0, whole]
+    parts = [Strip(a, b, width) for a, b in zip(starts, starts[1:], strict=False) if a < b]
+    rest = [Strip(whole, count, width, format_prefix_mask(width, count - whole))] if count > whole else []
+    return [*parts, *rest]
+
+
+def compare_spans(node: Node, lanes: Sequence[LaneValue]) -> LaneValue | None:
+    """The value of a comparison that is the same for every pair of numbers of two spans, or None."""
+    if node.op not in COMPARISONS or node.args[0].type.dtype != int64:
+        return None
+    first, second = map(_find_span, lanes)
+    if first is None or second is None:
+        return None
+    (a, b), (c, d) = first, second
+    if node.op in (elementwise.equal, elementwise.not_equal):
+        return TRUTHS[node.op is elementwise.not_equal] if b < c or d < a else None
+    compare = COMPARISONS[node.op]
+    # These are monotonic: the extreme pairs decide.
+    found = {compare(a, d), compare(b, c)}
+    return TRUTHS[found.pop()] if len(found) == 1 else None
+
+
+def _find_span(lane: LaneValue) -> tuple[int, int] | None:
+    """The least and the greatest number of the lanes, where they are known."""
+    if is_number(lane.name) and lane.uniform:
+        return int(lane.name), int(lane.name)
+    return lane.span
+
+
+def shift_span(a: LaneValue, b: LaneValue, sign: int = 1) -> tuple[int, int] | None:
+    """The span of a sum, or with sign -1 of a difference, of a ramp and a constant."""
+    first, second = _find_span(a), _find_span(b)
+    if LaneKind.RAMP not in (a.kind, b.kind) or first is None or second is None:
+        return None
+    (low, high), (c, d) = first, second
+    return (low + c, high + d) if sign > 0 else (low - d, high - c)

@@ -1,0 +1,59 @@
+"""Loops divided where a comparison of their index changes: every element once, and no masks within a part."""
+
+import operator
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tessera as ts
+from tessera.codegen.contract import emit_artifact, get_backend
+from tessera.codegen.llvm.table.index_sets import MAX_PARTS, strip_mine
+from tessera.runtime.driver import lower
+
+
+@given(st.integers(1, 300), st.sampled_from([2, 8, 16]), st.lists(st.integers(1, 299), max_size=5))
+def test_parts_hold_every_index_once_and_decide_every_cut(count, width, cuts):
+    cuts = [c for c in cuts if c < count]
+    strips = strip_mine(count, width, cuts)
+    assert [i for s in strips for i in range(s.start, s.stop)] == list(range(count))
+    for strip in strips:
+        assert strip.mask is not None or (strip.stop - strip.start) % width == 0
+        inside = [c for c in cuts if strip.start < c < strip.stop]
+        assert not inside or strip.stop - strip.start <= width or len(strips) <= 2 <= len(set(cuts))
+    assert len(strips) <= MAX_PARTS + 1
+
+
+def run_everywhere(function, *arrays):
+    """The result of the machine code, which equals that of the emulator, and the text."""
+    backend, module = get_backend("llvm"), lower(ts.jit(function).trace(*arrays).function, "llvm")["tile"]
+    artifact = emit_artifact(backend, module, {"vector_bytes": 64})
+    (emulated,), (found,) = backend.interpreter(artifact)(arrays), backend.runtime(artifact).run(arrays)
+    np.testing.assert_array_equal(found, emulated)
+    return found, artifact.text("kernels.ll")
+
+
+@pytest.mark.parametrize("sizes", [(84, 172), (16, 64), (5, 3), (100, 1, 59), (48, 48, 48)], ids=str)
+def test_concatenations(sizes):
+    parts = [np.arange(3 * n, dtype=np.float32).reshape(3, n) + i for i, n in enumerate(sizes)]
+    found, text = run_everywhere(lambda *p: ts.concatenate(list(p), axis=1), *parts)
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
+    if sizes == (48, 48, 48):
+        assert "llvm.masked.load" not in re.sub("declare.*", "", text)  # parts of whole vectors are plain copies
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne])
+@pytest.mark.parametrize("limit", [0, 1, 31, 32, 33, 99, 100, -5])
+def test_selections_by_position(compare, limit):
+    x = np.arange(100, dtype=np.float32)
+    found, _ = run_everywhere(lambda x: ts.where(compare(ts.arange(100, dtype=ts.int64), limit), x, -x), x)
+    np.testing.assert_array_equal(found, np.where(compare(np.arange(100), limit), x, -x))
+
+
+@pytest.mark.parametrize("size", [7, 40, 130])
+def test_padded_rows(size):
+    x = np.random.default_rng(0).random((5, size)).astype(np.float32)
+    found, _ = run_everywhere(lambda x: ts.pad(x, ((1, 0), (2, 3))), x)
+    np.testing.assert_array_equal(found, np.pad(x, ((1, 0), (2, 3))))
