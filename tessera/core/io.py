@@ -11,12 +11,31 @@ import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from tessera.core.errors import FileError
+from tessera.core.errors import DeviceUnavailable, FileError, user_location
 from tessera.core.types import as_dtype
+
+# Tensor files.
+
+
+def import_safetensors() -> Any:
+    """The package safetensors with its module `numpy`.
+
+    Raises:
+        DeviceUnavailable: it is not installed.
+    """
+    try:
+        import safetensors.numpy
+    except ImportError:
+        raise DeviceUnavailable(
+            "files of tensors need the package safetensors", location=user_location(),
+            suggestion="pip install safetensors",
+        ) from None  # fmt: skip
+    return safetensors
+
 
 # Arrays in .npy files.
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from tessera.codegen.artifact import exchange_folders
 from tessera.core.errors import FileError, user_location
+from tessera.core.io import import_safetensors
 from tessera.core.pytree import flatten
 from tessera.core.types import as_dtype
 from tessera.dist.collectives import barrier
@@ -30,16 +31,6 @@ from tessera.ir.tensor import Tensor, as_tensor
 
 VERSION = 1
 MANIFEST = "manifest.json"
-
-
-def _import_safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise FileError(
-            "sharded checkpoints need the package safetensors", suggestion="pip install safetensors"
-        ) from None
-    return safetensors.numpy
 
 
 def save_checkpoint(folder: str | Path, tree: Any, specs: Any = None) -> None:
@@ -99,8 +90,8 @@ def write_parts(folder: Path, leaves: list[tuple[str, Any, Any]], mesh: Mesh, ra
             own[_leaf_name(name)] = array.reshape(-1).view(np.uint8)  # bytes: element types that safetensors lacks too
     path = folder / f"rank-{rank:05d}.safetensors"
     try:
-        _import_safetensors().save_file(own, path)
-    except importlib.import_module("safetensors").SafetensorError as error:
+        import_safetensors().numpy.save_file(own, path)
+    except import_safetensors().SafetensorError as error:
         raise OSError(str(error)) from None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     made = path.with_suffix(".sha256.new")
@@ -201,7 +192,7 @@ def _read_file(folder: Path, manifest: Mapping[str, Any], rank: int) -> Mapping[
             expected=f"the SHA-256 of {MANIFEST}", received=f"{len(data)} bytes with another",
             suggestion="take an older checkpoint",
         )  # fmt: skip
-    return _import_safetensors().load(data)  # type: ignore[no-any-return]
+    return import_safetensors().numpy.load(data)  # type: ignore[no-any-return]
 
 
 def _read_tensor(

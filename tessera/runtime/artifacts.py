@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +18,9 @@ from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
-    DeviceUnavailable,
     user_location,
 )
+from tessera.core.io import import_safetensors
 from tessera.core.symbolic_dim import Size, evaluate_shape, symbol_names
 from tessera.core.types import as_dtype
 
@@ -117,7 +116,7 @@ def emit_program(
         when = [c.text for c in variant.conditions]
         listed.append({"when": when, "place": place, "weights": keys, "manifest": one.manifest})
     if arrays:
-        files[WEIGHTS_FILE] = import_safetensors().save({k: _to_storable(a) for k, a in arrays.items()})
+        files[WEIGHTS_FILE] = import_safetensors().numpy.save({k: _to_storable(a) for k, a in arrays.items()})
     manifest = {**emitted.manifest, "variants": listed} if listed else emitted.manifest
     return dataclasses.replace(emitted, manifest=manifest, files=files)
 
@@ -193,12 +192,3 @@ def _to_storable(array: np.ndarray) -> np.ndarray:
     """An array in a type that safetensors stores: bf16 and fp8, which NumPy lacks, become their bytes."""
     flat = np.ascontiguousarray(array)
     return flat if flat.dtype.isbuiltin == 1 else flat.view(np.uint8)
-
-
-def import_safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.numpy")
-    except ImportError:
-        raise DeviceUnavailable(
-            "artifacts with weights need the package safetensors", suggestion="pip install safetensors"
-        ) from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from tessera.core.errors import (
     TesseraError,
     user_location,
 )
+from tessera.core.io import import_safetensors
 from tessera.core.pytree import flatten
 from tessera.core.shapes import SizeConstraint, bind_shapes
 from tessera.core.symbolic_dim import LEAST_SIZE, Size
@@ -45,10 +45,7 @@ from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import to_array
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomUse
-from tessera.runtime.artifacts import WEIGHTS_FILE, import_safetensors
-
-if TYPE_CHECKING:
-    pass
+from tessera.runtime.artifacts import WEIGHTS_FILE
 
 MAX_PROGRAMS = 1 << 28  # of one launch of a loaded program, by default
 MAX_KNOWN_SHAPES = 1024  # of calls whose variant is known
@@ -399,10 +396,10 @@ def _load_weights(artifact: Artifact) -> dict[str, np.ndarray]:
     content = artifact.files.get(WEIGHTS_FILE)
     if content is None:
         return {}
-    library = import_safetensors()
+    safetensors = import_safetensors()
     try:
-        return library.load(content)  # type: ignore[no-any-return]
-    except (KeyError, ValueError, TypeError, importlib.import_module("safetensors").SafetensorError) as error:
+        return safetensors.numpy.load(content)  # type: ignore[no-any-return]
+    except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise _make_weights_error(artifact, error) from None
 
 

@@ -9,6 +9,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -287,7 +288,8 @@ def prepare(
         return _prepare_padded(traced, names, arrays, target)
     found = tune_schedule(traced.function, target, arrays) if tune and entry.tune and not dynamic else None
     choice = found.config if found is not None else {}
-    with estimate_sizes(traced.function, arrays, variant.sizes if variant else None):
+    sized = estimate_sizes(traced.function, arrays, variant.sizes if variant else None) if dynamic else nullcontext()
+    with sized:
         traced_levels = {"graph": Module("graph", (traced.function,))}
         levels = driver.lower(traced.function, target, choice) if lower else traced_levels
     made = PreparedProgram(traced.function.name, levels, names, arrays, tuned=found, random=traced.random)

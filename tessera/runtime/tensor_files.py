@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -12,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, StateDictError, user_location
-from tessera.core.io import write_file
+from tessera.core.errors import ArgumentError, FileError, StateDictError, user_location
+from tessera.core.io import import_safetensors, write_file
 from tessera.core.pytree import flatten
 from tessera.core.types import DType, as_dtype, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2
 from tessera.ir.tensor import Tensor
@@ -30,15 +29,6 @@ FORMAT_TYPES: dict[str, DType] = {
 _STORED = frozenset(FORMAT_TYPES.values())
 METADATA = "tessera"  # the key of what a file holds besides its tensors
 CONSTANTS = (bool, int, float, str, type(None))
-
-
-def _import_safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors"), importlib.import_module("safetensors.numpy")
-    except ImportError:
-        raise DeviceUnavailable(
-            "tensor files need the package safetensors", suggestion="pip install tessera[train]"
-        ) from None
 
 
 def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None, format: str | None = None) -> Path:
@@ -88,7 +78,7 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
             arrays[name], types[name] = _encode(name, leaf)
     about = {"tree": _describe(tree), "constants": constants, "types": types}
     metadata = {METADATA: json.dumps(about)} if tree is not None else None
-    data = _import_safetensors()[1].save(arrays, metadata)
+    data = import_safetensors().numpy.save(arrays, metadata)
     write_file(target, lambda handle: handle.write(data))
     return target
 
@@ -134,7 +124,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     if not file.is_file():
         what = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
         raise FileError(what, location=user_location(), expected="a .safetensors file", suggestion="check the path")
-    package, _ = _import_safetensors()
+    package = import_safetensors()
     data = file.read_bytes()
     try:
         found = package.deserialize(data)

@@ -229,7 +229,7 @@ class KernelFusion:
             return budget
         if node.op in REDUCTIONS and _estimate_count(value) <= most:
             return budget
-        if value.type.rank == 0 or _estimate_count(value) == 1:  # one number for all elements
+        if _estimate_count(value) == 1:  # one number for all elements
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1

@@ -31,9 +31,9 @@ KINDS = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
 MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a second launch
 MIN_PART_ELEMENTS = 1 << 14  # of a part
 MAX_COMPUTED_AGAIN = 4  # elementwise ops that are computed again rather than read from memory
-PART_MULTIPLE = 64
+PART_MULTIPLE = 64  # elements: vector loads of every type are aligned at its multiples
 MAX_CHAIN = 64  # pointwise ops that the kernels of all parts compute
-VIEWS = (
+REARRANGEMENTS = (
     shape.permute, shape.slice_, shape.pad, shape.concatenate, shape.gather, shape.strided_view, basic.broadcast_to,
 )  # fmt: skip
 MAX_STRETCH, MAX_CHAIN_STRETCH = 2.0, 1.25  # a rest of a chain of pointwise ops costs a launch alone
@@ -181,7 +181,7 @@ def _find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
         if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
             chain.add(v)
             return True
-        return node.op not in VIEWS
+        return node.op not in REARRANGEMENTS
 
     return frozenset(chain) if visit(value) else None
 

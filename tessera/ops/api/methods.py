@@ -55,10 +55,13 @@ PlanKey = tuple[Any, ...]
 class EagerPlan:
     """A call with operands of these types: how each is converted, the attributes, and the types of the results."""
 
-    __slots__ = ("attrs", "conversions", "op", "numpy_result_type", "ref", "results", "type")
+    __slots__ = ("array", "attrs", "conversions", "op", "numpy_result_type", "ref", "results", "type")
 
     def __init__(self, op: Op, converts: list[Convert | None], attrs: Mapping[str, Any], results: tuple[Type, ...]):
         self.op, self.ref, self.attrs, self.results = op, op.ref, dict(attrs), results
+        # The place of an operand of a pointwise op that is an array: where that is one number in memory, the result is
+        # one too, and not computed by the plan.
+        self.array: int | None = None
         self.conversions = converts if any(converts) else None
         self.type = results[0] if len(results) == 1 else None
         # Most ops have one result, which is stored as NumPy returns it.
@@ -90,6 +93,8 @@ def dispatch_eager_call(op: Op, args: tuple[Any, ...], attrs: dict[str, Any]) ->
     plan = op.plans.get(key)
     if plan is None:
         return _call_and_plan(op, key, args, attrs)
+    if plan.array is not None and not any(args[plan.array].data.strides):
+        return op.coerce(op, *op.split(args, attrs))
     try:
         return plan.run(args)
     except TesseraError as error:
@@ -137,6 +142,9 @@ def _call_and_plan(op: Op, key: PlanKey, args: tuple[Any, ...], attrs: dict[str,
         if len(op.plans) >= MAX_PLANS:
             op.plans.clear()
         if (plan := planner(op, operands, attributes, results)) is not None:
+            plan.array = next(
+                (i for i, x in enumerate(args) if op.pointwise and isinstance(x, Tensor) and x.ndim), None
+            )
             op.plans[key] = plan
     return out
 

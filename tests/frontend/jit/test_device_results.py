@@ -150,8 +150,9 @@ def test_the_gradient_of_a_power_with_a_constant_stays_on_the_device(exponent):
 
 
 def test_pointwise_ops_on_broadcast_numbers_give_broadcast_numbers():
-    y = ts.where(ts.full((2, 3), 4, dtype=ts.bf16) > 1.0, ts.full((2, 3), 7.0), ts.full((1, 3), 2.0)) * 2.0 + 1.0
-    assert y.numpy().tolist() == [[15.0] * 3] * 2 and not any(y.numpy().strides)
+    for _ in range(2):  # the second calls have cached plans
+        y = ts.where(ts.full((2, 3), 4, dtype=ts.bf16) > 1.0, ts.full((2, 3), 7.0), ts.full((1, 3), 2.0)) * 2.0 + 1.0
+        assert y.numpy().tolist() == [[15.0] * 3] * 2 and not any(y.numpy().strides)
     assert (ts.Tensor(np.ones((2, 3), "f4")).to("ptx") + y).numpy().tolist() == [[16.0] * 3] * 2
     assert np.array_equal((ts.full((0, 3), 1.0) + 1.0).numpy(), np.zeros((0, 3), "f4"))
     assert (ts.full((3,), 2.0) + ts.Tensor(np.arange(3, dtype="f4"))).numpy().tolist() == [2.0, 3.0, 4.0]

@@ -55,16 +55,18 @@ USERS = 2
 NOTHING_LEFT = 1 << 62  # of both counts
 SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
 
-WORKER_TEXT = f"""
-%task = type {{ ptr, ptr, i64, i64 }}
-%state = type {{ i64, i64, [48 x i8] }}
-declare i32 @sched_yield()
-declare void @{POLL_FUNCTION}(ptr)
+CHECK_STOP = f"""
+  %word = load atomic i64, ptr %word.p monotonic, align 8
+  %stopped = icmp ult i64 %word, {FIRST_KEY}
+  br i1 %stopped, label %leave, label %next
+next:"""
 
-define void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p) {{
-entry:
-  %users = getelementptr i64, ptr %states, i64 {USERS}
-  %entered = atomicrmw add ptr %users, i64 1 seq_cst
+
+def _make_worker(name: str, enter: str, start: str, take: str, finish: str, leave: str) -> str:
+    """A function that runs tasks: `take` finds where the next chunk begins, `finish` follows each chunk."""
+    return f"""
+define void @{name}(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p) {{
+entry:{enter}
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %task, label %leave
 task:
@@ -76,23 +78,40 @@ task:
   %run = load ptr, ptr %t
   %slots = load ptr, ptr %slots.p
   %total = load i64, ptr %total.p
-  %chunk = load i64, ptr %chunk.p
-  %next.p = getelementptr %state, ptr %states, i64 %i, i32 0
-  %done.p = getelementptr %state, ptr %states, i64 %i, i32 1
+  %chunk = load i64, ptr %chunk.p{start}
   br label %take
-take:
-  %word = load atomic i64, ptr %word.p monotonic, align 8
-  %stopped = icmp ult i64 %word, {FIRST_KEY}
-  br i1 %stopped, label %leave, label %next
-next:
-  %begin = atomicrmw add ptr %next.p, i64 %chunk monotonic
+take:{take}
   %some = icmp slt i64 %begin, %total
   br i1 %some, label %work, label %wait
 work:
   %stop = add i64 %begin, %chunk
   %over = icmp sgt i64 %stop, %total
   %end = select i1 %over, i64 %total, i64 %stop
-  call void %run(ptr %slots, i64 %begin, i64 %end, ptr %scratch)
+  call void %run(ptr %slots, i64 %begin, i64 %end, ptr %scratch){finish}
+finished:
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %count
+  %last = load atomic i64, ptr %word.p monotonic, align 8
+  %whole = icmp uge i64 %last, {PENDING}
+  %further = and i1 %more, %whole
+  br i1 %further, label %task, label %leave
+leave:{leave}
+  ret void
+}}
+"""
+
+
+SHARED_WORKER = _make_worker(
+    "execute",
+    enter=f"""
+  %users = getelementptr i64, ptr %states, i64 {USERS}
+  %entered = atomicrmw add ptr %users, i64 1 seq_cst""",
+    start="""
+  %next.p = getelementptr %state, ptr %states, i64 %i, i32 0
+  %done.p = getelementptr %state, ptr %states, i64 %i, i32 1""",
+    take=f"""{CHECK_STOP}
+  %begin = atomicrmw add ptr %next.p, i64 %chunk monotonic""",
+    finish=f"""
   %ran = sub i64 %end, %begin
   %before = atomicrmw add ptr %done.p, i64 %ran acq_rel
   br label %take
@@ -112,60 +131,29 @@ yield:
   %ended = icmp ult i64 %now, {FIRST_KEY}
   br i1 %ended, label %leave, label %rest
 rest:
-  br label %wait
-finished:
-  %i.next = add i64 %i, 1
-  %more = icmp slt i64 %i.next, %count
-  %last = load atomic i64, ptr %word.p monotonic, align 8
-  %whole = icmp uge i64 %last, {PENDING}
-  %further = and i1 %more, %whole
-  br i1 %further, label %task, label %leave
-leave:
-  %left = atomicrmw sub ptr %users, i64 1 seq_cst
-  ret void
-}}
-
-; the same on one thread, which needs no states
-define void @execute_serial(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p) {{
-entry:
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %task, label %leave
-task:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %finished ]
-  %t = getelementptr %task, ptr %tasks, i64 %i
-  %slots.p = getelementptr %task, ptr %t, i64 0, i32 1
-  %total.p = getelementptr %task, ptr %t, i64 0, i32 2
-  %chunk.p = getelementptr %task, ptr %t, i64 0, i32 3
-  %run = load ptr, ptr %t
-  %slots = load ptr, ptr %slots.p
-  %total = load i64, ptr %total.p
-  %chunk = load i64, ptr %chunk.p
+  br label %wait""",
+    leave="""
+  %left = atomicrmw sub ptr %users, i64 1 seq_cst""",
+)
+# The same on one thread, which needs no states.
+SERIAL_WORKER = _make_worker(
+    "execute_serial",
+    enter="",
+    start="",
+    take=f"""
+  %begin = phi i64 [ 0, %task ], [ %stop, %work ]{CHECK_STOP}""",
+    finish="""
   br label %take
-take:
-  %begin = phi i64 [ 0, %task ], [ %stop, %work ]
-  %word = load atomic i64, ptr %word.p monotonic, align 8
-  %stopped = icmp ult i64 %word, {FIRST_KEY}
-  br i1 %stopped, label %leave, label %next
-next:
-  %some = icmp slt i64 %begin, %total
-  br i1 %some, label %work, label %finished
-work:
-  %stop = add i64 %begin, %chunk
-  %over = icmp sgt i64 %stop, %total
-  %end = select i1 %over, i64 %total, i64 %stop
-  call void %run(ptr %slots, i64 %begin, i64 %end, ptr %scratch)
-  br label %take
-finished:
-  %i.next = add i64 %i, 1
-  %more = icmp slt i64 %i.next, %count
-  %last = load atomic i64, ptr %word.p monotonic, align 8
-  %whole = icmp uge i64 %last, {PENDING}
-  %further = and i1 %more, %whole
-  br i1 %further, label %task, label %leave
-leave:
-  ret void
-}}
-"""
+wait:
+  br label %finished""",
+    leave="",
+)
+WORKER_TEXT = f"""
+%task = type {{ ptr, ptr, i64, i64 }}
+%state = type {{ i64, i64, [48 x i8] }}
+declare i32 @sched_yield()
+declare void @{POLL_FUNCTION}(ptr)
+{SHARED_WORKER}{SERIAL_WORKER}"""
 
 
 @cache
