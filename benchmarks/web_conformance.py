@@ -87,7 +87,7 @@ def sweep(cases: list[Case], engine: Engine, done: dict[str, Any], seconds: floa
         )
         if outcome is not None and outcome.status == "fail":
             print(f"FAIL {case.name}: {outcome.detail[:300]}", flush=True)
-        if number % 20 == 0:
+        if len(done) % 5 == 0:
             keep()
 
 

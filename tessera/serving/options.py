@@ -49,6 +49,9 @@ class ServerOptions:
             if field.name in ("body_timeout", "drain_timeout", "retry_after") and not 0 <= value < math.inf:
                 raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
                                     expected="seconds")  # fmt: skip
+        if self.padding is not None and self.max_batch_size == 1:
+            raise ArgumentError(f"the option padding is {self.padding!r}, and there are no batches to pad",
+                                location=user_location(), suggestion="max_batch_size above 1")  # fmt: skip
         keys = (self.api_keys,) if isinstance(self.api_keys, str) else tuple(self.api_keys)
         if not all(isinstance(k, str) and k for k in keys):
             raise ArgumentError("an API key is empty, or no text", location=user_location())

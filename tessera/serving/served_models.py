@@ -277,6 +277,11 @@ class ServedModel:
             raise ArgumentError(f"the request {kind} input {wrong[0]}", expected=", ".join(names))
         for spec in self.accepted:
             spec.check(inputs[spec.name])
+        sizes = self.function.row_sizes if self.function.has_rows and not self.batched else []
+        if sizes and (rows := _count_rows(inputs)) not in sizes:
+            raise ShapeError(f"{self.name} was compiled for other numbers of rows", received=rows,
+                             expected=f"{' or '.join(map(str, sizes))}; with --max-batch above 1, any up to the most",
+                             )  # fmt: skip
 
     async def _infer_batched(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         request = InferenceRequest(dict(inputs))

@@ -102,11 +102,11 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
     except (OSError, UnicodeError) as error:
-        raise FileError(f"the file of API keys {Path(path).name} cannot be read", location=user_location(),
+        raise FileError(f"the file of API keys {path} cannot be read", location=user_location(),
                         received=str(error)) from None  # fmt: skip
     found = tuple(line for line in lines if line and not line.startswith("#"))
     if not found:
-        raise FileError(f"the file of API keys {Path(path).name} has no key", location=user_location())
+        raise FileError(f"the file of API keys {path} has no key", location=user_location())
     return found
 
 
@@ -117,12 +117,13 @@ def name_models(paths: list[str]) -> dict[str, Path]:
     ['chat', 'mlp']
 
     Raises:
-        ArgumentError: two have one name.
-        FileError: there is nothing at a path.
+        ArgumentError: two have one name, or a path is empty.
     """
     found: dict[str, Path] = {}
     for text in paths:
         name, separator, rest = text.partition("=")
+        if not (rest if separator else text):
+            raise ArgumentError(f"{text!r} names no file", location=user_location(), expected="[NAME=]PATH")
         path = Path(rest if separator else text)
         name = name if separator else re.sub(r"[^A-Za-z0-9._-]", "-", path.resolve().stem)
         if name in found:

@@ -164,6 +164,17 @@ def test_served_models_in_batches(scores, kind, tmp_path):
         assert infer(create_app({"scores": model}), [np.ones((5, 4), np.float32)]) == [400]
 
 
+def test_a_bundle_without_batching_names_its_numbers_of_rows(tmp_path):
+    made = ts.bundle(services.score, np.ones((1, 4), np.float32), services.WEIGHT, targets=["llvm"],
+                     batch_sizes=[1, 4], weights=["w"])  # fmt: skip
+    app = create_app({"scores": ts.save(made, tmp_path / "scores.bundle")})
+    one, two, four = (np.ones((n, 4), np.float32) for n in (1, 2, 4))
+    assert [type(found) for found in infer(app, [one, two, four])] == [list, int, list]
+    body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": two.tolist()}]}
+    refused = services.post(app, "/v2/models/scores/infer", json=body)
+    assert refused.status_code == 400 and "expected 1 or 4; with --max-batch above 1" in refused.json()["error"]
+
+
 def test_models_whose_rows_depend_on_each_other_are_not_batched(tmp_path):
     @ts.jit
     def centre(x: ts.Tensor["B", 4]):

@@ -304,6 +304,10 @@ def test_misuse(scores, tmp_path, language_model):
             ServerOptions(**named)
     with pytest.raises(ArgumentError, match="two models"):
         name_models(["a/m", "b/m"])
+    with pytest.raises(ArgumentError, match="names no file"):
+        name_models(["m="])
+    with pytest.raises(ArgumentError, match="no batches to pad"):
+        ServerOptions(padding="left")
     (tmp_path / "keys").write_text("#\n")
     for path in (tmp_path / "keys", tmp_path / "none", tmp_path):
         with pytest.raises(FileError):
