@@ -76,7 +76,7 @@ def make_engine(target: str) -> Engine:
 def sweep(cases: list[Case], engine: Engine, done: dict[str, Any], seconds: float, keep: Callable[[], None]) -> None:
     """Run the cases that are not done yet, for so long."""
     end = time.monotonic() + seconds
-    for number, case in enumerate(cases):
+    for case in cases:
         if case.name in done or case.rejects is not None:
             continue
         if time.monotonic() > end:

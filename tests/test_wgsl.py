@@ -16,7 +16,6 @@ from tessera.codegen import contract
 from tessera.core.errors import (
     ArgumentError,
     DeviceUnavailable,
-    ExecutionError,
     OutOfBoundsError,
     ResourceError,
     UnsupportedOpError,
@@ -230,7 +229,7 @@ def test_types_of_8_16_and_64_bits(device):
     np.testing.assert_array_equal(run(lambda x: ts.argmax(x, axis=1), X)[0], X.argmax(1))
     with pytest.raises(OutOfBoundsError):
         run(lambda t, i: t[i], table, np.array([0, 11]))
-    with pytest.raises(ExecutionError, match="does not fit in 32 bits"):
+    with pytest.raises(ResourceError, match="does not fit in 32 bits"):
         run(lambda t, i: t[i], table, np.array([0, 1 << 40]))
 
 

@@ -382,11 +382,12 @@ const char *{program.name}_error(int result);
 
 
 def format_example(program: CProgram) -> str:
-    """A program that calls the library: inputs are read from files where they are named, else ones; results printed."""
+    """A program that calls the library: inputs are read from a file, else zeros; another takes results."""
     lines = ["#include <stdio.h>", "#include <stdlib.h>", f'#include "{program.name}.h"', ""]
-    lines += ["static void fill(FILE *from, void *data, size_t size, size_t count) {"]
-    lines += ["  if (from && fread(data, size, count, from) == count) return;"]
-    lines += ['  if (from) { fprintf(stderr, "the input is too short\\n"); exit(2); }', "}", ""]
+    lines += ["static void *take(FILE *from, size_t size, size_t count) {", "  void *data = calloc(count + 1, size);"]
+    lines += ["  if (data && (!from || fread(data, size, count, from) == count)) return data;"]
+    lines += ['  fputs(data ? "the input is too short\\n" : "there is not enough memory\\n", stderr);']
+    lines += ["  exit(2);", "}", ""]
     lines += ["/* Reads the inputs, one after the other, from the file argv[1]; writes the results to argv[2]. */"]
     lines += ["int main(int argc, char **argv) {"]
     lines += ['  FILE *from = argc > 1 ? fopen(argv[1], "rb") : NULL, *to = argc > 2 ? fopen(argv[2], "wb") : NULL;']
@@ -396,18 +397,17 @@ def format_example(program: CProgram) -> str:
         own = make_c_name(name)
         lines += [f"  int64_t {own} = argc > {first + number} ? atoll(argv[{first + number}]) : 1;"]
     for p in program.passed:
-        if p.scalar:
-            lines += [f"  {p.c_type} {p.name} = 0;", f"  fill(from, &{p.name}, sizeof {p.name}, 1);"]
-            continue
-        lines += [f"  {p.c_type} *{p.name} = calloc({p.count} + 1, sizeof *{p.name});"]
-        if p.data["role"] != "output":
-            lines += [f"  fill(from, {p.name}, sizeof *{p.name}, {p.count});"]
+        count = 1 if p.scalar else p.count
+        taken = f"take({'NULL' if p.data['role'] == 'output' else 'from'}, sizeof({p.c_type}), {count})"
+        declared = f"{p.name} = *({p.c_type} *){taken}" if p.scalar else f"*{p.name} = {taken}"
+        lines += [f"  {p.c_type} {declared};"]
     given = [*map(make_c_name, program.sizes), *(p.name for p in program.passed)]
     lines += [f"  int result = {program.name}({', '.join(given)});"]
     lines += [f'  if (result) {{ fprintf(stderr, "%s\\n", {program.name}_error(result)); return 1; }}']
     for p in (p for p in program.passed if p.written):
         lines += [f"  if (to) fwrite({p.name}, sizeof *{p.name}, {p.count}, to);"]
-    lines += ["  if (to) fclose(to);", f'  puts("{program.name}: success");', "  return 0;", "}", ""]
+    lines += ['  if (to && (ferror(to) || fclose(to))) { perror("the results were not written"); return 2; }']
+    lines += [f'  puts("{program.name}: success");', "  return 0;", "}", ""]
     return "\n".join(lines)
 
 

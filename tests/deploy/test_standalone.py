@@ -98,6 +98,10 @@ def test_symbolic_sizes(tmp_path):
         np.testing.assert_allclose(run(made, [x], (n, 5), sizes=(n,)), want(x), rtol=1e-5, atol=1e-6)
     done = subprocess.run(["./example", "in", "out", "0"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "wrong sizes" in done.stderr
+    for arguments, said in ((("in", "out", "-5"), "not enough memory"), (("in", "/dev/full", "1"), "not written"),
+                            (("/dev/null", "out", "1"), "too short")):  # fmt: skip
+        done = subprocess.run(["./example", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr and "success" not in done.stdout
 
 
 @needs_compiler

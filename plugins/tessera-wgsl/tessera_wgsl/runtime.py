@@ -19,7 +19,7 @@ from tessera.codegen.plan_execution import (
     run_host_call,
     view_as_array,
 )
-from tessera.core.errors import DeviceUnavailable, ExecutionError, ResourceError, user_location
+from tessera.core.errors import DeviceUnavailable, ResourceError, user_location
 from tessera.core.types import as_dtype
 from tessera_wgsl.kernel import CUT_SITE
 from tessera_wgsl.statements import WIDE_SITE
@@ -101,7 +101,7 @@ class WgslProgram:
         """Run the program.
 
         Raises:
-            OutOfBoundsError: an index is outside its axis. ExecutionError: an integer does not fit in 32 bits.
+            OutOfBoundsError: an index is outside its axis. ResourceError: an integer does not fit in 32 bits.
         """
         import wgpu
 
@@ -133,7 +133,7 @@ class WgslProgram:
 
     def _check_status(self, status: int) -> None:
         if status == WIDE_SITE:
-            raise ExecutionError(
+            raise ResourceError(
                 "an integer of 64 bits that a kernel loads does not fit in 32 bits, which is all that WGSL has",
                 expected="from -2**31 to 2**31 - 1", suggestion="run this on another target",
             )  # fmt: skip
