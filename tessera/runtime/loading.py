@@ -322,6 +322,9 @@ def _check_plan(manifest: Mapping[str, Any], max_bytes: int, max_programs: int) 
 _GENERATOR_FIELDS = {  # which need not be there
     "options": has_fields(),
     "plan": has_fields(),
+    "signature": has_fields(
+        outputs=is_list(has_fields(name=is_text, dtype=is_text, shape=lambda value: isinstance(value, list)))
+    ),
     "variants": is_list(
         has_fields(when=is_list(is_text), place=is_text, weights=is_table(is_text), manifest=has_fields())
     ),

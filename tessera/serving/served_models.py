@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ class ArtifactFunction:
         programs = [source.load_variant(n) for n in names] or [source]
         interface = programs[0].interface
         self._writes = [interface["parameters"][i]["name"] for i in interface["written"]]
-        self.inputs = _merge([[_describe(p) for p in a.parameters] for a in programs])
-        self.outputs = _merge([_list_outputs(a) for a in programs])
+        self.inputs = merge_programs([[_describe(p) for p in a.parameters] for a in programs])
+        self.outputs = merge_programs([_list_outputs(a) for a in programs])
         leading = [{get_parameter_shape(p)[:1] for p in a.parameters} for a in programs]
         self.has_rows = all(len(sizes) == 1 and () not in sizes for sizes in leading)
         fixed = [n for sizes in leading for n in sizes if n and isinstance(n[0], (int, np.integer))]
@@ -103,18 +104,20 @@ def _list_outputs(program: Any) -> list[TensorDescription]:
     return [*outputs, *map(_describe, written)]
 
 
-def _merge(programs: Sequence[list[TensorDescription]]) -> list[TensorDescription]:
+def merge_programs(programs: Sequence[list[TensorDescription]]) -> list[TensorDescription]:
     """The tensors of several programs as those of one: a size that differs is any.
 
     Raises:
         ArgumentError: the programs have different tensors.
     """
     found = []
-    for tensors in zip(*programs, strict=True):
+    for tensors in zip_longest(*programs):
         first = tensors[0]
-        if any((t.name, t.dtype, len(t.shape)) != (first.name, first.dtype, len(first.shape)) for t in tensors):
+        kinds = {(t.name, t.dtype, len(t.shape)) if t else None for t in tensors}
+        if None in kinds or len(kinds) > 1:
+            names = sorted({t.name for t in tensors if t is not None})
             raise ArgumentError("the programs of the bundle have different tensors", location=user_location(),
-                                received=first.name)  # fmt: skip
+                                received=", ".join(names))  # fmt: skip
         sizes = [set(each) for each in zip(*(t.shape for t in tensors), strict=True)]
         found.append(replace(first, shape=tuple(n.pop() if len(n) == 1 else -1 for n in sizes)))
     return found

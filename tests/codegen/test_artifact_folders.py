@@ -188,6 +188,19 @@ def test_a_count_is_a_whole_number_that_64_bits_hold(built, field, value):
         (built / artifact.MANIFEST).write_text(text)
 
 
+@pytest.mark.parametrize("outputs", [3, [3], [{}], [{"name": "o", "dtype": "f32", "shape": 3}]])
+def test_a_server_reads_the_signature(built, outputs):
+    text = (built / artifact.MANIFEST).read_text()
+    manifest = json.loads(text)
+    manifest["signature"]["outputs"] = outputs
+    reseal(built, manifest)
+    try:
+        with pytest.raises(ArtifactError, match="has no valid `signature`"):
+            ts.load(built)
+    finally:
+        (built / artifact.MANIFEST).write_text(text)
+
+
 @pytest.mark.parametrize("name", ["../outside.txt", "sub/../../outside.txt", "/etc/hostname", "a\nb"])
 def test_a_manifest_names_no_file_outside(tmp_path, name):
     """The hash is right, and the manifest sealed: the name alone is refused, before anything is read."""

@@ -18,6 +18,7 @@ from tessera.serving import (
     TensorDescription,
     create_app,
 )
+from tessera.serving.served_models import merge_programs
 
 
 def run_together(batcher, inputs, function=None):
@@ -173,6 +174,14 @@ def test_a_bundle_without_batching_names_its_numbers_of_rows(tmp_path):
     body = {"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": two.tolist()}]}
     refused = services.post(app, "/v2/models/scores/infer", json=body)
     assert refused.status_code == 400 and "expected 1 or 4; with --max-batch above 1" in refused.json()["error"]
+
+
+def test_programs_of_a_bundle_have_the_same_tensors():
+    one, two = TensorDescription("x", "f32", (2, 3)), TensorDescription("x", "f32", (4, 3))
+    assert merge_programs([[one], [two]]) == [TensorDescription("x", "f32", (-1, 3))]
+    for other in ([], [one, two], [TensorDescription("y", "f32", (2, 3))], [TensorDescription("x", "int32", (2, 3))]):
+        with pytest.raises(ArgumentError, match="different tensors"):
+            merge_programs([[one], other])
 
 
 def test_models_whose_rows_depend_on_each_other_are_not_batched(tmp_path):
