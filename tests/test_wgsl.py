@@ -233,6 +233,20 @@ def test_types_of_8_16_and_64_bits(device):
         run(lambda t, i: t[i], table, np.array([0, 1 << 40]))
 
 
+def test_grids_of_many_axes(device):
+    @ts.kernel
+    def fill(out):
+        a, b, c, d = (ts.tile.program_id(n) for n in range(4))
+        out[a, b, c, d] = 1000 * a + 100 * b + 10 * c + d + ts.tile.num_programs(3)
+
+    out = np.zeros((2, 3, 4, 5), np.int32)
+    want = sum(s * g for s, g in zip((1000, 100, 10, 1), np.indices(out.shape), strict=True)) + 5
+    launch = lambda grid: prepare(fill[grid], CallArguments((out,), {}), "wgsl").run("device", "wgsl")  # noqa: E731
+    np.testing.assert_array_equal(launch(out.shape)[0], want)
+    with pytest.raises(UnsupportedOpError, match="its grid has 5 axes"):
+        launch((*out.shape, 1))
+
+
 def test_loops_of_the_host_and_of_kernels(device):
     def steps(x):
         y = ts.fori_loop(0, 5, lambda i, y: y * 1.5 - 0.25, x)

@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from tessera.core.arguments import as_text
 from tessera.core.errors import DeviceUnavailable, user_location
 from tessera.core.hooks import list_generators
 
@@ -101,8 +102,9 @@ def find_generator_name(device: str) -> str:
     """The generator for a device.
 
     Raises:
-        DeviceUnavailable: nothing installed serves it.
+        ArgumentError: it is no name. DeviceUnavailable: nothing installed serves it.
     """
+    device = as_text(device, "the target")
     if device == "gpu" or device.startswith("gpu:"):  # another spelling
         device = f"cuda{device.removeprefix('gpu')}"
     if device in ("cuda", "cuda:0") and count_gpus():

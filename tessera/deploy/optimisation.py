@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.contract import Runtime, emit_artifact, get_capable_backend, list_backends, load_runtime
+from tessera.core.arguments import as_names, as_text
 from tessera.core.device import INTERP, count_gpus, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -270,7 +271,7 @@ class OptimisedModel:
         # a module is closed over: its tensors are constants
         self._entry: Jit = _make_entry(model)
         self.target, self.passes, self.limits = target, tuple(passes), dict(limits)
-        self._weights = tuple(weights)
+        self._weights = as_names(weights, "weights")
         self._variants: dict[str, CompiledVariant] = {}
         self._by_shapes: dict[tuple[tuple[int, ...], ...], str] = {}
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -537,11 +538,14 @@ def optimize(
     if target is None:
         return minimise(model, init, steps)
     name = _find_target(target, generator)
+    if evaluate is not None and not callable(evaluate):
+        raise ArgumentError("evaluate is no function of a model", location=user_location(),
+                            received=type(evaluate).__name__)  # fmt: skip
     calls = _read_calls(calibration, "calibration")
     named = optimizations if optimizations is not None else DESTINATIONS.get(target, ("", GRAPH))[1]
     passes = find_passes(named, bool(calls))
     limits = _parse_constraints({} if constraints is None else constraints, name)
-    made = OptimisedModel(model, name, passes, limits, (weights,) if isinstance(weights, str) else weights)
+    made = OptimisedModel(model, name, passes, limits, weights)
     first = _read_call(example) if example is not None else calls[0] if calls else None
     if first is None:
         if limits or evaluate is not None or any(getattr(p, "calibrated", False) for p in passes):
@@ -563,6 +567,7 @@ def _find_target(target: str, generator: str | None) -> str:
     Raises:
         UnknownNameError, DeviceUnavailable: there is none.
     """
+    target = as_text(target, "the target")
     if generator is not None:
         name = find_generator_name(generator)
     elif target in DESTINATIONS:

@@ -17,6 +17,7 @@ import numpy as np
 from tessera.codegen.artifact import encode_content
 from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_capable_backend
+from tessera.core.arguments import as_path, as_text
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.core.io import write_file
@@ -64,7 +65,8 @@ def standalone(
         UnsupportedOpError: the program needs Python, as for ops that NumPy computes.
         DeviceUnavailable: there is no C compiler to link with. FileError: the folder cannot be written.
     """
-    where = find_generator_name(target)
+    where, folder = find_generator_name(target), as_path(out)
+    machine = None if machine is None else as_text(machine, "the machine")
     if threads and machine == MACHINE:
         raise ArgumentError(
             f"a module for {MACHINE} runs on one thread", location=user_location(), expected="threads=False"
@@ -75,14 +77,14 @@ def standalone(
     optimised = isinstance(entry, OptimisedModel)
     stored = entry.find_stored_parameters() if optimised else find_stored_parameters(program, weights)
     artifact = emit_artifact(generator, program.levels["tile"], options)
-    own = make_c_name(name or program.name)
+    own = make_c_name(program.name if name is None else as_text(name, "the name"))
     interface = describe_interface(program, stored)
     described = {**artifact.manifest, "interface": interface}
     held = {program.names[i]: np.ascontiguousarray(program.arrays[i]).tobytes() for i in stored}
     files: Mapping[str, bytes | str] = generator.standalone(
         type(artifact)(described, artifact.files), own, held, machine
     )
-    folder = write_folder(Path(out), files)
+    folder = write_folder(folder, files)
     if DESCRIPTION_FILE in files:
         library = _link_web_module(folder, own) if link else None
     else:

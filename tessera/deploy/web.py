@@ -18,6 +18,7 @@ import numpy as np
 
 from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, list_backends
+from tessera.core.arguments import as_path, as_text
 from tessera.core.errors import (
     ArgumentError,
     DeviceUnavailable,
@@ -87,9 +88,10 @@ def export_web(
         (out,), args = args, ()
     if out is None:
         raise ArgumentError("a page needs a path", location=user_location(), expected='out="model.html", or a folder')
-    target = _find_page(Path(out))
+    out = as_path(out)
+    target = _find_page(out)
     compress = _find_compression(compression)
-    most = _check_files(target.parent == Path(out), split_size, compression)
+    most = _check_files(target.parent == out, split_size, compression)
     compiled = _compile(model, args, named, weights)
     program = compiled.prepare_program("llvm")
     stored = compiled.find_stored_parameters()
@@ -98,9 +100,9 @@ def export_web(
     blobs = {description["parameters"][i]["name"]: program.arrays[i] for i in range(len(program.arrays))}
     engines, left_out = _find_engines(compiled)
     data, parts = _place_data(description, module, blobs, most)
-    page = _format_page(title or program.name, data, engines)
+    page = _format_page(program.name if title is None else as_text(title, "the title"), data, engines)
     files: dict[str, bytes] = {target.name: page.encode(), **parts}
-    if target.name == "index.html" and target.parent == Path(out):
+    if target.name == "index.html" and target.parent == out:
         text = json.dumps(description, indent=1) + "\n"
         files |= {f"{own}.wasm": module, DESCRIPTION_FILE: text.encode()}
     files |= {f"{name}.{ending}": pack(held) for ending, pack in compress for name, held in sorted(files.items())}
@@ -188,8 +190,7 @@ def _compile(model: Any, args: Sequence[Any], named: Mapping[str, Any], weights:
         raise ArgumentError(
             "a page needs an example", location=user_location(), expected='export_web(model, x, out="model.html")'
         )
-    names = (weights,) if isinstance(weights, str) else tuple(weights)
-    return OptimisedModel(model, "llvm", (), {}, names).compile(*args, **named)
+    return OptimisedModel(model, "llvm", (), {}, weights).compile(*args, **named)
 
 
 def _link_program(program: PreparedProgram, stored: Sequence[int], name: str) -> tuple[bytes, dict[str, Any]]:

@@ -15,6 +15,7 @@ from tessera.codegen.artifact import (
     describe_size,
 )
 from tessera.codegen.contract import emit_artifact, get_backend
+from tessera.core.arguments import as_names
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -167,7 +168,7 @@ def find_stored_parameters(program: PreparedProgram, weights: Sequence[str]) -> 
     Raises:
         ArgumentError: a name in `weights` is of no argument.
     """
-    names = program.names
+    names, weights = program.names, as_names(weights, "weights")
     unknown = [w for w in weights if not any(n == w or n.startswith(f"{w}.") for n in names)]
     if unknown:
         raise ArgumentError(

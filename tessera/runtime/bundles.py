@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -24,6 +24,7 @@ from tessera.codegen.artifact import (
     hash_content,
     parse_manifest,
 )
+from tessera.core.arguments import as_names
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -79,9 +80,14 @@ class Bundle:
         loaded; the memory that the program itself needs is counted, and checked too.
 
         Raises:
-            ArgumentError: the metadata is no JSON data. FileError: there can be no file at the path.
+            ArgumentError: the metadata is no object of JSON data, or requires no size of memory.
+            FileError: there can be no file at the path.
         """
         described = _check_metadata({} if metadata is None else metadata)
+        if not isinstance(described, dict):
+            raise ArgumentError("metadata is no object", location=user_location(), received=repr(described)[:80],
+                                expected='a dict such as {"version": "1.0"}')  # fmt: skip
+        as_bytes(_find_requirements({"metadata": described}).get("memory", 0))
         index = {
             "entry": self.entry,
             "metadata": described,
@@ -98,7 +104,14 @@ class Bundle:
         return write_bundle_file(path, files, index)
 
     def measure(self, seconds: float = 0.5) -> Bundle:
-        """This bundle with the latency of each variant that this machine can run, on arguments of ones."""
+        """This bundle with the latency of each variant that this machine can run, on arguments of ones.
+
+        Raises:
+            ArgumentError: the time is no number.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+            raise ArgumentError("the time to measure is no number", location=user_location(), expected="seconds",
+                                received=repr(seconds)[:80])  # fmt: skip
         found = {}
         for name, artifact in self.variants.items():
             loaded = load_artifact(artifact, name)
@@ -191,10 +204,11 @@ def bundle(
     """
     from tessera.runtime.program import CallArguments, prepare  # loads the compiler: a loader needs none
 
-    if isinstance(targets, str) or not targets:
+    if isinstance(targets, str) or not (chosen := as_names(targets, "targets")):
         raise ArgumentError("targets is a list of names", location=user_location(), received=repr(targets))
+    weights = as_names(weights, "weights")
     made: Bundle | None = None
-    for target in dict.fromkeys(map(find_generator_name, targets)):
+    for target in dict.fromkeys(map(find_generator_name, chosen)):
         options = {"arch": arch} if arch else {}
         for label, given in _list_calls(entry, args, named, batch_sizes, weights, dynamic):
             program = prepare(entry, CallArguments(*given), target, grid, group, tune, options, dynamic=dynamic)
@@ -213,6 +227,10 @@ def _list_calls(
     dynamic: Any,
 ) -> list[tuple[str, Call]]:  # fmt: skip
     """The labels and arguments of the variants of a target."""
+    batches = () if batches is None else batches
+    if isinstance(batches, (str, bytes)) or not isinstance(batches, Iterable):
+        raise ArgumentError("batch_sizes is no list of numbers", location=user_location(), received=repr(batches)[:80])
+    batches = list(batches)
     if not batches:
         return [("dynamic" if dynamic else "", (args, named))]
     if dynamic:
@@ -233,7 +251,7 @@ def check_batch_size(size: Any) -> int:
     Raises:
         ArgumentError: it is no positive integer.
     """
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise ArgumentError("a batch size is no positive integer", location=user_location(), received=repr(size))
     return int(size)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.arguments import as_path
 from tessera.core.errors import ArgumentError, FileError, StateDictError, user_location
 from tessera.core.io import import_safetensors, write_file
 from tessera.core.pytree import flatten
@@ -47,9 +48,10 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
 
     Raises:
         ArgumentError: a leaf is no tensor, array, number or string, or two leaves have one path; `metadata` is given
-            for what is no bundle; `format` is another.
+            for what is no bundle; `format` is another; the path is none.
         FileError: there can be no file at the path.
     """
+    path = as_path(path)
     compiled = hasattr(type(tree), BUNDLE_METHOD)
     if format not in (None, "bundle" if compiled else "safetensors"):
         raise ArgumentError(
@@ -166,6 +168,8 @@ def load(path: str | Path, *args: Any, like: Any = None, **named: Any) -> Any:
         ArtifactError: the folder is missing, corrupt, or of a newer schema than this version reads.
     """
     is_path = isinstance(path, (str, os.PathLike))
+    if is_path:
+        path = as_path(path)
     if is_path and is_bundle_path(path):
         return load_bundle(path, *args, **named)
     if not is_path or not (Path(path).is_file() or Path(path).suffix == ".safetensors"):

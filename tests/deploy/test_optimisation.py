@@ -348,6 +348,9 @@ def test_models_that_are_none():
     with pytest.raises(UnsupportedOpError, match="draws random numbers"):
         ts.optimize(lambda x: x + ts.randn(3), target="server", example=(np.ones(3, np.float32),))
     f = ts.optimize(layer, target="server")
+    for named in ({"target": 3}, {"generator": 3}, {"weights": 3}, {"evaluate": "f"}):
+        with pytest.raises(ArgumentError, match="no text|no list of names|no function"):
+            ts.optimize(layer, **{"target": "edge", "example": (X,), **named})
     with pytest.raises(ArgumentError, match="nothing has been compiled"):
         f.report  # noqa: B018
     with pytest.raises(ArgumentError, match="has no example"):

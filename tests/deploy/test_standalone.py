@@ -58,6 +58,13 @@ def test_the_example_runs_without_python(tmp_path, machine, threads):
 
 
 @needs_compiler
+def test_arguments_of_other_types(tmp_path):
+    for named in ({"out": 3}, {"name": 3}, {"machine": [3]}, {"weights": 3}, {"target": None}):
+        with pytest.raises(ArgumentError, match="is no"):
+            deploy.standalone(layer, {"w": W}, X, **{"out": tmp_path, "link": False, **named})
+
+
+@needs_compiler
 def test_the_makefile_links_both(tmp_path):
     deploy.standalone(layer, {"w": W}, X, out=tmp_path, weights=["p"], link=False)
     assert not (tmp_path / "liblayer.so").exists()

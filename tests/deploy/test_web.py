@@ -271,6 +271,9 @@ def test_generators_for_browsers_are_packed_or_said_to_be_left_out(tmp_path, mon
 
 
 def test_what_a_page_cannot_have_is_refused(tmp_path):
+    for named in ({"out": 3}, {"title": 3}, {"weights": 3}):
+        with pytest.raises(ArgumentError, match="is no"):
+            ts.export_web(lambda x: x * 2, np.ones(2, np.float32), **{"out": "x.html", **named})
     with pytest.raises(ArgumentError, match="needs an example"):
         ts.export_web(classify, out=tmp_path / "m.html")
     with pytest.raises(UnsupportedOpError, match="no arrays of f16"):

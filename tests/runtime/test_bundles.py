@@ -257,6 +257,37 @@ def test_truncated_files(saved, tmp_path):
             ts.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("metadata", [3, "x", {"requirements": {"memory": "much"}}, {"a": {1: 2}}])
+def test_metadata_that_no_reader_takes_is_not_written(made, tmp_path, metadata):
+    with pytest.raises(ArgumentError):
+        ts.save(made, tmp_path / "a.bundle", metadata=metadata)
+    assert not (tmp_path / "a.bundle").exists()
+
+
+@pytest.mark.parametrize("named", [
+    {"targets": 3}, {"targets": [3]}, {"targets": b"llvm"}, {"weights": None}, {"weights": [1]}, {"batch_sizes": 3},
+    {"batch_sizes": b"q"}, {"batch_sizes": [np.ones(2)]},
+])  # fmt: skip
+def test_arguments_of_other_types(named):
+    with pytest.raises(ArgumentError):
+        ts.bundle(ts.jit(lambda x: x + 1), np.ones((1, 2), np.float32), **{"batch_sizes": [1], **named})
+
+
+@pytest.mark.parametrize("path", [3, None, b"a.bundle", "a\0b", "x" * 300])
+def test_what_is_no_path(made, path):
+    with pytest.raises((ArgumentError, FileError)):
+        ts.save(made, path)
+    with pytest.raises((ArgumentError, FileError)):
+        ts.load(path)
+
+
+def test_a_target_and_a_time_of_other_types(made, saved):
+    with pytest.raises(ArgumentError, match="no text"):
+        ts.load(saved, target=3)
+    with pytest.raises(ArgumentError, match="time to measure"):
+        made.measure(seconds="long")
+
+
 def test_a_write_that_fails_leaves_the_old_file(made, saved, monkeypatch):
     before = saved.read_bytes()
     monkeypatch.setattr(zipfile.ZipFile, "writestr", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))

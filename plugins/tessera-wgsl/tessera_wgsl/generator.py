@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tessera.codegen.host_plan import build_host_plan
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.ops.dialects import host
-from tessera_wgsl.kernel import HEADER_SLOTS, WORKGROUP, Kernel
+from tessera_wgsl.kernel import GRID_AXES, HEADER_SLOTS, WORKGROUP, Kernel
 
 OPTIONS = ("schedule",)
 
@@ -68,12 +68,26 @@ def _dump(data: Any) -> str:
     return json.dumps(data).replace("<", "\\u003c")
 
 
+def pad_grid(grid: Sequence[Any]) -> tuple[int, ...]:
+    """A grid with all axes of the words before a kernel's parameters; those that it lacks have one program."""
+    return (*map(int, grid), *[1] * (GRID_AXES - len(grid)))
+
+
 def find_grids(module: Module) -> dict[str, tuple[int, ...]]:
-    """The largest grid that each kernel is launched with."""
+    """The largest grid that each kernel is launched with.
+
+    Raises:
+        UnsupportedOpError: a grid has more axes than the words before a kernel's parameters.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for node in module.main.body.walk():
         if node.op is host.launch:
-            grid = tuple(int(n) for n in (*node.attrs["grid"], 1, 1, 1)[:3])
+            grid = pad_grid(node.attrs["grid"])
+            if len(grid) > GRID_AXES:
+                raise UnsupportedOpError(
+                    f"the target wgsl cannot launch {node.attrs['kernel']}: its grid has {len(grid)} axes",
+                    location=node.loc, expected=f"at most {GRID_AXES}", received=str(grid),
+                )  # fmt: skip
             before = found.get(node.attrs["kernel"], grid)
             found[node.attrs["kernel"]] = tuple(map(max, grid, before))
     return found

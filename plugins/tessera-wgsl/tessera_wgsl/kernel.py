@@ -351,8 +351,9 @@ WATCH = """
   loop {{ if (round >= rounds) {{ break; }} round++; }}
   if (round < rounds) {{ {fail} }}"""
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
-# The words before the parameters: the grid, the first program, programs of this dispatch, the arena, its status word.
-HEADER_SLOTS = 8
+# The words before the parameters: three axes of the grid, the first program, programs of this dispatch, the arena, the
+# 0 of `pointwise.keep`, the fourth axis of the grid.
+HEADER_SLOTS, GRID_AXES = 8, 4
 HEAD = """\
 struct Arguments {{ words: array<vec4<u32>, {vectors}> }}
 @group(0) @binding(0) var<storage, read_write> mem: array<{word}>;
@@ -367,9 +368,11 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>, @builtin(num_workgroups) g
   let grid0 = i32(args.words[0].x);
   let grid1 = i32(args.words[0].y);
   let grid2 = i32(args.words[0].z);
-  let pid0 = i32(program) / (grid1 * grid2);
-  let pid1 = (i32(program) / grid2) % grid1;
-  let pid2 = i32(program) % grid2;
+  let grid3 = i32(args.words[1].w);
+  let pid0 = i32(program) / (grid1 * grid2 * grid3);
+  let pid1 = (i32(program) / (grid2 * grid3)) % grid1;
+  let pid2 = (i32(program) / grid3) % grid2;
+  let pid3 = i32(program) % grid3;
 """
 
 

@@ -21,6 +21,7 @@ from tessera.codegen.plan_execution import (
 )
 from tessera.core.errors import DeviceUnavailable, ResourceError, user_location
 from tessera.core.types import as_dtype
+from tessera_wgsl.generator import pad_grid
 from tessera_wgsl.kernel import CUT_SITE
 from tessera_wgsl.statements import WIDE_SITE
 
@@ -193,7 +194,8 @@ class DeviceEngine(PlanEngine):
         import wgpu
 
         device, pipeline = self.program.device, self.program.pipelines[entry["kernel"]]
-        words = [*entry["grid"], start, count, self.program.arena // 4, 0, 0, *map(self._word, entry["args"])]
+        grid = pad_grid(entry["grid"])
+        words = [*grid[:3], start, count, self.program.arena // 4, 0, *grid[3:], *map(self._word, entry["args"])]
         data = np.array(words, np.uint32).tobytes()
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         uniform = device.create_buffer_with_data(data=data + bytes(-len(data) % 16), usage=usage)

@@ -52,7 +52,8 @@ async function openWebGpu(program, plan, shaders) {
     ("param" in a ? offsets[a.param] : workspace) + (a.offset ?? 0));
   const word = (a) => ("value" in a ? a.value : a.param in scalars ? scalars[a.param] : locate(a));
   function dispatch(entry, start, count) {
-    const words = [...entry.grid, start, count, arena / 4, 0, 0, ...entry.args.map(word)];
+    const [a, b, c, d = 1] = entry.grid;
+    const words = [a, b, c, start, count, arena / 4, 0, d, ...entry.args.map(word)];
     while (words.length % 4) words.push(0);
     const uniform = device.createBuffer({ size: 4 * words.length, usage: U.UNIFORM | U.COPY_DST });
     device.queue.writeBuffer(uniform, 0, new Uint32Array(words));
