@@ -132,10 +132,10 @@ def test_a_control_wavelet_that_nobody_can_take_is_a_stall(tmp_path):
 def test_an_internal_error_is_a_fault_with_its_place(tmp_path, monkeypatch):
     from tessera.interp.target.csl.fabric.queues import OutputQueue
 
-    def broken(self):
+    def broken(self, words):
         raise KeyError("lost")
 
-    monkeypatch.setattr(OutputQueue, "_move", broken)
+    monkeypatch.setattr(OutputQueue, "offer", broken)
     with pytest.raises(CslFault, match=r"PE \(0, 0\): .*lost.*\(cycle \d+\)"):
         simulate(tmp_path, "export fn main() void { @fmovs(tx, va); }")
 
@@ -311,3 +311,16 @@ def test_memory_through_a_pointer_of_another_type(text, found, tmp_path):
     variables = "export var g = @zeros([2]u32); var one: u32 = 1; var n: i16 = 1;"
     pe = run(tmp_path, f"{variables} export fn main() void {{ {text} }}")
     assert pe.get_variable("g").view(np.uint16).tolist() == found
+
+
+def test_the_limit_ends_a_long_loop_that_contains_no_loop(tmp_path):
+    text = "export fn main() void { for (@range(i32, 2000000000)) |i| { n = 1; } }"
+    with pytest.raises(CslFault, match="limit of 1,000,000 cycles in this loop") as caught:
+        simulate(tmp_path, text)
+    assert caught.value.location.line
+
+
+def test_an_expression_that_nests_too_deep_is_an_error_at_its_place(tmp_path):
+    with pytest.raises(CslError, match="nests too deep") as caught:
+        simulate(tmp_path, f"export fn main() void {{ n = {'+'.join(['n'] * 5000)}; }}")
+    assert caught.value.location.file.endswith("pe.csl")

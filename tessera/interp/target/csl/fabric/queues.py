@@ -126,6 +126,11 @@ def notify_emptied(queue: InputQueue | OutputQueue, call: Callable[[], None] | N
 class InputQueue:
     """The words of one color that reached a PE and that its code has not read yet."""
 
+    __slots__ = (
+        "_due", "_last", "_tell", "color", "controls", "depth", "emptied", "events", "feeder", "granted", "limit",
+        "node", "wanted", "whole", "words",
+    )  # fmt: skip
+
     def __init__(self, node: RouterNode, color: int) -> None:
         self.node, self.color = node, color
         self.words = WordBuffer()
@@ -138,6 +143,7 @@ class InputQueue:
         self.feeder: BackpressureListener | None = None
         self._due: int | None = None
         self._last = 0
+        self._tell = self._call
 
     def has_room(self) -> bool:
         """Whether one more word fits."""
@@ -168,9 +174,19 @@ class InputQueue:
             return
         time, words = runs[-1]
         self._last = time + len(words) - 1
-        self.words.runs += runs
-        self.words.count += count
-        self._announce()
+        buffer = self.words
+        buffer.runs += runs
+        buffer.count += count
+        if self.controls or self.wanted > 1:
+            self._announce()
+            return
+        time, due = buffer.runs[0][0], self._due
+        if due is None or time < due:
+            if time < self.events.now:
+                self._announce()
+            else:
+                self._due = time
+                self.events.at(time, self._tell)
 
     def count(self, now: int) -> int:
         """The number of arrived data words before the first control word."""
@@ -184,8 +200,12 @@ class InputQueue:
         words = self.words
         if not words.count or limit <= 0:
             return []
-        count = words.count if not self.controls and words.last <= now else words.count_until(now, True)
-        if not count:
+        if self.controls or len(words.runs) > 1:
+            count = words.count if not self.controls and words.last <= now else words.count_until(now, True)
+        else:
+            time, found = words.runs[0]
+            count = now - time + 1 if now - time < len(found) else len(found)
+        if count <= 0:
             return []
         found = words.take(count if count < limit else limit)
         if self.limit > self.depth:
@@ -269,20 +289,22 @@ class InputQueue:
                 if time == due:
                     return
             self._due = time
-            events.at(time, self._call)
+            events.at(time, self._tell)
 
     def _find_arrival(self) -> int | None:
         """The time at which the wanted words have arrived; None if they are not in transit."""
         needed, words = self.wanted, self.words
-        if needed > self.depth and not self.whole:
-            needed = self.depth
         if not self.controls:
+            if needed == 1:
+                return words.runs[0][0] if words.count else None
+            if needed > self.depth and not self.whole:
+                needed = self.depth
             count = words.count
             if count < needed:
                 return None
-            if needed == 1:
-                return words.runs[0][0]
             return words.last if count == needed else words.find_time(needed)
+        if needed > self.depth and not self.whole:
+            needed = self.depth
         for index, (time, word) in enumerate(words, 1):
             if index == needed or word & CONTROL_FLAG:
                 return time
@@ -306,6 +328,10 @@ class OutputQueue:
     cycle.
     """
 
+    __slots__ = (
+        "_due", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "sink", "words",
+    )  # fmt: skip
+
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: list[int] = []
@@ -323,9 +349,25 @@ class OutputQueue:
             return 0
         if words and max(words) > WORD_MASK:
             self.marked += sum(word > WORD_MASK for word in words)
+        elif words and not self.words and self._pass_on(words):
+            return len(words)
         self.words += words
         self._move()
         return len(words)
+
+    def _pass_on(self, words: list[int]) -> bool:
+        """Move plain words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
+        channel, count, node = self.channel, len(words), self.node
+        if channel is None or self._watched or self.emptied is not None:
+            return False
+        delay = node.fabric.injection
+        if channel.depth + delay - channel.inputs[RAMP].count < count:
+            return False
+        now = self.events.now
+        first = (now if now > node.ramp else node.ramp) + 1
+        node.ramp = first + count - 1
+        channel.extend(RAMP, [(first + delay, words)], count)
+        return True
 
     def collect(self) -> HostSink:
         """Send the words written here to the host."""
@@ -379,10 +421,13 @@ class OutputQueue:
             free = clear
             channel.granted += min(clear, waiting)
         if free > 0:
-            first = max(self.events.now, node.ramp) + 1
-            count = min(free, waiting)
+            now = self.events.now
+            first = (now if now > node.ramp else node.ramp) + 1
+            if free >= waiting:
+                count, moved, self.words = waiting, self.words, []
+            else:
+                count, moved, self.words = free, self.words[:free], self.words[free:]
             node.ramp = first + count - 1
-            moved, self.words = self.words[:count], self.words[count:]
             self._inject(channel, first + delay, moved)
         if self.words:
             channel.feeders[RAMP] = self

@@ -65,15 +65,18 @@ def _resolve_operands(
 
 
 def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location) -> Any:
-    if type(o) is Dsr:
-        if o not in pe.dsrs:
+    kind = type(o)
+    if kind is Dsr:
+        contents = pe.dsrs.get(o)
+        if contents is None:
             raise CslFault(f"{o.file} {o.number} is used before '@load_to_dsr'", location=loc)
-        o = pe.dsrs[o].dsd
-    if type(o) in (Mem1d, Mem4d):
-        index = options.get("index")
+        o = contents.dsd
+        kind = type(o)
+    if kind is Mem1d or kind is Mem4d:
+        index = options.get("index") if options else None
         # The index counts 16-bit words for every element type.
         return o if index is None or not o.indexed else o._replace(byte=o.byte + 2 * index)
-    if type(o) in (Fabin, Fabout):
+    if kind is Fabin or kind is Fabout:
         color = _get_queue_color(pe, o, loc)
         return o if o.color == color else o._replace(color=color)
     return o
@@ -82,7 +85,7 @@ def _resolve_operand(pe: PeState, o: Any, options: dict[str, Any], loc: Location
 def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
     """The color of a fabric DSD, which must equal the color that its queue was initialized with."""
     table, side = (pe.in_colors, "input") if type(o) is Fabin else (pe.out_colors, "output")
-    bare = pe.needs_queue_initialisation if type(o) is Fabin else bool(pe.wide)
+    bare = pe.needs_queue_initialisation if type(o) is Fabin else pe.wide
     color = table.get(o.queue, -1 if bare else o.color)
     if color < 0:
         raise CslFault(f"{side} queue {o.queue} is not initialized", location=loc)
@@ -99,7 +102,8 @@ def perform(
     """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
     dsrs, registers = pe.dsrs, [o for o in operands if type(o) is Dsr]
     for o in registers:
-        if o in dsrs and dsrs[o].options.get("async"):
+        contents = dsrs.get(o)
+        if contents is not None and contents.options.get("async"):
             launch(pe, op, operands, options, loc)
             return True
     complete, resolved = True, _resolve_operands(pe, operands, options, loc)
@@ -162,15 +166,15 @@ def _claim_queues(
 ) -> list[tuple[str, int]]:
     """Claim the queues and the microthread of an operation; each serves one operation at a time."""
     inputs = [o for o in operands if type(o) is Fabin]
-    keys = [("in", o.color) for o in inputs]
+    keys: list[tuple[str, int]] = [("in", o.color) for o in inputs]
     keys += [("out", o.queue) for o in operands if type(o) is Fabout]
     if options.get("ut_id") is not None:
         keys.append(("microthread", options["ut_id"]))
     busy = pe.busy
-    for key in keys:
-        if key in busy:
-            what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
-            raise CslFault(f"{what} {key[1]} is in use by the operation at {busy[key]}", location=loc)
+    if busy and not busy.keys().isdisjoint(keys):
+        key = next(key for key in keys if key in busy)
+        what = {"in": "the input queue of color", "out": "output queue"}.get(key[0], key[0])
+        raise CslFault(f"{what} {key[1]} is in use by the operation at {busy[key]}", location=loc)
     for key in keys:
         busy[key] = loc
     for o in inputs:
@@ -198,13 +202,13 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
 
 def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Finish an operation: save addresses, activate and unblock tasks."""
-    count = None
     for o in operands:
-        if type(o) is Dsr and pe.dsrs[o].save and type(pe.dsrs[o].dsd) in (Mem1d, Mem4d):
-            count = operation_length(found) if count is None else count
-            d = pe.dsrs[o].dsd
-            steps = count * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
-            pe.dsrs[o].dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
+        if type(o) is Dsr:
+            contents = pe.dsrs[o]
+            if contents.save and type(contents.dsd) in (Mem1d, Mem4d):
+                d = contents.dsd
+                steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
+                contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
     if not options:
         wake(pe)
         return

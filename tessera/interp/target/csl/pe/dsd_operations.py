@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class DsdOp:
 
 
 def _multiply_add_in_place(a: Any, b: Any, c: Any, out: Any) -> None:
-    np.add(a, np.multiply(b, c), out=out)
+    np.add(a, np.multiply(b, c), out)
 
 
 def _find_ufunc(compute: Compute) -> Callable[..., Any] | None:
@@ -236,6 +237,9 @@ def _view_as(array: Any, dtype: np.dtype[Any]) -> Any:
     return array[:size].view(dtype)
 
 
+MAX_TENSOR_STEPS = 1 << 24  # of one operation: 350 times the bytes of a PE
+
+
 def element_positions(d: Mem4d, size: int) -> np.ndarray[Any, Any]:
     """The flat element index of each step of a memory tensor."""
     return _walk_positions(d.extents, d.strides) + d.byte // size
@@ -243,6 +247,8 @@ def element_positions(d: Mem4d, size: int) -> np.ndarray[Any, Any]:
 
 @lru_cache(maxsize=1024)
 def _walk_positions(extents: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    if math.prod(extents) > MAX_TENSOR_STEPS:
+        raise CslFault(f"a DSD of {math.prod(extents):,} elements", expected=f"at most {MAX_TENSOR_STEPS:,}")
     at = np.zeros(1, np.int64)
     for extent, stride in zip(extents, strides, strict=True):
         at = (at[:, None] + np.arange(extent)[None, :] * stride).reshape(-1)
@@ -379,33 +385,36 @@ def apply_operation(op: DsdOp, dest: Any, sources: list[Any], start: int, count:
     write_elements(dest, dtype, start, count, op.compute(*args))
 
 
-def _apply_to_vectors(op: DsdOp, dest: Mem1d, sources: list[Any]) -> bool:
+def _apply_to_vectors(op: DsdOp, dest: Mem1d, sources: Sequence[Any]) -> int | None:
     """Apply an operation at once if its operands are vectors and scalars of its own types that do not overlap.
 
-    Returns False for all others, which `apply_operation` executes.
+    Returns the number of elements; None for all other operands, which `apply_operation` executes.
     """
     array, byte, stride, count, _ = dest
-    if array.dtype != op.dtype or not stride:
-        return False
+    if array.dtype is not op.dtype and array.dtype != op.dtype or not stride:
+        return None
     args: list[Any] = []
-    first = True
-    for o, dtype in zip(sources, op.source_dtypes, strict=True):
+    first, where = True, None
+    for o, dtype in zip(sources, op.source_dtypes, strict=False):
         if type(o) is Mem1d:
-            if o[0].dtype != dtype or not _is_apart(o, array, byte, stride):
-                return False
+            apart = dtype is op.dtype if o is dest else _is_source(o, dtype, array, byte, stride)
+            if not apart:
+                return None
             count, first = o[3] if first else count, False
-            args.append(_view_vector_again(o, dtype, count))
+            view = _view_vector_again(o, dtype, count)
+            args.append(view)
+            where = view if o is dest else where
         elif getattr(o, "dtype", None) == dtype:  # a number, or those of many PEs
             args.append(o)
         else:
-            return False
+            return None
     if count:
-        where = _view_vector_again(dest, op.dtype, count)
+        where = _view_vector_again(dest, op.dtype, count) if where is None else where
         if op.in_place is not None:
             op.in_place(*args, out=where)
         else:
             where[...] = convert_result(op.compute(*args), op.dtype)
-    return True
+    return count
 
 
 _views: dict[tuple[int, int, int, int], tuple[Any, np.ndarray[Any, Any]]] = {}  # of a run, by array and descriptor
@@ -415,13 +424,13 @@ MAX_VIEWS = 1024
 def _view_vector_again(d: Mem1d, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     """`view_vector` of the whole of a vector, which loops ask for again and again."""
     array, byte, stride, _, _ = d
-    if array.ndim > 1:
-        return view_vector(d, dtype, 0, count)
     key = id(array), byte, stride, count
     found = _views.get(key)
     if found is not None:  # of this array: an entry keeps its array, and with it the id
         return found[1]
     view = view_vector(d, dtype, 0, count)
+    if array.ndim > 1:  # of one step of many PEs
+        return view
     if len(_views) >= MAX_VIEWS:
         _views.clear()
     _views[key] = array, view
@@ -433,9 +442,11 @@ def forget_views() -> None:
     _views.clear()
 
 
-def _is_apart(o: Mem1d, array: Any, byte: int, stride: int) -> bool:
-    """Whether a source is the destination itself or another variable."""
+def _is_source(o: Mem1d, dtype: np.dtype[Any], array: Any, byte: int, stride: int) -> bool:
+    """Whether a vector has the type of a source, and is the destination itself or another variable."""
     other = o[0]
+    if other.dtype is not dtype and other.dtype != dtype:
+        return False
     if other is array:
         return o[1] == byte and o[2] == stride
     base, other_base = array.base, other.base
@@ -482,8 +493,14 @@ def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int
 
 def compute(pe: PeState, op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory operands, and advance the clock."""
+    dest, wide = operands[0], pe.wide
+    if type(dest) is Mem1d and (wide or op.name != "fmacs"):
+        count = _apply_to_vectors(op, dest, operands[1:])
+        if count is not None:
+            pe.clock += COSTS.dsd_start[wide] - (-count // op.width[wide])
+            return
     execute_operation(op, operands)
-    pe.clock += count_cycles(op, operands, pe.wide)
+    pe.clock += count_cycles(op, operands, wide)
 
 
 def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
@@ -514,7 +531,7 @@ def _is_one_variable(a: Any, b: Any) -> bool:
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory. Arrays may have a second axis of PEs; scalars are then rows."""
     dest, *sources = operands
-    if type(dest) is Mem1d and _apply_to_vectors(op, dest, sources):
+    if type(dest) is Mem1d and _apply_to_vectors(op, dest, sources) is not None:
         return
     count = operation_length(operands)
     if type(dest) is not Pointer:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from tessera.core.errors import ArgumentError, Location, TesseraError
 from tessera.interp.target.csl.cost_model import COSTS
+from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, WORD_MASK
 from tessera.interp.target.csl.pe.dsd_operations import Microthread
 from tessera.interp.target.csl.pe.pe_state import PeState, PeThread, TaskCall, WaitCondition, unpack_arguments
 from tessera.interp.target.csl.pe.program import BOOT_FUNCTION
@@ -151,9 +152,12 @@ def _convert_argument(type_: t.CslType, value: Any) -> Any:
 def receive_wavelet(pe: PeState, color: int) -> None:
     """Handle the arrival of a wavelet in the input queue of a color."""
     pe.ready_colors[color] = None
-    waiting = pe.waiters.pop(("in", color), None)
+    waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
+    if not waiting:
+        wake(pe)
+        return
     resume_waiting(pe, waiting)
-    if not waiting or color in pe.data or pe.fabric.get_queue(color).controls:
+    if color in pe.data or pe.fabric.get_queue(color).controls:
         wake(pe)  # words that an operation reads start no task
 
 
@@ -193,6 +197,9 @@ def dispatch(pe: PeState) -> None:
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
+    if not pe.ready_colors and not pe.calls and len(pe.active) == 1:
+        number = next(iter(pe.active))
+        return None if number in pe.blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
     if pe.ready_colors:
         for color in tuple(pe.ready_colors):
@@ -255,8 +262,9 @@ def _find_priority_id(pe: PeState, color: int) -> int:
 
 def _take_active_task(pe: PeState, number: int) -> TaskCall:
     del pe.active[number]
-    pe.clock = max(pe.clock, pe.events.now) + COSTS.activation
-    return _make_call(pe, pe.local[number], ())
+    now, task = pe.events.now, pe.local[number]
+    pe.clock = (now if now > pe.clock else pe.clock) + COSTS.activation
+    return task.title, pe.space[task.name], ()
 
 
 def _take_host_call(pe: PeState, _: None) -> TaskCall:
@@ -269,22 +277,22 @@ def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
 
 def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     """The task that the first wavelet of an input queue starts."""
-    head = pe.fabric.peek(color)
+    head = pe.fabric.get_queue(color).peek(pe.events.now)
     if head is None:
         del pe.ready_colors[color]
         return None
-    word, is_control = head
-    if is_control:
-        return _find_control_task(pe, color, word)
+    if head & CONTROL_FLAG:
+        return _find_control_task(pe, color, head & WORD_MASK)
     task = pe.data.get(color)
-    if task is None or ("in", color) in pe.busy or task.number in pe.blocked:
+    if task is None or task.number in pe.blocked or ("in", color) in pe.busy:
         return None
     return color, _take_data_task, (color, task)
 
 
 def _take_data_task(pe: PeState, found: tuple[int, BoundTask]) -> TaskCall:
     color, task = found
-    return _make_call(pe, task, unpack_arguments(task.params, pe.fabric.pop(color, 1)[0]))
+    word = pe.fabric.get_queue(color).take(pe.events.now, 1)[0]
+    return task.title, pe.space[task.name], unpack_arguments(task.params, word)
 
 
 def _find_control_task(pe: PeState, color: int, word: int) -> ReadyTask | None:
@@ -324,7 +332,7 @@ def _is_queue_blocked(pe: PeState, color: int) -> bool:
 
 def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     begin_cycle = pe.events.now
-    pe.clock = max(pe.clock, begin_cycle) + COSTS.task_start
+    pe.clock = (begin_cycle if begin_cycle > pe.clock else pe.clock) + COSTS.task_start
     match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
     pe.front = _RUNNING  # what the task makes ready waits for its end
     if match is not None:

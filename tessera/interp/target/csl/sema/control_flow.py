@@ -301,6 +301,7 @@ __all__ = ["make_known"]
 
 
 MAX_UNROLLED_ITERATIONS = 4  # of loops whose trip count is known: no cycles for the loop itself
+MAX_UNCHECKED_ITERATIONS = 1024  # of loops without loops in them, which cannot pass the limit by much
 _LIMIT_CHECK = "if pe.clock > pe.limit: pe.overrun()"  # a loop without an end stops at the limit of cycles
 
 
@@ -487,7 +488,7 @@ def _emit_for(f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], 
 
     def write() -> None:
         f.cost += 0 if count is not None and count <= MAX_UNROLLED_ITERATIONS else COSTS.iteration
-        if nested or count is None:
+        if nested or count is None or count > MAX_UNCHECKED_ITERATIONS:
             f.emit(_LIMIT_CHECK, node.loc)
         with f.scope() as scope:
             scope.update(names)

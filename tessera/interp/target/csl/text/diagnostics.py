@@ -60,12 +60,15 @@ def name_compile_errors(path: str) -> Iterator[None]:
     """Raise an error that is not one of the program as a `CslError` at the syntax that was being analysed.
 
     Raises:
-        CslError: an internal error.
+        CslError: an internal error, or a program whose syntax nests deeper than the analysis can follow.
     """
     try:
         yield
-    except (TesseraError, RecursionError, OSError):
+    except (TesseraError, OSError):
         raise
+    except RecursionError as error:
+        place = _find_analysed_syntax(error) or Location(path, 1)
+        raise CslError("the text nests too deep", location=place) from None
     except Exception as error:
         what = f"internal error of the compiler: {type(error).__name__}: {error}"
         place = _find_analysed_syntax(error) or Location(path, 1)
