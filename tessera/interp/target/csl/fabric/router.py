@@ -150,22 +150,28 @@ class RouterChannel:
             pass
 
     def _relay(self, origin: int, now: int) -> bool:
-        """Forward the only run of a buffer if it is plain data, and every direction has room for all of it.
+        """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
 
-        Equal to `_step`, for the case that is by far the most frequent. Returns whether the buffer was forwarded.
+        Equal to `_step`, for the cases that are by far the most frequent. Returns whether it is one of them.
         """
         buffer, links = self.inputs[origin], self._links
-        if len(buffer.runs) != 1 or self.route.in_teardown:
-            return False
+        if len(buffer.runs) != 1 or self.route.in_teardown or not self._relays:
+            return not buffer.runs
         start, words = buffer.runs[0]
-        count, after = len(words), self._last + 1 if self._last >= now else now
-        if words[0] > WORD_MASK or not self._relays:
+        if words[0] > WORD_MASK:
             return False
-        for direction, _, target, room in self._ways:
-            if (target.limit if direction == RAMP else self.depth) - room.count < count:
-                return False
+        count, after, blocked = len(words), self._last + 1 if self._last >= now else now, False
+        for direction, side, target, room in self._ways:
+            free = (target.limit if direction == RAMP else self.depth) - room.count
+            if free < count:
+                if free > 0:
+                    return False
+                target.await_room(side, self)
+                blocked = True
             if links[direction] > after:
                 after = links[direction]
+        if blocked:
+            return True
         if start < after:
             start = after
         buffer.runs.clear()

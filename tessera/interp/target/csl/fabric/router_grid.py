@@ -164,6 +164,11 @@ class FabricView:
         wavelet_filter.limit = wavelet_filter.limit if limit is None else limit
         wavelet_filter.top = wavelet_filter.top if max_counter is None else max_counter
 
+    def is_torn_down(self, color: int) -> bool:
+        """Whether a color is in teardown."""
+        channel = self.node.channels.get(color)
+        return channel is not None and channel.route.in_teardown
+
     def teardown_pending(self) -> set[int]:
         """The colors in teardown."""
         return {color for color, channel in self.node.channels.items() if channel.route.in_teardown}

@@ -164,7 +164,7 @@ class CollectiveRole:
     def rest(self) -> CollectiveThread:
         """Wait until the used colors are in teardown."""
         for color in self.used:
-            while color not in self.pe.fabric.teardown_pending():
+            while not self.pe.fabric.is_torn_down(color):
                 yield WaitCondition("state", ("rest", color))
 
 

@@ -59,6 +59,11 @@ class DsdOp:
             return None
         return _multiply_add_in_place if self.compute is _multiply_add else _find_ufunc(self.compute)
 
+    @cached_property
+    def at_once(self) -> tuple[np.dtype[Any], tuple[np.dtype[Any], ...], Callable[..., Any] | None]:
+        """`dtype`, `source_dtypes` and `in_place`, which each operation on vectors needs."""
+        return self.dtype, self.source_dtypes, self.in_place
+
 
 def _multiply_add_in_place(a: Any, b: Any, c: Any, out: Any) -> None:
     np.add(a, np.multiply(b, c), out)
@@ -391,30 +396,38 @@ def _apply_to_vectors(op: DsdOp, dest: Mem1d, sources: Sequence[Any]) -> int | N
     Returns the number of elements; None for all other operands, which `apply_operation` executes.
     """
     array, byte, stride, count, _ = dest
-    if array.dtype is not op.dtype and array.dtype != op.dtype or not stride:
+    result, kinds, _ = op.at_once
+    if array.dtype is not result and array.dtype != result or not stride:
         return None
     args: list[Any] = []
-    first, where = True, None
-    for o, dtype in zip(sources, op.source_dtypes, strict=False):
+    first, where, number = True, None, 0
+    for o in sources:
+        dtype = kinds[number]
+        number += 1
         if type(o) is Mem1d:
-            apart = dtype is op.dtype if o is dest else _is_source(o, dtype, array, byte, stride)
-            if not apart:
+            if not (dtype is result if o is dest else _is_source(o, dtype, array, byte, stride)):
                 return None
-            count, first = o[3] if first else count, False
-            view = _view_vector_again(o, dtype, count)
+            if first:
+                count, first = o[3], False
+            found = _views.get((id(o[0]), o[1], o[2], count))
+            view = _view_vector_again(o, dtype, count) if found is None else found[1]
             args.append(view)
-            where = view if o is dest else where
+            if o is dest:
+                where = view
         elif getattr(o, "dtype", None) == dtype:  # a number, or those of many PEs
             args.append(o)
         else:
             return None
     if count:
-        where = _view_vector_again(dest, op.dtype, count) if where is None else where
-        if op.in_place is not None:
-            op.in_place(*args, out=where)
-        else:
-            where[...] = convert_result(op.compute(*args), op.dtype)
+        _store_at_once(op, args, _view_vector_again(dest, result, count) if where is None else where)
     return count
+
+
+def _store_at_once(op: DsdOp, args: list[Any], where: np.ndarray[Any, Any]) -> None:
+    if op.at_once[2] is not None:
+        op.at_once[2](*args, out=where)
+    else:
+        where[...] = convert_result(op.compute(*args), op.dtype)
 
 
 _views: dict[tuple[int, int, int, int], tuple[Any, np.ndarray[Any, Any]]] = {}  # of a run, by array and descriptor

@@ -255,7 +255,7 @@ def increment_dsd_offset(d: Any, count: int) -> Any:
     """`@increment_dsd_offset`, in bytes."""
     if type(d) is Mem1d:
         array, byte, stride, extent, indexed = d
-        return Mem1d(array, byte + count, stride, extent, indexed)
+        return tuple.__new__(Mem1d, (array, byte + count, stride, extent, indexed))
     return d._replace(byte=d.byte + count)
 
 
