@@ -1,16 +1,14 @@
-"""Deterministic reductions: a two-launch tree sum and a scatter-add in index order, without atomics."""
+"""Deterministic reductions: a two-launch tree sum, and scatters that combine in index order, without atomics."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, library_caller_location
 from tessera.core.symbolic_dim import ceil_divide, round_up
-from tessera.core.types import TensorType, Type, as_dtype, int32, int64
+from tessera.core.types import TensorType, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
-from tessera.ir.core import Module
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.shape import gather
@@ -80,57 +78,48 @@ def tree_sum(kernel: Any, x: Any) -> Any:
     return total.reshape(()).to(element if element.is_float else int64)
 
 
-# Scatter-add of rows in the order of the indices: the same bits on every run.
+# Scatters of rows in the order of the indices: the same bits on every run.
 
 
-BLOCK_ROWS, BLOCK_COLS = 64, 64
-MAX_BLOCK_COLS, ROW_PROGRAMS = 512, 4  # of rows that are added to in place: long accesses, and some programs
+BLOCK_COLS, MAX_BLOCK_COLS, ROW_PROGRAMS = (
+    64,
+    512,
+    4,
+)  # rows that are updated in place: long accesses, and some programs
+
+
+def combine_update(before, more, mode):
+    """What an update makes of what is there; `mode` is "add" or one of `ts.scatter`."""
+    if mode == "add":
+        return before + more
+    if mode == "multiply":
+        return before * more
+    if mode == "min":
+        return tile.minimum(before, more)
+    if mode == "max":
+        return tile.maximum(before, more)
+    return more
 
 
 @kernel
-def add_rows(x, places, updates, out, *, BR: int = BLOCK_ROWS, BC: int = BLOCK_COLS):
-    """out = x, and then out[:, places[p]] += updates[:, p] for each p, on the grid (L, ceil(R / BC)).
-
-    x and out are [L, N, R], updates [L, P, R], places [P] integers from 0 to N - 1. A program owns a
-    block of columns: no two programs write one element.
-    """
-    lead, first = tile.program_id(0), tile.program_id(1) * BC
-    for start in tile.range(0, x.shape[1], BR):
-        block = tile.load(x[lead, start : start + BR, first : first + BC], edge="clip")
-        tile.store(out[lead, start : start + BR, first : first + BC], block, edge="clip")
-    for p in tile.range(0, places.shape[0], 1):
-        place = places[p]
-        before = tile.load(out[lead, place, first : first + BC], edge="clip")
-        more = tile.load(updates[lead, p, first : first + BC], edge="clip")
-        tile.store(out[lead, place, first : first + BC], before + more, edge="clip")
-
-
-@kernel
-def add_rows_in_place(memory, places, updates, *, BC: int):
-    """memory[:, places[p]] += updates[:, p] for each p in order, on the grid (L, ceil(R / BC)), as `add_rows`."""
+def update_rows_in_place(memory, places, updates, *, BC: int, mode):
+    """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC))."""
     lead, first = tile.program_id(0), tile.program_id(1) * BC
     for p in tile.range(0, places.shape[0], 1):
         place = places[p]
         before = tile.load(memory[lead, place, first : first + BC], edge="clip")
         more = tile.load(updates[lead, p, first : first + BC], edge="clip")
-        tile.store(memory[lead, place, first : first + BC], before + more, edge="clip")
+        tile.store(memory[lead, place, first : first + BC], combine_update(before, more, mode), edge="clip")
 
 
-def add_in_place(x: Any, places: Any, updates: Any) -> Any:
-    """`x` [L, N, R] with updates [L, P, R] added to its rows at places [P], in the order of P, in x's own memory."""
+def update_in_place(x: Any, places: Any, updates: Any, mode: str) -> Any:
+    """`x` [L, N, R] whose rows at places [P] combine with updates [L, P, R], in the order of P, in x's own memory."""
     lead, _, width = (int(n) for n in x.shape)
     block = min(width, max(BLOCK_COLS, min(MAX_BLOCK_COLS, round_up(ceil_divide(width, ROW_PROGRAMS), 16))))
-    return launch(add_rows_in_place, (lead, ceil_divide(width, block)), x, places, updates, BC=block)
+    return launch(update_rows_in_place, (lead, ceil_divide(width, block)), x, places, updates, BC=block, mode=mode)
 
 
-def specialise_scatter(types: Mapping[str, Type]) -> Module:
-    """The Tile module for refs x, places, updates and out."""
-    lead, rows, columns = (int(n) for n in types["x"].shape)  # type: ignore[arg-type]
-    blocks = {"BR": min(BLOCK_ROWS, rows), "BC": min(BLOCK_COLS, columns)}
-    return add_rows.specialize(types, blocks, (lead, -(-columns // blocks["BC"])))
-
-
-# The same sums with many programs: the updates are sorted by their place, so that each row finds its own side by side.
+# The same with many programs: the updates are sorted by their place, so that each row finds its own side by side.
 
 
 NARROW_COLS = 64  # rows of fewer elements share a program
@@ -150,21 +139,22 @@ def find_segments(places, starts, *, block):
 
 
 @kernel
-def add_segments(x, order, starts, updates, out, *, state, cols):
+def combine_segments(x, order, starts, updates, out, *, state, cols, mode):
     """out[l, n] = x[l, n] and then the updates[l, order[p]] for each p of row n's segment, one after the other.
 
-    The grid is (L, N, ceil(R / cols)); the sums have the type `state`.
+    The grid is (L, N, ceil(R / cols)); sums and products have the type `state`.
     """
     lead, row, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
     total = tile.cast(tile.load(x[lead, row, first : first + cols], edge="clip"), state)
     for p in tile.range(starts[row], starts[row + 1], 1):
-        total += tile.cast(tile.load(updates[lead, order[p], first : first + cols], edge="clip"), state)
+        more = tile.cast(tile.load(updates[lead, order[p], first : first + cols], edge="clip"), state)
+        total = combine_update(total, more, mode)
     tile.store(out[lead, row, first : first + cols], tile.cast(total, out.dtype), edge="clip")
 
 
 @kernel
-def add_narrow_segments(x, order, starts, updates, out, *, state, rows, cols):
-    """As `add_segments` for `rows` rows of up to `cols` elements together, on the grid (L, ceil(N / rows))."""
+def combine_narrow_segments(x, order, starts, updates, out, *, state, rows, cols, mode):
+    """As `combine_segments` for `rows` rows of up to `cols` elements together, on the grid (L, ceil(N / rows))."""
     lead, top = tile.program_id(0), tile.program_id(1) * rows
     row, last = tile.minimum(top + tile.arange(0, rows), x.shape[1] - 1), order.shape[0] - 1
     begin, end = starts[row], starts[row + 1]
@@ -173,14 +163,16 @@ def add_narrow_segments(x, order, starts, updates, out, *, state, rows, cols):
     for i in tile.range(0, tile.max(end - begin), 1):
         inside = tile.broadcast(tile.reshape(begin + i < end, (rows, 1)), (rows, cols))
         place = tile.broadcast(tile.reshape(order[tile.minimum(begin + i, last)], (rows, 1)), (rows, cols))
-        total = tile.where(inside, total + tile.cast(updates[lead, place, column], state), total)
+        more = tile.cast(updates[lead, place, column], state)
+        total = tile.where(inside, combine_update(total, more, mode), total)
     tile.store(out[lead, top : top + rows, 0:cols], tile.cast(total, out.dtype), edge="clip")
 
 
-def add_sorted(x: Any, places: Any, updates: Any) -> Any:
-    """`x` [L, N, R] with updates [L, P, R] added to its rows at places [P], from 0 to N - 1, in the order of P.
+def combine_sorted(x: Any, places: Any, updates: Any, mode: str) -> Any:
+    """`x` [L, N, R] whose rows at places [P], from 0 to N - 1, combine with updates [L, P, R], in the order of P.
 
-    A stable sort of the places, a binary search of each row's segment, and one sum a row: the same bits on every run.
+    A stable sort of the places, a binary search of each row's segment, and one sum or product a row: the same bits on
+    every run.
     """
     lead, count, width = (int(n) for n in x.shape)
     order = argsort(cast(places, dtype=int32), axis=0)
@@ -193,7 +185,8 @@ def add_sorted(x: Any, places: Any, updates: Any) -> Any:
     if cols < NARROW_COLS:
         rows = min(SEGMENT_ELEMENTS // cols, 1 << (count - 1).bit_length())
         grid: tuple[int, ...] = (lead, ceil_divide(count, rows))
-        return launch(add_narrow_segments, grid, x, order, starts, updates, memory, state=state, rows=rows, cols=cols)
+        options = {"state": state, "rows": rows, "cols": cols, "mode": mode}
+        return launch(combine_narrow_segments, grid, x, order, starts, updates, memory, **options)
     cols = min(cols, SEGMENT_ELEMENTS)
     grid = (lead, count, ceil_divide(width, cols))
-    return launch(add_segments, grid, x, order, starts, updates, memory, state=state, cols=cols)
+    return launch(combine_segments, grid, x, order, starts, updates, memory, state=state, cols=cols, mode=mode)

@@ -7,10 +7,12 @@ Attention is one launch of the flash attention kernel on refs of [batch, heads, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
-from tessera.core.types import DType, RefType, bf16, f16, f32, f64, int32, int64
+from tessera.core.types import DType, RefType, bf16, bool_, f16, f32, f64, int32, int64, uint8
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
@@ -19,13 +21,14 @@ from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
 from tessera.ops.tensor import attention, contractions, decompositions, elementwise, reduce, shape, sorting
 from tessera.ops.tensor.basic import broadcast_to, cast, full
-from tessera.ops.tensor.scatter import scatter_add
+from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.convolution import match_windows
-from tessera.stdlib.deterministic_reductions import add_in_place, add_sorted, specialise_scatter
+from tessera.stdlib.deterministic_reductions import combine_sorted, update_in_place
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
 from tessera.stdlib.small_matrices import factor_batch, is_small, solve_batch
@@ -190,26 +193,6 @@ def _view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return (1,) * (RANK - len(shape)) + shape
 
 
-@library_rules(scatter_add)
-def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
-    x, places, updates = node.args
-    shape, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
-    lead, rows, rest = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
-    count = math.prod(get_shape(places))
-    if (
-        symbol_names((*shape, count))
-        or 0 in (lead, rows, rest, count)
-        or get_tensor_type(x).dtype not in ATOMIC_DTYPES
-        or rows * count <= MAX_DENSE_PAIRS
-    ):
-        return None
-    shapes = ((lead, rows, rest), (count,), (lead, count, rest))
-    refs = [_make_ref(v, s) for v, s in zip((x, places, updates), shapes, strict=True)]
-    types = dict(zip(("x", "places", "updates"), refs, strict=True)) | {"out": _make_ref(node.out, shapes[0])}
-    function = specialise_scatter(types).functions[1]
-    return LibraryLaunch(function, tuple(function.attrs["grid"]), shapes, shapes[0])
-
-
 # Up to this many elements recursive doubling is as fast as a scan, and can be fused.
 MAX_DOUBLED = 16
 
@@ -272,27 +255,88 @@ def _scan_in_chunks(node: Node, source: Node, plan: LoweringPlan) -> LibraryLowe
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """Exact sums of few numbers, or those of the sorted updates, where a target has many programs to run; else one
     update after the other."""
-    x, places, updates = node.args
+    x, places, _ = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
-    if symbol_names((*sizes, count)) or 0 in (*sizes, *get_shape(updates), count):
+    lead, rest = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
+    if not _has_many_pairs(node) or (serial and dtype not in ATOMIC_DTYPES):
         return None
-    type, lead, rest = get_tensor_type(x), math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
-    serial = plan.parallel is None
-    if serial and type.dtype not in ATOMIC_DTYPES:
-        return None
-    if type.policy is not None or sizes[at] * count <= MAX_DENSE_PAIRS or int(sizes[at]) >= row_sorting.INDEX_MASK:
-        return None
+    exact = not serial and is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
-        checked = shape.check_index(shape.reshape(places, shape=(count,)), size=sizes[at], along=at)
-        more = shape.reshape(updates, shape=(lead, count, rest))
-        folded = shape.reshape(x, shape=(lead, sizes[at], rest))
-        exact = not serial and is_exact(x.dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
-        found = (add_in_place if serial else add_exactly if exact else add_sorted)(folded, checked, more)
-        return shape.reshape(found, shape=sizes)
+        if exact:
+            return add_exactly(x, places, updates)
+        return (update_in_place if serial else combine_sorted)(x, places, updates, "add")
 
-    return LibraryLowering(node.args, add)
+    return LibraryLowering(node.args, lambda *operands: _on_folded(add, node, *operands))
+
+
+def _has_many_pairs(node: Node) -> bool:
+    """Whether a scatter has known sizes, and more pairs of a place and an update than are as fast in its lowering."""
+    x, places, updates = node.args
+    size, count = get_shape(x)[node.attrs["axis"]], math.prod(get_shape(places))
+    if symbol_names((*get_shape(x), count)) or 0 in (*get_shape(x), *get_shape(updates), count):
+        return False
+    return (
+        get_tensor_type(x).policy is None
+        and size * count > MAX_DENSE_PAIRS
+        and max(int(size), int(count)) < row_sorting.INDEX_MASK
+    )
+
+
+def _on_folded(function: Callable[..., Tensor], node: Node, x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    """A function of an operand [L, N, R], checked places [P] and updates [L, P, R], applied to those of a scatter."""
+    at, count = node.attrs["axis"] + x.ndim, math.prod(places.shape)
+    lead, rest = math.prod(x.shape[:at]), math.prod(x.shape[at + 1 :])
+    checked = shape.check_index(shape.reshape(places, shape=(count,)), size=x.shape[at], along=at)
+    more = shape.reshape(updates, shape=(lead, count, rest))
+    found = function(shape.reshape(x, shape=(lead, x.shape[at], rest)), checked, more)
+    return shape.reshape(found, shape=x.shape)
+
+
+@library_lowerings(scatter)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """One update after the other; where a target has many programs to run, through atomic maxima of integers, and
+    products of the sorted updates."""
+    dtype, mode, serial = get_tensor_type(node.args[0]).dtype, node.attrs["mode"], plan.parallel is None
+    if not _has_many_pairs(node) or (dtype.bits < 8 and dtype != bool_):
+        return None
+    ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
+    way = partial(_update_serially, mode=mode) if serial else ways[mode]
+    return LibraryLowering(node.args, lambda *operands: _on_folded(way, node, *operands))
+
+
+def _update_serially(x: Tensor, places: Tensor, updates: Tensor, mode: str) -> Tensor:
+    if mode == "multiply":
+        return _multiply(x, places, updates, update_in_place)
+    if x.dtype == bool_:
+        return cast(_update_serially(cast(x, dtype=uint8), places, cast(updates, dtype=uint8), mode), dtype=bool_)
+    return update_in_place(x, places, updates, mode)
+
+
+def _multiply(x: Tensor, places: Tensor, updates: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+    """The product of each place's updates, and then with `x`, as the lowering has it; narrow types are rounded once."""
+    wide = uint8 if x.dtype == bool_ else x.type.accumulate if x.dtype.is_float else x.dtype
+    ones = full(shape=x.shape, value=1, dtype=wide)
+    factors = combine(ones, places, cast(updates, dtype=wide), "multiply")
+    return cast(cast(x, dtype=wide) * factors, dtype=x.dtype)
+
+
+def _multiply_sorted(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    return _multiply(x, places, updates, combine_sorted)
+
+
+def _take_least(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    return take_extremes(x, places, updates, lowest=True)
+
+
+def _take_largest(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    return take_extremes(x, places, updates, lowest=False)
+
+
+def _replace_last(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+    return pick_updates(x, find_last_updates(places, int(x.shape[1])), updates, axis=-2)
 
 
 # Up to this many elements comparing all pairs is as fast as a network, and can be fused.

@@ -9,10 +9,19 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape, normalize_axis
-from tessera.core.types import TensorType
+from tessera.core.symbolic_dim import Size
+from tessera.core.types import TensorType, int64
 from tessera.ir.rules import ACCUMULATE, batch, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import broadcast_to, cast, coerce_plain, instantiate_zero, is_undefined_primal, splat
+from tessera.ops.tensor.basic import (
+    broadcast_to,
+    cast,
+    coerce_plain,
+    full,
+    instantiate_zero,
+    is_undefined_primal,
+    splat,
+)
 from tessera.ops.tensor.elementwise import equal, greater_equal, maximum, minimum, where
 from tessera.ops.tensor.reduce import max, min, prod, sum
 from tessera.ops.tensor.shape import (
@@ -179,14 +188,27 @@ def _(x, indices, updates, *, axis, mode):
 
 
 def _replace_slices(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """Each slice of `x`, or the last update for it: a copy of its bits, since a sum would lose the sign of -0."""
-    at, size, places = axis + x.ndim, x.shape[axis], count_elements(indices.shape)
-    checked = reshape(check_index(indices, size=size, along=at), shape=(1, places))
-    named = equal(checked, iota(shape=(size, 1), axis=0))
-    last = max(where(named, broadcast_to(iota(shape=(1, places), axis=1), shape=named.shape), -1), axis=-1)
+    """Each slice of `x`, or the last update for it."""
+    at, places = axis + x.ndim, count_elements(indices.shape)
     listed = reshape(updates, shape=(*x.shape[:at], places, *x.shape[at + 1 :]))
-    found = gather(listed, maximum(last, 0), axis=axis)
-    is_named = reshape(greater_equal(last, 0), shape=(size, *(1,) * (x.ndim - at - 1)))
+    return pick_updates(x, _find_last(indices, x.shape[axis], at), listed, axis)
+
+
+def _find_last(indices: Tensor, size: Size, along: int) -> Tensor:
+    """For each place of an axis the number of the last index that names it, or -1."""
+    places = count_elements(indices.shape)
+    checked = reshape(check_index(indices, size=size, along=along), shape=(places,))
+    none = broadcast_to(full(shape=(), value=-1, dtype=int64), shape=(size,))
+    return scatter(none, checked, iota(shape=(places,), axis=0), axis=0, mode="max")
+
+
+def pick_updates(x: Tensor, chosen: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Each slice of `x` along `axis`, or the update with its number in `chosen`, where that is not negative.
+
+    It is a copy of the update's bits: a sum would lose the sign of -0.
+    """
+    found = gather(updates, maximum(chosen, 0), axis=axis)
+    is_named = reshape(greater_equal(chosen, 0), shape=(x.shape[axis], *(1,) * (-axis - 1)))
     return where(broadcast_to(is_named, shape=x.shape), found, x)
 
 
@@ -200,6 +222,23 @@ SCATTER_JOINS: dict[str, Callable[..., Any]] = {
     "min": lambda candidates, x, axis: minimum(x, _restore_axis(min(candidates, axis=-1), axis)),
     "max": lambda candidates, x, axis: maximum(x, _restore_axis(max(candidates, axis=-1), axis)),
 }
+
+
+# Derivatives of `scatter`.
+
+
+@jvp(scatter)
+def _(out, primals, tangents, *, axis, mode):
+    if mode not in SCATTER_JOINS:
+        return NotImplemented  # the derivative of the lowering
+    x, indices, updates = primals
+    dx, du = (instantiate_zero(tangents[i], primals[i].type) for i in (0, 2))
+    # Equal extrema share the gradient evenly (design 4).
+    kept, reached = (
+        cast(equal(v, w), dtype=x.dtype) for v, w in ((x, out), (updates, gather(out, indices, axis=axis)))
+    )
+    share = scatter_add(kept * dx, indices, reached * du, axis=axis)
+    return share / scatter_add(kept, indices, reached, axis=axis)
 
 
 # Derivatives and batching of `scatter_add`.

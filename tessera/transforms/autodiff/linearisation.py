@@ -59,18 +59,21 @@ def push_forward(
                 return [Dual(x) for x in rebind_node(node, [d.primal for d in args])]
             if node.op in call_jvp_rules:
                 return call_jvp_rules.of(node.op)(node, args, walk, reverse)
-            if node.op not in jvp and node.op in lower:
-                return walk(lower_node(node), *args)
-            return _apply_jvp_rule(node, args, saved)
+            has_rule = node.op in jvp or node.op not in lower
+            found = _apply_jvp_rule(node, args, saved) if has_rule else None
+            return walk(lower_node(node), *args) if found is None else found
 
     return evaluate_block(block, duals, meaning)
 
 
-def _apply_jvp_rule(node: Node, args: list[Dual], saved: SavedValues) -> list[Dual]:
+def _apply_jvp_rule(node: Node, args: list[Dual], saved: SavedValues) -> list[Dual] | None:
+    """The duals of the results by the op's rule; None where it leaves these attributes to the lowering."""
     primals = [d.primal for d in args]
     rule = jvp.of(node.op)
     outs = [saved[v] for v in node.results] if all(v in saved for v in node.results) else rebind_node(node, primals)
     moved = rule(outs[0] if len(outs) == 1 else tuple(outs), primals, [d.tangent for d in args], **node.attrs)
+    if moved is NotImplemented:
+        return None
     tangents = moved if len(outs) > 1 and moved is not None else [moved] * len(outs)
     return [Dual(x, t) for x, t in zip(outs, tangents, strict=True)]
 
