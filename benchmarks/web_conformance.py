@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -73,6 +74,15 @@ def make_engine(target: str) -> Engine:
     return WebAssemblyEngine(WASM, "device", "llvm") if target == WASM else Engine(WGSL, "device", WGSL)
 
 
+def shorten(detail: str) -> str:
+    """The first line of an error, without the folder of its file.
+
+    >>> shorten("/a/b/c.py:3:1: Error: no\\n  more")
+    'c.py:3:1: Error: no'
+    """
+    return re.sub(r"\S*/(?=[^/\s]+\.py:)", "", (detail.splitlines() or [""])[0])[:200]
+
+
 def sweep(cases: list[Case], engine: Engine, done: dict[str, Any], seconds: float, keep: Callable[[], None]) -> None:
     """Run the cases that are not done yet, for so long."""
     end = time.monotonic() + seconds
@@ -83,7 +93,7 @@ def sweep(cases: list[Case], engine: Engine, done: dict[str, Any], seconds: floa
             return
         (outcome,) = list(run_case(case, [engine])) or (None,)
         done[case.name] = (
-            {"status": outcome.status, "share": outcome.share, "detail": outcome.detail[:600]} if outcome else {}
+            {"status": outcome.status, "share": outcome.share, "detail": shorten(outcome.detail)} if outcome else {}
         )
         if outcome is not None and outcome.status == "fail":
             print(f"FAIL {case.name}: {outcome.detail[:300]}", flush=True)
@@ -117,9 +127,7 @@ def main() -> int:
     keep()
     counts = Counter(d.get("status", "no engine") for d in done.values())
     print(f"{len(done)} of {len([c for c in cases if c.rejects is None])} cases on {options.target}:", dict(counts))
-    reasons = Counter(
-        d["detail"].splitlines()[0].split(":", 1)[-1][:90] for d in done.values() if d.get("status") == "unsupported"
-    )
+    reasons = Counter(d["detail"].partition(": ")[2][:90] for d in done.values() if d.get("status") == "unsupported")
     for reason, count in reasons.most_common(25):
         print(f"{count:5d}  {reason}")
     return 1 if counts["fail"] else 0

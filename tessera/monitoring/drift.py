@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.arguments import as_path
 from tessera.core.errors import ArgumentError, FileError, user_location
 from tessera.core.io import write_file
 from tessera.monitoring.statistics import count_bins, kl_divergence, to_floats
@@ -99,10 +100,11 @@ class DriftDetector:
         Raises:
             FileError: the file is missing, or holds something else.
         """
+        path = as_path(path)
         try:
-            fields = json.loads(Path(path).read_text())
+            fields = json.loads(path.read_text())
             return cls(**{name: fields[name] for name in ("edges", "baseline", "threshold", "window")})
         except (OSError, ValueError, LookupError, TypeError, ArgumentError, RecursionError) as error:
-            raise FileError(f"{Path(path).name} is no baseline of drift detection", location=user_location(),
+            raise FileError(f"{path.name} is no baseline of drift detection", location=user_location(),
                             received=f"{type(error).__name__}: {error}",
                             suggestion="write it with DriftDetector.save") from None  # fmt: skip

@@ -130,6 +130,9 @@ def secure_aggregate(updates: Sequence[Any], method: str = "masks", weights: Seq
         raise ArgumentError(
             f"{method!r} is no method of aggregation", location=user_location(), expected=" or ".join(METHODS)
         )
+    if not isinstance(updates, (list, tuple)):
+        raise ArgumentError("updates are a list, one of each client", location=user_location(),
+                            received=type(updates).__name__)  # fmt: skip
     shares = _find_shares(len(updates), weights)
     shapes = [[as_tensor(x).type for _, x in flatten(u, "")[0]] for u in updates]
     if any(s != shapes[0] for s in shapes):

@@ -116,6 +116,9 @@ def generate(function: Callable[..., str]) -> Callable[..., Any]:
         ArgumentError: it gives no text, or source that defines nothing.
         UnsupportedSyntaxError: the source is no Python.
     """
+    if not callable(function):
+        raise ArgumentError("ts.meta.generate is for a function that gives source", location=user_location(),
+                            received=repr(function)[:80])  # fmt: skip
     made: dict[str, Any] = {}
 
     @functools.wraps(function)

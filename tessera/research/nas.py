@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -59,7 +59,8 @@ class Controller:
     ) -> None:  # fmt: skip
         if not isinstance(space, Mapping):
             space = {f"layer{i}": space for i in range(layers)}
-        self.space = {name: tuple(choices) for name, choices in space.items()}
+        lists = all(isinstance(choices, Iterable) for choices in space.values())
+        self.space = {name: tuple(choices) for name, choices in space.items()} if lists else {}
         if not self.space or not all(self.space.values()):
             raise ArgumentError(
                 "the search space has a decision without choices", location=user_location(),

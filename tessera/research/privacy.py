@@ -262,7 +262,7 @@ def clip_grad_norm(grads: Any, max_norm: float) -> Any:
     >>> clip_grad_norm(Tensor([[3.0, 4.0], [0.0, 0.5]]), 2.5)
     Tensor([1.5, 2.5], f32)
     """
-    if not (math.isfinite(max_norm) and max_norm > 0):
+    if not (isinstance(max_norm, (int, float, np.number)) and math.isfinite(max_norm) and max_norm > 0):
         raise ArgumentError("no norm", location=user_location(), expected="max_norm > 0", received=repr(max_norm))
     leaves = [as_tensor(x) for _, x in flatten(grads, "")[0]]
     counts = {t.shape[0] if t.shape else None for t in leaves}

@@ -6,9 +6,21 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tessera.core.arguments import as_names
 from tessera.core.errors import ArgumentError, user_location
 
 COUNTS = ("max_body_bytes", "max_json_bytes", "max_buffered_bytes", "max_queue", "max_batch_size", "replicas", "slots")
+OPTIONAL_COUNTS = ("longest", "pages")
+TIMES = {"body_timeout": "seconds", "drain_timeout": "seconds", "retry_after": "seconds",
+         "batch_timeout_ms": "milliseconds"}  # fmt: skip
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True)
@@ -43,16 +55,25 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             value: Any = getattr(self, field.name)
-            if field.name in COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if field.name in COUNTS and not _is_count(value, 1):
                 raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
                                     expected="a positive integer")  # fmt: skip
-            if field.name in ("body_timeout", "drain_timeout", "retry_after") and not 0 <= value < math.inf:
+            if field.name in TIMES and not _is_time(value):
                 raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
-                                    expected="seconds")  # fmt: skip
+                                    expected=f"{TIMES[field.name]}, 0 or more")  # fmt: skip
+            if field.name in OPTIONAL_COUNTS and value is not None and not _is_count(value, 1):
+                raise ArgumentError(f"the option {field.name} is {value!r}", location=user_location(),
+                                    expected="a positive integer, or None")  # fmt: skip
+        if not _is_count(self.cache_size, 0):
+            raise ArgumentError(f"the option cache_size is {self.cache_size!r}", location=user_location(),
+                                expected="0 or more")  # fmt: skip
+        if self.padding not in (None, "left", "right"):
+            raise ArgumentError(f"the option padding is {self.padding!r}", location=user_location(),
+                                expected='"left", "right" or None')  # fmt: skip
         if self.padding is not None and self.max_batch_size == 1:
             raise ArgumentError(f"the option padding is {self.padding!r}, and there are no batches to pad",
                                 location=user_location(), suggestion="max_batch_size above 1")  # fmt: skip
-        keys = (self.api_keys,) if isinstance(self.api_keys, str) else tuple(self.api_keys)
-        if not all(isinstance(k, str) and k for k in keys):
-            raise ArgumentError("an API key is empty, or no text", location=user_location())
+        keys = as_names(self.api_keys, "api_keys")
+        if not all(keys):
+            raise ArgumentError("an API key is empty", location=user_location())
         object.__setattr__(self, "api_keys", keys)

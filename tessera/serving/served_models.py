@@ -34,7 +34,8 @@ class TensorDescription:
 
     def __post_init__(self) -> None:
         as_dtype(self.dtype)
-        if not all(isinstance(n, (int, np.integer)) and (n >= 0 or n == -1) for n in self.shape):
+        sizes = self.shape if isinstance(self.shape, (tuple, list)) else (None,)
+        if not all(isinstance(n, (int, np.integer)) and (n >= 0 or n == -1) for n in sizes):
             raise ArgumentError(f"the shape of {self.name} is {self.shape!r}", location=user_location(),
                                 expected="sizes, -1 for any")  # fmt: skip
 

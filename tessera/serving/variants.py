@@ -70,9 +70,10 @@ class ABTest:
         self, variants: Mapping[str, Any], weights: Mapping[str, float] | None = None, salt: str = "",
         significance: float = 0.05,
     ) -> None:  # fmt: skip
-        if len(variants) < 2 or (weights is not None and set(weights) != set(variants)):
+        given = isinstance(variants, Mapping) and (weights is None or isinstance(weights, Mapping))
+        if not given or len(variants) < 2 or (weights is not None and set(weights) != set(variants)):
             raise ArgumentError("an A/B test has two variants or more, each with a weight", location=user_location(),
-                                received=f"variants {list(variants)}, weights {weights}")  # fmt: skip
+                                received=f"variants {variants!r:.200}, weights {weights!r:.200}")  # fmt: skip
         if not 0 < significance < 1:
             raise ArgumentError(f"a significance of {significance!r}", location=user_location(), expected="in (0, 1)")
         self.variants, self.salt, self.significance = dict(variants), salt, significance

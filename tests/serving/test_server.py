@@ -299,11 +299,17 @@ def test_misuse(scores, tmp_path, language_model):
         run_server({"m": scores}, port=1 << 16)
     with pytest.raises(DeviceUnavailable, match="cannot be served"):
         run_server({"m": scores}, host="256.0.0.1")
-    for named in ({"max_queue": 0}, {"api_keys": ("",)}, {"drain_timeout": -1}, {"slots": True}):
+    for named in (
+        {"max_queue": 0}, {"api_keys": ("",)}, {"api_keys": 3}, {"drain_timeout": -1}, {"slots": True}, {"pages": 0},
+        {"body_timeout": None}, {"batch_timeout_ms": "2"}, {"cache_size": -1}, {"padding": "top"}, {"longest": 1.5},
+    ):  # fmt: skip
         with pytest.raises(ArgumentError):
             ServerOptions(**named)
     with pytest.raises(ArgumentError, match="two models"):
         name_models(["a/m", "b/m"])
+    for shape in (3, None, ("x",), (-2,)):
+        with pytest.raises(ArgumentError, match="the shape of x"):
+            TensorDescription("x", "f32", shape)
     with pytest.raises(ArgumentError, match="names no file"):
         name_models(["m="])
     with pytest.raises(ArgumentError, match="no batches to pad"):
