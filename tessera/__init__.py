@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch
     from tessera.frontend.kernel.tile_api import tile
+    from tessera.nn.sequence_losses import ctc_loss
     from tessera.ops.tensor.adaptive_pooling import (
         adaptive_avg_pool1d,
         adaptive_avg_pool2d,
@@ -153,7 +154,6 @@ if TYPE_CHECKING:
     from tessera.ops.tensor.metric_losses import (
         cosine_embedding_loss,
         cosine_similarity,
-        ctc_loss,
         gaussian_nll_loss,
         hinge_embedding_loss,
         linear_cross_entropy,

@@ -5,6 +5,7 @@ EXPORTS = {
     "tessera.state": "Cache KVCache PageTable RingBuffer Stateful rolling_window stateful with_state",
     "tessera.runtime.artifacts": "build",
     "tessera.deploy": "export_web optimize",
+    "tessera.nn.sequence_losses": "ctc_loss",
     "tessera.runtime.bundles": "bundle",
     "tessera.runtime.tensor_files": "load save",
     "tessera.ops.tensor.layers": (
@@ -13,7 +14,7 @@ EXPORTS = {
     ),
     "tessera.ops.tensor.special_functions": "bessel_i0e bessel_i1e cbrt digamma erfinv lgamma",
     "tessera.ops.tensor.metric_losses": (
-        "cosine_embedding_loss cosine_similarity ctc_loss gaussian_nll_loss hinge_embedding_loss linear_cross_entropy "
+        "cosine_embedding_loss cosine_similarity gaussian_nll_loss hinge_embedding_loss linear_cross_entropy "
         "lp_normalize margin_ranking_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss "
         "pairwise_distance pdist poisson_nll_loss soft_margin_loss triplet_margin_loss "
         "triplet_margin_with_distance_loss"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
+from tessera.nn import sequence_losses
 from tessera.nn.module import Module
 from tessera.ops.tensor import losses, metric_losses
 from tessera.ops.tensor.losses import LOSS_REDUCTIONS
@@ -317,7 +318,7 @@ class CTCLoss(Loss):
     `loss(log_probs, targets, input_lengths, target_lengths)` takes what `ts.ctc_loss` takes.
     """
 
-    function = staticmethod(metric_losses.ctc_loss)
+    function = staticmethod(sequence_losses.ctc_loss)
     elementwise = False
 
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:

@@ -117,3 +117,22 @@ def test_conventions_and_limits(name, target):
 def test_pools_of_zeros(p, wanted):
     slope = ts.grad(lambda x: ts.sum(ts.lp_pool1d(x, p, 2)))
     assert (slope(np.zeros((1, 1, 4), np.float32)).numpy() == wanted).all()
+
+
+def test_the_places_of_a_sort_are_computed_as_they_are():
+    """Integers have no tangent: the lowering of a sort, which compares all pairs, is no part of its derivative."""
+    x = np.random.default_rng(0).normal(size=300).astype("f4")
+    weights = np.arange(300, dtype="f4")
+    function = ts.jit(lambda x: ts.grad(lambda x: ts.sum(ts.sort(x) * weights))(x))
+    values = [v for n in function.trace(x).function.body.walk() for v in n.results]
+    assert max(np.prod(v.type.shape) for v in values) == 300
+    assert np.array_equal(function(x).numpy(), weights[np.argsort(np.argsort(x))])
+
+
+def test_frames_of_a_sequence_loss_are_a_loop():
+    sizes = []
+    for frames in (5, 50):
+        logs = np.log(np.full((frames, 2, 4), 0.25, "f4"))
+        loss = ts.jit(lambda x: ts.grad(lambda x: ts.ctc_loss(x, [[1, 2], [3, 3]], [len(x)] * 2, [2, 2]))(x))
+        sizes.append(sum(1 for _ in loss.trace(logs).function.body.walk()))
+    assert sizes[0] == sizes[1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import TesseraError
+from tessera.core.types import TensorType
 from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rewrite import lower_node
@@ -53,7 +54,7 @@ def push_forward(
 
     def moved(node: Node, args: list[Dual], walk: Any) -> Sequence[Dual]:
         with set_location(node.loc):
-            if all(d.tangent is None for d in args):
+            if all(d.tangent is None for d in args) or not _has_floats(node):
                 if all(v in saved for v in node.results):
                     return [Dual(saved[v]) for v in node.results]
                 return [Dual(x) for x in rebind_node(node, [d.primal for d in args])]
@@ -64,6 +65,12 @@ def push_forward(
             return walk(lower_node(node), *args) if found is None else found
 
     return evaluate_block(block, duals, meaning)
+
+
+def _has_floats(node: Node) -> bool:
+    """Whether a result can have a tangent: the places of a sort have none, however they are computed."""
+    types = [v.type for v in node.results]
+    return not types or any(not isinstance(t, TensorType) or t.dtype.is_float for t in types)
 
 
 def _apply_jvp_rule(node: Node, args: list[Dual], saved: SavedValues) -> list[Dual] | None:
