@@ -281,15 +281,15 @@ def test_what_would_take_long_is_not_counted_and_says_so(monkeypatch, level, lat
     monkeypatch.setattr(replay, "COUNT_SECONDS", -1.0)
     monkeypatch.setattr(session, "COUNT_SECONDS", -1.0)
     report = profile_program(prepare(ts.jit(scatter), UPDATES, "llvm"), "llvm", level)
-    one = next(k for k in report.kernels if k.name == "add_rows_in_place")
+    one = next(k for k in report.kernels if k.name == "update_rows_in_place")
     assert one.estimated and one.flops == 0 and one.bytes == sum(a.nbytes for a in UPDATES)
     assert sum(k.estimated for k in report.kernels) >= late
-    assert any("not counted" in note and "add_rows_in_place" in note for note in report.notes)
-    counted = [k for k in report.kernels if k.name != "add_rows_in_place"]
+    assert any("not counted" in note and "update_rows_in_place" in note for note in report.notes)
+    counted = [k for k in report.kernels if k.name != "update_rows_in_place"]
     assert all(k.bytes for k in counted)
 
 
 def test_a_launch_is_counted_where_there_is_time():
     report = profile_program(prepare(ts.jit(scatter), UPDATES, "llvm"), "llvm")
-    one = next(k for k in report.kernels if k.name == "add_rows_in_place")
+    one = next(k for k in report.kernels if k.name == "update_rows_in_place")
     assert not one.estimated and one.flops == 300 and "not counted" not in str(report.notes)
