@@ -12,7 +12,7 @@ import pytest
 import tessera as ts
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
 from tessera.interp.target.csl import host_tools_folder
-from tessera.interp.target.csl.host import cslc, port_maps, sdk_layout
+from tessera.interp.target.csl.host import cs_python, cslc, port_maps, sdk_layout
 from tessera.interp.target.csl.host import runtime as host_runtime
 from tessera.interp.target.csl.host.runtime import (
     HostTensor,
@@ -69,6 +69,28 @@ def test_the_rest_of_a_longer_array_is_unchanged():
     tensor.empty(False)
     tensor.fill()
     assert array.tolist() == [0, 0, 0, 0, 4, 5]
+
+
+def test_a_longer_array_with_strides_is_filled():
+    array = np.zeros((6, 2), np.float32)[:, 0]
+    tensor = HostTensor(array, [(0, 0)], (1, 1, 4), WORDS, MemcpyOrder.ROW_MAJOR)
+    tensor.empty(False)[0, 0][:] = np.ones(4, np.float32).view(np.uint32)
+    tensor.fill()
+    assert array.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("count, kind", [(0, ShapeError), (-1, ShapeError), (8.0, ArgumentError)])
+def test_a_copy_of_no_number_of_elements(count, kind):
+    with pytest.raises(kind, match="elements"):
+        HostTensor(np.zeros(8, np.float32), [(0, 0)], (1, 1, count), WORDS, MemcpyOrder.ROW_MAJOR)
+
+
+@pytest.mark.parametrize("array", [[0.0] * 24, np.broadcast_to(np.float32(0), (24,))], ids=["list", "read-only"])
+def test_a_copy_back_into_what_cannot_be_filled(array, runtime):
+    runtime.load()
+    runtime.run()
+    with pytest.raises(ArgumentError, match="cannot fill"):
+        runtime.memcpy_d2h(array, runtime.get_id("x"), 0, 0, 3, 1, 8, **HOW)
 
 
 def test_calls_in_the_wrong_order(runtime):
@@ -319,3 +341,10 @@ def test_a_program_uses_tessera_that_the_tools_do_not_load():
     env = {**os.environ, "TESSERA_PYTHON": sys.executable}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split()[:2] == ["False", ts.__version__] and "Tensor(2., f32)" in done.stdout
+
+
+@pytest.mark.parametrize("words, message", [(["none.py"], "no such script: none.py"), (["-c"], "names nothing to run")])
+def test_a_script_that_is_not_there_is_a_message(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert cs_python.main(words) == 1
+    assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tessera.core.errors import TesseraError
+from tessera.core.errors import FileError, TesseraError
 from tessera.interp.target.csl.host import modules_folder
 
 
@@ -41,6 +41,8 @@ def restore_paths(text: str) -> str:
 
 def _run_script(words: list[str]) -> None:
     first, rest = words[0], words[1:]
+    if first in ("-c", "-m") and not rest:
+        raise FileError(f"{first} names nothing to run", expected="code after -c, a module after -m")
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
@@ -50,6 +52,8 @@ def _run_script(words: list[str]) -> None:
         sys.path.insert(0, "")
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
+        if not Path(first).exists():
+            raise FileError(f"no such script: {first}")
         sys.argv = words
         sys.path.insert(0, str(Path(first).resolve().parent))
         runpy.run_path(first, run_name="__main__")

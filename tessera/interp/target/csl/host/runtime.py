@@ -46,7 +46,8 @@ class HostTensor:
     """A host array with the PEs of its parts, in row order.
 
     Raises:
-        ShapeError: the array has too few elements. ArgumentError: its elements do not have 32 bits.
+        ShapeError: the array has too few elements, or a PE would have none. ArgumentError: its elements do not have
+            32 bits, or the elements of a PE are no whole number.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class HostTensor:
         self.array, self.places, self.shape = np.asarray(array), places, shape
         self.narrow = data_type is MemcpyDataType.MEMCPY_16BIT
         self.order = "F" if order is MemcpyOrder.COL_MAJOR else "C"
-        count = shape[0] * shape[1] * shape[2]
-        if self.array.size > count:
-            self.array = self.array.reshape(-1)[:count]  # the rest of a longer array is not changed
+        if not isinstance(shape[2], (int, np.integer)):
+            raise ArgumentError("the elements of a PE are no whole number", received=repr(shape[2]))
+        self.count = count = int(shape[0] * shape[1] * shape[2])
+        if count < 1:
+            raise ShapeError("a copy has no elements", expected="at least 1 for each PE", received=str(shape[2]))
         if self.array.size < count:
             raise ShapeError(
                 "the host array is too small for the copy",
@@ -80,11 +83,11 @@ class HostTensor:
     @property
     def nbytes(self) -> int:
         """The size of the host array in bytes."""
-        return self.array.size * 4
+        return self.count * 4
 
     def rows(self, streaming: bool = False) -> dict[PeCoordinate, np.ndarray]:
         """Each PE's elements in the PE's width; a stream has whole wavelets."""
-        words = np.ascontiguousarray(self.array).reshape(-1).view(np.uint32)
+        words = np.ascontiguousarray(self.array).reshape(-1)[: self.count].view(np.uint32)
         cube = words.reshape(self.shape, order=self.order).reshape(-1, self.shape[2])
         kept = np.ascontiguousarray(cube.astype(np.uint16) if self.narrow and not streaming else cube)
         return dict(zip(self.places, kept, strict=True))
@@ -96,10 +99,21 @@ class HostTensor:
         return self._parts
 
     def fill(self) -> None:
-        """Write the rows into the host array."""
+        """Write the rows into the host array; the rest of a longer array is not changed."""
         cube = np.stack([self._parts[place] for place in self.places]).astype(np.uint32).reshape(self.shape)
         flat = cube.reshape(-1, order=self.order).view(self.array.dtype)
-        self.array[...] = flat.reshape(self.array.shape)
+        self.array.flat[: self.count] = flat
+
+
+def check_destination(array: Any) -> None:
+    """Check that a copy can fill a host array.
+
+    Raises:
+        ArgumentError: it is no array, or must not be written.
+    """
+    if not isinstance(array, np.ndarray) or not array.flags.writeable:
+        received = "a read-only array" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ArgumentError("a copy cannot fill this value", expected="an array that may be written", received=received)
 
 
 # Helpers of the host's scripts: 16-bit elements in 32-bit words, and time stamps.
@@ -307,6 +321,7 @@ class SdkRuntime:
     ) -> HostCommand:  # fmt: skip
         """Fill `dest`, a tensor (h, w, elem_per_pe), from a symbol of a region of PEs, or a color when streaming."""
         self._expect(RuntimeState.RUNNING, "memcpy_d2h")
+        check_destination(dest)
         tensor = HostTensor(dest, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         rows = tensor.empty(streaming)
         copy = self._simulation.stream_out(src, rows) if streaming else self._simulation.copy_out(self._name(src), rows)
@@ -323,6 +338,9 @@ class SdkRuntime:
         """Fill `data` with `size` 32-bit elements of a stream of an `SdkLayout`."""
         self._expect(RuntimeState.RUNNING, "receive")
         place, color = self._compiled.streams[id(stream)]
+        check_destination(data)
+        if not data.flags.c_contiguous:
+            raise ArgumentError("the host array to fill is not contiguous", expected="an array in row-major order")
         words = data.reshape(-1).view(np.uint32)[:size]
         return self._issued(self._simulation.stream_out(color, {place: words}), None, nonblock)
 
