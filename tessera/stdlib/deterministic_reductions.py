@@ -1,17 +1,21 @@
 """Deterministic reductions: a two-launch tree sum, and scatters that combine in index order, without atomics."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.errors import ArgumentError, library_caller_location
+from tessera.core.errors import ArgumentError, Location, library_caller_location
 from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import TensorType, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
+from tessera.frontend.kernel.trace import current_trace
+from tessera.ir.core import Attrs
+from tessera.ir.tensor import Tensor
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
-from tessera.ops.tensor.shape import gather
+from tessera.ops.tensor.shape import check_index, gather
 from tessera.ops.tensor.sorting import argsort
 from tessera.stdlib.routine import check_array, compute, compute_dtype, routine
 
@@ -102,21 +106,40 @@ def combine_update(before, more, mode):
 
 
 @kernel
-def update_rows_in_place(memory, places, updates, *, BC: int, mode):
-    """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC))."""
+def update_rows_in_place(memory, places, updates, *, BC: int, mode, check):
+    """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC)).
+
+    `check(place)` is the place, checked.
+    """
     lead, first = tile.program_id(0), tile.program_id(1) * BC
     for p in tile.range(0, places.shape[0], 1):
-        place = places[p]
+        place = check(places[p])
         before = tile.load(memory[lead, place, first : first + BC], edge="clip")
         more = tile.load(updates[lead, p, first : first + BC], edge="clip")
         tile.store(memory[lead, place, first : first + BC], combine_update(before, more, mode), edge="clip")
 
 
-def update_in_place(x: Any, places: Any, updates: Any, mode: str) -> Any:
-    """`x` [L, N, R] whose rows at places [P] combine with updates [L, P, R], in the order of P, in x's own memory."""
+@dataclass(frozen=True)
+class PlaceCheck:
+    """In a kernel, a place as a checked index, with the attributes and the line of a check of the whole tensor."""
+
+    attrs: Attrs
+    loc: Location
+
+    def __call__(self, place: Any) -> Any:
+        builder = current_trace("check_index").builder
+        return Tensor(builder.add(check_index, [place.data], self.attrs, loc=self.loc).out)
+
+
+def update_in_place(x: Any, places: Any, updates: Any, mode: str, check: PlaceCheck) -> Any:
+    """`x` [L, N, R] whose rows at places [P] combine with updates [L, P, R], in the order of P, in x's own memory.
+
+    A place is checked as it is read: a pass over the places of its own costs as much as the updates.
+    """
     lead, _, width = (int(n) for n in x.shape)
     block = min(width, max(BLOCK_COLS, min(MAX_BLOCK_COLS, round_up(ceil_divide(width, ROW_PROGRAMS), 16))))
-    return launch(update_rows_in_place, (lead, ceil_divide(width, block)), x, places, updates, BC=block, mode=mode)
+    grid = (lead, ceil_divide(width, block))
+    return launch(update_rows_in_place, grid, x, places, updates, BC=block, mode=mode, check=check)
 
 
 # The same with many programs: the updates are sorted by their place, so that each row finds its own side by side.

@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
 from tessera.core.types import DType, RefType, bf16, bool_, f16, f32, f64, int32, int64, uint8
-from tessera.ir.core import Node, Value
+from tessera.ir.core import Attrs, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
@@ -25,7 +25,7 @@ from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.convolution import match_windows
-from tessera.stdlib.deterministic_reductions import combine_sorted, update_in_place
+from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
@@ -265,11 +265,25 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     exact = not serial and is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
-        if exact:
-            return add_exactly(x, places, updates)
-        return (update_in_place if serial else combine_sorted)(x, places, updates, "add")
+        return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
-    return LibraryLowering(node.args, lambda *operands: _on_folded(add, node, *operands))
+    return _lower_serially(node, uses, "add") if serial else _lower_folded(node, add)
+
+
+def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowering:
+    return LibraryLowering(node.args, lambda *operands: _on_folded(function, node, True, *operands))
+
+
+def _lower_serially(node: Node, uses: UseDef, mode: str) -> LibraryLowering:
+    """One update after the other, each place checked as it is read: the check of all places becomes its own."""
+    x, places, updates = node.args
+    along = node.attrs["axis"] + len(get_shape(x))
+    known = uses.find(places, shape.check_index)
+    attrs = known.attrs if known is not None else {"size": get_shape(x)[along], "along": along}
+    check = PlaceCheck(Attrs(shape.check_index.complete(attrs)), node.loc if known is None else known.loc)
+    way = partial(_update_serially, mode=mode, check=check)
+    operands = (x, known.args[0] if known is not None else places, updates)
+    return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
 
 def _has_many_pairs(node: Node) -> bool:
@@ -285,13 +299,16 @@ def _has_many_pairs(node: Node) -> bool:
     )
 
 
-def _on_folded(function: Callable[..., Tensor], node: Node, x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
-    """A function of an operand [L, N, R], checked places [P] and updates [L, P, R], applied to those of a scatter."""
+def _on_folded(
+    function: Callable[..., Tensor], node: Node, checks: bool, x: Tensor, places: Tensor, updates: Tensor
+) -> Tensor:
+    """A function of an operand [L, N, R], places [P], checked or not, and updates [L, P, R], applied to a scatter's."""
     at, count = node.attrs["axis"] + x.ndim, math.prod(places.shape)
     lead, rest = math.prod(x.shape[:at]), math.prod(x.shape[at + 1 :])
-    checked = shape.check_index(shape.reshape(places, shape=(count,)), size=x.shape[at], along=at)
+    flat = shape.reshape(places, shape=(count,))
+    flat = shape.check_index(flat, size=x.shape[at], along=at) if checks else flat
     more = shape.reshape(updates, shape=(lead, count, rest))
-    found = function(shape.reshape(x, shape=(lead, x.shape[at], rest)), checked, more)
+    found = function(shape.reshape(x, shape=(lead, x.shape[at], rest)), flat, more)
     return shape.reshape(found, shape=x.shape)
 
 
@@ -303,16 +320,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not _has_many_pairs(node) or (dtype.bits < 8 and dtype != bool_):
         return None
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
-    way = partial(_update_serially, mode=mode) if serial else ways[mode]
-    return LibraryLowering(node.args, lambda *operands: _on_folded(way, node, *operands))
+    return _lower_serially(node, uses, mode) if serial else _lower_folded(node, ways[mode])
 
 
-def _update_serially(x: Tensor, places: Tensor, updates: Tensor, mode: str) -> Tensor:
+def _update_serially(x: Tensor, places: Tensor, updates: Tensor, mode: str, check: PlaceCheck) -> Tensor:
     if mode == "multiply":
-        return _multiply(x, places, updates, update_in_place)
+        return _multiply(x, places, updates, partial(update_in_place, check=check))
     if x.dtype == bool_:
-        return cast(_update_serially(cast(x, dtype=uint8), places, cast(updates, dtype=uint8), mode), dtype=bool_)
-    return update_in_place(x, places, updates, mode)
+        wide = cast(x, dtype=uint8), places, cast(updates, dtype=uint8)
+        return cast(_update_serially(*wide, mode, check), dtype=bool_)
+    return update_in_place(x, places, updates, mode, check)
 
 
 def _multiply(x: Tensor, places: Tensor, updates: Tensor, combine: Callable[..., Tensor]) -> Tensor:

@@ -162,3 +162,20 @@ def test_which_sums_are_exact():
     assert not exact_sums.is_exact(ts.f32, (1, 1 << 20, 1), 1000) and not exact_sums.is_exact(
         ts.f32, (1, 9, 1), 1 << 24
     )
+
+
+def test_places_are_checked_as_they_are_read():
+    """One launch reads the places, and its error names the line of the user, not that of the kernel."""
+    x, i, u = np.zeros(5000, np.float32), np.zeros(30000, np.int64), np.ones(30000, np.float32)
+    i[3], i[77] = -1, 5000
+    function = ts.jit(program(0), target="llvm")
+    module = driver.lower(function.trace(x, i, u).function, "llvm")["tile"]
+    launches_of_places = [
+        n for n in module.main.body.walk() if n.op.name == "host.launch" and module.main.params[1] in n.args
+    ]
+    assert len(launches_of_places) == 1
+    with pytest.raises(ts.errors.OutOfBoundsError, match="index 5000 is outside axis 0") as error:
+        np.asarray(function(x, i, u))
+    assert error.value.location.file == __file__
+    i[77] = 4
+    np.testing.assert_array_equal(np.asarray(function(x, i, u))[[0, 4, -1]], [29998, 1, 1])

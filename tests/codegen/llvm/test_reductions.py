@@ -7,6 +7,7 @@ from tilekernels import Kernel, agree
 
 import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend
+from tessera.codegen.llvm.table import reductions
 from tessera.core.types import bf16, bool_, f16, f32, f64, int8, int32, int64, uint8
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
@@ -138,3 +139,14 @@ def test_long_extremes_compare_bits():
 
     assert "llvm.umax" in text(100) and "llvm.maximum" not in text(100)
     assert "llvm.maximum" in text(5)
+
+
+@pytest.mark.parametrize("width", [1, 4, 16])
+@pytest.mark.parametrize("count", [1, 15, 16, 97, 128, 129, 300, 1000])
+def test_groups_of_registers_hold_every_result_once(count, width):
+    """Each loop takes steps of its group; an axis of few registers is one group, which reads the rows once."""
+    found = []
+    for start, stop, step, mask in reductions._group_registers(count, width):
+        found += [i + n for i in range(int(start), int(stop), step) for n in range(step if mask is None else count - i)]
+    assert found == list(range(count))
+    assert len(reductions._group_registers(96, 16)) == 1

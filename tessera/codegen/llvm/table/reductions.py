@@ -6,6 +6,7 @@ An argmax or argmin carries a value and its index.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -342,7 +343,7 @@ def _extract_half(text: LlvmBuilder, t: RegisterType, x: str, start: int, count:
 
 
 ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an addition
-LANE_REGISTERS = 4  # registers of results that are computed together, where each lane has its own result
+LANE_REGISTERS, MAX_LANE_REGISTERS = 4, 8  # of results computed together where lanes have their own; of a whole axis
 
 
 class LlvmReductionEmitter:
@@ -456,19 +457,26 @@ def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept
 def _reduce_into_lanes(
     reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue], axis: int | None
 ) -> None:
-    """The results along one axis: groups of registers, then single ones, then the remainder under a mask."""
+    """The results along one axis: groups of registers, then the remainder under a mask."""
     if axis is None:
         _reduce_registers(reduction, reduced, index, None, [None], 1, None)
         return
     count = reduction.shape[axis]
     width = fit_vector_width(reduction.width, count)
-    group = LANE_REGISTERS * width
-    block = count // group * group
-    pieces = [("0", str(block), group, None)] if block else []
-    for start, stop, step, mask in [*pieces, *_strip_mine_from(block, count, width)]:
+    for start, stop, step, mask in _group_registers(count, width):
         with LoopBuilder(reduction.kernel.text, start, stop, step) as loop:
             places = [reduction.kernel.text.add(loop.index, str(n)) for n in range(0, step, width)]
             _reduce_registers(reduction, reduced, index, axis, places, width, mask)
+
+
+def _group_registers(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
+    """The pieces of an axis of results, each of several registers: every piece reads all rows again."""
+    whole = count // width
+    size = whole if whole <= MAX_LANE_REGISTERS else LANE_REGISTERS
+    ends = [0, whole // size * size * width, whole * width] if whole else [0]
+    groups = [(a, b, min(size * width, b - a)) for a, b in itertools.pairwise(ends) if a < b]
+    rest = _strip_mine_from(whole * width, count, width) if count > whole * width else []
+    return [*((str(a), str(b), step, None) for a, b, step in groups), *rest]
 
 
 def _reduce_registers(
