@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +184,16 @@ class IntervalAnalysis:
             return UNBOUNDED
         low, high = rule(self, node)  # ends that are symbolic sizes become what is proven of them
         return find_size_bounds(low)[0], find_size_bounds(high)[1]
+
+    @contextmanager
+    def assume(self, intervals: Mapping[Value, Interval]) -> Iterator[None]:
+        """Within the `with` block these values lie in these intervals, as a branch has found."""
+        before = self.known
+        self.known = {v: found for v, found in before.items() if v not in self.producers} | {**intervals}
+        try:
+            yield
+        finally:
+            self.known = before
 
     def loop(self, node: Node) -> None:
         """Note the interval of the index of a `for`: the last iteration is a whole number of steps after the first."""

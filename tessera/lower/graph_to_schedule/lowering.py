@@ -300,7 +300,7 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]
-    tiling.fill(reversed(dims), max(budget, 1))
+    tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
 
 

@@ -1,4 +1,4 @@
-"""Loops divided where a comparison of their index changes: every element once, and no masks within a part."""
+"""Loops divided where a comparison of their index changes, and unswitched where a tile lies within bounds: no masks."""
 
 import operator
 import re
@@ -57,3 +57,14 @@ def test_padded_rows(size):
     x = np.random.default_rng(0).random((5, size)).astype(np.float32)
     found, _ = run_everywhere(lambda x: ts.pad(x, ((1, 0), (2, 3))), x)
     np.testing.assert_array_equal(found, np.pad(x, ((1, 0), (2, 3))))
+
+
+@pytest.mark.parametrize("size", [(20011,), (37, 1201), (8192,), (8193,), (5,)], ids=str)
+def test_whole_tiles_have_no_masks(size):
+    """The last tile of an axis is clipped; the loops of the others store plain vectors, but for a remainder."""
+    x = np.random.default_rng(0).random(size).astype(np.float16)
+    found, text = run_everywhere(lambda x: x * 2.0 + 1.0, x)
+    np.testing.assert_array_equal(found, (x * np.float16(2) + np.float16(1)).astype(np.float16))
+    if size == (20011,):
+        whole, partial = text.split("\nwhole")[1].split("\npartial")[:2]
+        assert "masked.store" not in whole and "masked.store" in partial.split("\ndone")[0]

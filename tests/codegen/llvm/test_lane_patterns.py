@@ -128,7 +128,7 @@ def test_windows_beside_a_bias_are_not_gathered():
     assert count_gathers(text) == 0
     # Of a larger image a program computes several rows: its columns are two axes, which are kept apart.
     several = compile_text(lambda x, w, b: ts.conv2d(x, w, b, stride=2, padding=1), draw(7, 5, 93, 36), weight, bias)
-    assert several.count("urem <16 x i32>") <= 2
+    assert several.count("urem <16 x i32>") <= 4  # in the loops of whole tiles, and in those of the others
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(7, 18), (5, 11), (3, 40)])

@@ -3,7 +3,8 @@ and atomics: one loop nest each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.artifact import describe_size
@@ -347,6 +348,9 @@ def _extract_first(t: RegisterType) -> Iterator[str]:
 # Stores, scatters, copies and atomics.
 
 
+MIN_UNSWITCHED = 512  # elements of a block whose loops have a form without masks
+
+
 @statement_rule(tile.store)
 def _(kernel, node):
     group = kernel.plan.store_groups.get(node, (node,))
@@ -360,7 +364,50 @@ def _(kernel, node):
         for each, lane in zip(group, lanes, strict=True):
             _store_element(body, each, index, lane)
 
-    emit_loop_nest(kernel, value.type.shape, choose_vector_width(kernel, value.type.dtype), emit_element_stores)
+    def emit_loops() -> None:
+        emit_loop_nest(kernel, value.type.shape, choose_vector_width(kernel, value.type.dtype), emit_element_stores)
+
+    _emit_unswitched(kernel, _find_whole_tiles(kernel, group), emit_loops)
+
+
+def _find_whole_tiles(kernel: LlvmKernelContext, group: Sequence[Node]) -> dict[Value, int]:
+    """The starts of clipped stores, and up to which number each a whole tile is within bounds; {}: not worth it.
+
+    A masked store of narrow elements takes some processors as long as a hundred plain ones.
+    """
+    if math.prod(static_shape(group[0].args[1].type)) < MIN_UNSWITCHED or kernel.is_long:
+        return {}
+    found: dict[Value, int] = {}
+    for node in (n for n in group if n.attrs["edge"] == "clip"):
+        ref, value, *rest = node.args
+        starts, block, sizes = rest[: ref.type.rank], static_shape(value.type), kernel.memrefs[ref].shape
+        for axis in kernel.ranges.find_unproven_axes(starts, block, sizes):
+            if not isinstance(sizes[axis], int) or kernel.ranges.of(starts[axis])[0] < 0:
+                return {}
+            limit = sizes[axis] - block[axis]
+            found[starts[axis]] = min(found.get(starts[axis], limit), limit)
+    return found if all(limit >= 0 for limit in found.values()) else {}
+
+
+def _emit_unswitched(kernel: LlvmKernelContext, limits: Mapping[Value, int], emit_loops: Callable[[], None]) -> None:
+    """Loop unswitching: loops without masks for tiles that lie within bounds, and with them for the last ones."""
+    if not limits:
+        emit_loops()
+        return
+    text, body, inside = kernel.text, LoopBody(kernel), ""
+    for start, limit in limits.items():
+        lane = cast_to_index(body, start, emit_element(body, start, ()))
+        test = text.let(f"icmp sle i64 {lane.name}, {limit}", "b")
+        inside = text.let(f"and i1 {inside}, {test}", "b") if inside else test
+    whole, partial, done = (text.new_label(hint) for hint in ("whole", "partial", "done"))
+    text.line(f"br i1 {inside}, label %{whole}, label %{partial}")
+    text.begin_block(whole)
+    with kernel.ranges.assume({v: (kernel.ranges.of(v)[0], limit) for v, limit in limits.items()}):
+        emit_loops()
+    text.line(f"br label %{done}")
+    text.begin_block(partial)
+    emit_loops()
+    text.branch_to(done)
 
 
 def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:

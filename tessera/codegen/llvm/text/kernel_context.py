@@ -88,6 +88,9 @@ def name_size_parameter(name: str) -> str:
     return f"%size.{name}"
 
 
+MAX_COPIED_OPS = 100
+
+
 class LlvmKernelContext:
     """One tile function under emission.
 
@@ -123,6 +126,11 @@ class LlvmKernelContext:
     def ranges(self) -> IntervalAnalysis:
         """The intervals of the kernel's scalars."""
         return IntervalAnalysis(self.producers, self._grid)
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether a second copy of the function's loops costs more to compile than it is worth."""
+        return sum(1 for _ in self.function.body.walk()) > MAX_COPIED_OPS
 
     @contextmanager
     def at_node(self, node: Node) -> Iterator[None]:
