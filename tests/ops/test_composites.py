@@ -104,6 +104,17 @@ def test_searchsorted_takes_nan_as_the_largest(side):
     assert ts.searchsorted([1, 2, 3], [np.nan]).tolist() == [3]
 
 
+@pytest.mark.parametrize("side", ("left", "right"))
+@pytest.mark.parametrize("size", (5, 40))  # all are compared, and by halves
+def test_searchsorted_in_rows(side, size, rng):
+    rows = np.sort(rng.integers(0, 9, (20, 3, size)).astype("f4"), axis=-1)
+    wanted = rng.integers(0, 9, (20, 3, 7)).astype("f4")
+    rows[..., -1], wanted[..., 0] = np.nan, np.nan
+    want = [np.searchsorted(r, w, side) for r, w in zip(rows.reshape(60, -1), wanted.reshape(60, -1), strict=True)]
+    for out in everywhere(lambda r, w: ts.searchsorted(r, w, side=side), rows, wanted):
+        assert out.reshape(60, -1).tolist() == np.stack(want).tolist()
+
+
 def test_sort_puts_nan_last():
     x = np.float32([2, np.nan, -np.inf, np.inf, np.nan, 1])
     for out in everywhere(lambda x: ts.argsort(x), x):

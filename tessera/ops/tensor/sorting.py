@@ -69,26 +69,29 @@ def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
     """For each of `values` the index (int64) in `sorted_values` [N] at which insertion keeps the order.
 
     With "left" the index is that of the first equal element, with "right" it follows the last. NaN counts as the
-    largest.
+    largest. Rows [..., N] are searched for `values` [..., M] of their own.
 
     >>> searchsorted([1, 3, 3, 5], [3, 0], side="right")
     Tensor([3, 0], int64)
 
     Raises:
-        ShapeError: `sorted_values` is not a vector.
+        ShapeError: `sorted_values` is a number, or has other leading axes than `values`.
         ArgumentError: `side` is neither "left" nor "right".
     """
     row, wanted = as_tensor(sorted_values), as_tensor(values)
-    if row.ndim != 1:
-        raise ShapeError("searchsorted takes a sorted vector", location=user_location(), received=str(row.type))
+    if row.ndim != 1 and (row.ndim == 0 or row.shape[:-1] != wanted.shape[:-1]):
+        raise ShapeError(
+            "searchsorted takes a sorted vector, or rows and their values", location=user_location(),
+            expected="[N], or [..., N] and [..., M]", received=f"{row.type} and {wanted.type}",
+        )  # fmt: skip
     if side not in ("left", "right"):
         raise ArgumentError(f"there is no side {side!r}", location=user_location(), expected='"left" or "right"')
     row, wanted = unify_dtypes([row, wanted])
-    size = row.shape[0]
+    size = row.shape[-1]
     if isinstance(size, int) and size > MAX_COMPARED:
         return _search_by_halves(row, wanted, size, side)
-    wanted = expand_dims(wanted, -1)
-    return sum(_is_before(row, wanted, side), axis=-1)
+    row = row if row.ndim == 1 else expand_dims(row, -2)
+    return sum(_is_before(row, expand_dims(wanted, -1), side), axis=-1)
 
 
 def _is_before(x: Tensor, wanted: Tensor, side: str) -> Tensor:
@@ -101,7 +104,8 @@ def _search_by_halves(row: Tensor, wanted: Tensor, size: int, side: str) -> Tens
     count = full(shape=wanted.shape, value=0, dtype=int64)
     for bit in reversed(range(size.bit_length())):
         more = count + (1 << bit)
-        last = gather(row, minimum(more - 1, size - 1), axis=0)
+        place = minimum(more - 1, size - 1)
+        last = gather(row, place, axis=0) if row.ndim == 1 else take_along_axis(row, place, axis=-1)
         count = where(_is_before(last, wanted, side) & (more <= size), more, count)
     return count
 

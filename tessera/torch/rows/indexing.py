@@ -14,6 +14,7 @@ from tessera.ops.tensor.basic import broadcast_to, cast, splat
 from tessera.ops.tensor.rearrange import take_along_axis, tril, triu
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape
+from tessera.ops.tensor.sorting import searchsorted
 from tessera.torch.rows.elementwise import convert_element_type
 from tessera.torch.table import aten, convert, narrow_to, unify, wide, zeros
 
@@ -336,18 +337,8 @@ def _(row, x, out_int32=False, right=False, side=None, sorter=None):
 
 def search(row: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
     """How many elements of a sorted row are less than each of `x`, or not greater with `right`."""
-    row, x = unify(row, x)
-    many = row.ndim > 1
-    inner, outer = expand_dims(row, -2) if many else row, expand_dims(x, -1)
-    before = e.less_equal(inner, outer) if right else e.less(inner, outer)
-    before = e.bitwise_or(before, _is_missing(outer, inner, right)) if x.dtype.is_float else before
-    return cast(r.sum(cast(before, dtype=int64), axis=-1), dtype=int32 if out_int32 else int64)
-
-
-def _is_missing(outer: Tensor, inner: Tensor, right: bool) -> Tensor:
-    """NaN follows all numbers."""
-    missing = e.not_equal(outer, outer)
-    return missing if right else e.bitwise_and(missing, e.equal(inner, inner))
+    found = searchsorted(*unify(row, x), side="right" if right else "left")
+    return cast(found, dtype=int32) if out_int32 else found
 
 
 @aten("isin.Tensor_Tensor")
