@@ -124,6 +124,15 @@ def test_program_ids_are_bounded_by_the_grid():
     assert known.find_unproven_axes([first, third], (3, 4), (8, 3)) == (1,)
 
 
+def test_a_quotient_by_a_negative_number_falls_without_end():
+    builder = Builder()
+    place = builder.add(tile.program_id, [], {"axis": 0}).out
+    less = builder.add(basic.full, [], {"shape": (), "value": -2, "dtype": int64}).out
+    quotient = builder.add(e.floor_divide, [place, less]).out
+    assert IntervalAnalysis(builder.producers, None).of(quotient) == (-math.inf, 0)
+    assert IntervalAnalysis(builder.producers, (6,)).of(quotient) == (-3, 0)
+
+
 def test_the_last_iteration_bounds_the_index_of_a_loop():
     loop = make_loop(0, 10, 4)
     analysis = IntervalAnalysis(loop.producers, None)

@@ -42,6 +42,15 @@ def extremes(x, low, high, where, R: ts.constexpr, C: ts.constexpr):
 
 
 @ts.kernel
+def places(x, first, kept, row, R: ts.constexpr, C: ts.constexpr):
+    """Where extremes are, along each axis, with the axis dropped and kept."""
+    block = tile.load(x[0:R, 0:C])
+    tile.store(first[0:C], tile.argmax(block, axis=0))
+    tile.store(kept[0:1, 0:C], tile.argmin(block, axis=0, keepdims=True))
+    tile.store(row[0:R, 0:1], tile.argmin(block, axis=1, keepdims=True))
+
+
+@ts.kernel
 def product(
     a, b, c, M: ts.constexpr, N: ts.constexpr, K: ts.constexpr, BM: ts.constexpr, BN: ts.constexpr, BK: ts.constexpr
 ):
@@ -102,6 +111,8 @@ def cases() -> Iterator[Case]:
         grid=(1,),
     )
     yield _make_extremes(x)
+    found = {"first": np.zeros(37, "i8"), "kept": np.zeros((1, 37), "i8"), "row": np.zeros((9, 1), "i8")}
+    yield Case("tile/blocks/places", lambda: (places, {"x": x, **found, "R": 9, "C": 37}), grid=(1,), exact=True)
     for name, shape, block in (
         ("square", (32, 32, 32), (16, 16, 16)),
         ("odd", (33, 19, 27), (16, 8, 8)),

@@ -59,6 +59,7 @@ def cases() -> Iterator[Case]:
     yield _make_stored("f16", (64, 64), STORED[64, 64])
     yield _make_stored("bf16", (64, 64), (264, 64, 136), stages=2)  # each stage and buffer is used again
     yield _make_chained()
+    yield _make_continued()
 
 
 def _make_product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
@@ -113,6 +114,30 @@ def _make_chained() -> Case:
     left, right, last = (_signs(f"{name}-{i}", s, "bf16") for i, s in enumerate(((64, 64), (128, 64), (128, 64))))
     arguments = {"q": left, "k": right, "v": last, "out": np.zeros((64, 64), np.float32)}
     return Case(name, lambda: (chained_products, arguments), grid=(1,), exact=True)
+
+
+@ts.kernel
+def continued_products(a, b, c, first, left_sums, right_sums):
+    """Two sums leave one loop and go on in another; one of them is stored as it was between the loops, too."""
+    rows = tile.load(a[0:64, 0:64])
+    x, y = tile.zeros((64, 64), ts.f32), tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, b.shape[0], 64):
+        x += tile.dot(rows, tile.load(b[k : k + 64, 0:64]))
+        y += tile.dot(rows, tile.load(c[k : k + 64, 0:64]))
+    between = x
+    for k in tile.range(0, b.shape[0], 64):
+        x += tile.dot(rows, tile.load(c[k : k + 64, 0:64]))
+        y += tile.dot(rows, tile.load(b[k : k + 64, 0:64]))
+    tile.store(first[0:64, 0:64], between)
+    tile.store(left_sums[0:64, 0:64], x)
+    tile.store(right_sums[0:64, 0:64], y)
+
+
+def _make_continued() -> Case:
+    name = "tile/products/continued-bf16"
+    a, b, c = (_signs(f"{name}-{i}", s, "bf16") for i, s in enumerate(((64, 64), (128, 64), (128, 64))))
+    outs = {k: np.zeros((64, 64), np.float32) for k in ("first", "left_sums", "right_sums")}
+    return Case(name, lambda: (continued_products, {"a": a, "b": b, "c": c, **outs}), grid=(1,), exact=True)
 
 
 def _signs(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
