@@ -80,6 +80,8 @@ def cases() -> Iterator[Case]:
             yield _make(name, function, shape, BOTH)
     yield _make("heads", _heads, (3, 5, 8), BOTH)
     yield _make("rows-alone", lambda x: ts.softmax(x, axis=-1), (9, 33), ROWS)
+    for rows in (1, 9):
+        yield _make("flipped-columns", lambda x: ts.flip(x, axis=1), (rows, 33), ROWS)
     yield _make_linear((3, 5, 16))
     places = np.array([[0, 3, 1]], np.int32)
     table = tensor("graph/sizes/rows", (4, 6), "f32")

@@ -84,8 +84,8 @@ def cases() -> Iterator[Case]:
         x = np.round(tensor(f"narrow-{dtype}", (4, 20), dtype, 0.0, 2.0).astype("f8")).astype(as_dtype(dtype).numpy)
         arguments = {"x": x, "total": np.zeros((3, 3), x.dtype), "N": 20}
         yield _make(f"combined-{dtype}", combined, arguments, (4,))
-    for dtype in ("int8", "uint8", "uint16", "uint64", "bf16", "fp8_e4m3", "fp8_e5m2", "bool"):
-        high = 120.0 if "int" in dtype else 2.0
+    for dtype in ("int4", "int8", "uint8", "uint16", "uint64", "bf16", "fp8_e4m3", "fp8_e5m2", "bool"):
+        high = 7.0 if dtype == "int4" else 120.0 if "int" in dtype else 2.0
         x = tensor(f"extreme-{dtype}", (4, 15), dtype, 1.0, high)
         arguments = {"x": x, "most": np.zeros(5, x.dtype), "least": np.full(5, 2, x.dtype)}
         yield _make(f"extremes-{dtype}", extremes, arguments, (4,))

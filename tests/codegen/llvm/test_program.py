@@ -14,7 +14,15 @@ import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
 from tessera.codegen.llvm.runtime.thread_pool import MAX_QUEUED, choose_thread_count, get_helper_threads
-from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ParseError, ShapeError, UnsupportedOpError
+from tessera.core.errors import (
+    ArgumentError,
+    DTypeError,
+    ExecutionError,
+    OutOfBoundsError,
+    ParseError,
+    ShapeError,
+    UnsupportedOpError,
+)
 from tessera.core.types import RefType, f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
@@ -234,3 +242,14 @@ def test_a_late_thread_runs_nothing_of_a_failed_run(monkeypatch):
     get_helper_threads(1).submit(int).result()
     for result, copy in zip(results, copies, strict=True):
         np.testing.assert_array_equal(result, copy)
+
+
+def test_a_program_of_a_kernel_without_a_grid_has_a_linear_number():
+    x = np.float32([1, 2, -3, 4])
+    k = Kernel(x)
+    value = k.load(k.params[0], k(tile.program_id), shape=(1,))
+    k(tile.assert_, k(e.greater, value, k.const(0.0, f32, (1,))), value, message="positive")
+    artifact = BACKEND.emit(k.module((4,)), {})
+    for run in (BACKEND.runtime(artifact).run, BACKEND.interpreter(artifact)):
+        with pytest.raises(ExecutionError, match=re.escape("program (2,)")):
+            run([x])

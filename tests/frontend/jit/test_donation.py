@@ -108,3 +108,16 @@ def test_what_cannot_be_donated():
     for given in (X, ts.tensor(X, requires_grad=True)):
         with pytest.raises(ArgumentError, match="x of <lambda> cannot be donated"):
             step(given)
+
+
+@ts.kernel
+def overlapping(x, out):
+    """Blocks of 16 elements, 8 apart: neighbours write the same values to what they share."""
+    at = ts.tile.program_id(0) * 16 - ts.tile.program_id(0) * 8
+    ts.tile.store(out[at : at + 16], 3.0 * ts.tile.load(x[at : at + 16]))
+
+
+def test_blocks_that_share_elements_are_not_written_in_place():
+    update = ts.jit(lambda x: ts.launch(overlapping, (3,), x, ts.like(x)), target="llvm", donate=("x",))
+    x = np.arange(32, dtype=np.float32)
+    assert update(ts.tensor(x)).tolist() == (3.0 * x).tolist()

@@ -113,3 +113,24 @@ def test_a_saved_artifact_still_asserts(tmp_path, capsys):
     with pytest.raises(ExecutionError, match=r"test_reports\.py.*too small"):
         BACKEND.runtime(held).run([given["x"], given["out"]])
     assert capsys.readouterr().out.startswith("program (0,): a is [")
+
+
+@ts.kernel
+def positive(x: ts.Tensor["N", "M"], out: ts.Tensor["N", "M"]):
+    i, j = tile.program_id(0), tile.program_id(1)
+    tile.assert_(x[i, j] > 0.0, "positive", x[i, j])
+    out[i, j] = x[i, j]
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_programs_of_a_grid_that_only_the_call_knows_have_their_places(target):
+    def copied(x: ts.Tensor["N", "M"]):
+        return ts.launch(positive, x.shape, x, ts.like(x))
+
+    run = ts.jit(copied, target=target, dynamic=True)
+    for shape, place in (((2, 5), (1, 3)), ((4, 3), (2, 2))):
+        x = np.ones(shape, np.float32)
+        assert run(x).tolist() == x.tolist()
+        x[place] = -1.0
+        with pytest.raises(ExecutionError, match=re.escape(f"program {place}")):
+            run(x)

@@ -171,3 +171,9 @@ def test_refusals():
         ts.memory.pipeline(3)(4)
     with pytest.raises(ArgumentError, match="not a memory to copy to"):
         ts.async_load(ts.ones((2,)), to="shared")
+
+
+def test_what_the_host_holds_is_loaded_as_it_is():
+    x, array = ts.Tensor([1.0]), np.ones(3)
+    assert ts.async_load(x, to="host").wait() is x
+    assert ts.async_load({"a": array}, to="host").wait()["a"] is array

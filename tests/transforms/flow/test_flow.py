@@ -124,6 +124,17 @@ def test_what_all_steps_share_is_kept_once():
     assert len(ahead.results) <= 4
 
 
+def test_what_depends_on_constants_alone_is_computed_once():
+    """The way back needs the exponential of `w` and each state: only the states are stacked."""
+
+    def last(w, xs):
+        return ts.scan(lambda s, x: (s * ts.exp(w) + x, None), ts.zeros(5, dtype=ts.f64), xs)[0].sum()
+
+    function = ts.jit(ts.grad(last)).trace(np.zeros(5), np.ones((7, 5))).function
+    ahead, _ = (n for n in function.body.nodes if n.op.name == "ts.scan")
+    assert sum(v.type.shape == (7, 5) for v in ahead.results) == 1
+
+
 def test_no_steps_and_one():
     for size in (0, 1):
         last, ys = everywhere(lambda x: ts.scan(lambda s, y: (s + y, s), ts.Tensor(ZERO), x), X[:size])

@@ -50,7 +50,7 @@ def make_emulator(artifact: Artifact) -> Callable[[Sequence[Any]], list[np.ndarr
             module.variable(protocol.FAILURE_WORD).view(np.int64)[...] = protocol.NO_FAILURE
         execute_plan(find_steps(plan), _EmulatedPlanEngine(plan, bound, workspace, module, reports))
         outputs = arguments.finish(users, bound)
-        reports.finish()
+        reports.finish(plan.get("reports", ()))
         return outputs
 
     return run
@@ -87,7 +87,7 @@ class _EmulatedPlanEngine(ArrayPlanEngine):
             cooperative = launch["kernel"] in self.plan.get("meeting", ())
             _launch_lanes(self.module, launch, self.plan["scratch"][launch["kernel"]], args, cooperative)
             if self.reports.has_bad_index:
-                self.reports.finish()
+                self.reports.finish(self.plan["reports"])
 
 
 def _launch_lanes(

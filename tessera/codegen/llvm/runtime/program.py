@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
+from tessera.codegen.diagnostics import Site
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code, open_object, seal_object
 from tessera.codegen.llvm.runtime.native_calls import DONE, OTHER_ARRAYS, NativeCall, make_native_call
@@ -157,6 +158,7 @@ class BoundProgram:
     workspace: np.ndarray
     serial: bool
     cooperative: thread_pool.CooperativeLaunches
+    sites: Sequence[Site]  # of reports, with the grids of these sizes
     engine: NativePlanEngine | None = None
     native: NativeCall | None = None
 
@@ -201,7 +203,8 @@ class LlvmProgram:
         serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
         cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
         all_slots = _join_slots(param_slots) if len(param_slots) >= MANY_PARAMETERS else None
-        bound = BoundProgram(arguments, tasks, slots, param_slots, all_slots, workspace, serial, cooperative)
+        sites = plan.get("reports", ())
+        bound = BoundProgram(arguments, tasks, slots, param_slots, all_slots, workspace, serial, cooperative, sites)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
         elif serial and not cooperative.names:
@@ -218,7 +221,7 @@ class LlvmProgram:
         def launch(first: int, last: int) -> None:
             self._launch(bound, first, last, not any(parallel[first:last]))
             if self._stop.value >= FIRST_KEY:
-                self._reports.finish()
+                self._reports.finish(bound.sites)
 
         return NativePlanEngine(plan, bound.slots, first_flag, slot_uses, launch)
 
@@ -233,17 +236,17 @@ class LlvmProgram:
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
         program = self.find_bound(arrays)
-        if program.native is not None and (made := self._run_native(program.native, arrays)) is not None:
+        if program.native is not None and (made := self._run_native(program.native, arrays, program.sites)) is not None:
             return made
         users, bound = program.arguments.bind(arrays)
         params = program.arguments.params
         words = (encode_scalar(a) if p.scalar else array_address(a) for p, a in zip(params, bound, strict=True))
         self._execute(program, words)
         outputs = program.arguments.finish(users, bound)
-        self._reports.finish()
+        self._reports.finish(program.sites)
         return outputs
 
-    def _run_native(self, call: NativeCall, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+    def _run_native(self, call: NativeCall, arrays: Sequence[Any], sites: Sequence[Site]) -> list[np.ndarray] | None:
         """The outputs of a small program on the main thread; None where arrays must be converted or refused."""
         if len(arrays) != call.inputs or get_ident() != main_thread().ident:
             return None
@@ -254,7 +257,7 @@ class LlvmProgram:
             if code != DONE and self._stop.value == INTERRUPTED:
                 self._reports.discard()
                 interrupts.raise_interrupt()
-        self._reports.finish()
+        self._reports.finish(sites)
         return made
 
     def find_bound(self, arrays: Sequence[Any]) -> BoundProgram:
@@ -274,7 +277,7 @@ class LlvmProgram:
             ExecutionError, OutOfBoundsError, BarrierError, KeyboardInterrupt: as `run`.
         """
         self._execute(program, given)
-        self._reports.finish()
+        self._reports.finish(program.sites)
 
     def _execute(self, program: BoundProgram, words: Iterable[int]) -> None:
         """Run with an address (or a scalar) for each parameter."""
@@ -292,7 +295,7 @@ class LlvmProgram:
                 else:
                     program.engine.run()
             except BarrierError:
-                self._reports.finish()  # a program that failed an assertion reaches no barrier
+                self._reports.finish(program.sites)  # a program that failed an assertion reaches no barrier
                 raise
             except BaseException:
                 self._reports.discard()

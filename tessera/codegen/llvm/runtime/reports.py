@@ -69,8 +69,10 @@ class ReportCollector:
         """Whether an index out of bounds was reported."""
         return any(self.sites[site]["kind"] == "index" for _, _, site, _ in self._records)
 
-    def finish(self) -> None:
+    def finish(self, sites: Sequence[Site] | None = None) -> None:
         """Show the prints in the order of programs, then raise the first failure.
+
+        `sites` are those of the plan that ran, if its grids have sizes that only the call knows.
 
         Raises:
             ExecutionError: an assertion failed; the error names the program, tile and element.
@@ -84,15 +86,17 @@ class ReportCollector:
             callback_error, self.callback_error = self.callback_error, None
         if callback_error is not None:
             raise callback_error
+        known = self.sites if sites is None else sites
         for program, _, site, blocks in records:
-            if self.sites[site]["kind"] == "print":
-                _show_prints(self.sites[site], program, blocks)
-        self._raise_failure(records)
+            if known[site]["kind"] == "print":
+                _show_prints(known[site], program, blocks)
+        _raise_failure(known, records)
 
-    def _raise_failure(self, records: Sequence[ReportRecord]) -> None:
-        failures = [r for r in records if self.sites[r[2]]["kind"] != "print"]
-        for program, _, site, blocks in sorted(failures, key=lambda r: (r[0], r[2], r[1])):
-            raise REPORT_ERRORS[self.sites[site]["kind"]](self.sites[site], program, blocks)
+
+def _raise_failure(sites: Sequence[Site], records: Sequence[ReportRecord]) -> None:
+    failures = [r for r in records if sites[r[2]]["kind"] != "print"]
+    for program, _, site, blocks in sorted(failures, key=lambda r: (r[0], r[2], r[1])):
+        raise REPORT_ERRORS[sites[site]["kind"]](sites[site], program, blocks)
 
 
 def _read_operand(operand: Mapping[str, Any], read: ReadBytes, address: int) -> np.ndarray:

@@ -189,7 +189,7 @@ def _describe_site(kernel: LlvmKernelContext, node: Node) -> dict[str, Any]:
     attrs = kernel.function.attrs
     return {
         **node.attrs,
-        "grid": [int(n) for n in attrs.get("grid", ())],
+        "grid": [describe_size(n) for n in attrs.get("grid", ())],
         "group": int(attrs.get("tiles", 1)),
         "place": describe_location(node.loc),
         "operands": [{"shape": list(static_shape(v.type)), "dtype": v.type.dtype.name} for v in node.args],
