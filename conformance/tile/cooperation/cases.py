@@ -71,6 +71,45 @@ def whole_stretches(x, out):
         out[me] = tile.cooperative_group(8).shuffle(x[me], 0)
 
 
+@ts.kernel
+def sides_with_waits(x, out, N: ts.constexpr):
+    """A tile writes a cell for another, which reads it: loops of each side of a branch wait, and give results."""
+    me = tile.local_id()
+    cell, full, empty = tile.alloc_shared((1,), ts.f32), tile.mbarrier(1), tile.mbarrier(1)
+    tile.barrier()
+    last = 0.0
+    if me == 0:
+        for k in tile.range(0, N):
+            if k > 0:
+                empty.wait((k - 1) % 2)
+            cell[0] = x[k] * 2.0
+            full.arrive()
+            last += x[k]
+    elif me == 1:
+        for k in tile.range(0, N):
+            full.wait(k % 2)
+            last = last * 0.5 + cell[0]
+            empty.arrive()
+    out[me] = last
+
+
+@ts.kernel
+def one_after_another(x, out, N: ts.constexpr):
+    """Each tile waits at a barrier of its own for the one before it; what a side gives is the same for its tiles."""
+    me, done = tile.local_id(), tile.mbarrier(1, N)
+    kept = tile.alloc_shared((N,), ts.f32)
+    tile.barrier()
+    weight = 1.0
+    if me > 0:
+        done[me - 1].wait(0)
+        kept[me] = kept[me - 1] + x[me]
+        weight = 2.0
+    else:
+        kept[me] = x[me]
+    done[me].arrive()
+    out[me] = kept[me] * weight
+
+
 def cases() -> Iterator[Case]:
     """Each kernel above, at several group sizes."""
     for size in (16, 32, 64):
@@ -84,6 +123,8 @@ def cases() -> Iterator[Case]:
     yield _make("tree", tree, {"x": tensor("tree", (16,)), "out": np.zeros(16, "f4")}, (1,), 16)
     yield _make("whole-stretches", whole_stretches, {"x": tensor("part", (16,)), "out": np.zeros(16, "f4")}, (1,), 16)
     alone = {"x": tensor("alone", (1, 1)), "out": np.zeros((5, 1, 1), "f4")}
+    for name, kernel in (("sides-with-waits", sides_with_waits), ("one-after-another", one_after_another)):
+        yield _make(name, kernel, {"x": tensor(name, (5,)), "out": np.zeros(5, "f4"), "N": 5}, (1,), 5)
     yield _make("one-tile", block_primitives, alone, (1,), 1)
 
 

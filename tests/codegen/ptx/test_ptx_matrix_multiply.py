@@ -179,3 +179,17 @@ def test_doubles_on_tensor_cores(block, sizes, arch, size):
 def test_doubles_of_few_rows_or_uneven_depth_are_multiplied_and_added():
     for block in ((8, 16, 16), (16, 16, 12)):
         assert "mma.sync" not in check(f64, 20, 20, 20, block)
+
+
+@kernel
+def kept(a, b, out):
+    left, acc = tile.load(a[0:64, 0:16]), tile.zeros((64, 64), f32)
+    for n in tile.range(0, b.shape[0], 16):
+        acc += tile.dot(left, tile.load(b[n : n + 16, 0:64]))
+    tile.store(out[0:64, 0:64], acc)
+
+
+def test_a_left_operand_from_before_the_loop_stays_in_registers():
+    a, b = (np.ones(shape, bf16.numpy) for shape in ((64, 16), (48, 64)))
+    found, text = run(kept, {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}, (1,), "sm_80")
+    assert (found == 48).all() and "mma.sync" in text and "st.shared" not in text

@@ -205,3 +205,16 @@ def test_errors_of_rules_and_of_kernels_without_tangents(ruled):
 
     with pytest.raises(UnsupportedOpError, match=r"an atomic max in it(.|\n)*@kernel.jvp"):
         ts.jvp(lambda x: ts.launch(most, (6,), x, ts.zeros(1, dtype=ts.f64)), (X,), (X,))
+
+
+@ts.kernel
+def checked(x, out):
+    i = tile.program_id(0)
+    tile.assert_(x[i] > -100.0, "too small", x[i])
+    out[i] = x[i] * x[i]
+
+
+def test_an_assertion_has_no_tangent():
+    x = np.array([1.0, 2.0, 3.0])
+    value, tangent = ts.jvp(lambda x: ts.launch(checked, (3,), x, z(3)), (ts.Tensor(x),), (ts.Tensor(x + 1),))
+    assert value.tolist() == [1, 4, 9] and tangent.tolist() == [4, 12, 24]
