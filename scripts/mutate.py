@@ -331,6 +331,19 @@ def describe_score(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def describe_survivors(rows: list[dict[str, Any]]) -> list[str]:
+    """Tables of the mutants that no check found at first: what finds them now, why none can, and those that are left."""
+    lines: list[str] = []
+    for fate, title in (("added", "what finds it now"), ("equivalent", "why no program can tell"), ("survives", "")):
+        lines += [f"| mutant | where | {title or 'change'} |", "|---" * 3 + "|"]
+        for row in (r for r in rows if _describe_fate(r) == fate):
+            where = f"`{row['file'].removeprefix('tessera/')}:{row['line']}`"
+            said = row[fate] if title else row["change"]
+            lines.append(f"| `{row['name']}` | {where} | {said if fate == 'equivalent' else f'`{said}`'} |")
+        lines.append("")
+    return lines
+
+
 def _describe_fate(row: dict[str, Any]) -> str:
     if row["killed"]:
         return str(row["killed"].partition(":")[0])
@@ -342,7 +355,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--record", type=Path, help="only record coverage, into this file")
     options.add_argument("--part", choices=("cases", "tests", "all", "imports"), default="all", help="what is recorded")
-    options.add_argument("--score", action="store_true", help="only print the score of the report")
+    options.add_argument("--score", action="store_true", help="only print the tables of docs/mutation.md")
     options.add_argument("--coverage", type=Path, nargs="+", default=[ROOT / "build" / "mutation.coverage"])
     options.add_argument("--count", type=int, default=20, help="mutants for each component")
     options.add_argument("--component", action="append", default=[], choices=list(COMPONENTS))
@@ -356,7 +369,7 @@ def main() -> int:
     given = options.parse_args()
     rows = json.loads(given.report.read_text()) if given.report.exists() else []
     if given.score:
-        print("\n".join(describe_score(rows)))
+        print("\n".join([*describe_score(rows), "", *describe_survivors(rows)]))
         return 0
     load_libraries()
     with tempfile.TemporaryDirectory() as folder:

@@ -86,8 +86,9 @@ def soak_calls(calls: int) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    grown = measure_resident() - marks[min(1, len(marks) - 1)]
-    return {"calls": calls, "seconds": time.perf_counter() - start, "wrong": wrong, "grown": grown,
+    marks.append(measure_resident())
+    grown = marks[-1] - marks[min(1, len(marks) - 2)]
+    return {"calls": calls, "seconds": time.perf_counter() - start, "wrong": wrong, "resident": marks, "grown": grown,
             "ok": not wrong and grown < GROWTH_BYTES}  # fmt: skip
 
 

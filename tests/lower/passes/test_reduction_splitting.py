@@ -121,3 +121,5 @@ def test_a_vector_product_along_memory_has_programs_enough():
     assert len(find_grids(compile_tile(lambda x, w: x @ w, x, w.T.copy(), plan=TILING_PLAN))) == 2
     few = np.zeros((3, 1 << 20), np.float32)
     assert len(find_grids(compile_tile(lambda x, w: x @ w.T, few[:1], few, plan=TILING_PLAN))) == 2
+    many = np.broadcast_to(np.float32(0), (12, 1 << 18))
+    assert len(find_grids(compile_tile(lambda x, w: x @ w.T, many[:1], many, plan=TILING_PLAN))) == 1

@@ -6,6 +6,7 @@ from everywhere import close
 
 import tessera as ts
 from tessera.core.errors import ArgumentError
+from tessera.transforms.flow.implicit_differentiation import solve_conjugate_gradients
 
 W = np.array([[0.2, 0.1, 0.0], [0.1, -0.3, 0.2], [0.1, 0.0, 0.25]])
 B = np.array([0.3, -0.7, 1.1])
@@ -98,3 +99,12 @@ def loops_of_one(f, x0):
 def test_refused():
     with pytest.raises(ArgumentError, match="container"):
         ts.implicit_diff(loops_of_one)(lambda x: (x, x), ts.Tensor(1.0))
+
+
+def test_conjugate_gradients_take_more_steps_than_unknowns_where_rounding_needs_them():
+    """A condition number of 10^10: about three steps for each unknown."""
+    q, _ = np.linalg.qr(np.random.default_rng(12).standard_normal((12, 12)))
+    a, b = q @ np.diag(np.logspace(0, 10, 12)) @ q.T, np.ones(12)
+    matrix, right = ts.Tensor((a + a.T) / 2), ts.Tensor(b)
+    (x,) = solve_conjugate_gradients(lambda xs: [matrix @ xs[0] - right], [ts.zeros(12, dtype=ts.f64)])
+    np.testing.assert_allclose(a @ x.numpy(), b, atol=1e-4)
