@@ -332,7 +332,7 @@ def describe_score(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def describe_survivors(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of the mutants that no check found at first: what finds them now, why none can, and those that are left."""
+    """Tables of the mutants that no check found at first: what finds them now, why none can, and the rest."""
     lines: list[str] = []
     for fate, title in (("added", "what finds it now"), ("equivalent", "why no program can tell"), ("survives", "")):
         lines += [f"| mutant | where | {title or 'change'} |", "|---" * 3 + "|"]
