@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from tessera.core.types import bool_, f32, int32, int64, scalar
 from tessera.interp import graph
-from tessera.ir.analysis import MAX_DIVISOR, UNBOUNDED, AffineAnalysis, AffineForm, IntervalAnalysis, find_divisor
+from tessera.ir.analysis import (
+    MAX_DIVISOR,
+    UNBOUNDED,
+    AffineAnalysis,
+    AffineForm,
+    IntervalAnalysis,
+    find_divisor,
+    multiply_endpoints,
+)
 from tessera.ir.builder import Builder
 from tessera.ir.core import Function, Value
 from tessera.ir.rewrite import UseDef
@@ -122,6 +130,11 @@ def test_program_ids_are_bounded_by_the_grid():
     unknown = IntervalAnalysis(builder.producers, None)
     assert [unknown.of(v) for v in (first, size, local)] == [(0, math.inf), (1, math.inf), (0, math.inf)]
     assert known.find_unproven_axes([first, third], (3, 4), (8, 3)) == (1,)
+
+
+def test_a_product_with_0_is_0():
+    ends = ((0, math.inf), (-math.inf, 0), (0, 5), (1, 7), (7, 1), (-3, math.inf))
+    assert [multiply_endpoints(*each) for each in ends] == [0, 0, 0, 7, 7, -math.inf]
 
 
 def test_a_quotient_by_a_negative_number_falls_without_end():

@@ -203,6 +203,34 @@ def written_after_all_have_read(x, out):
     out[(me + 1) % 8] = x[me]
 
 
+@ts.kernel
+def counted_and_grouped(x, out):
+    """An mbarrier counts the bytes of a copy, and the tile that began it waits for its group as well."""
+    me, row, ready = tile.local_id(), tile.alloc_shared((8,), ts.f32), tile.mbarrier(1)
+    tile.barrier()
+    if me == 0:
+        ready.expect(32)
+        tile.cp_async(row[0:8], x[0:8], barrier=ready)
+        tile.cp_commit_group()
+        tile.cp_wait_group(0)
+        ready.arrive()
+    out[me] = row[me]
+
+
+@ts.kernel
+def counted_and_waited(x, out):
+    me, row, ready = tile.local_id(), tile.alloc_shared((8,), ts.f32), tile.mbarrier(1)
+    tile.barrier()
+    if me == 0:
+        ready.expect(32)
+        tile.cp_async(row[0:8], x[0:8], barrier=ready)
+        tile.cp_commit_group()
+        tile.cp_wait_group(0)
+        ready.arrive()
+    ready.wait(0)
+    out[me] = row[me]
+
+
 PAIRS = {
     "last-stage-early": Pair(
         "M8", last_stage_early, last_stage_waited, AsyncCopyError, ("copy to it is under way",), None, (1,)
@@ -218,6 +246,9 @@ PAIRS = {
     "copied-by-one": Pair("M9", copied_by_one, copied_by_one_and_met, RaceError, ("tile 0 writes it", "no barrier"), 8),
     "met-before-the-wait": Pair("M9", met_before_the_wait, met_after_the_wait, RaceError, ("no barrier",), 8),
     "copies-overlap": Pair("M9", copies_overlap, copies_apart, RaceError, ("writes it", "cp_async"), 8),
+    "counted-and-grouped": Pair(
+        "M13", counted_and_grouped, counted_and_waited, RaceError, ("no wait at the mbarrier that counts the copy",), 8
+    ),
     "overwritten-by-a-neighbour": Pair(
         "M8", overwritten_by_a_neighbour, written_after_all_have_read, AsyncCopyError, ("copy from it is under way",), 8
     ),
