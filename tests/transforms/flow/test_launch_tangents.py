@@ -218,3 +218,17 @@ def test_an_assertion_has_no_tangent():
     x = np.array([1.0, 2.0, 3.0])
     value, tangent = ts.jvp(lambda x: ts.launch(checked, (3,), x, z(3)), (ts.Tensor(x),), (ts.Tensor(x + 1),))
     assert value.tolist() == [1, 4, 9] and tangent.tolist() == [4, 12, 24]
+
+
+@ts.kernel
+def filled(x, w, out):
+    v = tile.load(x[0:4], mask=tile.arange(0, 4) != 2, other=w[0])
+    out[0:4] = v * v
+
+
+def test_a_tangent_of_what_fills_a_load_alone_is_refused():
+    x, w = r(4), (r(1),)
+    with pytest.raises(UnsupportedOpError, match="a load whose `other` alone has a derivative"):
+        ts.jvp(lambda w: ts.launch(filled, (1,), x, w, z(4)), w, w)
+    value, tangent = ts.jvp(lambda x, w: ts.launch(filled, (1,), x, w, z(4)), (x, *w), (ts.zeros_like(x), *w))
+    assert tangent.tolist() == [0, 0, 2 * value[2].item(), 0]
