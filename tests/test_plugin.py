@@ -138,6 +138,7 @@ def test_a_generator_that_does_not_load(monkeypatch):
 BROKEN = {
     "raise RuntimeError('no licence')": ("RuntimeError: no licence", 1),
     "import nothing_like_this": ("No module named 'nothing_like_this'", 1),
+    "exec('1 / 0')": ("ZeroDivisionError", 1),
     "x = 1\nx = = 2": ("SyntaxError", 2),
     "x = 1": ("has no attribute 'BACKEND'", None),
 }

@@ -271,3 +271,15 @@ def test_in_a_batch_the_error_names_the_axis_of_an_example(name, target):
     program = ts.vmap(FUNCTIONS[name][0])
     with pytest.raises(OutOfBoundsError, match="index 5 is outside axis 0 of size 5"):
         call(program, target, np.stack([W, W]), np.array([[0, 1], [2, 5]]))
+
+
+@pytest.mark.parametrize("target", ["eager", *TARGETS])
+@pytest.mark.parametrize("bounded", [lambda i: ts.minimum(i, 4), lambda i: i % 7], ids=["above", "below"])
+def test_an_index_with_a_bound_on_one_side_is_checked_on_the_other(bounded, target):
+    def function(x, i):
+        return ts.take(x, bounded(i), axis=0)
+
+    right, wrong = np.array([3, 0, 9, -1] if bounded(9) == 4 else [3, 0, 7, 11]), np.array([-6, 1, 5, 2])
+    np.testing.assert_array_equal(call(function, target, W, right), W[np.asarray(bounded(right))])
+    with pytest.raises(OutOfBoundsError, match="is outside axis 0 of size 5"):
+        call(function, target, W, wrong)

@@ -10,11 +10,12 @@ import numpy as np
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.frontend.jit.tracing import Jit
-from tessera.ops.tensor import basic, scatter, shape, sorting
+from tessera.ops.tensor import basic, elementwise, scatter, shape, sorting
 
 X = tensor("x", (4, 6, 10))
 Y = tensor("y", (4, 3, 10))
 ROWS = tensor("rows", (5, 2), "int32", 0, 3)
+BELOW = np.array([-1, 2, 9, -4])  # what a limit from above leaves negative counts from the end
 DISTINCT = np.array([3, 1], np.int32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -33,6 +34,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "stack": (lambda x: shape.stack([x, -x], axis=1), (X,)),
     "gather-rows": (lambda x, i: shape.gather(x, i, axis=0), (X, ROWS)),
     "gather-middle": (lambda x, i: shape.gather(x, i, axis=1), (X, ROWS)),
+    "gather-capped": (lambda x, i: shape.gather(x, elementwise.minimum(i, 3), axis=0), (X, BELOW)),
     "embedding": (lambda w, i: shape.embedding(w, i), (tensor("table", (4, 32)), ROWS)),
     "iota": (lambda x: x + basic.cast(shape.iota(shape=(6, 10), axis=0), dtype="f32"), (X,)),
     "arange": (lambda x: x * basic.cast(shape.arange(1, 21, 2), dtype="f32"), (X,)),

@@ -231,6 +231,30 @@ def counted_and_waited(x, out):
     out[me] = row[me]
 
 
+@ts.kernel
+def read_before_it_is_counted(x, out):
+    """Each tile copies its own element, and only one waits until all are there."""
+    me, row, ready = tile.local_id(), tile.alloc_shared((8,), ts.f32), tile.mbarrier(8)
+    tile.barrier()
+    ready.expect(4)
+    tile.cp_async(row[me : me + 1], x[me : me + 1], barrier=ready)
+    ready.arrive()
+    if me == 0:
+        ready.wait(0)
+    out[me] = row[(me + 1) % 8]
+
+
+@ts.kernel
+def read_when_it_is_counted(x, out):
+    me, row, ready = tile.local_id(), tile.alloc_shared((8,), ts.f32), tile.mbarrier(8)
+    tile.barrier()
+    ready.expect(4)
+    tile.cp_async(row[me : me + 1], x[me : me + 1], barrier=ready)
+    ready.arrive()
+    ready.wait(0)
+    out[me] = row[(me + 1) % 8]
+
+
 PAIRS = {
     "last-stage-early": Pair(
         "M8", last_stage_early, last_stage_waited, AsyncCopyError, ("copy to it is under way",), None, (1,)
@@ -248,6 +272,9 @@ PAIRS = {
     "copies-overlap": Pair("M9", copies_overlap, copies_apart, RaceError, ("writes it", "cp_async"), 8),
     "counted-and-grouped": Pair(
         "M13", counted_and_grouped, counted_and_waited, RaceError, ("no wait at the mbarrier that counts the copy",), 8
+    ),
+    "read-before-it-is-counted": Pair(
+        "M13", read_before_it_is_counted, read_when_it_is_counted, RaceError, ("no wait at the mbarrier",), 8
     ),
     "overwritten-by-a-neighbour": Pair(
         "M8", overwritten_by_a_neighbour, written_after_all_have_read, AsyncCopyError, ("copy from it is under way",), 8
