@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+from tilekernels import Kernel
 
 import tessera as ts
 from tessera import tile
-from tessera.codegen.host_plan import HostBufferSlice, find_touched_parameters
+from tessera.codegen.host_plan import HostBufferSlice, find_aliased_parameters, find_touched_parameters
 from tessera.codegen.plan_execution import check_plan
 from tessera.core.errors import ArtifactError, ResourceError
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Module, Value
+from tessera.ops.dialects import host
 from tessera.runtime.program import prepare
 
 
@@ -75,3 +79,17 @@ def test_the_scratch_memory_of_a_kernel_counts():
     check_plan(make_plan(scratch=1000), 1000, 1)
     with pytest.raises(ResourceError, match="asks for 1,001 bytes of memory"):
         check_plan(make_plan(scratch=1001), 1000, 1)
+
+
+def test_pairs_of_parameters_that_share_memory_are_the_same_or_overlap():
+    """In both launches the first two arguments are one; the last overlaps the first in the second launch alone."""
+    x = np.zeros((4, 8), np.float32)
+    k = Kernel(x, x, x)
+    k.store(k.params[0], k.add(k.load(k.params[1]), k.load(k.params[2])))
+    entry, params = Builder(), [Value(p.type, p.hint) for p in k.params[:2]]
+    for third in (params[1], params[0]):
+        entry.add(host.launch, [params[0], params[0], third], {"kernel": "k", "grid": (1,)})
+    kernel = k.module().functions[1]
+    main = Function("main", entry.block(params, []), Attrs({"outputs": 0}))
+    found = find_aliased_parameters(Module("tile", (main, kernel)))
+    assert found == {"k": {(0, 1): True, (0, 2): True}}

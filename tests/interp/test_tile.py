@@ -7,6 +7,7 @@ from tiles import kernel
 from tessera.core.errors import ExecutionError, OutOfBoundsError
 from tessera.core.types import f32, int64
 from tessera.interp.tile import interpreter
+from tessera.interp.tile.affine import AffineScalar
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
@@ -161,3 +162,9 @@ def test_bounds_follow_the_values(rng):
     (bounded,) = interpreter.run_with_bounds(module, [x, np.zeros(4, np.float32)], (1,))
     error = np.abs(out - bounded.value)
     assert (error <= bounded.radius).all() and (bounded.radius < 1e-3).all() and (bounded.radius > 0).all()
+
+
+def test_the_ends_of_an_affine_scalar_are_those_of_its_values():
+    scalar = AffineScalar(5, (3, 0, -2))
+    values = scalar.array((4, 7, 6))
+    assert scalar.ends((4, 7, 6)) == (values.min(), values.max()) == (-5, 14)

@@ -122,8 +122,16 @@ def _whole_numbers() -> Iterator[Case]:
         yield Case(title, lambda f=function, x=x: (Jit(f), (x,)), alike=True)  # type: ignore[misc]
 
 
+def extremes_of_turned_rows(x: Any) -> Any:
+    """Extremes along short rows whose other axes lie in memory in another order."""
+    turned = ts.permute(x, (1, 0, 2))
+    return ts.max(turned, axis=-1), ts.min(turned, axis=-1, keepdims=True)
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
+    turned = tensor("turned-rows", (6, 9, 5), "f32")
+    yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)
     yield from _long_lines()
     places = np.array([[0, 4, 4, 2], [3, 3, 0, 3], [4, 1, 1, -5]])
     for dtype in ("f32", "int32"):

@@ -1,5 +1,7 @@
 """Schemes of products on one PE: each is right, and the chosen one is the fastest in the simulator."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,12 @@ def test_longer_rows_take_more_cycles(wide):
     assert (np.diff(by_rows) > 0).all() and by_columns[2] > 3 * by_columns[1] > 9 * by_columns[0]
     np.testing.assert_array_equal([estimate_row_cycles(n, 8, 16, wide)[1] > by_rows[0] for n in (64, 256)], True)
     assert estimate_row_cycles(8, 512, 16, wide)[0] / by_rows[2] < 2  # the overhead of a row does not grow
+
+
+def test_operands_of_the_type_of_the_sum_are_not_copied():
+    args = [np.ones(shape, np.int32) for shape in ((4, 6), (6, 5))]
+    generator = Csl((1, 1))
+    lowered = driver.lower(ts.jit(lambda a, b: a @ b).trace(*args).function, "csl:1x1")["tile"]
+    text = generator.emit(lowered, {}).text("pe_program.csl")
+    held = re.findall(r"^var (\w+) = @zeros\(\[(?:24|30)\]", text, re.MULTILINE)
+    assert sorted(held) == ["host_a", "host_b"]

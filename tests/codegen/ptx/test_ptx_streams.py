@@ -165,6 +165,11 @@ def test_a_product_is_begun_a_round_early_where_registers_allow():
     assert early.index(exp2_ftz) < early.index(async_mma) and late.index(async_mma) < late.index(exp2_ftz)
 
 
+def test_a_round_begins_its_own_product_before_the_one_deferred_to_it():
+    (loop,) = (n for n in streams(False, 128)[0].body.nodes if n.op is control_flow.for_)
+    assert [n.attrs["summed"] for n in loop.regions[0].nodes if n.op is async_mma] == [False, True]
+
+
 def test_masks_are_left_to_the_rounds_that_need_them():
     masked, plain = (ops(streams(causal)[0]).count(indices_below) for causal in (True, False))
     first, second = (n for n in streams()[0].body.nodes if n.op is control_flow.for_)
