@@ -75,6 +75,7 @@ COMPONENTS: dict[str, Component] = {
     ),
     "autodiff": Component(
         ("tessera/transforms/autodiff/*.py", "tessera/transforms/flow/*deriv*.py",
+         "tessera/transforms/flow/control_flow_rules.py",
          "tessera/transforms/flow/implicit_differentiation.py", "tessera/transforms/flow/launch_tangents.py"),
         ("levels",),
     ),
@@ -88,7 +89,7 @@ FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memo
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
-    "tests/interp", "tests/stdlib", "tests/frontend/kernel",
+    "tests/interp", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops",
 )  # fmt: skip
 
 
@@ -169,7 +170,9 @@ class Checks:
         quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # this process has imported hypothesis
         options = ["-p", "no:cacheprovider", "-q", "--no-header", *quiet, *(["-x"] if wanted else [])]
         paths = files or list(dict.fromkeys(w.partition("::")[0] for w in wanted))
-        pytest.main([*options, *paths], [_Tests(self, wanted, seconds)])
+        ended = pytest.main([*options, *paths], [_Tests(self, wanted, seconds)])
+        if ended == pytest.ExitCode.INTERRUPTED and wanted:  # a KeyboardInterrupt is reported as no test's failure
+            raise KeyboardInterrupt
 
 
 class _Tests:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 import tessera as ts
 from conformance.case import Case
-from conformance.inputs import tensor
+from conformance.inputs import edge_values, tensor
+from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 
 NARROW = ("f16", "bf16", "fp8_e4m3", "fp8_e5m2", "fp6", "fp6_e2m3", "fp4", "int4")
@@ -35,6 +39,13 @@ def cases() -> Iterator[Case]:
         yield _make_case(f"product-{dtype}", lambda x, y, t=total: ts.matmul(x, y.T, dtype=t), x, y)
         if dtype != "int4":
             yield _make_by_chance(dtype)
+    for given, stored in itertools.product(("f32", "f16", "bf16", "fp8_e5m2"), ("f32", "f16", "bf16", "fp8_e5m2")):
+        x = edge_values("special", 3, (3, 11), given)
+        yield _make_case(f"saturated-{given}-{stored}", _saturate(stored), x, 2.0 * x)
+    whole = np.arange(150, 190, dtype="f4")
+    for clauses in ({"compute": ts.bf16}, {"compute": ts.f16}):
+        name = f"computed-in-{clauses['compute']}"  # products that f32 holds, and the type of the computation does not
+        yield _make_case(name, _multiply(clauses), whole, whole[::-1].copy())
     for name, clauses in POLICIES.items():
         most = 0.1 if name == "fp8" else 0.5  # larger ones have bounds that say nothing
         x, w = (tensor(n, s, "f32", -most, most) for n, s in (("x", (6, 20)), ("w", (20, 8))))
@@ -52,10 +63,24 @@ def _make_by_chance(dtype: str) -> Case:
     return Case(f"graph/numerics/stochastic-{dtype}", lambda: (program, (tensor(dtype, (7, 40)),)), alike=True)
 
 
+def _saturate(stored: str) -> Callable[..., Any]:
+    """Infinities and numbers beyond the range of a type, which may be wider than that of the operand."""
+    dtype = as_dtype(stored) @ ts.saturate
+    return lambda x, y: (ts.cast(x, dtype=dtype), ts.cast(y, dtype=dtype))
+
+
 def _saturated(x: Any, w: Any) -> Any:
     """A constant beyond the largest number of the type, 57344, and products beyond it, of either sign."""
     with ts.numerics(**POLICIES["saturate"]):
         return x * 2.0**18, (w * 49152.0) * 4.0
+
+
+def _multiply(clauses: dict[str, Any]) -> Callable[..., Any]:
+    def product(x: Any, y: Any) -> Any:
+        with ts.numerics(**clauses):
+            return x * y
+
+    return product
 
 
 def _under(clauses: dict[str, Any]) -> Callable[..., Any]:

@@ -163,9 +163,9 @@ def convert(array: Any, to: DType, saturate: bool = False) -> Any:
     array([  1,   3,  -3, 127], dtype=int8)
     """
     array = np.asarray(array)
-    if array.dtype == to.numpy and to is not tf32 and not (saturate and to.bits >= 32):
-        return array  # a sum in f32 may overflow though no conversion follows
-    if to is f32 and array.itemsize <= 2 and array.dtype.kind in "fV":
+    if array.dtype == to.numpy and to is not tf32 and not (saturate and to.is_float):
+        return array  # a sum in f32 may overflow though no conversion follows, and operands may be infinite
+    if to is f32 and array.itemsize <= 2 and array.dtype.kind in "fV" and not saturate:
         return array.astype(np.float32)  # exact, and often done
     if array.dtype == int4.numpy:  # not an integer to NumPy: int8 holds it, and wraps as integers do
         array = array.astype(np.int8)
@@ -254,4 +254,6 @@ def _round_mantissa(array: np.ndarray, dropped: int) -> np.ndarray:
 
 def _clip_to_range(array: np.ndarray, to: DType) -> np.ndarray:
     top = find_float_grid(to).top
+    if array.dtype.kind in "fV" and array.itemsize < (8 if to is f64 else 4):  # which may not hold the limit
+        array = array.astype(np.float64 if to is f64 else np.float32)
     return np.where(np.isnan(array.astype(np.float64)), array, np.clip(array, -top, top))

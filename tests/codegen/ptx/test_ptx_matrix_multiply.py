@@ -193,3 +193,17 @@ def test_a_left_operand_from_before_the_loop_stays_in_registers():
     a, b = (np.ones(shape, bf16.numpy) for shape in ((64, 16), (48, 64)))
     found, text = run(kept, {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}, (1,), "sm_80")
     assert (found == 48).all() and "mma.sync" in text and "st.shared" not in text
+
+
+@kernel
+def scaled(a, b, out):
+    acc = tile.zeros((64, 64), f32)
+    for n in tile.range(0, b.shape[0], 16):
+        acc += tile.dot(tile.load(a[n : n + 64, 0:16]) * 2, tile.load(b[n : n + 16, 0:64]))
+    tile.store(out[0:64, 0:64], acc)
+
+
+def test_a_left_operand_of_each_round_is_read_as_fragments():
+    a, b = (np.ones(shape, bf16.numpy) for shape in ((96, 16), (48, 64)))
+    found, text = run(scaled, {"a": a, "b": b, "out": np.zeros((64, 64), np.float32)}, (1,), "sm_80")
+    assert (found == 96).all() and "ldmatrix" in text and "st.shared" in text and "ld.shared" not in text

@@ -177,3 +177,13 @@ def test_what_the_host_holds_is_loaded_as_it_is():
     x, array = ts.Tensor([1.0]), np.ones(3)
     assert ts.async_load(x, to="host").wait() is x
     assert ts.async_load({"a": array}, to="host").wait()["a"] is array
+
+
+def test_a_load_is_done_when_all_its_parts_are():
+    gate = threading.Event()
+    first, second = async_copies.run_async(lambda: 1), async_copies.run_async(gate.wait)
+    load = async_copies.AsyncLoad([first, second], list)
+    begun = first.wait(), load.done()
+    gate.set()  # before what may fail: a pool of threads is joined at exit
+    assert begun == (1, False)
+    assert load.wait() == [1, True] and load.done()

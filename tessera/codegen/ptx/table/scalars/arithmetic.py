@@ -202,6 +202,8 @@ def convert_for_storage(text: PtxBuilder, wide: DType, type: TensorType, x: str)
     if to is f64:
         return _apply_exact_policy(text, f64, policy, F64_MAX, F64_MIN_NORMAL, convert(text, wide, f64, x))
     grid = find_float_grid(to)
+    if wide.bits < 32:  # the limits of another narrow type are no numbers of this one
+        wide, x = f32, convert(text, wide, f32, x)
     if policy.saturate or to in FINITE_ONLY:
         x = emit_decomposition(text, build_saturation(wide, grid.top), x)
     if policy.rounding == "toward_zero":
