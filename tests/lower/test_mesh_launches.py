@@ -217,7 +217,8 @@ def test_examples_fit_although_their_arrays_exceed_an_element(name, grid):
     cut = Csl(grid)._partition(program.levels["tile"], {})
     found = [np.array(a) for a in given.values()]
     interpreter.run(cut, found)
-    np.testing.assert_array_equal(found[-1], program.run("tile")[0])
+    want = program.run("tile")[0]  # a BLAS adds in an order that depends on the shape of the blocks
+    np.testing.assert_allclose(found[-1], want, rtol=1e-6, atol=2e-6 * np.abs(want).max())
 
 
 @ts.kernel
