@@ -642,4 +642,9 @@ def parse(text: str, file: str = "<stablehlo>") -> HloModule:
     Raises:
         ParseError: the text is not StableHLO; the error has the line and column.
     """
-    return Parser(text, file).parse_module()
+    parser = Parser(text, file)
+    try:
+        return parser.parse_module()
+    except RecursionError:  # of types, which are not counted as they are read
+        place = parser.lexer.place(parser.lexer.here.start)
+        raise ParseError("the text nests too deeply", location=place) from None

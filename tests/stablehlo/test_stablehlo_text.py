@@ -127,3 +127,8 @@ def test_malformed_numbers_are_typed_errors(line):
 def test_a_repeated_element_takes_no_memory_of_its_own():
     text = "func.func @main() -> tensor<4xf32> {\n  %0 = stablehlo.constant dense<1.5> : tensor<999999999999xf32>\n  "
     ts.stablehlo.load(text + "return %0 : tensor<999999999999xf32>\n}")
+
+
+def test_types_that_nest_without_end_are_a_typed_error():
+    with pytest.raises(ParseError, match="nests too deeply"):
+        parse("module @m { func.func public @main(%arg0: " + "(" * 3000)

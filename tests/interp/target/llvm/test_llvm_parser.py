@@ -208,3 +208,8 @@ def test_an_alloca_that_no_machine_holds():
 def test_a_text_that_ends_early(text):
     with pytest.raises(ParseError):
         LlvmModule(text)
+
+
+def test_a_splat_has_a_limit():
+    with pytest.raises(ParseError, match="a splat has at most"):
+        LlvmModule("@x = constant <999999999999 x i32> splat (i32 9)\n")

@@ -131,6 +131,7 @@ _TYPE_KEYWORDS: dict[str, LlvmType] = {
 }
 _INTEGER_PATTERN = re.compile(r"i\d+$")
 MAX_INTEGER_BITS = 1 << 23  # as LLVM
+MAX_SPLAT_ELEMENTS = 1 << 20  # each is an object here
 
 
 class LlvmTypeCursor(LlvmCursor):
@@ -375,6 +376,8 @@ def _parse_splat(c: LlvmTypeCursor, type: LlvmType) -> LlvmOperand:
     c.expect(")")
     if not isinstance(type, LlvmVector):
         c.fail("splat needs a vector type")
+    if type.count > MAX_SPLAT_ELEMENTS:
+        c.fail(f"a splat has at most {MAX_SPLAT_ELEMENTS} elements")
     return SequenceConstant(type, (element,) * type.count)
 
 
