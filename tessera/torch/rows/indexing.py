@@ -337,7 +337,8 @@ def _(row, x, out_int32=False, right=False, side=None, sorter=None):
 
 def search(row: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
     """How many elements of a sorted row are less than each of `x`, or not greater with `right`."""
-    found = searchsorted(*unify(row, x), side="right" if right else "left")
+    row, x = unify(row, x)
+    found = searchsorted(row, x, "right" if right else "left")
     return cast(found, dtype=int32) if out_int32 else found
 
 
