@@ -85,11 +85,8 @@ def tree_sum(kernel: Any, x: Any) -> Any:
 # Scatters of rows in the order of the indices: the same bits on every run.
 
 
-BLOCK_COLS, MAX_BLOCK_COLS, ROW_PROGRAMS = (
-    64,
-    512,
-    4,
-)  # rows that are updated in place: long accesses, and some programs
+BLOCK_COLS, MAX_BLOCK_COLS = 64, 512  # of rows that are updated in place: long accesses,
+ROW_PROGRAMS = 4  # and some programs
 
 
 def combine_update(before, more, mode):
