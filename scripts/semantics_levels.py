@@ -42,7 +42,8 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("rotated product", "csl:4x4,cannon"), ("tile/language/mbarrier", "llvm"),
     ("graph/found/scattered-lanes-f32", "csl:2x3"), ("graph/flow/branching-f32", "ptx"),
     ("graph/flow/counted-f32", "ptx"), ("graph/launches/grad/stdlib/cross-entropy-f32", "csl:2x3"),
-    ("tile/spec/8.3-warp", "ptx"), ("graph/shape/argsort", "ptx"), ("tile/atomics/tickets", "ptx"),
+    ("tile/spec/8.3-warp", "ptx"), ("graph/shape/argsort", "ptx"), ("graph/shape/argsort", "csl:2x2"),
+    ("tile/atomics/tickets", "ptx"),
     ("tile/language/inline", "ptx"), ("tile/language/stretches", "ptx"), ("tile/language/assertion", "ptx"),
     ("tile/language/print-tiles", "ptx"), ("tile/debug/M5-turned-at-once-repaired", "ptx"),
 )  # fmt: skip

@@ -61,5 +61,6 @@ def test_light_models(name):
     inputs = [Runner.generate_dummy_data(x) for x in model.graph.input if x.name not in held]
     expected = onnx.TensorProto()
     expected.ParseFromString(file.with_name(f"{name}_output_0.pb").read_bytes())
-    found = TesseraBackend.prepare(model).run(inputs)
+    # Logits of 1e10 that are equal by construction: BLAS adds some of their rows in another order.
+    found = TesseraBackend.prepare(model, target="llvm").run(inputs)
     np.testing.assert_allclose(found[0], onnx.numpy_helper.to_array(expected), rtol=1e-3, atol=1e-5)

@@ -96,7 +96,7 @@ class TileSizeSearch:
         if not multiple or not self.is_static(dim):
             return 0
         radices, extent = self._radices(dim), self.extents[dim]
-        fits = [t for t in range(most // 2, most + 1) if t % multiple == 0 and _fits_radices(t, radices)]
+        fits = [t for t in range(max(most // 2, 1), most + 1) if t % multiple == 0 and _fits_radices(t, radices)]
         return min(fits, key=lambda t: (round_up(extent, t), -t), default=0)
 
     def is_static(self, dim: int) -> bool:

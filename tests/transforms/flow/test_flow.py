@@ -96,7 +96,7 @@ def test_vmap_is_a_loop(program, dims, rng):
     rows = [program(*(ts.Tensor(a[i] if d == 0 else a) for a, d in zip(args, dims, strict=True))) for i in range(3)]
     found = everywhere(ts.vmap(program, in_dims=dims), *args, levels=(), text=False)
     for got, *want in zip(arrays_of(found), *map(arrays_of, rows), strict=True):
-        np.testing.assert_allclose(got, np.stack(want), rtol=1e-12)
+        np.testing.assert_allclose(got, np.stack(want), rtol=1e-12, atol=1e-15)
 
 
 def test_higher_orders():
