@@ -129,3 +129,19 @@ def test_spans(monkeypatch):
         with ts.monitor.request("7", metrics=MetricsCollector(), name="infer") as span:
             assert span == value
     assert made == [("infer", {"request.id": "7"})]
+
+
+def test_a_request_takes_its_own_time():
+    metrics = MetricsCollector()
+    for _ in range(3):
+        with ts.monitor.request(name="work", metrics=metrics):
+            pass
+    samples = read_samples(metrics)
+    total = next(v for (name, *_), v in samples.items() if "work_seconds" in name and name.endswith("_sum"))
+    assert 0 <= total < 60  # not a time of day
+
+
+@pytest.mark.parametrize("interval", [True, -1.0, "60", math.nan])
+def test_an_interval_is_a_number_of_seconds(interval):
+    with pytest.raises(ArgumentError, match="interval"):
+        AlertManager(interval=interval)

@@ -70,6 +70,7 @@ def test_openai_completions(client, language_model):
     assert [(c.index, c.text, c.finish_reason) for c in found.choices] == [
         (i, w.text, w.reason) for i, w in enumerate(want)
     ]
+    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
     assert found.usage.prompt_tokens == 8 and found.usage.completion_tokens == sum(
         len(w.tokens) + (w.reason == "stop") for w in want
     )

@@ -18,6 +18,9 @@ import services
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError
 from tessera.serving import ServedModel, ServerOptions, TensorDescription, create_app, run_server
+from tessera.serving.generation_engine import GenerationEngine
+from tessera.serving.language_models import TextStream
+from tessera.serving.openapi import describe_api
 from tessera.serving.server import name_models, read_api_keys
 
 SPEC = [TensorDescription("x", "f32", (1,))]
@@ -295,8 +298,9 @@ def test_misuse(scores, tmp_path, language_model):
     for models in ({}, {"a b": scores}, {"m": 3}, {"m": len}, {"": scores}, [scores]):
         with pytest.raises(ArgumentError):
             create_app(models)
-    with pytest.raises(ArgumentError, match="port"):
-        run_server({"m": scores}, port=1 << 16)
+    for port in (1 << 16, -1, True, "80"):
+        with pytest.raises(ArgumentError, match="port"):
+            run_server({"m": scores}, port=port)
     with pytest.raises(DeviceUnavailable, match="cannot be served"):
         run_server({"m": scores}, host="256.0.0.1")
     for named in (
@@ -328,3 +332,24 @@ def test_a_missing_package_is_a_typed_error(monkeypatch, scores):
     with pytest.raises(DeviceUnavailable, match=r"uvicorn") as found:
         create_app({"m": scores})
     assert found.value.suggestion == "pip install tessera[serve]"
+
+
+@pytest.mark.parametrize("count", [0, True, "3"])
+def test_the_queue_of_an_engine_is_a_positive_number(count):
+    with pytest.raises(ArgumentError, match="max_queue"):
+        GenerationEngine(None, max_queue=count)
+
+
+def test_a_stop_string_at_the_start_leaves_no_text():
+    class Letters:
+        decode = staticmethod(lambda tokens: "".join(map(chr, tokens)))
+
+    stream = TextStream(Letters(), stops=("ab",))
+    assert [stream.push(ord(c)) for c in "abc"] == ["", "", ""] and stream.stopped
+
+
+def test_the_page_asks_for_prompts_and_messages(letters):
+    page = describe_api({}, letters.app.state.served, ServerOptions())
+    bodies = page["paths"]["/v1/completions"], page["paths"]["/v1/chat/completions"]
+    text, chat = (str(body["post"]["requestBody"]) for body in bodies)
+    assert "'prompt': {'anyOf'" in text and "'messages': {'type': 'array', 'minItems': 1" in chat
