@@ -188,16 +188,8 @@ def scaled_dot_product_attention(
 ):  # fmt: skip
     """softmax(q kᵀ · scale + mask) v, for q [..., H, S, D], k and v [..., G, T, D]; other leading axes broadcast.
 
-    G divides H: each head of keys and values is shared by H / G adjacent heads of queries (grouped queries, Ainslie et
-    al. 2023). `enable_gqa=False` requires equal heads, or one that broadcasts. Without heads, q is [S, D].
-
-    The mask [..., S, T] is added; a mask of bools is true where a query sees a key. A query that sees no key gives 0,
-    as PyTorch's function does. `causal` hides key j from query i where j > i, and `window` where j <= i - window (a
-    sliding window; None or 0: no window). `softcap` replaces scores, before the mask, by softcap · tanh(scores /
-    softcap) (None or 0: not). `scale` is 1/sqrt(D) unless given. The unnormalised weights exp(score - maximum) are
-    rounded to the type `weights` by `rough_cast` before the product with v. The default is the type of v if that has
-    16 bits, as tensor cores need it; `weights=ts.f32` does not round. The divisor is the sum of the weights before
-    rounding. PyTorch's names `attn_mask` and `is_causal` are `mask` and `causal`.
+    The operands and attributes are those of `ts.scaled_dot_product_attention` (attention_calls.py), which adds lengths
+    of caches and dropout.
 
     >>> import tessera as ts
     >>> q, k = ts.zeros((4, 1, 8)), ts.zeros((2, 1, 8))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,8 +181,9 @@ def while_loop(
 ) -> Any:
     """The state after the loop: while cond(*state), state = body(*state).
 
-    `init` is a tuple, whose parts are passed one by one, or a single value. `max_iters` bounds the
-    number of iterations. It supports forward mode, not reverse mode: use `fori_loop` there.
+    `init` is a tuple, whose parts are passed one by one, or a single value; a function of one argument is passed the
+    tuple itself, as in JAX. `max_iters` bounds the number of iterations. It supports forward mode, not reverse mode:
+    use `fori_loop` there.
     As a decorator of a function that calls it, it only marks the function.
 
     >>> while_loop(cond=lambda x, i: x < 100.0, body=lambda x, i: (x * x, i + 1), init=(3.0, 0))
@@ -226,7 +228,18 @@ def _run_while_eagerly(cond: Function, body: Function, state: LoopState) -> Any:
 
 
 def _apply_to_state(function: Function, state: Any) -> Any:
-    return function(*state) if isinstance(state, tuple) else function(state)
+    parts = isinstance(state, tuple) and not (len(state) > 1 and _takes_one_argument(function))
+    return function(*state) if parts else function(state)
+
+
+def _takes_one_argument(function: Function) -> bool:
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return False
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    kinds = [p.kind for p in found if p.kind not in named]
+    return len(kinds) == 1 and inspect.Parameter.VAR_POSITIONAL not in kinds
 
 
 def _run_bounded_while(cond: Function, body: Function, init: Any, most: int) -> Any:

@@ -203,3 +203,21 @@ def test_forward_mode_of_a_scan_in_one_operand(moving):
     high, low = (of(ts.Tensor(operands[moving] + h * tangent)) for h in (1e-5, -1e-5))
     for got, up, down in zip(found, high, low, strict=True):
         np.testing.assert_allclose(got.numpy(), (up.numpy() - down.numpy()) / 2e-5, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("most", [None, 9])
+@pytest.mark.parametrize(
+    "test, step",
+    [
+        (lambda n, x: n < 3, lambda n, x: (n + 1, x * 2.0)),
+        (lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0)),  # as in JAX
+        (lambda *s: s[0] < 3, lambda s, *, by=2.0: (s[0] + 1, s[1] * by)),
+    ],
+)
+def test_functions_of_a_while_loop_take_the_parts_or_the_tuple(test, step, most):
+    def program(x):
+        return ts.while_loop(test, step, (0, x), max_iters=most)
+
+    for run in (program, ts.jit(program), ts.jit(program, target="llvm")):
+        count, last = run(ts.tensor(1.5))
+        assert (count.item(), last.item()) == (3, 12.0)
