@@ -16,6 +16,7 @@ from tessera.core.device import GENERATOR_BY_DLPACK
 from tessera.core.device_array import LEGACY_STREAM, SYNTHETIC_STREAMS, DeviceArray, DeviceMemory
 from tessera.core.errors import ArgumentError, DeviceUnavailable, DTypeError, ShapeError, user_location
 from tessera.core.hooks import find_device_memory
+from tessera.core.queued_failures import wait_and_examine
 from tessera.core.shapes import size_to_number
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, as_dtype, bf16, check_integer_fits, fp4, fp6, fp6_e2m3, fp8_e4m3, fp8_e5m2
@@ -356,8 +357,13 @@ class _Pointer:
 def export_device_array(
     array: DeviceArray, dtype: DType, stream: Any = None, max_version: Any = None, copy: bool | None = None
 ) -> Any:
-    """Make a DLPack capsule for another library, whose stream waits for the elements (-1: it does not wait)."""
+    """Make a DLPack capsule for another library, whose stream waits for the elements (-1: it does not wait).
+
+    Raises:
+        TesseraError: a launch before it failed; one that may still report a failure is waited for.
+    """
     memory = array.memory
+    wait_and_examine(array.stream)
     target = SYNTHETIC_STREAMS.get(stream, stream)
     if copy:
         array = memory.clone(array, array.stream)
@@ -373,7 +379,12 @@ def export_device_array(
 
 
 def describe_cuda_array(array: DeviceArray) -> dict[str, Any]:
-    """The CUDA array interface of an array; types that NumPy has no letter for (bf16, fp8) go as their bits."""
+    """The CUDA array interface of an array; types that NumPy has no letter for (bf16, fp8) go as their bits.
+
+    Raises:
+        TesseraError: a launch before it failed; one that may still report a failure is waited for.
+    """
+    wait_and_examine(array.stream)
     letter = array.dtype.str if array.dtype.isbuiltin == 1 else f"|u{array.dtype.itemsize}"
     return {
         "shape": array.shape, "typestr": letter, "data": (array.address if math.prod(array.shape) else 0, False),

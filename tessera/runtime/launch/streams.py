@@ -24,6 +24,7 @@ from tessera.core.device import INTERP, array_span, default_device, find_generat
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, ExecutionError, Location, TesseraError, user_location
 from tessera.core.progress import CANCEL_TOKEN, CancelToken
+from tessera.core.queued_failures import wait_and_examine
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks, Finding
 from tessera.ir.core import Module
 from tessera.ops.dialects import tile
@@ -472,10 +473,11 @@ class Event:
 
 
 def synchronize() -> None:
-    """Wait for every stream.
+    """Wait for every stream, and for calls on a device whose kernels may still report a failure.
 
     Raises:
         TesseraError: a launch failed.
     """
     for stream in sorted(_STREAMS, key=lambda s: s.number):
         stream.synchronize()
+    wait_and_examine()

@@ -8,10 +8,12 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import gpu_program
+from tessera.codegen.ptx.runtime import gpu_program, launch_watch
 from tessera.codegen.ptx.runtime.driver_api import MappedMemory
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
 from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
+from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
+from tessera.core import queued_failures
 from tessera.core.errors import ExecutionError
 from tessera.interp.target.ptx import PtxModule
 from tessera.runtime import driver
@@ -95,22 +97,32 @@ def test_the_host_sees_failures_without_copies(monkeypatch):
     each.reset_buffers(Memory({256: values}))
     text, grid = PtxModule(artifact.text(TEXT_FILE)), choose_hardware_grid(launch, entry, 132)
     given = [x, out, reports.array, values]
-    program = types.SimpleNamespace(device=types.SimpleNamespace(driver=Memory({256: values})))
-    waited = []
-    monkeypatch.setattr(gpu_program, "synchronize_stream", waited.append)
+    watch, waited = LaunchWatch([each], Memory({256: values})), []
+    monkeypatch.setattr(launch_watch, "synchronize_stream", waited.append)
 
     def run():
         text.launch("looks", grid, entry["threads"], given, entry["shared"])
 
-    def watched():
-        gpu_program.GpuProgram._run_watched(program, run, 7, [each])
-
     assert each.is_mapped and not each.has_failed()
-    for _ in range(2):  # nothing is left for the next run
+    examined = (
+        lambda: watch.run(run, 7),  # the next call of the program
+        lambda: queued_failures.examine(7),  # after a wait for its stream: a copy to the host
+        lambda: queued_failures.examine(8),  # after a wait for another stream: what is seen by now
+        lambda: queued_failures.wait_and_examine(7),  # an export from its stream
+        queued_failures.wait_and_examine,  # ts.synchronize(), or the end of the process
+    )
+    for examine in examined:
+        watch.run(run, 7)
+        assert each.has_failed() and watch in queued_failures._queued
         with pytest.raises(ExecutionError, match=r"ten[\s\S]*false at program \(2,\) with 10.0"):
-            watched()
+            examine()
         assert not each.has_failed()
-    run()  # nobody examined this one
     x[2:] = 0
-    watched()
-    assert waited == [7] * 3 and not each.has_failed()
+    watch.run(run, 7)
+    watch.run(run, 9)
+    queued_failures.examine(7)
+    assert watch.streams == {9} and not each.has_failed()
+    queued_failures.wait_and_examine(7)
+    assert watch in queued_failures._queued  # no launch on that stream
+    queued_failures.wait_and_examine()
+    assert watch not in queued_failures._queued and waited[-1] == 9

@@ -20,6 +20,7 @@ from tessera.codegen.ptx.runtime.driver_api import GPU, DeviceAllocation, call_d
 from tessera.core.device import array_address, count_gpus
 from tessera.core.device_array import LEGACY_STREAM, DeviceArray, DeviceMemory, Rows, count_holders
 from tessera.core.errors import ResourceError
+from tessera.core.queued_failures import examine
 
 SMALL_UNIT, LARGE_UNIT = 512, 1 << 20  # bytes: sizes of blocks are multiples, so that freed ones are found again
 MAX_KNOWN = 4096
@@ -211,13 +212,18 @@ class GpuMemory(DeviceMemory):
         return made
 
     def copy_out(self, array: DeviceArray) -> np.ndarray:
-        """The elements in a new array of the host."""
+        """The elements in a new array of the host.
+
+        Raises:
+            TesseraError: a launch before it failed.
+        """
         self.gpu.enter()
         out = np.empty(array.shape, array.dtype)
         if out.nbytes:
             self._copy("cuMemcpyDtoHAsync_v2", array_address(out), array.address, out.nbytes, array.stream)
         synchronize_stream(array.stream)
         self.copies_out += 1
+        examine(array.stream)
         return out
 
     def clone(self, array: DeviceArray, stream: int) -> DeviceArray:

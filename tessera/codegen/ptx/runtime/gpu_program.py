@@ -50,6 +50,7 @@ from tessera.codegen.ptx.runtime.event_timing import (
     measure_alone,
     measure_repeated,
 )
+from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
 from tessera.core.device_array import LEGACY_STREAM, DeviceArray
@@ -240,6 +241,7 @@ class GpuProgram:
             self._workspace_bytes = plan["workspace"]
             self._workspaces: dict[tuple[int, int | None], Any] = {}
             self.launches = [self._prepare_launch(module, plan, each) for each in plan["launches"]]
+        self._watch = LaunchWatch(self._find_reporting(), device.driver)
         self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
 
     def _prepare_launch(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
@@ -331,29 +333,15 @@ class GpuProgram:
     def _bind_resident(self, given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
         """What runs the program on arrays of the device; arguments that come again are recorded as a CUDA graph.
 
-        Programs with prints, assertions, checked indices or grid barriers wait for their kernels, and examine them.
+        Programs with prints or grid barriers wait for their kernels, and examine them; failed assertions and indices
+        are raised later (`LaunchWatch`).
         """
         given = tuple(given)
         reporting = self._find_reporting()
         if not all(each.is_mapped for each in reporting):
             return lambda: self._run_examined(given, stream, reporting)
         run = self.bind(given, stream) if repeated else lambda: self._queue(given, stream)
-        return functools.partial(self._run_watched, run, stream, reporting) if reporting else run
-
-    def _run_watched(self, run: Callable[[], None], stream: int, reporting: Sequence[EntryLaunch]) -> None:
-        """Run, and wait; the buffers change only where something failed, and the host sees them."""
-        for each in reporting:
-            if each.has_failed():  # in a launch that nobody examined
-                each.reset_buffers(self.device.driver)
-        run()
-        synchronize_stream(stream)
-        failed = [each for each in reporting if each.has_failed()]
-        try:
-            for each in failed:
-                each.check_buffers(self.device.driver)
-        finally:
-            for each in failed:
-                each.reset_buffers(self.device.driver)
+        return functools.partial(self._watch.run, run, stream) if reporting else run
 
     def _run_examined(self, given: Sequence[Any], stream: int, reporting: Sequence[EntryLaunch]) -> None:
         drv = self.device.driver
@@ -385,6 +373,7 @@ class GpuProgram:
         with self.device.active():
             given = [self._send(i, a) for i, a in enumerate(bound)]
             reporting = self._find_reporting()
+            self._watch.raise_seen()
             for each in reporting:
                 each.reset_buffers(drv)
             self.launch([x if isinstance(x, (int, float)) else int(x) for x in given])
@@ -414,7 +403,9 @@ class GpuProgram:
             if not all(each.is_mapped for each in reporting) or not _is_recordable(self._steps):
                 return self._measure_alone(bound, given, clock)
             if reporting:
-                self._run_watched(lambda: self.launch(given), LEGACY_STREAM, reporting)
+                self._watch.run(lambda: self.launch(given), LEGACY_STREAM)
+                self._watch.wait()
+                self._watch.raise_seen()
             most = MOST_NODES // max(len(self.launches), 1)
             return measure_repeated(lambda times: self.bind(given, times=times), clock, min(MOST, most))
 
