@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
+from tessera.codegen.ptx.ops import LaunchFacts
 from tessera.codegen.ptx.passes.layout_inference import LaidOutFunction
 from tessera.codegen.ptx.passes.shared_memory import HazardTracker, SharedMemoryAllocator
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler
@@ -30,6 +31,7 @@ TENSOR_MAP_BYTES = 128
 MAX_PARAMETER_BYTES = 4096  # of an entry, before LARGE_PARAMETERS_ISA
 MAX_LARGE_PARAMETER_BYTES = 32_764  # PTX ISA, "Parameter State Space"
 LARGE_PARAMETERS_ISA = (8, 1)
+WITHOUT_DEPENDENT_LAUNCH = ("sm_80",)  # architectures before programmatic dependent launch
 
 
 @dataclass
@@ -66,7 +68,7 @@ class EntryState:
     """What the entry declares, and what its launch must provide."""
 
     hidden: HiddenParameters
-    arch: str = "sm_80"
+    arch: str
     isa_version: tuple[int, int] = (0, 0)  # the PTX ISA version that the text needs; (0, 0): the architecture's first
     min_resident_blocks: int = 0  # `.minnctapersm`; 0 leaves the register count to ptxas
     odd_byte_params: set[int] = field(default_factory=set)  # 8-bit parameters of odd length that 16-bit atomics access
@@ -176,14 +178,14 @@ def make_context(
     team: ThreadTeam,
     vector_width: int,
     grid: Sequence[float] | None,
-    noalias: bool,
+    facts: LaunchFacts,
 ) -> EmissionContext:
-    """The context of a function before its first instruction; `noalias` states that its refs do not overlap."""
+    """The context of a function before its first instruction."""
     function, layouts = laid_out.function, laid_out.layouts
     producers: dict[Value, Node] = {}
     analyses = FunctionAnalyses(producers, IntervalAnalysis(producers, grid), _count_uses(function.body))
-    smem = SharedMemory(SharedMemoryAllocator(team), HazardTracker(function, layouts, team, noalias))
-    entry = EntryState(HiddenParameters(text))
+    smem = SharedMemory(SharedMemoryAllocator(team), HazardTracker(function, layouts, team, facts.noalias))
+    entry = EntryState(HiddenParameters(text), facts.arch)
     return EmissionContext(function, layouts, text, team, vector_width, analyses, smem, entry, function.loc)
 
 
@@ -309,6 +311,10 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
     """Assemble the entry whose body has been emitted."""
     entry, grid, allocator = ctx.entry, ctx.grid, ctx.smem.allocator
     prologue = [*allocator.format_prologue(), *entry.hidden.load(ctx.function.name)]
+    if entry.arch not in WITHOUT_DEPENDENT_LAUNCH:
+        with ctx.text.at_entry_head():  # after what reads no memory that kernels write
+            ctx.text.do("griddepcontrol.launch_dependents")
+            ctx.text.do("griddepcontrol.wait")
     lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
     if _count_parameter_bytes(ctx, len(maps)) > MAX_PARAMETER_BYTES:
         entry.isa_version = max(entry.isa_version, LARGE_PARAMETERS_ISA)

@@ -70,8 +70,8 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
     text, grids = PtxBuilder(files), facts.grids
     team = ThreadTeam(text, get_fact(function, "threads"), group)
     grid = tuple(max(find_size_bounds(n)[1] for n in each) for each in zip(*grids, strict=True)) if grids else None
-    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
-    ctx.entry.arch, ctx.entry.min_resident_blocks = facts.arch, get_fact(function, "resident")
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts)
+    ctx.entry.min_resident_blocks = get_fact(function, "resident")
     ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_linear_grid(grids)
     bind_parameters(ctx, facts.alignments)
     emit_block(ctx, ctx.function.body)

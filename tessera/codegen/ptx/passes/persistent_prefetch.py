@@ -144,7 +144,7 @@ def emit_prefetching(function: Function, files: SourceFiles | None) -> KernelEnt
     facts, text = LaunchFacts.of(function), PtxBuilder(files)
     grid, vector = facts.grid, get_fact(function, "vector")
     team = ThreadTeam(text, get_fact(function, "threads"), 1)
-    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts)
     ctx.grid.rank = len(grid)
     bind_parameters(ctx, ())
     ctx.grid.scheduler = TileScheduler(text, grid, read_order(function))

@@ -65,7 +65,7 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
     shared = get_fact(function, "cluster")
     cluster, groups = ThreadBlockCluster(*shared) if shared else None, threads // WARPGROUP_THREADS
     team = ThreadTeam(text, threads, 1, producer_threads=WARPGROUP_THREADS, teams=get_fact(function, "teams"))
-    ctx = make_context(read_layouts(function), text, team, vector, grid, facts.noalias)
+    ctx = make_context(read_layouts(function), text, team, vector, grid, facts)
     ctx.grid.rank, ctx.grid.cluster = len(grid), cluster
     bind_parameters(ctx, ())
     work = (

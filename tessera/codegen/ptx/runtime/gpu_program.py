@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from tessera.codegen.ptx.runtime.driver_api import GPU, LoadedModule
 
 
-COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+COOPERATIVE, PROGRAMMATIC = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
+DEPENDENT_WAIT = "griddepcontrol.wait"  # what a kernel does before its first access to memory of kernels before
 STATIC_SHARED, THREAD_LOCAL_BYTES, THREAD_REGISTERS = 1, 3, 4  # of CUfunction_attribute
 MOST_NODES = 4096  # kernels of a CUDA graph that repeats a program to measure it
 
@@ -72,11 +73,16 @@ MOST_NODES = 4096  # kernels of a CUDA graph that repeats a program to measure i
 class DriverKernel:
     """A kernel of a loaded module; `letters` are its argument formats, after `maps` TMA descriptors.
 
-    The blocks of a cooperative kernel synchronise at a grid barrier.
+    The blocks of a cooperative kernel synchronise at a grid barrier. Those of a `dependent` kernel wait for the kernel
+    before, and may be placed while it ends (programmatic dependent launch).
     """
 
-    def __init__(self, module: LoadedModule, name: str, letters: str, maps: int = 0, cooperative: bool = False) -> None:
+    def __init__(
+        self, module: LoadedModule, name: str, letters: str, maps: int = 0, cooperative: bool = False,
+        dependent: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.maps, self.cooperative = name, maps, cooperative
+        self.launch_attribute = COOPERATIVE if cooperative else PROGRAMMATIC if dependent else 0
         self.types = [ARGUMENT_TYPES[letter] for letter in letters]
         self.module, self.handle = module, ctypes.c_void_p()
         call_driver("cuModuleGetFunction", ctypes.byref(self.handle), module.handle, ctypes.c_char_p(name.encode()))
@@ -131,10 +137,10 @@ class BoundLaunch:
         self._held += [kind(value) for kind, value in zip(kernel.types, values[kernel.maps :], strict=True)]
         addresses = [each if isinstance(each, _AlignedMap) else ctypes.addressof(each) for each in self._held]
         self._arguments = (ctypes.c_void_p * len(addresses))(*addresses)
-        attribute = LaunchAttribute(COOPERATIVE, 0, (ctypes.c_uint * 16)(1))
+        attribute = LaunchAttribute(kernel.launch_attribute, 0, (ctypes.c_uint * 16)(1))
         self._config = LaunchConfig(
             (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream or None,
-            ctypes.pointer(attribute), int(kernel.cooperative),
+            ctypes.pointer(attribute), int(kernel.launch_attribute > 0),
         )  # fmt: skip
         self._call = functools.partial(
             find_driver_call("cuLaunchKernelEx"), ctypes.byref(self._config), kernel.handle, self._arguments, None
@@ -250,7 +256,8 @@ class GpuProgram:
         name, entry = launch["kernel"], plan["entries"][launch["kernel"]]
         launch_buffers = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
         letters = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
-        kernel = DriverKernel(module, name, letters, len(entry.get("maps", ())), "meeting" in entry)
+        waits = DEPENDENT_WAIT in self._text
+        kernel = DriverKernel(module, name, letters, len(entry.get("maps", ())), "meeting" in entry, waits)
         self.device.check_resources(name, kernel, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC_SHARED_BYTES:
             kernel.allow_shared(entry["shared"])
