@@ -98,7 +98,7 @@ def attend(
                 for y, n in ((q, "q"), (k, "k")))  # fmt: skip
     if angles is not None:
         q, k = rotate(config, q, angles), rotate(config, k, angles)
-    k, v = (cast(y, dtype=p.dtype) for y, p in zip((k, v), pages, strict=True))
+    q, k, v = (cast(y, dtype=p.dtype) for y, p in zip((q, k, v), (pages[0], *pages), strict=True))
     keys, values = append_pages(*pages, k, v, batch.table, batch.past, batch.count)
     mixed = paged_attention(q, keys, values, batch.table, batch.past, batch.count, window=config.window)
     return multiply(reshape(mixed, shape=(x.shape[0], -1)), layer["output"]), keys, values

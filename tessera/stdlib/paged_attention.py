@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, library_caller_location
-from tessera.core.types import f32
+from tessera.core.types import TensorType, bf16, f16, f32
+from tessera.frontend.jit.tracing import TRACE_DEVICE
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.stdlib.attention import online_softmax_weights
+from tessera.ops.tensor.shape import permute, reshape
+from tessera.stdlib.attention import LOG2_E, online_softmax_weights
+from tessera.stdlib.split_keys import combine, round_to_power
+from tessera.stdlib.split_products import BUSY_PROGRAMS
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
-ROWS = 16  # queries of one program of a long prompt
+QUERIES = 16  # of one program of a long prompt
+TENSOR_ROWS, MORE_TENSOR_ROWS = 16, 64  # of a block of products on tensor cores: rows of queries and their heads
+MOST_PARTS = 32
 
 
 @kernel
@@ -42,45 +49,79 @@ def write_pages(k, v, table, past, count, keys, values, *, ring: bool = False):
 
 
 @kernel
-def attend_pages(q, keys, values, table, past, count, out, *, scale: float, window: int, ring: bool, BS: int):
-    """out = softmax(q kᵀ · scale) v over the pages of each request, on the grid (B, G, ceil(S / BS)).
+def attend_pages(
+    q, keys, values, table, past, count, out, *, group: int, scale: float, window: int, ring: bool, narrow: bool,
+    BM: int,
+):  # fmt: skip
+    """out = softmax(q kᵀ · scale) v over the pages of each request, on the grid (ceil(R / BM), G, B).
 
-    q and out are [B, S, H, D], query s at position past[b] + s; it sees the positions up to its own, of which the
-    request has past[b] + count[b], and with a `window` only so many. Heads of queries share keys in groups.
+    q and out are [B, G, R, D]. Row r is of query r // group, at position past[b] + r // group; it sees the positions up
+    to its own, of which the request has past[b] + count[b], and with a `window` only so many. `narrow` multiplies in
+    the type of the pages, by weights that are rounded to it; otherwise all is computed in f32.
     """
-    b, g, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BS
-    group, size, D = q.shape[2] // keys.shape[1], keys.shape[2], q.shape[3]
-    rows = BS * group
-    heads = tile.load(q[b, first : first + BS, g * group : (g + 1) * group, 0:D], edge="clip")
-    queries = tile.reshape(tile.cast(heads, f32), (rows, D))
-    place = past[b] + first + tile.reshape(tile.broadcast(tile.arange(0, BS)[:, None], (BS, group)), (rows,))
-    total = past[b] + count[b]
-    end = min(past[b] + first + BS, total)
-    acc, m, l = tile.zeros((rows, D)), tile.full((rows,), -math.inf), tile.zeros((rows,))
-    begin = 0
-    if window > 0:
-        begin = max(past[b] + first - window + 1, 0) // size
-    for page in tile.range(begin, (end + size - 1) // size):
+    b, g, first = tile.program_id(2), tile.program_id(1), tile.program_id(0) * BM
+    size, total = keys.shape[2], past[b] + count[b]
+    place = past[b] + (first + tile.arange(0, BM)) // group
+    queries = tile.load(q[b, g, first : first + BM, :], edge="clip")
+    begin = 0 if window == 0 else tile.maximum(past[b] + first // group - window + 1, 0) // size
+    end = tile.minimum(past[b] + (first + BM - 1) // group + 1, total)
+    place_of_pages = (b, g, begin, (end + size - 1) // size)
+    acc, m, l = sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
+    y = acc / tile.where(l == 0.0, 1.0, l)[:, None]
+    tile.store(out[b, g, first : first + BM, :], tile.cast(y, out.dtype), edge="clip")
+
+
+@kernel
+def attend_pages_part(
+    q, keys, values, table, past, count, sums, maxima, totals, *, group: int, scale: float, window: int, ring: bool,
+    narrow: bool, BM: int,
+):  # fmt: skip
+    """The attention of `attend_pages` for R of at most BM rows, to a part of the pages of each request, on the grid
+    (parts, G, B): maxima and totals [parts, B, G, R] of the weights relative to them, and sums [parts, B, G, R, D]."""
+    part, g, b = tile.program_id(0), tile.program_id(1), tile.program_id(2)
+    size, total = keys.shape[2], past[b] + count[b]
+    place = past[b] + tile.arange(0, BM) // group
+    queries = tile.load(q[b, g, 0:BM, :], edge="clip")
+    begin = 0 if window == 0 else tile.maximum(past[b] - window + 1, 0) // size
+    end = (total + size - 1) // size
+    each = (end - begin + sums.shape[0] - 1) // sums.shape[0]
+    first = begin + part * each
+    place_of_pages = (b, g, first, tile.minimum(first + each, end))
+    acc, m, l = sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
+    tile.store(sums[part, b, g, 0:BM, :], acc, edge="clip")
+    tile.store(maxima[part, b, g, 0:BM], m, edge="clip")
+    tile.store(totals[part, b, g, 0:BM], l, edge="clip")
+
+
+def sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow):
+    """For each row: the values by weights relative to its maximum so far, that maximum, and the sum of weights."""
+    b, g, begin, end = place_of_pages
+    rows, size = queries.shape[0], keys.shape[2]
+    vectors = rows < 8
+    queries = queries if narrow else tile.cast(queries, f32)
+    acc, m, l = tile.zeros((rows, keys.shape[3])), tile.full((rows,), -math.inf), tile.zeros((rows,))
+    for page in tile.range(begin, end):
         number = table[b, page % table.shape[1]] if ring else table[b, page]
         cols = page * size + tile.arange(0, size)
         held = (cols < total)[:, None]  # 0 · NaN after a cache's end is NaN
-        k = tile.cast(tile.load(keys[number, g, 0:size, 0:D], mask=held), f32)
-        v = tile.cast(tile.load(values[number, g, 0:size, 0:D], mask=held), f32)
-        if rows < 8:
-            scores = tile.sum(queries[:, None, :] * k[None, :, :], axis=2) * scale
-        else:
-            scores = tile.dot(queries, tile.transpose(k)) * scale
+        k = tile.load(keys[number, g, :, :])
+        v = tile.load(values[number, g, :, :], mask=held)
+        if not narrow:
+            k, v = tile.cast(k, f32), tile.cast(v, f32)
+        scores = (
+            tile.sum(queries[:, None, :] * k[None, :, :], axis=2) if vectors else tile.dot(queries, tile.transpose(k))
+        )
         seen = (cols[None, :] <= place[:, None]) & (cols < total)[None, :]
         if window > 0:
             seen = seen & (cols[None, :] > place[:, None] - window)
-        m, p, old = online_softmax_weights(tile.where(seen, scores, -math.inf), m, 0.0, False)
+        scores = tile.where(seen, scores, -math.inf)
+        m, p, old = online_softmax_weights(scores, m, scale * LOG2_E, narrow)
         l = l * old + tile.sum(p, axis=-1)
-        if rows < 8:
+        if vectors:
             acc = acc * old[:, None] + tile.sum(p[:, :, None] * v[None, :, :], axis=1)
         else:
-            acc = acc * old[:, None] + tile.dot(p, v)
-    y = tile.reshape(acc / tile.where(l == 0.0, 1.0, l)[:, None], (BS, group, D))
-    tile.store(out[b, first : first + BS, g * group : (g + 1) * group, 0:D], tile.cast(y, out.dtype), edge="clip")
+            acc = acc * old[:, None] + tile.dot(tile.cast(p, v.dtype), v)
+    return acc, m, l
 
 
 def append_pages(
@@ -111,12 +152,14 @@ def append_pages(
 
 def paged_attention(
     q: Any, keys: Any, values: Any, table: Any, past: Any, count: Any, *, scale: float | None = None,
-    window: int = 0, ring: bool = False,
+    window: int = 0, ring: bool = False, parts: int | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(q kᵀ · scale) v for q [B, S, H, D] over the pages of each request: [B, S, H, D] of the type of q.
 
     Query s of request b is at position past[b] + s, and sees the positions up to its own; rows from count[b] on are
     unspecified. H is a multiple of the heads of keys (grouped queries). `window`: only so many positions are seen.
+    `parts`: so many programs share the pages of a head where queries are few; by default the target decides. On GPUs
+    queries and pages of one 16-bit type are multiplied on tensor cores, by weights that are rounded to that type.
 
     Raises:
         ShapeError: the operands do not fit.
@@ -126,11 +169,70 @@ def paged_attention(
     _check_pages(keys, values, q, "q")
     if window < 0:
         raise ArgumentError("the window of attention is negative", location=library_caller_location(), received=window)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if scale <= 0:
+        q, scale = q * scale, 1.0  # weights are powers of two of scores times a positive factor
+    rows = _fold_heads(q, keys.shape[1])
+    gpu = _is_for_gpu()
+    narrow = gpu and q.dtype == keys.dtype and q.dtype in (bf16, f16)
+    attrs = {"group": q.shape[2] // keys.shape[1], "scale": scale, "window": window, "ring": ring, "narrow": narrow}
+    if parts is None:
+        parts = _choose_parts(rows, table.shape[1]) if gpu else 1
+    if parts > 1:
+        found = _attend_parts(rows, keys, values, (table, past, count), parts, attrs)
+    else:
+        attrs["BM"] = _choose_rows(q, attrs["group"], narrow)
+        grid = (tile.cdiv(rows.shape[2], attrs["BM"]), *rows.shape[1::-1])
+        found = launch(attend_pages, grid, rows, keys, values, table, past, count, out=OutputMemory(rows.type), **attrs)
+    return _unfold_heads(found, q.shape)
+
+
+def _is_for_gpu() -> bool:
+    device = TRACE_DEVICE.get()
+    return device is not None and find_generator_name(device) == "ptx"
+
+
+def _fold_heads(q: Tensor, shared: int) -> Tensor:
+    """Queries [B, S, H, D] as [B, G, S · H / G, D]: the queries that share keys are adjacent rows."""
     batch, length, heads, width = q.shape
-    block = 1 if length == 1 else ROWS
-    attrs = {"scale": width**-0.5 if scale is None else scale, "window": window, "ring": ring, "BS": block}
-    grid = (batch, keys.shape[1], tile.cdiv(length, block))
-    return launch(attend_pages, grid, q, keys, values, table, past, count, out=OutputMemory(q.type), **attrs)
+    if length > 1 and shared > 0:
+        q = permute(reshape(q, shape=(batch, length, shared, heads // shared, width)), axes=(0, 2, 1, 3, 4))
+    return reshape(q, shape=(batch, shared, length * (heads // shared), width))
+
+
+def _unfold_heads(x: Tensor, wanted: tuple[Any, ...]) -> Tensor:
+    """The inverse of `_fold_heads`."""
+    batch, length, heads, width = wanted
+    if length > 1:
+        shared = x.shape[1]
+        x = permute(reshape(x, shape=(batch, shared, length, heads // shared, width)), axes=(0, 2, 1, 3, 4))
+    return reshape(x, shape=wanted)
+
+
+def _choose_rows(q: Tensor, group: int, narrow: bool) -> int:
+    """The rows of a block."""
+    length = q.shape[1]
+    if narrow:
+        return TENSOR_ROWS if length * group <= TENSOR_ROWS else MORE_TENSOR_ROWS
+    return group if length == 1 else QUERIES * group
+
+
+def _choose_parts(rows: Tensor, pages: int) -> int:
+    """The number of programs that share the pages of a head of a request: 1 where there are many heads, or queries."""
+    batch, heads, count, _ = rows.shape
+    return min(2 * BUSY_PROGRAMS // max(batch * heads, 1), pages, MOST_PARTS) if 0 < count <= TENSOR_ROWS else 1
+
+
+def _attend_parts(
+    rows: Tensor, keys: Tensor, values: Tensor, requests: tuple[Any, Any, Any], parts: int, attrs: dict[str, Any]
+) -> Tensor:
+    """The attention of rows [B, G, R, D], by `parts` programs for each head, and a launch that combines theirs."""
+    lead, width = (parts, *rows.shape[:3]), rows.shape[3]
+    memories = [OutputMemory(TensorType(s, f32)) for s in ((*lead, width), lead, lead)]
+    size = TENSOR_ROWS if attrs["narrow"] else round_to_power(int(rows.shape[2]))
+    found = launch(attend_pages_part, (parts, *rows.shape[1::-1]), rows, keys, values, *requests, *memories, **attrs,
+                   BM=size)  # fmt: skip
+    return combine(found, rows.type, attrs["scale"] * LOG2_E)
 
 
 def _check_pages(keys: Tensor, values: Tensor, x: Tensor, name: str) -> None:

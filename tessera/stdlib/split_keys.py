@@ -7,6 +7,7 @@ the maximum, the sum and the weighted values of its part, and a second launch co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,26 +99,29 @@ class SplitAttention:
         batch, heads, length, features = self.queries
         lead, narrow = (self.parts, batch, heads, length), attrs["weights"] != f32
         rows = 1 << (length - 1).bit_length() if self.vectors else MOST_QUERIES
-        columns = VECTOR_ELEMENTS // (rows * max(_round_to_power(features), _round_to_power(self.values)))
+        columns = VECTOR_ELEMENTS // (rows * max(round_to_power(features), round_to_power(self.values)))
         named = {"scale": attrs["scale"], "softcap": attrs["softcap"], "keys": self.keys, "narrow": narrow}
         named |= {"vectors": self.vectors, "BM": rows, "BN": min(columns, BLOCK_KEYS) if self.vectors else BLOCK_KEYS}
         memories = [OutputMemory(TensorType(s, f32)) for s in ((*lead, self.values), lead, lead)]
         found = launch(attend_part, (self.parts, heads, batch), q, k, v, mask, *memories, **named)
         scaled = mask is not None or attrs["scale"] <= 0 or attrs["softcap"] > 0
-        count = batch * heads * length
-        sums, maxima, totals = (
-            shape.reshape(x, shape=(self.parts, count, *more))
-            for x, more in zip(found, ((self.values,), (), ()), strict=True)
-        )
-        out = OutputMemory(TensorType((count, self.values), q.dtype))
         factor = 0.0 if scaled else attrs["scale"] * LOG2_E
-        done = launch(
-            combine_parts, (count,), sums, maxima, totals, out, factor=factor, parts=_round_to_power(self.parts)
-        )
-        return shape.reshape(done, shape=(batch, heads, length, self.values))
+        return combine(found, TensorType((batch, heads, length, self.values), q.dtype), factor)
 
 
-def _round_to_power(n: int) -> int:
+def combine(found: Sequence[Tensor], kind: TensorType, factor: float) -> Tensor:
+    """The attention of a type, of shape [..., E]: from sums [P, ..., E], maxima and totals [P, ...] of P parts."""
+    parts, count, width = int(found[0].shape[0]), math.prod(kind.shape[:-1]), kind.shape[-1]
+    sums, maxima, totals = (
+        shape.reshape(x, shape=(parts, count, *more)) for x, more in zip(found, ((width,), (), ()), strict=True)
+    )
+    out = OutputMemory(TensorType((count, width), kind.dtype))
+    done = launch(combine_parts, (count,), sums, maxima, totals, out, factor=factor, parts=round_to_power(parts))
+    return shape.reshape(done, shape=kind.shape)
+
+
+def round_to_power(n: int) -> int:
+    """The smallest power of two that is not less."""
     return 1 << (n - 1).bit_length()
 
 

@@ -64,6 +64,41 @@ def test_attention(target, sizes):
     assert target != "llvm" or keys.numpy().ctypes.data == before
 
 
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("sizes", [(2, 1, 9, 3, 64, 16, 0), (2, 3, 4, 2, 32, 8, 0), (1, 1, 4, 4, 16, 8, 5),
+                                   (3, 2, 6, 3, 32, 4, 6)])  # fmt: skip
+def test_parts_of_the_pages(target, parts, sizes):
+    case = Case(*sizes)
+
+    @ts.jit(target=target)
+    def run(q, k, v, keys, values, table, past, count):
+        keys, values = append_pages(keys, values, k, v, table, past, count)
+        return paged_attention(q, keys, values, table, past, count, window=case.window, parts=parts)
+
+    got = run(case.q, case.k, case.v, case.keys, case.values, case.table, case.past, case.count).numpy()
+    for b, n in enumerate(case.count):
+        want = attend(case.q[b, :n], *case.whole[b], case.window)
+        assert np.allclose(got[b, :n], want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 9, 3, 64, 16, 0), (1, 24, 8, 2, 64, 32, 0), (3, 5, 6, 3, 32, 4, 6)])
+@pytest.mark.parametrize("dtype", [ts.bf16, ts.f16])
+def test_tensor_cores_multiply_narrow_pages(sizes, dtype):
+    case = Case(*sizes)
+    arrays = [x.astype(dtype.numpy) for x in (case.q, case.k, case.v, case.keys, case.values)]
+
+    @ts.jit(target="ptx")
+    def run(q, k, v, keys, values, table, past, count):
+        keys, values = append_pages(keys, values, k, v, table, past, count)
+        return paged_attention(q, keys, values, table, past, count, window=case.window)
+
+    got = run(*arrays, case.table, case.past, case.count).numpy().astype(np.float32)
+    for b, n in enumerate(case.count):
+        want = attend(case.q[b, :n], *case.whole[b], case.window)
+        assert np.allclose(got[b, :n], want, atol=4e-2 if dtype == ts.bf16 else 6e-3)
+
+
 @pytest.mark.parametrize("target", ["interp", "llvm"])
 @pytest.mark.parametrize(("past", "page"), [(8, 0), (0, -1)])
 def test_writes_past_the_end_are_errors(target, past, page):
