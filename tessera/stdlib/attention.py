@@ -40,7 +40,7 @@ LOG2_E = math.log2(math.e)
 
 @kernel
 def attend(
-    q, k, v, mask, lengths, out, seed=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
+    q, k, v, mask, lengths, out, seed=None, sums=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
     BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0, turned: bool = False,
     window: int = 0, softcap: float = 0.0,
 ):  # fmt: skip
@@ -53,7 +53,8 @@ def attend(
     fast kernels on GPUs do. `p_drop` drops weights: weight [b, h, i, j] where the random number at its row-major
     index of the stream of `seed`, an int64 [1], is below it. `turned`: the axis of heads follows that of positions
     in q, k, v and out. `window` hides key j from query i where j <= i - window, and `softcap` replaces scores by
-    softcap · tanh(scores / softcap) before the mask; 0 turns each off.
+    softcap · tanh(scores / softcap) before the mask; 0 turns each off. `sums` is None or [B, H, S], and gets the
+    logarithm to base 2 of the sum of the exponentials of each row's scores (0 without an unmasked key).
     """
     (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
@@ -88,6 +89,9 @@ def attend(
     if mask is not None or window > 0:
         l = tile.where(l == 0.0, 1.0, l)  # a row without an unmasked key gives 0
     store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
+    if sums is not None:
+        base = tile.where(m == -math.inf, 0.0, m) * (LOG2_E if scaled else factor)
+        tile.store(sums[batch, head, first : first + BM], base + tile.log2(l), edge="clip")
 
 
 def heads_and_length(x, turned):
@@ -170,7 +174,7 @@ def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: floa
     size = blocks.get("BM", BLOCK_ROWS)
     batch, *middle, _ = types["q"].shape
     heads, length = middle[::-1] if blocks.get("turned") else middle
-    constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed") if n not in types}
+    constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed", "sums") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
     constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, **blocks}
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, ceil_divide(length, size)))

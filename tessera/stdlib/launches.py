@@ -19,11 +19,21 @@ from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
-from tessera.ops.tensor import attention, contractions, decompositions, elementwise, reduce, shape, sorting
+from tessera.ops.tensor import (
+    attention,
+    attention_gradients,
+    contractions,
+    decompositions,
+    elementwise,
+    reduce,
+    shape,
+    sorting,
+)
 from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import row_scans, row_sorting
 from tessera.stdlib.attention import specialise_attention
+from tessera.stdlib.attention_gradients import match_differentiable_attention
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
 from tessera.stdlib.direct_convolution import match_direct
@@ -98,6 +108,16 @@ def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
         return shape.reshape(found.compute(q, k, v, masks[0] if masks else None, attrs), shape=get_shape(node.out))
 
     return LibraryLowering(node.args, attend)
+
+
+@library_lowerings(attention_gradients.attention_with_sums, attention_gradients.attention_gradients)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention with its gradients in 16 bits, whose weights are computed again, where a target has tensor cores."""
+    if not plan.tensor_cores:
+        return None
+    found = match_differentiable_attention([get_tensor_type(v) for v in node.args[:3]], **node.attrs)
+    forward = node.op is attention_gradients.attention_with_sums
+    return None if found is None else LibraryLowering(node.args, found.attend if forward else found.differentiate)
 
 
 def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:

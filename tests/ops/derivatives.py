@@ -312,6 +312,7 @@ UNCHECKED = {
         "dot solve slogdet cholesky svd qr eigh eig eig_parts".split(), "tests/transforms/autodiff/test_properties.py"
     ),
     **dict.fromkeys("scaled_dot_product_attention positional_attention".split(), "softmax between products"),
+    **dict.fromkeys("attention_with_sums attention_gradients".split(), "softmax between products"),
     **dict.fromkeys("layer_norm batch_norm running_statistics".split(), "normalize, mean and var with affine ops"),
     **dict.fromkeys("cross_entropy nll_loss".split(), "log_softmax and where; tests/ops/test_against_torch.py"),
     **dict.fromkeys("cosine_similarity pairwise_distance pdist lp_normalize".split(), "quotients of norms"),

@@ -20,6 +20,7 @@ from tessera.codegen.ptx.emission import (
 )
 from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
+from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.instruction_selection import (
     contract_fma,
     fuse_accumulation,
@@ -27,12 +28,6 @@ from tessera.codegen.ptx.passes.instruction_selection import (
     split_products,
 )
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
-from tessera.codegen.ptx.passes.loop_transformations import (
-    MAX_EARLY_LOADED,
-    hoist_loads,
-    narrow_index_comparisons,
-    peel_masked_loops,
-)
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
@@ -40,6 +35,7 @@ from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
+from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import contractions, elementwise
 
 Rewrite = Callable[[Function], Function]
@@ -105,10 +101,14 @@ def _hoist_loads(function: Function) -> Function:
     kind = get_fact(function, "kernel")
     if kind == PREFETCHING:  # its loads come early already
         return function
-    return hoist_loads(function, MAX_EARLY_LOADED) if kind == WARP_SPECIALISED else hoist_loads(function)
+    return (
+        loops.hoist_loads(function, loops.MAX_EARLY_LOADED) if kind == WARP_SPECIALISED else loops.hoist_loads(function)
+    )
 
 
 SELECTION: NamedPasses = (
+    ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
+    ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(select_exp2_ftz, elementwise.exp2)),
     ("product splitting", with_ops(split_products, contractions.dot)),
     ("accumulator fusion", with_ops(fuse_accumulation, contractions.dot)),
@@ -120,8 +120,8 @@ LOOPS: NamedPasses = (
     ("asynchronous MMA formation", for_kernels(with_ops(form_async_mma, *PRODUCT_OPS), WARP_SPECIALISED)),
     ("FMA contraction of asynchronous loops", for_async_loops(contract_fma)),
     ("software pipelining", for_async_loops(lambda f: pipeline_loops(f, LaunchFacts.of(f).grid))),
-    ("loop peeling", for_async_loops(lambda f: peel_masked_loops(f, LaunchFacts.of(f).grid))),
-    ("index comparison narrowing", for_async_loops(narrow_index_comparisons)),
+    ("loop peeling", for_async_loops(lambda f: loops.peel_masked_loops(f, LaunchFacts.of(f).grid))),
+    ("index comparison narrowing", for_async_loops(loops.narrow_index_comparisons)),
 )
 COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),

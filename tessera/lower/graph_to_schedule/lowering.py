@@ -247,8 +247,13 @@ def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
 
 
 def _has_costly_epilogue(block: Block, product: Node) -> bool:
-    """Whether functions that cost more than a few instructions follow a product in its kernel."""
-    return any(n.op.is_transcendental for n in block.nodes[block.nodes.index(product) + 1 :])
+    """Whether functions that cost more than a few instructions follow a product in its kernel, or are of operands of
+    what follows: they are computed after it, too."""
+    nodes = block.nodes[: block.nodes.index(product)]
+    made: set[Value] = set(product.args)
+    for node in reversed(nodes):
+        made |= set(node.args) if made & set(node.results) else set()
+    return any(n.op.is_transcendental and n.out not in made for n in block.nodes)
 
 
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:

@@ -222,16 +222,27 @@ def _(q, k, v, mask=None, *, causal, scale, weights, window, softcap, enable_gqa
     s = multiply_groups(q, transpose(k)) * scale
     s = tanh(s * (1.0 / softcap)) * softcap if softcap else s
     s = s if mask is None else s + mask
-    s = hide_keys(s, causal, window)
     every = mask is None and not window  # each query sees a key, if there is one
-    if s.shape[-1] == 0 or every:
-        e = s if s.shape[-1] == 0 else exp(s - _find_shift(s))
-    else:
-        most = _find_shift(s)
-        e = exp(s - where(equal(most, -math.inf), 0.0, most))
-    narrow = e if weights == e.dtype else cast(rough_cast(e, dtype=weights), dtype=e.dtype)
+    e, total, _ = exponentiate(hide_keys(s, causal, window), every)
+    return multiply_groups(round_weights(e, weights), v) / total
+
+
+def exponentiate(s: Tensor, every: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The exponentials of scores relative to a number for each row, their sums, and these numbers; a row without a key
+    (there is none where `every` row has one) has the sum 1 and the number 0."""
+    if s.shape[-1] == 0:
+        total = sum(s, axis=-1, keepdims=True)
+        return s, where(equal(total, 0.0), 1.0, total), total
+    shift = _find_shift(s)
+    shift = shift if every else where(equal(shift, -math.inf), 0.0, shift)
+    e = exp(s - shift)
     total = sum(e, axis=-1, keepdims=True)
-    return multiply_groups(narrow, v) / (total if every and s.shape[-1] else where(equal(total, 0.0), 1.0, total))
+    return e, total if every else where(equal(total, 0.0), 1.0, total), shift
+
+
+def round_weights(x: Tensor, weights: DType) -> Tensor:
+    """Weights rounded to a type."""
+    return x if weights == x.dtype else cast(rough_cast(x, dtype=weights), dtype=x.dtype)
 
 
 def _find_shift(s: Tensor) -> Tensor:

@@ -5,10 +5,13 @@ the part that does not depend on tangents, and transposes the linear rest (Radul
 open trace, or run them at once, so that they nest and can be jitted.
 """
 
+from tessera.transforms.autodiff import attention
 from tessera.transforms.autodiff.call_primitives import checkpoint_here
 from tessera.transforms.autodiff.custom_rules import autodiff, checkpoint, custom_jvp, custom_vjp, straight_through
 from tessera.transforms.autodiff.gradients import grad, hessian, jacfwd, jacrev, jvp, value_and_grad, vjp
 from tessera.transforms.autodiff.tape import backward
+
+assert attention  # its rule is in the table
 
 __all__ = [
     "autodiff",

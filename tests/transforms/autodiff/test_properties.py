@@ -68,6 +68,7 @@ ELSEWHERE = {
     "stop_gradient": "tests/transforms/autodiff/test_custom.py: it has none, on purpose",
     "cast": "below",
     "rough_cast": "a cast, which is below",
+    **dict.fromkeys(("attention_with_sums", "attention_gradients"), "tests/stdlib/test_attention_gradients.py"),
     **dict.fromkeys("full iota dim_value".split(), "no operand"),
     "bitcast": "of bits",
     "integer_power": "of integers",

@@ -1,14 +1,17 @@
-"""Loop transformations: peeling with mask elimination, and loads hoisted before the barriers of reductions."""
+"""Loop transformations: invariant code motion of scalars, peeling with mask elimination, and loads hoisted before the
+barriers of reductions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.table import emission_rule
 from tessera.core.types import GLOBAL, int64
 from tessera.ir.analysis import AffineAnalysis, AffineForm, IntervalAnalysis
@@ -40,6 +43,80 @@ def is_always_negative(ranges: IntervalAnalysis, form: AffineForm, block: tuple[
     """Whether a form is negative everywhere in a block, for all programs and iterations."""
     ends = (max(c * end for end in ranges.of(v)) for v, c in form.scalars.items())
     return form.upper_bound_of_block(block) + sum(ends) < 0
+
+
+# Invariant code motion: scalars that a loop computes alike in each round are computed before it. Matching of loops
+# (`mainloop.py`) then finds blocks at the loop's index and at scalars that are known before.
+
+
+def hoist_scalars(function: Function) -> Function:
+    """The function with the scalar arithmetic of loops that does not depend on the round before the loops."""
+    uses = UseDef(function)
+    return Function(function.name, _hoist_from_loops(function.body, uses), function.attrs, function.loc)
+
+
+def _hoist_from_loops(block: Block, uses: UseDef) -> Block:
+    order: list[Node] = []
+    for node in block.nodes:
+        if node.regions:
+            node = replace(node, regions=tuple(_hoist_from_loops(r, uses) for r in node.regions))
+        if node.op is control_flow.for_:
+            moved = _find_invariant_scalars(node.regions[0], uses)
+            body = node.regions[0]
+            rest = tuple(n for n in body.nodes if n not in moved)
+            order += moved
+            node = replace(node, regions=(replace(body, nodes=rest),)) if moved else node
+        order.append(node)
+    return replace(block, nodes=tuple(order))
+
+
+def _find_invariant_scalars(body: Block, uses: UseDef) -> list[Node]:
+    """The scalar arithmetic of a loop's body that depends on nothing in it; a divisor is a number other than 0."""
+    varying = {*body.params, *(v for n in body.nodes for v in n.results)}
+    found: list[Node] = []
+    for node in body.nodes:
+        if not is_scalar_arithmetic(node) or varying & set(node.args):
+            continue
+        divides = node.op in (elementwise.floor_divide, elementwise.remainder, elementwise.div)
+        if not divides or ((n := uses.get(node.args[1])) is not None and n.op is basic.full and n.attrs["value"]):
+            found.append(node)
+            varying -= set(node.results)
+    return found
+
+
+# Code sinking: what only the epilogue of a loop of products reads is computed after the loop. Before it, blocks would
+# take the registers of the accumulator for all rounds.
+
+
+def sink_past_products(function: Function) -> Function:
+    """The function with blocks, and loads of memory that it never writes, after the loops of products at its top level
+    that do not read them."""
+    written, uses = tile.find_written_refs(function.body), UseDef(function)
+    order, waiting = list[Node](), list[Node]()
+    for node in function.body.nodes:
+        if _is_sinkable(node, written):
+            waiting.append(node)
+            continue
+        needed = set(uses.backward_slice(_list_read(node)))
+        order += [*(n for n in waiting if n in needed), node]
+        waiting = [n for n in waiting if n not in needed]
+        if any(n.op is contractions.dot for r in node.regions for n in r.walk()):
+            order, waiting = [*order, *waiting], []
+    return Function(function.name, replace(function.body, nodes=(*order, *waiting)), function.attrs, function.loc)
+
+
+def _is_sinkable(node: Node, written: set[Value]) -> bool:
+    """Whether a node makes a block that is too large to be kept in registers beside an accumulator."""
+    if len(node.results) != 1 or node.regions or math.prod(static_shape(node.out)) <= MAX_EARLY_LOADED:
+        return False
+    moves = node.op in (basic.full, basic.cast, basic.broadcast_to, shape.reshape, shape.permute)
+    return node.op.pointwise or moves or (node.op is tile.load and _is_movable_load(node, frozenset(written)))
+
+
+def _list_read(node: Node) -> list[Value]:
+    """The values that a node reads, and those that its regions read."""
+    inside = [v for r in node.regions for v in (*r.results, *(a for n in r.walk() for a in n.args))]
+    return [*node.args, *inside]
 
 
 # Load hoisting: moves loads as early in their block as their operands allow, before the barriers of reductions.

@@ -1,0 +1,163 @@
+"""Gradients of attention without stored scores, as FlashAttention-2 (Dao 2023) computes them.
+
+The weights of a block are computed again from queries, keys and the logarithms of each row's sum. One launch has a
+program for each block of keys and goes over the queries, another one a program for each block of queries and goes over
+the keys: nothing is added up in memory, so that the results have the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.core.symbolic_dim import ceil_divide, symbol_names
+from tessera.core.types import DType, TensorType, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import reduce, shape
+from tessera.ops.tensor.basic import cast
+from tessera.stdlib.attention import LOG2_E, attend
+
+LEAST_LENGTH = 64  # of queries and of keys; the weights of fewer are stored
+MOST_FEATURES = 128
+SHALLOW = 64  # features of a head up to which a program's own block has more rows
+OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its rounds
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+
+@kernel
+def differentiate_keys(q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int):
+    """The gradients dk [B, H, T, D] and dv [B, H, T, E] by each head of queries, on the grid (B, H, ceil(T / BN)).
+
+    g [B, H, S, E] is the gradient of the output, `sums` are those of `attend`, and `deltas` [B, H, S] the
+    sums of the products of g and the output.
+    """
+    S, D, E = q.shape[2], q.shape[3], v.shape[3]
+    batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
+    shared = head // (q.shape[1] // k.shape[1])
+    keys = tile.load(k[batch, shared, first : first + BN, :], edge="clip")
+    values = tile.load(v[batch, shared, first : first + BN, :], edge="clip")
+    total_k, total_v = tile.zeros((BN, D)), tile.zeros((BN, E))
+    cols = first + tile.arange(0, BN)
+    begin = first // BM * BM if causal else 0
+    last = S if window == 0 else min(first + BN + window - 1, S)
+    for start in tile.range(begin, last, BM):
+        rows = start + tile.arange(0, BM)
+        queries = tile.load(q[batch, head, start : start + BM, :], edge="clip")
+        slopes = tile.load(g[batch, head, start : start + BM, :], edge="clip")
+        high = tile.load(sums[batch, head, start : start + BM], edge="clip")
+        delta = tile.load(deltas[batch, head, start : start + BM], edge="clip")
+        weights = tile.exp2((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
+        weights = hide_weights(weights, rows[None, :], cols[:, None], causal, window)
+        change = weights * (values @ slopes.T - delta[None, :])
+        total_v = total_v + tile.cast(weights, slopes.dtype) @ slopes
+        total_k = total_k + tile.cast(change, queries.dtype) @ queries
+    tile.store(dk[batch, head, first : first + BN, :], tile.cast(total_k * scale, dk.dtype), edge="clip")
+    tile.store(dv[batch, head, first : first + BN, :], tile.cast(total_v, dv.dtype), edge="clip")
+
+
+@kernel
+def differentiate_queries(q, k, v, g, sums, deltas, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int):
+    """The gradient dq [B, H, S, D], on the grid (B, H, ceil(S / BM)), from the operands of `differentiate_keys`."""
+    D, T = q.shape[3], k.shape[2]
+    batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
+    shared = head // (q.shape[1] // k.shape[1])
+    queries = tile.load(q[batch, head, first : first + BM, :], edge="clip")
+    slopes = tile.load(g[batch, head, first : first + BM, :], edge="clip")
+    high = tile.load(sums[batch, head, first : first + BM], edge="clip")
+    delta = tile.load(deltas[batch, head, first : first + BM], edge="clip")
+    total = tile.zeros((BM, D))
+    rows = first + tile.arange(0, BM)
+    last = min(first + BM, T) if causal else T
+    begin = 0 if window == 0 else max(first - window + 1, 0) // BN * BN
+    for start in tile.range(begin, last, BN):
+        cols = start + tile.arange(0, BN)
+        keys = tile.load(k[batch, shared, start : start + BN, :], edge="clip")
+        values = tile.load(v[batch, shared, start : start + BN, :], edge="clip")
+        weights = tile.exp2((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
+        weights = hide_weights(weights, rows[:, None], cols[None, :], causal, window)
+        if T % BN != 0:
+            weights = tile.where(cols[None, :] < T, weights, 0.0)
+        change = weights * (slopes @ values.T - delta[:, None])
+        total = total + tile.cast(change, keys.dtype) @ keys
+    tile.store(dq[batch, head, first : first + BM, :], tile.cast(total * scale, dq.dtype), edge="clip")
+
+
+def hide_weights(weights, rows, cols, causal, window):
+    """Weights with 0 where the key lies after the query, or before its window."""
+    if causal:
+        weights = tile.where(cols <= rows, weights, 0.0)
+    if window > 0:
+        weights = tile.where(cols > rows - window, weights, 0.0)
+    return weights
+
+
+@dataclass(frozen=True)
+class DifferentiableAttention:
+    """Attention of q [B, H, S, D] with keys and values of G heads, with sums for its gradients."""
+
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    attrs: dict[str, Any]
+
+    @property
+    def own(self) -> int:
+        """The rows of a program's own block: as many as registers hold the results of."""
+        return OWN_ROWS if max(self.q[3], self.v[3]) <= SHALLOW else ROUND_ROWS
+
+    def view(self, x: Tensor, like: tuple[int, ...], rows: bool = False) -> Tensor:
+        """A tensor as one of rank 4, or 3 where it has a number for each row."""
+        return shape.reshape(x, shape=like[:3] if rows else like)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The results of `attention_with_sums`."""
+        lead, rows = q.shape[:-1], 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
+        result = (*self.q[:3], self.v[3])
+        operands = [self.view(x, like) for x, like in ((q, self.q), (k, self.k), (v, self.v))]
+        memories = [OutputMemory(TensorType(result, q.dtype)), None, OutputMemory(TensorType(self.q[:3], f32))]
+        grid = (*self.q[:2], ceil_divide(self.q[2], rows))
+        out, sums = launch(attend, grid, *operands, None, None, *memories, **self.attrs, BM=rows, BN=rows, narrow=True)
+        return shape.reshape(out, shape=(*lead, self.v[3])), shape.reshape(sums, shape=lead)
+
+    def differentiate(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, g: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The results of `attention_gradients`."""
+        result, each = (*self.q[:3], self.v[3]), (self.q[0], self.q[1])
+        deltas = reduce.sum(cast(g, dtype=f32) * cast(out, dtype=f32), axis=-1)
+        given = [self.view(x, like) for x, like in ((q, self.q), (k, self.k), (v, self.v), (g, result))]
+        given += [self.view(x, self.q, rows=True) for x in (sums, deltas)]
+        by_head = [OutputMemory(TensorType((*each, *x[2:]), q.dtype)) for x in (self.k, self.v)]
+        blocks = {**self.attrs, "BM": ROUND_ROWS, "BN": self.own}
+        dk, dv = launch(differentiate_keys, (*each, ceil_divide(self.k[2], self.own)), *given, *by_head, **blocks)
+        blocks = {**self.attrs, "BM": self.own, "BN": ROUND_ROWS}
+        memory = OutputMemory(TensorType(self.q, q.dtype))
+        dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], self.own)), *given, memory, **blocks)
+        return self.view(dq, q.shape), self.add_groups(dk, k), self.add_groups(dv, v)  # type: ignore[arg-type]
+
+    def add_groups(self, x: Tensor, like: Tensor) -> Tensor:
+        """Gradients by heads of queries, added up over those that share a head of keys."""
+        heads, groups = self.q[1], self.k[1]
+        if heads != groups:
+            x = shape.reshape(x, shape=(self.q[0], groups, heads // groups, *x.shape[2:]))
+            x = cast(reduce.sum(cast(x, dtype=f32), axis=2), dtype=x.dtype)
+        return shape.reshape(x, shape=like.shape)
+
+
+def match_differentiable_attention(
+    types: list[TensorType], causal: bool, scale: float, weights: DType, window: int
+) -> DifferentiableAttention | None:
+    """Attention of these types of q, k and v; None where its weights are stored."""
+    dtype = types[0].dtype
+    if dtype.bits != 16 or weights != dtype or any(t.dtype != dtype or t.policy is not None for t in types):
+        return None
+    if any(t.rank > 4 or symbol_names(t.shape) for t in types) or scale <= 0:
+        return None
+    q, k, v = ((*(1,) * (4 - t.rank), *(int(n) for n in t.shape)) for t in types)
+    if min(q[2], k[2]) < LEAST_LENGTH or max(q[3], v[3]) > MOST_FEATURES or q[0] != k[0] or q[1] % k[1]:
+        return None
+    return DifferentiableAttention(q, k, v, {"causal": causal, "scale": scale, "window": window})

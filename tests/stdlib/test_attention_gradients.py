@@ -1,0 +1,103 @@
+"""Gradients of attention in 16 bits: launches that compute the weights again, against the gradients in f64."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.contract import get_backend
+from tessera.runtime import driver
+
+BACKEND = get_backend("ptx")
+
+
+def make_program(causal, window):
+    """The result of attention and the gradients of its product with `g`."""
+
+    def loss(q, k, v, g):
+        return (ts.scaled_dot_product_attention(q, k, v, is_causal=causal, window=window) * g).to(ts.f32).sum()
+
+    return ts.jit(lambda q, k, v, g: ts.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v, g)[1])
+
+
+def draw(heads, groups, queries, keys, features, values, dtype):
+    rng = np.random.default_rng(queries + keys)
+    shapes = (2, heads, queries, features), (2, groups, keys, features), (2, groups, keys, values)
+    return [ts.tensor(rng.standard_normal(s).astype(np.float32)).to(dtype) for s in (*shapes, (*shapes[0][:3], values))]
+
+
+def compute_exactly(operands, causal, window):
+    """The gradients in f64, by the definition."""
+    q, k, v, g = (x.to(ts.f64).numpy() for x in operands)
+    groups, shared = k.shape[1], q.shape[1] // k.shape[1]
+    keys, values = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
+    distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None, :]
+    seen = (distance >= 0 if causal else True) & (distance < window if window else True)
+    scale = q.shape[3] ** -0.5
+    s = np.where(seen, q @ keys.swapaxes(2, 3) * scale, -np.inf)
+    p = np.nan_to_num(np.exp(s - np.where(seen, s, -1e30).max(axis=-1, keepdims=True)))
+    p = p / np.maximum(p.sum(axis=-1, keepdims=True), 1e-30)
+    ds = p * (g @ values.swapaxes(2, 3) - (g * (p @ values)).sum(axis=-1, keepdims=True)) * scale
+    dk, dv = ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
+    return [ds @ keys, *(x.reshape(2, groups, shared, *x.shape[2:]).sum(axis=2) for x in (dk, dv))]
+
+
+CASES = {
+    "causal": ((2, 2, 128, 128, 64, 64, ts.bf16), True, None),
+    "grouped": ((2, 1, 192, 192, 64, 64, ts.bf16), True, None),
+    "odd": ((1, 1, 100, 150, 64, 64, ts.bf16), False, None),
+    "window": ((1, 1, 150, 100, 64, 64, ts.bf16), True, 70),
+    "narrow heads": ((1, 1, 100, 100, 32, 48, ts.f16), True, None),
+    "wide heads": ((1, 1, 100, 130, 128, 128, ts.bf16), True, None),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_agree_with_the_definition(name, arch):
+    sizes, causal, window = CASES[name]
+    operands = draw(*sizes)
+    levels = driver.lower(make_program(causal, window).trace(*operands).function, "ptx")
+    launched = {n.attrs["kernel"] for n in levels["tile"].main.body.walk() if n.op.name == "host.launch"}
+    assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
+    artifact = BACKEND.emit(levels["tile"], {"arch": arch})
+    found = BACKEND.interpreter(artifact)([x.numpy() for x in operands])
+    limit = 5e-3 if sizes[-1] == ts.bf16 else 6e-4
+    for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
+        assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
+
+
+def test_the_loops_use_warp_groups():
+    operands = draw(1, 1, 128, 128, 64, 64, ts.bf16)
+    levels = driver.lower(make_program(True, None).trace(*operands).function, "ptx")
+    text = next(iter(BACKEND.emit(levels["tile"], {"arch": "sm_90a"}).files.values()))
+    bodies = {part.split("(")[0]: part for part in text.split(".visible .entry ")[1:]}
+    for name in ("attend", "differentiate_keys", "differentiate_queries"):
+        assert "wgmma.mma_async" in bodies[name]
+        assert "cp.async.bulk.tensor" in bodies[name]
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_other_targets_store_the_weights(target):
+    operands = [x.to(ts.f32) for x in draw(4, 2, 9, 9, 16, 8, ts.f32)]
+    program = make_program(True, 3)
+    found = ts.jit(program, target=target)(*operands)
+    for ours, exact in zip(found, compute_exactly(operands, True, 3), strict=True):
+        np.testing.assert_allclose(ours.numpy(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_gradients():
+    q, k, v, g = (x.to(ts.f64)[0, 0] for x in draw(1, 1, 5, 5, 4, 4, ts.f32))
+
+    def first(q):
+        return ts.grad(lambda q: (ts.scaled_dot_product_attention(q, k, v, is_causal=True) * g).sum())(q)
+
+    step = 1e-5
+    direction = ts.tensor(np.random.default_rng(0).standard_normal(q.shape))
+    moved = ts.grad(lambda q: (first(q) * direction).sum())(q).numpy()
+    numeric = np.zeros(q.shape)
+    for at in np.ndindex(*q.shape):
+        shift = np.zeros(q.shape)
+        shift[at] = step
+        ahead, behind = (first(q + ts.tensor(sign * shift)).numpy() for sign in (1, -1))
+        numeric[at] = ((ahead - behind) * direction.numpy()).sum() / (2 * step)
+    np.testing.assert_allclose(moved, numeric, rtol=1e-6, atol=1e-8)
