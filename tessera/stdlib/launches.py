@@ -31,7 +31,7 @@ from tessera.ops.tensor import (
 )
 from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
-from tessera.stdlib import row_scans, row_sorting
+from tessera.stdlib import row_scans, row_selection, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.attention_gradients import match_differentiable_attention
 from tessera.stdlib.convolution import match_windows
@@ -378,6 +378,9 @@ def _replace_last(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
 
 # Up to this many elements comparing all pairs is as fast as a network, and can be fused.
 MAX_PAIRED = 32
+MAX_CHOSEN = 0.5  # of a row: a sort costs little more than to choose so many elements and sort them
+MAX_WALKED = 1 << 16  # elements of a row, for each row, that one program of many walks digit by digit
+WIDE_CHUNK = 2048  # elements that such a program counts at once
 
 
 @library_lowerings(sorting.argsort)
@@ -385,7 +388,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A bitonic sort, unless the host sorts or only the first places are taken."""
     if plan.host_sort is not None or not _has_row_keys(node):
         return None
-    if _is_only_selected(node, uses):
+    if _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
     return LibraryLowering(
@@ -395,15 +398,23 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(shape.slice_)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The first places of a sort, by selection (top-k)."""
-    count, source = _count_selected(node, uses), uses.get(node.args[0])
-    if not count or source is None or not _is_only_selected(source, uses):
+    """The first places of a sort (top-k), or one of its places (medians), by selection."""
+    source = uses.get(node.args[0])
+    if source is None or not _is_selected(node, uses, plan) or not _is_only_selected(source, uses, plan):
         return None
     axis, descending = source.attrs["axis"], source.attrs["descending"]
-    return LibraryLowering(
-        source.args,
-        lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.select_places(rows, count, descending)),
-    )
+    first, count = _get_places(node, axis)
+    in_rounds = plan.parallel is not None and first == 0 and count <= row_sorting.MAX_SELECTED
+    chunks = (WIDE_CHUNK, WIDE_CHUNK) if plan.parallel is not None else (row_selection.CHUNK, row_selection.PACKED)
+
+    def select(rows: Tensor) -> Tensor:
+        if in_rounds:
+            return row_sorting.select_places(rows, count, descending)
+        if first > 0:
+            return row_selection.select_place(rows, first, descending, chunks[0])
+        return row_selection.select_front(rows, count, descending, *chunks)
+
+    return LibraryLowering(source.args, lambda x: row_sorting.on_rows(x, axis, select))
 
 
 @library_lowerings(contractions.dot)
@@ -500,35 +511,49 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     return LibraryLowering(node.args, multiply)
 
 
-def _is_only_selected(sort: Node, uses: UseDef) -> bool:
+def _is_only_selected(sort: Node, uses: UseDef, plan: LoweringPlan) -> bool:
     """Whether nothing reads a sort but slices that selection computes."""
     readers = uses.users(sort.out)
-    return len(readers) == uses.count_uses(sort.out) and all(_count_selected(n, uses) for n in readers)
+    return len(readers) == uses.count_uses(sort.out) and all(_is_selected(n, uses, plan) for n in readers)
 
 
 def _has_row_keys(node: Node) -> bool:
     """Whether a sort is one of long rows of static sizes, whose elements have keys."""
-    x, axis = node.args[0], node.attrs["axis"]
-    sizes = get_shape(x)
-    return (
-        not symbol_names(sizes)
-        and 0 not in sizes
-        and int(sizes[axis]) > MAX_PAIRED
-        and row_sorting.has_keys(get_tensor_type(x).dtype, int(sizes[axis]))
-    )
+    return _has_long_rows(node) and row_sorting.has_keys(get_tensor_type(node.args[0]).dtype, _count_row(node))
 
 
-def _count_selected(node: Node, uses: UseDef) -> int:
-    """How many places a slice takes from the front of a sort; 0 if it is no such slice, or takes too many."""
+def _has_long_rows(node: Node) -> bool:
+    """Whether a sort is one of rows of static sizes that are too long to compare all pairs."""
+    sizes = get_shape(node.args[0])
+    return not symbol_names(sizes) and 0 not in sizes and MAX_PAIRED < _count_row(node) < row_sorting.INDEX_MASK
+
+
+def _count_row(sort: Node) -> int:
+    return int(get_shape(sort.args[0])[sort.attrs["axis"]])
+
+
+def _get_places(node: Node, axis: int) -> tuple[int, int]:
+    """The first place that a slice takes along an axis, and their number."""
+    first = tuple(node.attrs["start"])[axis]
+    return int(first), int(get_shape(node.out)[axis])
+
+
+def _is_selected(node: Node, uses: UseDef, plan: LoweringPlan) -> bool:
+    """Whether a slice takes so few places from the front of a sort, or one of its places, that they are selected."""
     source = uses.get(node.args[0]) if node.op is shape.slice_ else None
-    if source is None or source.op is not sorting.argsort or not _has_row_keys(source):
-        return 0
-    sizes, axis = get_shape(node.args[0]), source.attrs["axis"] + len(get_shape(node.args[0]))
-    stop = tuple(node.attrs["stop"])
-    whole = (*sizes[:axis], stop[axis], *sizes[axis + 1 :])
-    front = not any(node.attrs["start"]) and stop == whole and all(n == 1 for n in node.attrs["step"])
-    count = int(stop[axis])
-    return count if front and 0 < count <= row_sorting.MAX_SELECTED else 0
+    if source is None or source.op is not sorting.argsort or not _has_long_rows(source):
+        return False
+    sizes, axis, size = get_shape(node.args[0]), source.attrs["axis"], _count_row(source)
+    (first, count), whole = _get_places(node, axis), list(get_shape(node.out))
+    whole[axis] = sizes[axis]
+    if tuple(whole) != sizes or not count or any(n != 1 for n in node.attrs["step"]) or (first and count > 1):
+        return False
+    if plan.parallel is None:
+        return plan.host_sort is not None and count <= size * MAX_CHOSEN
+    if not _has_row_keys(source):
+        return False
+    walked = size <= MAX_WALKED * (math.prod(sizes) // size) and count <= min(row_sorting.MAX_CHUNK, size * MAX_CHOSEN)
+    return walked or (not first and count <= row_sorting.MAX_SELECTED)
 
 
 def _make_ref(value: Value, shape: tuple[Size, ...]) -> RefType:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType, TensorType, bool_, int32, int64
+from tessera.core.types import DType, TensorType, bool_, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
@@ -31,22 +31,36 @@ MAX_CHUNK = 4096  # keys that a program sorts
 FAR_STAGES = 3  # compare-exchange stages of a pass over memory
 
 
-def make_keys(x, index, descending):
-    """The keys of a block of elements at these indices: int64, in rising order of the sorted elements.
+def count_order_bits(dtype: DType) -> int:
+    """The bits, an even number, of the signed integers that have the order of a type's elements."""
+    if dtype.is_float:
+        return dtype.bits if dtype.bits in (16, 64) else 32
+    return 2 if dtype == bool_ else dtype.bits
+
+
+def make_order(x, descending):
+    """Signed integers (int64 for types of 64 bits, else int32) that rise with the sorted elements of a block.
 
     NaN counts as the largest; the two zeros are equal.
     """
+    bits = count_order_bits(x.dtype)
+    word = "int64" if bits == 64 else "int32"
     if x.dtype.is_float:
-        wide = tile.cast(x, "f32")
-        bits = bitcast(wide, int32)
-        bits = tile.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        bits = tile.where(wide == 0, 0, tile.where(wide != wide, 0x7FFFFFFF, bits))
-        order = tile.cast(bits, "int64")
+        wide = x if bits == x.dtype.bits else tile.cast(x, "f32")
+        most = (1 << (bits - 1)) - 1
+        order = tile.cast(bitcast(wide, f"int{bits}"), word)
+        order = tile.where(order < 0, order ^ most, order)
+        order = tile.where(wide == 0, 0, tile.where(wide != wide, most, order))
+    elif x.dtype.kind == "uint":
+        order = bitcast(x, word) ^ -(1 << (bits - 1)) if bits >= 32 else tile.cast(x, word) - (1 << (bits - 1))
     else:
-        order = tile.cast(x, "int64")
-    if descending:
-        order = -1 - order
-    return order * (INDEX_MASK + 1) + index
+        order = tile.cast(x, word)
+    return -1 - order if descending else order
+
+
+def make_keys(x, index, descending):
+    """The keys of a block of elements at these indices: int64, in rising order of the sorted elements."""
+    return tile.cast(make_order(x, descending), "int64") * (INDEX_MASK + 1) + index
 
 
 def exchange(keys, reach, position, size):

@@ -283,11 +283,12 @@ def sort_along(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     """The sorted elements and their indices."""
     if not x.ndim:
         return x, zeros((), int64)
-    at = _order(x, dim, descending)
+    at = order_along(x, dim, descending)
     return take_along_axis(x, at, dim), at
 
 
-def _order(x: Tensor, dim: int, descending: bool) -> Tensor:
+def order_along(x: Tensor, dim: int, descending: bool) -> Tensor:
+    """The indices that sort the elements along an axis."""
     return argsort(cast(x, dtype=uint8) if x.dtype.kind == "bool" else x, axis=dim, descending=descending)
 
 
@@ -305,7 +306,7 @@ def _(x, stable, dim=-1, descending=False):
 def _(x, k, dim=-1, largest=True, sorted=True):
     if not x.ndim:
         return (x, zeros((), int64)) if k else (zeros((0,), x.dtype), zeros((0,), int64))
-    at = slice_axis(_order(x, dim, largest), dim % x.ndim, 0, k)
+    at = slice_axis(order_along(x, dim, largest), dim % x.ndim, 0, k)
     return take_along_axis(x, at, dim), at
 
 

@@ -18,7 +18,7 @@ from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.scalar_functions import isnan, log1p
 from tessera.ops.tensor.scatter import scatter, scatter_add
 from tessera.ops.tensor.shape import iota, reshape, stack
-from tessera.torch.rows.reductions import axes_of, norm_of, sort_along
+from tessera.torch.rows.reductions import axes_of, norm_of, order_along
 from tessera.torch.rows.shapes import slice_axis
 from tessera.torch.table import ATEN, aten, floating, narrow_to, promote, unify_floating, wide, zeros
 
@@ -83,8 +83,8 @@ def _pick(x: Tensor, place: int, dim: int, keepdim: bool) -> tuple[Tensor, Tenso
     if not x.ndim:
         return x, zeros((), int64)
     axis = dim % x.ndim
-    found = [slice_axis(v, axis, place, place + 1) for v in sort_along(x, axis, False)]
-    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    index = slice_axis(order_along(x, axis, False), axis, place, place + 1)
+    found, shape = (take_along_axis(x, index, axis), index), x.shape[:axis] + x.shape[axis + 1 :]
     value, index = found if keepdim else [reshape(v, shape=shape) for v in found]
     return value, index
 

@@ -17,7 +17,7 @@ from tessera.ops.tensor.scalar_functions import isnan
 from tessera.ops.tensor.scatter import scatter_add
 from tessera.ops.tensor.shape import iota, reshape
 from tessera.torch.rows.indexing import search
-from tessera.torch.rows.reductions import sort_along
+from tessera.torch.rows.reductions import order_along, sort_along
 from tessera.torch.rows.shapes import slice_axis
 from tessera.torch.table import ATEN, aten, unify, wide, zeros
 from tessera.transforms.flow import while_loop
@@ -47,24 +47,21 @@ def _middle(x: Tensor, dim: int, keepdim: bool, skip: bool) -> tuple[Tensor, Ten
     """The lower median along an axis: of the numbers where NaN is skipped, else the first NaN if there is one."""
     if not x.ndim:
         return x, zeros((), int64)
-    axis = dim % x.ndim
-    if not x.dtype.is_float:
-        place: Any = splat((x.shape[axis] - 1) // 2, x.type.with_dtype(int64).with_shape(_keep(x, axis)))
-    else:
-        missing = r.sum(cast(isnan(x), dtype=int64), axis=axis, keepdims=True)
-        numbers = x.shape[axis] - missing
-        middle = e.floor_divide(e.maximum(numbers - 1, 0), 2)
-        place = middle if skip else e.where(e.greater(missing, 0), e.minimum(numbers, x.shape[axis] - 1), middle)
-    return _take(x, sort_along(x, axis, False)[1], place, axis, keepdim)
+    axis, last = dim % x.ndim, x.shape[dim % x.ndim] - 1
+    order = order_along(x, axis, False)
+    if skip and x.dtype.is_float:
+        numbers = r.sum(cast(e.equal(x, x), dtype=int64), axis=axis, keepdims=True)
+        return _take(x, take_along_axis(order, e.floor_divide(e.maximum(numbers - 1, 0), 2), axis), axis, keepdim)
+    index = slice_axis(order, axis, last // 2, last // 2 + 1)
+    if x.dtype.is_float:
+        unknown = isnan(x)
+        first = cast(r.argmax(unknown, axis=axis, keepdims=True), dtype=int64)
+        index = e.where(r.any(unknown, axis=axis, keepdims=True), first, index)
+    return _take(x, index, axis, keepdim)
 
 
-def _keep(x: Tensor, axis: int) -> tuple[Any, ...]:
-    return (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-
-
-def _take(x: Tensor, order: Tensor, place: Tensor, axis: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The element at a place of an order, and its index."""
-    index = take_along_axis(order, place, axis)
+def _take(x: Tensor, index: Tensor, axis: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The element at an index along an axis, and the index."""
     value = take_along_axis(x, index, axis)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
     return (value, index) if keepdim else (reshape(value, shape=shape), reshape(index, shape=shape))
@@ -81,7 +78,7 @@ def _(x, dim=-1, keepdim=False):
     starts = e.bitwise_or(e.equal(here, 0), e.not_equal(ordered, before))
     first = ATEN["aten.cummax.default"](e.where(starts, here, 0), axis)[0]
     place = cast(r.argmax(here - first, axis=axis, keepdims=True), dtype=int64)
-    return _take(x, order, place, axis, keepdim)
+    return _take(x, take_along_axis(order, place, axis), axis, keepdim)
 
 
 # Histograms.
@@ -118,7 +115,7 @@ def _(x, num_samples, replacement=False):
     if not replacement:
         noise = -e.log(-e.log(e.maximum(draws.rand(x.shape, dtype=f32), 2.0**-24)))
         keys = e.where(e.greater(weights, 0.0), e.log(weights) + noise, -math.inf)
-        return slice_axis(sort_along(keys, -1, True)[1], x.ndim - 1, 0, num_samples)
+        return slice_axis(order_along(keys, -1, True), x.ndim - 1, 0, num_samples)
     sums = r.cumsum(weights, axis=-1)
     total = slice_axis(sums, x.ndim - 1, x.shape[-1] - 1, x.shape[-1])
     points = draws.rand((*x.shape[:-1], num_samples), dtype=f32) * total

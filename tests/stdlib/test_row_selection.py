@@ -1,0 +1,68 @@
+"""Radix selection of sorted places and first elements of rows: equal to a stable sort on every target."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.runtime import driver
+from tessera.stdlib import launches, row_selection
+from tests.stdlib.test_row_sorting import draw, has, order, run
+
+DTYPES = ("f4", "f8", "f2", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "i8", "i4", "u4", "i1", "u1", "?")
+TARGETS = (("ptx", "tile"), ("ptx", "target"), ("llvm", "target"))
+
+
+def sort_places(x, descending):
+    """The stable order of rows."""
+    if x.dtype.kind == "i":
+        return np.argsort(-1 - x if descending else x, axis=-1, kind="stable")
+    return order(x, descending)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_selections_of_every_type(dtype, descending):
+    x = draw(dtype, 2, 77)
+
+    def select(x):
+        places = ts.argsort(x, axis=-1, descending=descending)
+        return places[:, 38:39], places[:, 76:], places[:, :1], places[:, :35]
+
+    names, ours = run(select, x, "llvm", "target")
+    want = sort_places(x, descending)
+    assert has(names, "find_places", "choose_first")
+    for found, place in zip(ours, (slice(38, 39), slice(76, 77), slice(1), slice(35)), strict=True):
+        np.testing.assert_array_equal(found, want[:, place])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_selections_on_every_target(monkeypatch, target):
+    monkeypatch.setattr(launches, "WIDE_CHUNK", 64)
+    x = draw("f4", 3, 200)
+    names, (place, first) = run(lambda x: (ts.argsort(x)[:, 100:101], ts.topk(x * 1.0, 70)[1]), x, *target)
+    assert has(names, "find_places", "choose_first")
+    np.testing.assert_array_equal(place, order(x, False)[:, 100:101])
+    np.testing.assert_array_equal(first, order(x, True)[:, :70])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["drawn", "equal", "rising", "falling", "unknown"])
+def test_candidates_up_to_a_bound(target, kind):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((2, 700)).astype("f4")
+    x = {"equal": 0 * x, "rising": np.sort(x), "falling": -np.sort(-x), "unknown": x + np.nan}.get(kind, x)
+
+    def select(x):
+        return row_selection.select_front(x, 5, True, chunk=16, packed=16)
+
+    names, (ours,) = run(select, x, *target)
+    assert has(names, "collect_candidates", "choose_first")
+    np.testing.assert_array_equal(ours, order(x, True)[:, :5])
+
+
+def test_few_elements_of_rows_are_not_sorted():
+    x = draw("f4", 2, 100)
+    function = ts.jit(lambda x: (ts.argsort(x)[:, :60], ts.argsort(-x)[:, 3:5])).trace(x).function
+    names = [f.name for f in driver.lower(function, "llvm")["tile"].functions]
+    assert not has(names, "choose_first") and not has(names, "find_places")
