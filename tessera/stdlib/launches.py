@@ -148,7 +148,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _make_ref(node.out, result)
-    wide = _rounds_weights(node) and not turned and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
+    wide = _rounds_weights(node) and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
     rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
     blocks: dict[str, Any] = {
         "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),

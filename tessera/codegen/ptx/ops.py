@@ -139,10 +139,14 @@ def add_product(builder: Builder, acc: Value, a: Value, b: Value) -> Value:
     return builder.add(elementwise.add, [acc, product]).out
 
 
-def load_matrix(builder: Builder, ref: Value, starts: Sequence[Value], shape: Sequence[int], turned: bool) -> Value:
-    """A block of the last two axes of memory, 0 outside, its axes exchanged where `turned`: as Tile ops."""
-    whole = (*(1,) * (len(starts) - 2), *shape)
-    block = builder.add(tile.load, [ref, *starts], {"shape": whole, "edge": "clip"}).out
+def load_matrix(
+    builder: Builder, ref: Value, starts: Sequence[Value], shape: Sequence[int], turned: bool, axis: int = -2
+) -> Value:
+    """A block of memory, 0 outside, its axes exchanged where `turned`: as Tile ops. Its rows lie along `axis`, its
+    columns along the last one."""
+    whole = [1] * (len(starts) - 1) + [shape[1]]
+    whole[axis] = shape[0]
+    block = builder.add(tile.load, [ref, *starts], {"shape": tuple(whole), "edge": "clip"}).out
     block = builder.add(shapes.reshape, [block], {"shape": tuple(shape)}).out
     return builder.add(shapes.permute, [block], {"axes": (1, 0)}).out if turned else block
 
@@ -213,8 +217,10 @@ def _add_digits(
     return found
 
 
-def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int]) -> np.ndarray:
-    """A block of the last two axes; 0 outside the memory."""
+def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int], axis: int = -2) -> np.ndarray:
+    """A block with rows along `axis` and columns along the last one; 0 outside the memory."""
+    array, first = np.moveaxis(array, axis, -2), starts[axis]
+    starts = [*starts[:axis], *starts[axis:][1:-1], first, starts[-1]]
     matrix = array[tuple(starts[:-2])]
     found = np.zeros(shape, matrix.dtype)
     spans = [(max(s, 0), min(s + n, size)) for s, n, size in zip(starts[-2:], shape, matrix.shape, strict=True)]
@@ -263,20 +269,23 @@ def _(builder, node, args):
     return builder.add(shapes.permute, [matrix], {"axes": (1, 0)}).results if node.attrs["flipped"] else [matrix]
 
 
-def _resident_operand_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...]) -> TensorType:
+def _resident_operand_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...], axis: int = -2) -> TensorType:
     return ref.block(shape)
 
 
 @define_op(_resident_operand_type)
-def resident_operand(ref, *starts, shape: tuple):
-    """A block of the last two axes that a TMA copy puts in shared memory, where it stays until it is released."""
-    return _load_block(ref, [int(s) for s in starts], shape)
+def resident_operand(ref, *starts, shape: tuple, axis: int = -2):
+    """A block that a TMA copy puts in shared memory, where it stays until it is released.
+
+    Its rows lie along `axis` of `ref`, its columns along the last one.
+    """
+    return _load_block(ref, [int(s) for s in starts], shape, axis)
 
 
 @expansion_rules(resident_operand)
 def _(builder, node, args):
     ref, *starts = args
-    return [load_matrix(builder, ref, starts, node.attrs["shape"], False)]
+    return [load_matrix(builder, ref, starts, node.attrs["shape"], False, node.attrs["axis"])]
 
 
 @define_op(lambda ref, *starts, shape, same: ref.block(shape))
@@ -301,14 +310,15 @@ def _async_mma_type(left: TensorType, ref: RefType, *rest: TensorType, block: tu
 
 
 @define_op(_async_mma_type)
-def async_mma(left, ref, *rest, block: tuple, flipped: bool, summed: bool):
+def async_mma(left, ref, *rest, block: tuple, flipped: bool, summed: bool, axis: int = -2):
     """Asynchronous MMA (wgmma): `left` times the block of `ref` at given starts, added to an accumulator if `summed`.
 
     `rest` holds the accumulator if there is one, then the starts. `left` is a `resident_operand` or the result of
-    `pack_pairs`. `block` is (depth, columns); `flipped`: `ref` is transposed in memory. Elements out of bounds are 0.
+    `pack_pairs`. `block` is (depth, columns); `flipped`: `ref` is transposed in memory. Its rows lie along
+    `axis` of `ref`, its columns along the last one. Elements out of bounds are 0.
     """
     starts = [int(s) for s in rest[1 if summed else 0 :]]
-    found = _load_block(ref, starts, block[::-1] if flipped else block)
+    found = _load_block(ref, starts, block[::-1] if flipped else block, axis)
     right = found.T if flipped else found
     total = np.matmul(np.asarray(left).view(ref.dtype), right, dtype=np.float32)
     return rest[0] + total if summed else total
@@ -319,7 +329,7 @@ def _(builder, node, args):
     left, ref, *rest = args
     sums, starts = (rest[:1], rest[1:]) if node.attrs["summed"] else ([], rest)
     block, flipped = node.attrs["block"], node.attrs["flipped"]
-    right = load_matrix(builder, ref, starts, block[::-1] if flipped else block, flipped)
+    right = load_matrix(builder, ref, starts, block[::-1] if flipped else block, flipped, node.attrs["axis"])
     if left.type.dtype != ref.type.dtype:
         left = builder.add(unpack_pairs, [left], {"dtype": ref.type.dtype}).out
     product = builder.add(contractions.dot, [left, right], {"dtype": f32}).out

@@ -63,12 +63,16 @@ HALF_TYPES = (bf16, f16)
 
 @dataclass(frozen=True)
 class OperandSource:
-    """An operand in memory: the start of its block on each axis, and whether it is transposed."""
+    """An operand in memory: the start of its block on each axis, and whether it is transposed.
+
+    The rows of the block lie along `axis`, its columns along the last one.
+    """
 
     ref: Value
     starts: tuple[Value, ...]
     block: tuple[int, ...]
     flipped: bool = False
+    axis: int = -2
 
 
 @dataclass(frozen=True)
@@ -307,13 +311,17 @@ def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
         return None
     ref, *starts = node.args
     rank = ref.type.rank  # type: ignore[union-attr]
-    if (
-        len(starts) != rank
-        or not is_tma_fetchable(ref.type, tuple(ACCUMULATOR_TYPES))
-        or any(n != 1 for n in node.attrs["shape"][:-2])
-    ):
+    axis = find_row_axis(node.attrs["shape"])
+    if len(starts) != rank or not is_tma_fetchable(ref.type, tuple(ACCUMULATOR_TYPES)) or axis is None:
         return None
-    return OperandSource(ref, tuple(starts), tuple(node.attrs["shape"]), flipped)
+    return OperandSource(ref, tuple(starts), tuple(node.attrs["shape"]), flipped, axis)
+
+
+def find_row_axis(block: Sequence[int]) -> int | None:
+    """The axis, from the end, along which a block whose columns lie along the last axis has its rows; None where it has
+    several."""
+    axes = [i - len(block) for i, n in enumerate(block[:-1]) if n != 1]
+    return None if len(axes) > 1 or len(block) < 2 else axes[0] if axes else -2
 
 
 def is_tma_fetchable(type: Any, dtypes: tuple[DType, ...] = HALF_TYPES) -> bool:
@@ -325,6 +333,8 @@ def is_tma_fetchable(type: Any, dtypes: tuple[DType, ...] = HALF_TYPES) -> bool:
 
 def _has_wgmma_sizes(loop: MatmulLoop) -> bool:
     """Whether wgmma takes blocks of these sizes and types."""
+    if (loop.left.axis, loop.right.axis) != (-2, -2):
+        return False
     rows, columns, _ = loop.sizes
     type = loop.left.ref.type
     assert isinstance(type, RefType)
@@ -436,7 +446,7 @@ def form_async_mma(function: Function) -> Function:
         if side is None:
             return None
         operands = [rewriter.new(v) for v in (side.ref, *side.starts)]
-        return rewriter.add(resident_operand, *operands, shape=static_shape(node.out))
+        return rewriter.add(resident_operand, *operands, shape=static_shape(node.out), axis=side.axis)
 
     return eliminate_dead_code(rewrite_function(function, patterns))
 
@@ -447,7 +457,7 @@ def _build_async_mma(
     """Build an `async_mma`; its left operand is a resident one (`kept`), or packed pairs in registers."""
     summed = node.op is matmul_accumulate
     depth, columns = static_shape(node.args[-1])
-    attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed}
+    attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed, "axis": side.axis}
     left = args[-2] if kept else builder.add(pack_pairs, [args[-2]], {}, loc=node.loc).out
     operands = [left, env[side.ref], *(args[:1] if summed else ()), *(env[v] for v in side.starts)]
     return builder.add(async_mma, operands, attrs, loc=node.loc).out

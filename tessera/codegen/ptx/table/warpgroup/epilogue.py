@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam, make_wgmma_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.passes.mainloop import is_tma_fetchable
+from tessera.codegen.ptx.passes.mainloop import find_row_axis, is_tma_fetchable
 from tessera.codegen.ptx.table.blocks.block_access import pack_halves
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import emit_group_leader
-from tessera.codegen.ptx.table.warpgroup.tensor_map import BOX_COLUMNS, SWIZZLE_ROW_BYTES, WGMMA_ROWS, TensorMapSpec
+from tessera.codegen.ptx.table.warpgroup.tensor_map import (
+    BOX_COLUMNS,
+    SWIZZLE_ROW_BYTES,
+    WGMMA_ROWS,
+    TensorMapSpec,
+    make_box,
+)
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile
 
@@ -34,14 +40,23 @@ def find_tma_stores(ctx: EmissionContext, first: int) -> Iterator[tuple[Node, Te
         ref, value = node.args[:2]
         whole = len(node.args) == 2 + ref.type.rank and ref in params and is_tma_fetchable(ref.type)
         if whole and ctx.layout(value) == _make_fragment_layout(ctx, node):
-            yield node, TensorMapSpec(first, params.index(ref), (1,) * (ref.type.rank - 2) + (WGMMA_ROWS, BOX_COLUMNS))
+            box = make_box(ref.type.rank, _find_rows(node), WGMMA_ROWS)
+            yield node, TensorMapSpec(first, params.index(ref), box)
             first += 1
+
+
+def _find_rows(node: Node) -> int:
+    """The axis of a stored block's rows."""
+    axis = find_row_axis(static_shape(node.args[1]))
+    return -2 if axis is None else axis
 
 
 def _make_fragment_layout(ctx: EmissionContext, node: Node) -> object:
     """The layout that a stored block must have: that of a wgmma accumulator."""
-    *outer, rows, columns = static_shape(node.args[1])
-    fits = set(outer) <= {1} and rows >= WGMMA_ROWS and columns % BOX_COLUMNS == 0
+    block = static_shape(node.args[1])
+    axis = find_row_axis(block)
+    rows, columns = (0, 0) if axis is None else (block[axis], block[-1])
+    fits = rows >= WGMMA_ROWS and columns % BOX_COLUMNS == 0
     flat = make_wgmma_layout((rows, columns), ctx.team.threads) if fits else None
     return flat.reshaped(static_shape(node.args[1])) if flat is not None else None
 
@@ -54,7 +69,7 @@ class TmaStoreEmitter:
         self.ctx, self.text, self.node, self.tensor_map = ctx, ctx.text, node, tensor_map
         self.value = node.args[1]
         self.layout = ctx.layout(self.value)
-        self.outer = (0,) * (len(self.layout.shape) - 2)
+        self.axis = _find_rows(node)
         self.groups = ctx.team.threads // WARPGROUP_THREADS
         team, ring = ctx.team, ctx.pipeline.ring
         self.group = team.hoist(("group",), "shr.u32", "b32", team.thread, 7)
@@ -69,7 +84,7 @@ class TmaStoreEmitter:
 
     def emit(self) -> None:
         """Emit the rounds of the store: each stages as many boxes as the buffer holds and copies them."""
-        rows, columns = self.layout.shape[-2:]
+        rows, columns = self.layout.shape[self.axis], self.layout.shape[-1]
         parts = [(row, c) for row in range(0, rows, WGMMA_ROWS * self.groups) for c in range(0, columns, BOX_COLUMNS)]
         for first in range(0, len(parts), BOXES_PER_ROUND):
             boxes = parts[first : first + BOXES_PER_ROUND]
@@ -94,10 +109,14 @@ class TmaStoreEmitter:
             for across in (0, 8):
                 for down in (0, 8):
                     first = column + 16 * chunk + across
-                    pair = [held[self.layout.index[self.outer + (row + down, first + n)]] for n in (0, 1)]
+                    pair = [held[self.layout.index[self._place(row + down, first + n)]] for n in (0, 1)]
                     words.append(pack_halves(self.text, dtype, *pair))
             address = f"[{self._emit_row_address(chunk)}+{offset}]"
             self.text.do("stmatrix.sync.aligned.m8n8.x4.shared.b16", address, f"{{{', '.join(words)}}}")
+
+    def _place(self, row: int, column: int) -> tuple[int, ...]:
+        """The index of an element of the stored block."""
+        return tuple({self.axis: row, -1: column}.get(i, 0) for i in range(-len(self.layout.shape), 0))
 
     def _emit_row_address(self, chunk: int) -> str:
         """The address of a thread's row of a box: 16 rows for each warp, 16-byte units swizzled by the row number."""
@@ -119,10 +138,10 @@ class TmaStoreEmitter:
         starts = [self.ctx.scalar_operand(v) for v in self.node.args[2:]]
         narrow = [text.let("cvt.u32.u64", "b32", x) if x.startswith("%") else x for x in starts]
         group_rows = team.hoist(("group rows",), "mul.lo.u32", "b32", self.group, WGMMA_ROWS)
-        first_row = text.let("add.s32", "b32", group_rows, narrow[-2])
-        first_row = text.let("add.s32", "b32", first_row, row) if row else first_row
-        first_column = text.let("add.s32", "b32", narrow[-1], column) if column else narrow[-1]
-        inner_first = ", ".join([first_column, first_row, *reversed(narrow[:-2])])
+        first_row = text.let("add.s32", "b32", group_rows, narrow[self.axis])
+        narrow[self.axis] = text.let("add.s32", "b32", first_row, row) if row else first_row
+        narrow[-1] = text.let("add.s32", "b32", narrow[-1], column) if column else narrow[-1]
+        inner_first = ", ".join(reversed(narrow))
         source = text.let("add.u32", "b32", self.buffer, offset) if offset else self.buffer
         form = f"cp.async.bulk.tensor.{len(narrow)}d.global.shared::cta.tile.bulk_group"
         text.do(form, f"[{self.tensor_map}, {{{inner_first}}}]", f"[{source}]", guard=self.leader)

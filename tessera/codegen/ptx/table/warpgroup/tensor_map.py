@@ -78,7 +78,12 @@ def collect_async_mma_maps(function: Function) -> dict[Node, TensorMapSpec]:
     for node in function.body.walk():
         if node.op in PRODUCED_OPS:
             ref = source_ref(node)
-            box = (*(1,) * (ref.type.rank - 2), block_extent(node)[0], BOX_COLUMNS)  # type: ignore[union-attr]
+            box = make_box(ref.type.rank, node.attrs["axis"], block_extent(node)[0])  # type: ignore[union-attr]
             param = function.params.index(ref)
             found[node] = made.setdefault((param, box), TensorMapSpec(len(made), param, box))
     return found
+
+
+def make_box(rank: int, axis: int, rows: int) -> tuple[int, ...]:
+    """The box of so many rows along an axis (negative), of the columns of a swizzled row."""
+    return tuple({axis: rows, -1: BOX_COLUMNS}.get(i, 1) for i in range(-rank, 0))
