@@ -33,8 +33,8 @@ def list_files(target: str, options: dict[str, Any]) -> list[str]:
             found.add(str(file.relative_to(PACKAGE)))
 
     with tempfile.TemporaryDirectory() as folder:
-        ts.build(ts.jit(lambda x: ts.softmax(x)), x, target=target, out=f"{folder}/first", **options)
-        other = ts.jit(lambda x: ts.softmax(x) + 0.0)
+        ts.build(ts.jit(lambda x: ts.softmax(x) + 0.0), x, target=target, out=f"{folder}/first", **options)
+        other = ts.jit(lambda x: ts.softmax(x))
         sys.setprofile(note)
         try:
             ts.build(other, x, target=target, out=f"{folder}/second", **options)

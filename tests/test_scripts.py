@@ -35,13 +35,13 @@ def test_the_picture_shows_the_packages():
 
 
 def test_a_build_passes_through_few_files():
-    """Not many more than the page says: a new file on the way of every program needs a reason."""
+    """As many as the page says, and at most 60: a new file on the way of every program needs a reason."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     stated = re.findall(r"(\d+) for (llvm|ptx)", page)
     assert {target for _, target in stated} == set(count_files.TARGETS)
     for number, target in stated:
         files = count_files.list_files(target, count_files.TARGETS[target])
-        assert "lower/pipeline.py" in files and len(files) <= int(number) + 3
+        assert "lower/pipeline.py" in files and len(files) <= min(int(number) + 2, 60)
 
 
 def test_no_document_has_a_refused_phrase():

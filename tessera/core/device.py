@@ -11,8 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from tessera.core.arguments import as_text
-from tessera.core.errors import DeviceUnavailable, user_location
+from tessera.core.errors import DeviceUnavailable, as_text, user_location
 from tessera.core.hooks import list_generators
 
 # Array memory: the addresses that the elements of a NumPy array occupy.

@@ -10,7 +10,7 @@ import linecache
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
@@ -513,6 +513,43 @@ class NonFiniteError(NumericalError):
 
 class LostUpdateWarning(UserWarning):
     """A traced function replaces buffers of a module, as batch norm does, and does not return them."""
+
+
+# Checked arguments: names and texts of users, so that no error comes from within.
+
+
+def as_text(value: Any, what: str) -> str:
+    """A text.
+
+    >>> as_text("edge", "the target")
+    'edge'
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, str):
+        return value
+    raise ArgumentError(
+        f"{what} is no text", location=user_location(), received=f"{type(value).__name__} {value!r:.60}"
+    )
+
+
+def as_names(value: Any, what: str) -> tuple[str, ...]:
+    """Names: a list of texts, or one text.
+
+    >>> as_names(["w", "b"], "weights"), as_names("w", "weights")
+    (('w', 'b'), ('w',))
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, str):
+        return (value,)
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes) else (None,)
+    if all(isinstance(name, str) for name in found):
+        return found
+    raise ArgumentError(f"{what} is no list of names", location=user_location(),
+                        received=f"{type(value).__name__} {value!r:.60}")  # fmt: skip
 
 
 # Tracebacks and documents give each error the name that users import: `tessera.errors.ShapeError`.

@@ -1,4 +1,4 @@
-"""Files: the cache folder, stable hashes, file locks, and atomic reading and writing of arrays (.npy)."""
+"""Files: paths of users, the cache folder, stable hashes, file locks, and atomic writing of arrays (.npy)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,31 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from tessera.core.errors import DeviceUnavailable, FileError, user_location
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
 from tessera.core.types import as_dtype
+
+# Paths of users.
+
+
+def as_path(value: Any, what: str = "the path") -> Path:
+    """A path that the system can have.
+
+    Raises:
+        ArgumentError: it is no text or path. FileError: it is too long, or has a character that no path has.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise ArgumentError(f"{what} is no path", location=user_location(),
+                            received=f"{type(value).__name__} {value!r:.60}")  # fmt: skip
+    path = Path(value)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # to be written, or for its reader to say
+    except (OSError, ValueError) as error:
+        raise FileError(f"{str(path)[:60]!r} cannot be a path", location=user_location(),
+                        received=getattr(error, "strerror", None) or str(error)) from None  # fmt: skip
+    return path
+
 
 # Tensor files.
 

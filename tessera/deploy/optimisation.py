@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.contract import Runtime, emit_artifact, get_capable_backend, list_backends, load_runtime
-from tessera.core.arguments import as_names, as_text
 from tessera.core.device import INTERP, count_gpus, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -19,6 +18,8 @@ from tessera.core.errors import (
     DeviceUnavailable,
     UnknownNameError,
     UnsupportedOpError,
+    as_names,
+    as_text,
     user_location,
 )
 from tessera.core.pytree import TreeDef

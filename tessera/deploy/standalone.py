@@ -17,10 +17,9 @@ import numpy as np
 from tessera.codegen.artifact import encode_content
 from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_capable_backend
-from tessera.core.arguments import as_path, as_text
 from tessera.core.device import find_generator_name
-from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, user_location
-from tessera.core.io import write_file
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, as_text, user_location
+from tessera.core.io import as_path, write_file
 from tessera.deploy.optimisation import OptimisedModel
 from tessera.deploy.webassembly import link_module
 from tessera.runtime.artifacts import describe_interface, find_stored_parameters

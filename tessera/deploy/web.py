@@ -18,14 +18,15 @@ import numpy as np
 
 from tessera.codegen.c_plan import DESCRIPTION_FILE, MACHINE, OBJECT_FILE, make_c_name
 from tessera.codegen.contract import emit_artifact, get_backend, get_capable_backend, list_backends
-from tessera.core.arguments import as_path, as_text
 from tessera.core.errors import (
     ArgumentError,
     DeviceUnavailable,
     ResourceError,
     UnsupportedOpError,
+    as_text,
     user_location,
 )
+from tessera.core.io import as_path
 from tessera.deploy.optimisation import OptimisedModel
 from tessera.deploy.standalone import write_folder
 from tessera.deploy.webassembly import link_module

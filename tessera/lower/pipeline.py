@@ -39,7 +39,7 @@ from tessera.lower.passes.reduction_splitting import form_vector_products, split
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
-from tessera.ops.dialects import control_flow
+from tessera.ops.dialects import control_flow, host
 from tessera.ops.tensor import contractions, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
@@ -164,7 +164,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
-    ("memory plan", rewrite_module(plan_memory)),
+    ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),
 )
 # For a mesh of processing elements (CSL): no loop nests, so none of the rewrites that prepare them.

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.arguments import as_path
 from tessera.core.errors import ArgumentError, FileError, user_location
-from tessera.core.io import write_file
+from tessera.core.io import as_path, write_file
 from tessera.monitoring.statistics import count_bins, kl_divergence, to_floats
 
 SMOOTHING = 0.5  # of a value, in each bin (Jeffreys)

@@ -113,7 +113,7 @@ def record_call(
     captured = [(CoreTensor(array), value) for array, value in builder.captures.values()]
     used += [Expression(t.type, "constant", value=v, elements=t) for t, v in captured]
     if random.drawn:
-        state = random.summarise().reserve()  # type: ignore[union-attr]
+        state = random.summarise().reserve()
         used += [
             Expression(v.type, v.hint, value=v, elements=CoreTensor(a))  # type: ignore[arg-type]
             for v, a in zip((seed, first), state, strict=True)

@@ -15,10 +15,10 @@ from tessera.codegen.artifact import (
     describe_size,
 )
 from tessera.codegen.contract import emit_artifact, get_backend
-from tessera.core.arguments import as_names
 from tessera.core.device import find_generator_name
 from tessera.core.errors import (
     ArgumentError,
+    as_names,
     user_location,
 )
 from tessera.core.io import import_safetensors
@@ -149,6 +149,8 @@ def describe_interface(program: PreparedProgram, stored: Sequence[int]) -> dict[
     shapes = [p.type.shape for p in program.levels["tile"].main.params]
     if program.padding is not None:
         shapes[: len(program.padding.patterns)] = program.padding.patterns
+    rules = (*program.rules.constraints, *program.rules.guards)
+    lines = {rule.text: rule.place for rule in rules if rule.place}  # that state them, for errors
     return {
         "entry": program.name,
         "parameters": [
@@ -157,7 +159,7 @@ def describe_interface(program: PreparedProgram, stored: Sequence[int]) -> dict[
         ],
         "written": list(program.written),
         **({} if program.random is None else {"random": dataclasses.asdict(program.random)}),
-        **({"lines": program.rules.lines} if program.rules.lines else {}),
+        **({"lines": lines} if lines else {}),
         **({} if program.padding is None else {"padding": program.padding.describe()}),
     }
 

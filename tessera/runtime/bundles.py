@@ -24,7 +24,6 @@ from tessera.codegen.artifact import (
     hash_content,
     parse_manifest,
 )
-from tessera.core.arguments import as_names
 from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import (
     ArgumentError,
@@ -33,6 +32,7 @@ from tessera.core.errors import (
     ShapeError,
     TesseraError,
     UnknownNameError,
+    as_names,
     user_location,
 )
 from tessera.core.pytree import flatten

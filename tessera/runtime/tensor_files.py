@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.arguments import as_path
 from tessera.core.errors import ArgumentError, FileError, StateDictError, user_location
-from tessera.core.io import import_safetensors, write_file
+from tessera.core.io import as_path, import_safetensors, write_file
 from tessera.core.pytree import flatten
 from tessera.core.types import DType, as_dtype, bf16, bool_, f16, f32, f64, fp8_e4m3, fp8_e5m2
 from tessera.ir.tensor import Tensor

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tessera.core.arguments import as_names
-from tessera.core.errors import ArgumentError, user_location
+from tessera.core.errors import ArgumentError, as_names, user_location
 
 COUNTS = ("max_body_bytes", "max_json_bytes", "max_buffered_bytes", "max_queue", "max_batch_size", "replicas", "slots")
 OPTIONAL_COUNTS = ("longest", "pages")

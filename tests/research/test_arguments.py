@@ -3,7 +3,7 @@
 import pytest
 
 import tessera as ts
-from tessera.core.arguments import as_path
+from tessera.core.io import as_path
 from tessera.errors import ArgumentError, FileError
 
 GRADS = ts.ones((2, 3))

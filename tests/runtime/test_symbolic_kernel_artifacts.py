@@ -113,7 +113,7 @@ def test_a_kernels_comparisons_name_their_line():
     program = prepare(BY_CONSTANTS, CallArguments((x, x.copy(), 2.0)), "llvm", dynamic=True)
     number = Path(__file__).read_text().splitlines().index("    if x.shape[0] % 2:") + 1
     assert program.rules.texts == ("B <= 300 and D % 4 == 0", "B % 2 == 0")
-    assert program.rules.lines["B % 2 == 0"].startswith(f"{__file__}:{number}:")
+    assert program.rules.guards[0].place.startswith(f"{__file__}:{number}:")
 
 
 def test_a_kernels_constraint_holds_for_launches_too():

@@ -10,7 +10,15 @@ from typing import Any
 
 from tessera.codegen.artifact import parse_size
 from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
-from tessera.codegen.ptx.context import KernelEntry, bind_parameters, finish_entry, make_context
+from tessera.codegen.ptx.context import (
+    VECTOR_BYTES,
+    KernelEntry,
+    PtxMemRef,
+    bind_parameters,
+    find_vector_length,
+    finish_entry,
+    make_context,
+)
 from tessera.codegen.ptx.emitter import emit_block
 from tessera.codegen.ptx.layout import WARP_THREADS, WARPGROUP_THREADS, ThreadTeam, bit_width, uses_tensor_cores
 from tessera.codegen.ptx.ops import (
@@ -48,7 +56,6 @@ from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows
 from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
 from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_ROWS
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
-from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
 from tessera.core.types import GLOBAL, TensorType

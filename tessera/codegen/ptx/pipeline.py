@@ -31,6 +31,7 @@ from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
+from tessera.codegen.ptx.passes.shared_memory import MAX_EARLY_LOADED, hoist_loads
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
@@ -101,9 +102,7 @@ def _hoist_loads(function: Function) -> Function:
     kind = get_fact(function, "kernel")
     if kind == PREFETCHING:  # its loads come early already
         return function
-    return (
-        loops.hoist_loads(function, loops.MAX_EARLY_LOADED) if kind == WARP_SPECIALISED else loops.hoist_loads(function)
-    )
+    return hoist_loads(function, MAX_EARLY_LOADED) if kind == WARP_SPECIALISED else hoist_loads(function)
 
 
 SELECTION: NamedPasses = (

@@ -114,11 +114,6 @@ class SizeRules:
         """The constraints and the guards as text."""
         return tuple(c.text for c in (*self.constraints, *self.guards))
 
-    @property
-    def lines(self) -> dict[str, str]:
-        """The line that states each constraint, by its text."""
-        return {c.text: c.place for c in (*self.constraints, *self.guards) if c.place}
-
 
 @dataclass(frozen=True)
 class SymbolicProgram:

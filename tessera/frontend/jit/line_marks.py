@@ -124,17 +124,6 @@ def mark_lines(builder: Builder) -> Iterator[None]:
 
 
 @contextmanager
-def collect_breakpoints() -> Iterator[list[Location]]:
-    """Collect the breakpoints of a trace."""
-    places: list[Location] = []
-    token = REQUESTED_BREAKPOINTS.set(places)
-    try:
-        yield places
-    finally:
-        REQUESTED_BREAKPOINTS.reset(token)
-
-
-@contextmanager
 def mark_region_lines(builder: Builder) -> Iterator[None]:
     """Mark lines while tracing the region of a loop or branch, where the enclosing function is marked."""
     found = ACTIVE_MARKER.get()

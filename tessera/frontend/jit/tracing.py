@@ -10,7 +10,7 @@ import time
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,8 +56,8 @@ from tessera.frontend.jit.dynamic_shapes import (
 )
 from tessera.frontend.jit.line_marks import (
     LINE_MARKS_ENABLED,
+    REQUESTED_BREAKPOINTS,
     check_breakpoint_support,
-    collect_breakpoints,
     mark_lines,
     strip_marks,
 )
@@ -78,7 +78,7 @@ from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
 from tessera.ops.tensor.contractions import dot
-from tessera.ops.tensor.random import RANDOM_STATE_NAMES, RandomState, RandomUse, trace_random_state
+from tessera.ops.tensor.random import RANDOM_STATE_NAMES, TRACED_RANDOM_STATE, RandomState, RandomUse
 
 # The device for which a program is being traced, or None.
 TRACE_DEVICE: ContextVar[str | None] = ContextVar("trace device", default=None)
@@ -530,21 +530,21 @@ class Jit:
         return want if isinstance(want, TensorType) else None
 
     def _trace(self, call: BoundCall, lines: bool = False, keep_updates: bool = False) -> TracedFunction:
-        token = TRACE_DEVICE.set(self.target or default_device())
-        try:
-            return self._record(call, lines, keep_updates)
-        finally:
-            TRACE_DEVICE.reset(token)
+        # In a copy of the context: what a trace sets in it ends with the trace.
+        return copy_context().run(self._record, call, lines, keep_updates)
 
     def _record(self, call: BoundCall, lines: bool, keep_updates: bool) -> TracedFunction:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
         values = {p.hint: Tensor(p) for p in params} | dict(call.static)
         seed, first = (Value(TensorType((), int64), name) for name in RANDOM_STATE_NAMES)
-        random = RandomState(Tensor(seed), Tensor(first))
-        with trace_random_state(random), builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
+        random, breakpoints = RandomState(Tensor(seed), Tensor(first)), list[Location]()
+        TRACE_DEVICE.set(self.target or default_device())
+        TRACED_RANDOM_STATE.set(random)
+        REQUESTED_BREAKPOINTS.set(breakpoints)
+        with builder.active(), use_known_sizes(self._bind_sizes(call.names, call.types)):
             arguments = call.tree.build(iter([values[n] for n in leaf_paths(call.tree)]))
-            with collect_breakpoints() as pauses, mark_lines(builder) if lines else nullcontext():
+            with mark_lines(builder) if lines else nullcontext():
                 traced = {n: x for n, x in arguments.items() if n not in self.static}
                 run = call_and_collect if keep_updates else _call_without_updates
                 outcome, updates = run(lambda *_: self._call(arguments), *traced.values())
@@ -564,7 +564,8 @@ class Jit:
         function = separate_regions(Function(name, body, attributes, self.location))
         captures = tuple(a for a, _ in builder.captures.values())
         owners = tuple((i, builder.owners[id(a)]) for i, a in enumerate(captures) if id(a) in builder.owners)
-        return TracedFunction(function, captures, results, owners, tuple(pauses), random.summarise(), paths)
+        use = random.summarise() if random.drawn or random.reseeded else None
+        return TracedFunction(function, captures, results, owners, tuple(breakpoints), use, paths)
 
     def _fit_results(self, tensors: list[Tensor], results: TreeDef, call: BoundCall) -> list[Tensor]:
         """Check what the function returns against its return annotation.

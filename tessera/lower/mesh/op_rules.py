@@ -18,11 +18,11 @@ from tessera.lower.mesh.mesh_lowering import (
     find_common_sharding,
     tensor_type_of,
 )
-from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.dialects import mesh
 from tessera.ops.dialects.mesh import UNSPLIT
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.ops.tensor import elementwise as e
+from tessera.ops.tensor.reduce import find_neutral_element
 
 # Rules of ops on a mesh: computation on pieces, and collectives.
 

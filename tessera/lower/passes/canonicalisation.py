@@ -179,15 +179,15 @@ def _fold_constants(node: Node, arrays: Sequence[Any]) -> Any:
 def _(rewriter, node, args):
     if 0 in node.out.type.shape:  # no element is computed: an index that is no element cannot be outside
         return make_splat(rewriter, node.out, 0)
-    numbers = [_get_splat_array(rewriter, a) for a in args]
-    if all(n is not None for n in numbers):
-        return make_splat(rewriter, node.out, _fold_constants(node, numbers))
-    if node.op is elementwise.pow and numbers[1] is not None and float(numbers[1]) == 2:
-        return rewriter.add(elementwise.mul, args[0], args[0])  # rounded once, as the power is
+    if all(get_splat_number(rewriter, a) is not None for a in args):
+        return make_splat(rewriter, node.out, _fold_constants(node, [_get_splat_array(rewriter, a) for a in args]))
     unit = _IDENTITIES.get(node.op)
-    if unit is None or numbers[1] is None or float(numbers[1]) != unit or math.copysign(1.0, numbers[1]) < 0:
+    number = None if unit is None else _get_splat_array(rewriter, args[1])
+    if number is None:
         return None
-    return args[0]
+    if node.op is elementwise.pow and number == 2:
+        return rewriter.add(elementwise.mul, args[0], args[0])  # rounded once, as the power is
+    return args[0] if float(number) == unit and math.copysign(1.0, number) > 0 else None
 
 
 # x * 1, x / 1, x ** 1 and x - 0 are exactly x, with its sign and NaN payload; x + 0 is not, for -0.

@@ -20,10 +20,10 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.canonicalisation import COMBINERS
-from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
+from tessera.ops.tensor.reduce import find_neutral_element
 from tessera.ops.tensor.shape import pad, reshape
 
 Axes = tuple[int, ...]  # counted from the end

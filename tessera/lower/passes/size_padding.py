@@ -17,8 +17,8 @@ from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value, evaluate_attribute, find_size_names
 from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
-from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
+from tessera.ops.tensor.reduce import find_neutral_element
 
 # For each axis its factors, the outermost first: the elements of B*S are those of S for each of B. An axis along which
 # a value is the same everywhere has none.

@@ -29,8 +29,13 @@ from tessera.lower.graph_to_schedule.lowering import TileSizeSearch
 from tessera.lower.indexing_maps import TOTAL, BodyIndexing, KernelDims, analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.schedule_to_tile import tile_emitter
-from tessera.lower.schedule_to_tile.reductions import LoopReduction, emit_whole_reduction, reduction_rules
-from tessera.lower.schedule_to_tile.tile_emitter import BlockValue, TileEmitter
+from tessera.lower.schedule_to_tile.tile_emitter import (
+    BlockValue,
+    LoopReduction,
+    TileEmitter,
+    emit_whole_reduction,
+    reduction_rules,
+)
 from tessera.ops.dialects import control_flow, host, schedule, tile
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e

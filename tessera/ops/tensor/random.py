@@ -121,10 +121,8 @@ class RandomState:
             self.count = start + LOOP_BLOCKS
         return start
 
-    def summarise(self) -> RandomUse | None:
-        """What a program with this state at its end does to the generator; None: nothing."""
-        if not self.drawn and not self.reseeded:
-            return None
+    def summarise(self) -> RandomUse:
+        """What a program with this state at its end does to the generator, which it draws from or seeds."""
         return RandomUse(self.count, self.seed if self.reseeded else None, self.drawn)
 
     def check_not_reseeded(self) -> None:
@@ -151,24 +149,24 @@ class RandomState:
 # Blocks of four words kept for a loop with a condition: more than its steps draw, and a small part of the 2^64.
 LOOP_BLOCKS = 2**36
 
-_TRACED_STATE: ContextVar[RandomState | None] = ContextVar("random state", default=None)
+TRACED_RANDOM_STATE: ContextVar[RandomState | None] = ContextVar("random state", default=None)
 _LOOP_STATE: ContextVar[RandomState | None] = ContextVar("random state of a loop", default=None)
 
 
 @contextmanager
 def trace_random_state(state: RandomState) -> Iterator[RandomState]:
     """Within a trace: the default generator has this state, and outside of it the state that it had before."""
-    tokens = _TRACED_STATE.set(state), _LOOP_STATE.set(state if state.loop else _LOOP_STATE.get())
+    tokens = TRACED_RANDOM_STATE.set(state), _LOOP_STATE.set(state if state.loop else _LOOP_STATE.get())
     try:
         yield state
     finally:
-        _TRACED_STATE.reset(tokens[0])
+        TRACED_RANDOM_STATE.reset(tokens[0])
         _LOOP_STATE.reset(tokens[1])
 
 
 def get_random_state() -> RandomState:
     """The state of the default generator: of the trace in progress, else of this process."""
-    return _TRACED_STATE.get() or _PROCESS_STATE
+    return TRACED_RANDOM_STATE.get() or _PROCESS_STATE
 
 
 class Generator:

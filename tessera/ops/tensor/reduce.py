@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
@@ -264,6 +265,35 @@ def _(x: Tensor, *, axis: Axes, keepdims: bool):
 
 def _slice_columns(rows: Tensor, begin: int, end: int) -> Tensor:
     return slice_(rows, start=(0, begin), stop=(rows.shape[0], end))
+
+
+# Neutral elements: what a reduction of nothing gives.
+
+
+def find_neutral_element(kind: str, dtype: DType) -> Any:
+    """The neutral element of a reduction."""
+    if kind == "sum":
+        return 0.0 if dtype.is_float else 0
+    low, high = _find_value_range(dtype)
+    return low if kind in ("max", "argmax") else high
+
+
+def _find_value_range(dtype: DType) -> tuple[Any, Any]:
+    if dtype.is_float:
+        return (-math.inf, math.inf) if _has_infinity(dtype) else _find_finite_range(dtype)
+    if dtype.kind == "bool":
+        return False, True
+    info = ml_dtypes.iinfo(dtype.numpy)
+    return int(info.min), int(info.max)
+
+
+def _find_finite_range(dtype: DType) -> tuple[float, float]:
+    top = float(ml_dtypes.finfo(dtype.numpy).max)
+    return -top, top
+
+
+def _has_infinity(dtype: DType) -> bool:
+    return math.isinf(float(dtype.numpy.type(math.inf)))
 
 
 # Prefix sums and products by recursive doubling: log2(n) steps (Hillis and Steele 1986).

@@ -8,8 +8,8 @@ from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import convert_layout, gemm_mainloop, matmul_accumulate
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
 from tessera.codegen.ptx.passes.layout_inference import lay_out_function
-from tessera.codegen.ptx.passes.loop_transformations import hoist_loads
 from tessera.codegen.ptx.passes.mainloop import form_mainloop
+from tessera.codegen.ptx.passes.shared_memory import hoist_loads
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f32
 from tessera.ops.dialects import tile

@@ -12,11 +12,11 @@ from ptxcheck import emit_checked
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.context import choose_row_layout
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
 from tessera.codegen.ptx.passes.multistage_pipelining import find_loop_fetches, insert_prefetch, read_operands_in_place
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
-from tessera.codegen.ptx.text.memref import choose_row_layout
 from tessera.core.errors import AsyncCopyError, ResourceError, TesseraError
 from tessera.core.types import bf16, f16, f32, fp8_e4m3, int8
 from tessera.frontend.kernel import kernel

@@ -23,7 +23,6 @@ from tessera.codegen.llvm.text.memory import StridedMemRef
 from tessera.core.symbolic_dim import round_up
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
-from tessera.ops.tensor import shape
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
@@ -195,7 +194,7 @@ def find_turned(kernel: LlvmKernelContext, v: Value) -> ClippedView | None:
 
 def keep_turned(kernel: LlvmKernelContext, node: Node) -> bool:
     """Transpose a block into scratch memory, where only stores use its elements: their lanes would be gathers."""
-    if node.op is not shape.permute or not all(s.node.op is tile.store for s in kernel.plan.sinks(node.out)):
+    if not all(s.node.op is tile.store for s in kernel.plan.sinks(node.out)):
         return False
     source, dtype = find_turned(kernel, node.out), get_tensor_type(node.out).dtype
     unit = get_memory_type(dtype).element

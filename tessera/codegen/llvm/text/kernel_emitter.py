@@ -54,6 +54,7 @@ from tessera.core.types import RefType, TensorType, bool_
 from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ops.dialects import control_flow, host
 from tessera.ops.dialects.tile import uses_grid_barrier
+from tessera.ops.tensor import shape
 from tessera.ops.tensor.random import round_by_chance
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _emit_node(kernel: LlvmKernelContext, node: Node) -> None:
         raise make_refusal_error("llvm", node, REFUSED)
     elif not is_block(node.out):
         kernel.scalars[node.out] = emit_element(LoopBody(kernel), node.out, ()).name
-    elif keep_turned(kernel, node):
+    elif node.op is shape.permute and keep_turned(kernel, node):
         return
     elif node.out in kernel.plan.stored:
         target = allocate_block(kernel, node.out)
@@ -315,8 +316,8 @@ def _bind_parameter(kernel: LlvmKernelContext, v: Value, name: str) -> None:
     if not isinstance(v.type, RefType):
         kernel.scalars[v] = name
         return
-    shape = tuple(v.type.shape)
-    kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, shape, make_row_major_strides(shape))
+    sizes = tuple(v.type.shape)
+    kernel.memrefs[v] = StridedMemRef(v.type.dtype, name, sizes, make_row_major_strides(sizes))
 
 
 def _format_parameters(function: Function, names: Sequence[str], noalias: bool) -> list[str]:

@@ -1,5 +1,5 @@
-"""Loop transformations: invariant code motion of scalars, peeling with mask elimination, and loads hoisted before the
-barriers of reductions."""
+"""Loop transformations: invariant code motion of scalars, code sinking, peeling with mask elimination, and comparisons
+of indices in 32 bits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.ops import async_mma, indices_below
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
+from tessera.codegen.ptx.passes.shared_memory import MAX_EARLY_LOADED, is_movable_load
 from tessera.codegen.ptx.table import emission_rule
-from tessera.core.types import GLOBAL, int64
+from tessera.core.types import int64
 from tessera.ir.analysis import AffineAnalysis, AffineForm, IntervalAnalysis
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
@@ -110,60 +111,13 @@ def _is_sinkable(node: Node, written: set[Value]) -> bool:
     if len(node.results) != 1 or node.regions or math.prod(static_shape(node.out)) <= MAX_EARLY_LOADED:
         return False
     moves = node.op in (basic.full, basic.cast, basic.broadcast_to, shape.reshape, shape.permute)
-    return node.op.pointwise or moves or (node.op is tile.load and _is_movable_load(node, frozenset(written)))
+    return node.op.pointwise or moves or (node.op is tile.load and is_movable_load(node, written))
 
 
 def _list_read(node: Node) -> list[Value]:
     """The values that a node reads, and those that its regions read."""
     inside = [v for r in node.regions for v in (*r.results, *(a for n in r.walk() for a in n.args))]
     return [*node.args, *inside]
-
-
-# Load hoisting: moves loads as early in their block as their operands allow, before the barriers of reductions.
-
-
-MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
-MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers come between a load and its use
-
-
-def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
-    """Hoist each load from memory that the function never writes.
-
-    Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
-    """
-    held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
-    if held > most or any(n.op is contractions.dot for n in function.body.walk()):
-        return function
-    written = tile.find_written_refs(function.body)
-    body = _hoist_in_block(function.body, frozenset(written))
-    return Function(function.name, body, function.attrs, function.loc)
-
-
-def _hoist_in_block(block: Block, written: frozenset[Value]) -> Block:
-    order = [node for node in block.nodes if node.op is basic.full]
-    for node in block.nodes:
-        if node.op is basic.full:
-            continue
-        if _is_movable_load(node, written):
-            order.insert(_find_earliest_position(order, node, written), node)
-        else:
-            order.append(node)
-    return Block(block.params, tuple(order), block.results)
-
-
-def _is_movable_load(node: Node, written: frozenset[Value]) -> bool:
-    """Whether a load reads global memory that the function never writes."""
-    return node.op is tile.load and node.args[0].type.space == GLOBAL and node.args[0] not in written  # type: ignore[union-attr]
-
-
-def _find_earliest_position(order: list[Node], node: Node, written: frozenset[Value]) -> int:
-    """The position after the last node that defines an operand, and after the loads that are hoisted already."""
-    operands = set(node.args)
-    for place in range(len(order), 0, -1):
-        before = order[place - 1]
-        if _is_movable_load(before, written) or operands & set(before.results):
-            return place
-    return 0
 
 
 # Loop peeling and mask elimination: rounds in which a mask holds everywhere are split off without it.

@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tessera.codegen.ptx.context import VECTOR_BYTES, PtxMemRef, find_vector_length
 from tessera.codegen.ptx.layout import MMA_OPERAND_TYPES, uses_tensor_cores
 from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.text.builder import element_bytes
-from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, find_vector_length
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder

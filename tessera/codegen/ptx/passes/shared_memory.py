@@ -1,4 +1,5 @@
-"""Shared memory: its allocator, and where the threads of a team must synchronise between accesses to the same memory.
+"""Shared memory: its allocator, where the threads of a team must synchronise between accesses to the same memory, and
+loads hoisted before these barriers.
 
 The elements of an op are spread over threads, so two ops that touch one memory (at least one of them writing) need a
 barrier between them, unless each thread touches only what it touched itself.
@@ -6,17 +7,19 @@ barrier between them, unless each thread touches only what it touched itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
 from tessera.codegen.ptx.ops import smem_slots
+from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.core.symbolic_dim import round_up
 from tessera.core.types import GLOBAL, RefType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import basic
+from tessera.ops.tensor import basic, contractions
 
 EXCHANGE_ALIGN = 128
 SHARED_SYMBOL = "tessera_shared"
@@ -185,3 +188,50 @@ class HazardTracker:
         assert isinstance(node.args[0].type, RefType)
         places = tuple(self._constants.get(v, v) for v in starts[: node.args[0].type.rank])
         return (places, self._layouts[value])
+
+
+# Load hoisting: moves loads as early in their block as their operands allow, before the barriers of reductions.
+
+
+MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
+MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers come between a load and its use
+
+
+def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
+    """Hoist each load from memory that the function never writes.
+
+    Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
+    """
+    held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
+    if held > most or any(n.op is contractions.dot for n in function.body.walk()):
+        return function
+    written = tile.find_written_refs(function.body)
+    body = _hoist_in_block(function.body, written)
+    return Function(function.name, body, function.attrs, function.loc)
+
+
+def _hoist_in_block(block: Block, written: Set[Value]) -> Block:
+    order = [node for node in block.nodes if node.op is basic.full]
+    for node in block.nodes:
+        if node.op is basic.full:
+            continue
+        if is_movable_load(node, written):
+            order.insert(_find_earliest_position(order, node, written), node)
+        else:
+            order.append(node)
+    return Block(block.params, tuple(order), block.results)
+
+
+def is_movable_load(node: Node, written: Set[Value]) -> bool:
+    """Whether a load reads global memory that the function never writes."""
+    return node.op is tile.load and node.args[0].type.space == GLOBAL and node.args[0] not in written  # type: ignore[union-attr]
+
+
+def _find_earliest_position(order: list[Node], node: Node, written: Set[Value]) -> int:
+    """The position after the last node that defines an operand, and after the loads that are hoisted already."""
+    operands = set(node.args)
+    for place in range(len(order), 0, -1):
+        before = order[place - 1]
+        if is_movable_load(before, written) or operands & set(before.results):
+            return place
+    return 0

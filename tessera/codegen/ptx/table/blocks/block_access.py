@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tessera.codegen.ptx.context import EmissionContext, Registers
+from tessera.codegen.ptx.context import (
+    VECTOR_BYTES,
+    EmissionContext,
+    PtxMemRef,
+    Registers,
+    VectorAccess,
+    find_vector_length,
+)
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates
 from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.math_functions import emit_decomposition
@@ -17,7 +24,6 @@ from tessera.codegen.ptx.text.builder import (
     is_immediate,
     register_class,
 )
-from tessera.codegen.ptx.text.memref import VECTOR_BYTES, PtxMemRef, VectorAccess, find_vector_length
 from tessera.core.symbolic_dim import Dim, Size, find_size_divisor
 from tessera.core.types import DType, bf16, bool_, f16, int4, int8, int16, uint8, uint16
 from tessera.ir.analysis import find_divisor

@@ -27,7 +27,7 @@ from tessera.codegen.diagnostics import (
     WORD_BYTES,
     describe_location,
 )
-from tessera.codegen.ptx.context import EmissionContext, get_exit_label, synchronise_team
+from tessera.codegen.ptx.context import EmissionContext, PtxMemRef, get_exit_label, synchronise_team
 from tessera.codegen.ptx.layout import DistributedLayout, and_predicates
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
@@ -37,7 +37,6 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registe
 from tessera.codegen.ptx.table.blocks.program_grid import emit_program_number
 from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, register_class
-from tessera.codegen.ptx.text.memref import PtxMemRef
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.symbolic_dim import proves_less, round_up
 from tessera.core.types import DType, TensorType, int64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tessera.codegen.ptx.context import EmissionContext, synchronise_team
+from tessera.codegen.ptx.context import EmissionContext, VectorAccess, synchronise_team
 from tessera.codegen.ptx.layout import WARP_THREADS
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
@@ -17,7 +17,6 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, s
 from tessera.codegen.ptx.table.scalars.arithmetic import floor_divide_integers
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext
 from tessera.codegen.ptx.text.builder import element_bytes
-from tessera.codegen.ptx.text.memref import VectorAccess
 from tessera.core.types import DType, int64
 from tessera.ir.core import Node
 from tessera.ops.dialects import tile

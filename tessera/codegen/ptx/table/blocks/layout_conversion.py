@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tessera.codegen.ptx.context import EmissionContext, Registers
+from tessera.codegen.ptx.context import VECTOR_BYTES, EmissionContext, Registers, VectorAccess
 from tessera.codegen.ptx.layout import WARP_THREADS, DistributedLayout, Sizes, and_predicates, match_reshape_bits
 from tessera.codegen.ptx.ops import convert_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
@@ -18,7 +18,6 @@ from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks import block_access
 from tessera.codegen.ptx.table.scalars.arithmetic import convert, materialise_operand
 from tessera.codegen.ptx.text.builder import REGISTER_BITS, PtxBuilder, element_bytes, register_class, typed_literal
-from tessera.codegen.ptx.text.memref import VECTOR_BYTES, VectorAccess
 from tessera.core.types import DType, bool_, f32, f64, int64, uint64
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import basic, shape

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tessera.codegen.ptx.context import EmissionContext
+from tessera.codegen.ptx.context import EmissionContext, VectorAccess, format_address
 from tessera.codegen.ptx.layout import (
     DOUBLE_MMA,
     LANE_BITS,
@@ -40,7 +40,6 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import (
 from tessera.codegen.ptx.table.scalars.arithmetic import convert, convert_for_storage
 from tessera.codegen.ptx.table.scalars.math_functions import wrap_integer
 from tessera.codegen.ptx.text.builder import element_bytes, ptx_type, register_class
-from tessera.codegen.ptx.text.memref import VectorAccess, format_address
 from tessera.core.types import DType, TensorType
 from tessera.ir.core import Node
 from tessera.ops.tensor import contractions

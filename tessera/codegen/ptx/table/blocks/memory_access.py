@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tessera.codegen.ptx.context import EmissionContext
+from tessera.codegen.ptx.context import EmissionContext, PtxMemRef, VectorAccess
 from tessera.codegen.ptx.layout import DistributedLayout, and_predicates, make_blocked_layout
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import LOCAL_SYMBOL, SHARED_SYMBOL
@@ -21,7 +21,6 @@ from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, ro
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
-from tessera.codegen.ptx.text.memref import PtxMemRef, VectorAccess
 from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile

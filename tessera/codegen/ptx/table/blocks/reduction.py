@@ -25,9 +25,9 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
 from tessera.core.types import DType, bool_, int64
 from tessera.ir.core import Node
 from tessera.ir.rules import Op
-from tessera.lower.schedule_to_tile.reductions import find_neutral_element
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce
+from tessera.ops.tensor.reduce import find_neutral_element
 
 ReductionElement = tuple[str, ...]  # the registers of an element: its value, and for arg-reductions its index
 LAST_INDEX = (1 << 62) - 1

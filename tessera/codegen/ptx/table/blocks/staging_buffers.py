@@ -10,7 +10,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.codegen.ptx.context import EmissionContext
+from tessera.codegen.ptx.context import (
+    SWIZZLE_UNIT,
+    VECTOR_BYTES,
+    EmissionContext,
+    PtxMemRef,
+    SmemOperand,
+    SmemSlots,
+    SwizzledRows,
+    VectorAccess,
+    choose_row_layout,
+    find_vector_length,
+    format_address,
+)
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates, bit_width, make_blocked_layout
 from tessera.codegen.ptx.ops import smem_operand, smem_slots
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
@@ -23,18 +35,6 @@ from tessera.codegen.ptx.table.blocks.block_access import (
     store_block,
 )
 from tessera.codegen.ptx.text.builder import element_bytes
-from tessera.codegen.ptx.text.memref import (
-    SWIZZLE_UNIT,
-    VECTOR_BYTES,
-    PtxMemRef,
-    SmemOperand,
-    SmemSlots,
-    SwizzledRows,
-    VectorAccess,
-    choose_row_layout,
-    find_vector_length,
-    format_address,
-)
 from tessera.core.types import GLOBAL
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -249,9 +250,12 @@ def erf_f32(x: Tensor) -> Tensor:
 # Emission rows.
 
 
+find_decomposition = cache(DECOMPOSITIONS.find)  # asked for each element; the table is complete here
+
+
 def _make_row(op: Op) -> Callable[..., str]:
     def row(s: ScalarContext, *operands: str) -> str:
-        function = DECOMPOSITIONS.find(op, f64 if s.word == "f64" else f32)
+        function = find_decomposition(op, f64 if s.word == "f64" else f32)
         if function is None:
             raise UnsupportedOpError(f"the target ptx has no {op.__name__} of {s.word}", suggestion="cast to ts.f32")
         return emit_decomposition(s.text, function, *operands)
