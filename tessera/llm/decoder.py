@@ -10,6 +10,7 @@ from tessera.core.types import f32, int32
 from tessera.ir.tensor import Tensor
 from tessera.llm.config import DecoderConfig
 from tessera.ops.tensor import nn
+from tessera.ops.tensor.attention import scaled_dot_product_attention
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import cos, maximum, minimum, sin
@@ -28,13 +29,14 @@ class PagedCache(NamedTuple):
 class Batch(NamedTuple):
     """The requests of a step: `tokens` [B, S] of which count[b] count, after past[b] that the cache has.
 
-    `table` [B, T] has the pages of each request.
+    `table` [B, T] has the pages of each request. `fresh`: the cache has nothing of any request.
     """
 
     tokens: Any
     table: Any
     past: Any
     count: Any
+    fresh: bool = False
 
 
 def multiply(x: Tensor, part: dict[str, Any]) -> Tensor:
@@ -79,13 +81,13 @@ def project_heads(config: DecoderConfig, x: Tensor, layer: dict[str, Any], lead:
     """Queries, keys and values of normalised rows x: [B, S, heads, head_size] each; `lead` is (B, S)."""
     counts = (config.heads, config.kv_heads, config.kv_heads)
     if "qkv" in layer:
-        whole, at, parts = multiply(x, layer["qkv"]), 0, []
-        for n in counts:
-            parts.append(whole[..., at : at + n * config.head_size])
-            at += n * config.head_size
-    else:
-        parts = [multiply(x, layer[name]) for name in "qkv"]
-    return [reshape(p, shape=(*lead, n, config.head_size)) for p, n in zip(parts, counts, strict=True)]
+        whole = reshape(multiply(x, layer["qkv"]), shape=(*lead, sum(counts), config.head_size))
+        first, last = config.heads, config.heads + config.kv_heads
+        return [whole[:, :, :first], whole[:, :, first:last], whole[:, :, last:]]
+    return [
+        reshape(multiply(x, layer[name]), shape=(*lead, n, config.head_size))
+        for name, n in zip("qkv", counts, strict=True)
+    ]
 
 
 def attend(
@@ -100,8 +102,18 @@ def attend(
         q, k = rotate(config, q, angles), rotate(config, k, angles)
     q, k, v = (cast(y, dtype=p.dtype) for y, p in zip((q, k, v), (pages[0], *pages), strict=True))
     keys, values = append_pages(*pages, k, v, batch.table, batch.past, batch.count)
-    mixed = paged_attention(q, keys, values, batch.table, batch.past, batch.count, window=config.window)
+    if batch.fresh:  # the keys are those of the step itself
+        mixed = _attend_to_own(q, k, v, config.window)
+    else:
+        mixed = paged_attention(q, keys, values, batch.table, batch.past, batch.count, window=config.window)
     return multiply(reshape(mixed, shape=(x.shape[0], -1)), layer["output"]), keys, values
+
+
+def _attend_to_own(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention of q [B, S, H, D] to k and v [B, S, G, D]: [B, S, H, D]."""
+    q, k, v = (permute(x, axes=(0, 2, 1, 3)) for x in (q, k, v))
+    mixed = scaled_dot_product_attention(q, k, v, causal=True, enable_gqa=True, window=window or None)
+    return permute(mixed, axes=(0, 2, 1, 3))
 
 
 def feed_forward(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> Tensor:

@@ -27,6 +27,7 @@ from tessera.ops.tensor.shape import reshape
 
 PAGE_SIZE = 64
 LONGEST_CHUNK = 256  # tokens of a prompt that one step takes
+LONGEST_DEVICE_CHUNK = 8192  # on a GPU, whose products want many rows
 SHORTEST_CHUNK = 16
 REPLACEMENT = "\ufffd"  # what an incomplete character is decoded as
 
@@ -64,25 +65,28 @@ class LanguageModel:
         self._resident = find_generator_name(self.target) not in (INTERP, "llvm")
         self.weights = to_tensors(weights, self.target if self._resident else None)
         options: dict[str, Any] = {"target": self.target, "donate": ("keys", "values"), "dynamic": False}
-        self._step = jit(self._compute_step, static_argnames=("every",), **options)
-        self._greedy = jit(self._compute_greedy, static_argnames=("every",), **options)
+        self._step = jit(self._compute_step, static_argnames=("every", "fresh"), **options)
+        self._greedy = jit(self._compute_greedy, static_argnames=("every", "fresh"), **options)
         self._draw = jit(samplers.draw_tokens, static_argnames=("cut",), target=self.target, dynamic=False)
 
     def _compute_step(
-        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
-    ) -> tuple[Any, Any, Any]:
+        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False,
+        fresh: bool = False,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         """Logits [B, V] after the last counted token of each request, or of `every` one [B, S, V]; and the cache."""
-        x, cache = run_layers(self.config, weights, Batch(tokens, table, past, count), PagedCache(keys, values))
+        batch = Batch(tokens, table, past, count, fresh)
+        x, cache = run_layers(self.config, weights, batch, PagedCache(keys, values))
         logits = compute_logits(weights, x if every else take_last(x, count))
         if every:
             logits = reshape(logits, shape=(*tokens.shape, self.config.vocabulary))
         return logits, cache.keys, cache.values
 
     def _compute_greedy(
-        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False
-    ) -> tuple[Any, Any, Any]:
+        self, weights: Any, tokens: Any, table: Any, past: Any, count: Any, keys: Any, values: Any, every: bool = False,
+        fresh: bool = False,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         """As `_compute_step`, with the most probable tokens in place of logits."""
-        logits, keys, values = self._compute_step(weights, tokens, table, past, count, keys, values, every)
+        logits, keys, values = self._compute_step(weights, tokens, table, past, count, keys, values, every, fresh)
         return samplers.choose_greedily(logits), keys, values
 
     def new_session(self, requests: int, longest: int) -> Session:
@@ -259,9 +263,10 @@ class Session:
         table[:, : self.pool.table.shape[1]] = self.pool.table
         model = self.model
         run = model._greedy if greedy else model._step
+        fresh = model._resident and tokens.shape[1] > 1 and not self.past.any()
         out, self.keys, self.values = run(
             model.weights, tokens.astype(np.int32), table, self.past.astype(np.int32), count.astype(np.int32),
-            self.keys, self.values, every=every,
+            self.keys, self.values, every=every, fresh=fresh,
         )  # fmt: skip
         self.past = self.past + count.astype(np.int32)
         return out
@@ -270,11 +275,12 @@ class Session:
         """Write the prompts to the cache, in chunks; for each request the logits (or greedy token) after its last."""
         ends = np.array([len(p) for p in prompts])
         results: list[Any] = [None] * len(prompts)
-        for start in range(0, int(ends.max()), LONGEST_CHUNK):
-            count = np.clip(ends - start, 0, LONGEST_CHUNK)
+        most = LONGEST_DEVICE_CHUNK if self.model._resident else LONGEST_CHUNK
+        for start in range(0, int(ends.max()), most):
+            count = np.clip(ends - start, 0, most)
             tokens = np.zeros((len(prompts), _choose_chunk(int(count.max()))), np.int32)
             for i, p in enumerate(prompts):
-                tokens[i, : count[i]] = p[start : start + LONGEST_CHUNK]
+                tokens[i, : count[i]] = p[start : start + most]
             out = self.run_step(tokens, count, greedy=greedy).numpy()
             for i in map(int, np.flatnonzero((count > 0) & (start + count == ends))):
                 results[i] = out[i]

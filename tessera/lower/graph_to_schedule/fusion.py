@@ -9,7 +9,7 @@ a kernel of its own, kept in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tessera.core.symbolic_dim import Size, estimate_size, order_of_size
@@ -238,8 +238,13 @@ class KernelFusion:
             budget = self._left(each, budget, most) if budget >= 0 else budget
         return budget
 
-    def walk_producers(self, value: Value, narrow: bool = False) -> Iterator[Node]:
-        """The nodes that compute a value, back through elementwise ops and views; if `narrow`, up to widening casts."""
+    def walk_producers(
+        self, value: Value, narrow: bool = False, kept: Collection[Value] = frozenset()
+    ) -> Iterator[Node]:
+        """The nodes that compute a value, back through elementwise ops and views; if `narrow`, up to widening casts.
+
+        The walk ends at the values `kept`, and at those that are in memory in any case.
+        """
         seen: set[Value] = set()
         work = [value]
         while work:
@@ -250,7 +255,7 @@ class KernelFusion:
             yield node
             seen.add(value)
             if node.op in (*POINTWISE, *VIEWS) and not (narrow and is_widening(node)):
-                work += [v for v in node.args if v not in self.memory]
+                work += [v for v in node.args if v not in self.memory and v not in kept]
 
     def depends_through_pointwise(self, value: Value, *ops: Op, narrow: bool = False) -> bool:
         """Whether a value depends on one of these ops through elementwise ops and views alone."""
@@ -260,13 +265,15 @@ class KernelFusion:
         """Whether a value belongs to the epilogue of a dot rather than to a kernel that reduces rows.
 
         The dot cannot be inlined there, and its epilogue is free. It ends where a value is widened: memory keeps the
-        narrow one.
+        narrow one. It also ends at a value that kernels read already: memory keeps that one alone.
         """
         if value in self.forced_roots or all(c.row is None for c in wanting):
             return False
-        return self.depends_through_pointwise(
-            value, contractions.dot, narrow=True
-        ) and not self.depends_through_pointwise(value, *REDUCTIONS)
+        read = {v for c in self.clusters for v in c.access_points}
+        producers = self.walk_producers(value, narrow=True, kept=read)
+        return any(n.op is contractions.dot for n in producers) and not self.depends_through_pointwise(
+            value, *REDUCTIONS
+        )
 
     def is_reduction_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value depends on reductions along one axis, and a kernel that reads it reduces along another.
