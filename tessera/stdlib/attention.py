@@ -35,6 +35,7 @@ from tessera.stdlib.routine import (
 
 
 BLOCK_ROWS, BLOCK_COLS = 32, 64
+UNPACKED: tuple[tuple[int, ...], ...] = ((), (), (), ())
 LOG2_E = math.log2(math.e)
 
 
@@ -42,7 +43,7 @@ LOG2_E = math.log2(math.e)
 def attend(
     q, k, v, mask, lengths, out, seed=None, sums=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
     BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0, turned: bool = False,
-    window: int = 0, softcap: float = 0.0,
+    window: int = 0, softcap: float = 0.0, packed: tuple = UNPACKED,
 ):  # fmt: skip
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
@@ -55,14 +56,17 @@ def attend(
     in q, k, v and out. `window` hides key j from query i where j <= i - window, and `softcap` replaces scores by
     softcap · tanh(scores / softcap) before the mask; 0 turns each off. `sums` is None or [B, H, S], and gets the
     logarithm to base 2 of the sum of the exponentials of each row's scores (0 without an unmasked key).
+    Where `packed` is ((H, G), (D, i), (D, j), (E, l)), q, k, v and out are [B, S or T, columns]: the columns of a
+    position hold heads side by side, those of q, k and v from the i-th, j-th and l-th on, so that one array may be all.
     """
-    (H, S), (G, T), E = heads_and_length(q, turned), heads_and_length(v, turned), v.shape[3]
+    (H, S), (G, T) = heads_and_length(q, turned, packed[0][:1]), heads_and_length(v, turned, packed[0][1:])
+    E = features_of(v, packed[3])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
     shared = head if H == G else head // (H // G)
     T = T if lengths is None else lengths[batch]
     past = 0 if lengths is None else T - S
     rows = first + past + tile.arange(0, BM)
-    queries = load_head_rows(q, batch, head, first, BM, turned, None)
+    queries = load_head_rows(q, batch, head, first, BM, turned, None, packed[1])
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
     # Weights are powers of two. A scale that keeps the order of scores is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0 or softcap > 0
@@ -74,8 +78,8 @@ def attend(
     for start in tile.range(begin, last, BN):
         cols = start + tile.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # 0 · NaN after a cache's end is NaN
-        keys = load_head_rows(k, batch, shared, start, BN, turned, held)
-        values = load_head_rows(v, batch, shared, start, BN, turned, held)
+        keys = load_head_rows(k, batch, shared, start, BN, turned, held, packed[2])
+        values = load_head_rows(v, batch, shared, start, BN, turned, held, packed[3])
         place = (batch, head, first, start)
         scores = scale_and_mask(queries @ keys.T, scale if scaled else None, softcap, mask, place)
         scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal, window)
@@ -84,36 +88,53 @@ def attend(
         values = values if narrow else tile.cast(values, f32)
         if p_drop > 0:
             row = (batch * H + head) * S + first + tile.arange(0, BM)
-            p = tile.dropout(p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned)[1] + cols[None, :])
+            p = tile.dropout(
+                p, p_drop, seed[0], row[:, None] * heads_and_length(k, turned, packed[0][1:])[1] + cols[None, :]
+            )
         acc = acc * old[:, None] + tile.cast(p, values.dtype) @ values
     if mask is not None or window > 0:
         l = tile.where(l == 0.0, 1.0, l)  # a row without an unmasked key gives 0
-    store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned)
+    store_head_rows(out, batch, head, first, tile.cast(acc / l[:, None], out.dtype), turned, packed[0])
     if sums is not None:
         base = tile.where(m == -math.inf, 0.0, m) * (LOG2_E if scaled else factor)
         tile.store(sums[batch, head, first : first + BM], base + tile.log2(l), edge="clip")
 
 
-def heads_and_length(x, turned):
-    """The sizes of the head and position axes of a tensor."""
-    return (x.shape[2], x.shape[1]) if turned else (x.shape[1], x.shape[2])
+def heads_and_length(x, turned, packed=()):
+    """The sizes of the head and position axes of a tensor; the heads of a packed one are given."""
+    if packed:
+        sizes = packed[0], x.shape[1]
+    else:
+        sizes = (x.shape[2], x.shape[1]) if turned else (x.shape[1], x.shape[2])
+    return sizes
 
 
-def load_head_rows(x, batch, head, first, count, turned, held):
-    """The block of a head's rows from `first` on; 0 where `held` is false."""
-    if turned:
+def features_of(v, packed):
+    """The features of a head."""
+    return packed[0] if packed else v.shape[3]
+
+
+def load_head_rows(x, batch, head, first, count, turned, held, packed=()):
+    """The block of a head's rows from `first` on; 0 where `held` is false. `packed`: features, and the first head."""
+    if packed:
+        column = (head + packed[1]) * packed[0]
+        block = tile.load(x[batch, first : first + count, column : column + packed[0]], mask=held, edge="clip")
+    elif turned:
         block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
     else:
         block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
     return block
 
 
-def store_head_rows(out, batch, head, first, block, turned):
+def store_head_rows(out, batch, head, first, block, turned, packed=()):
     """Store the block of a head's rows from `first` on; rows past the end are dropped."""
-    if turned:
-        tile.store(out[batch, first : first + block.shape[0], head, :], block, edge="clip")
+    count, features = block.shape[0], block.shape[1]
+    if packed:
+        tile.store(out[batch, first : first + count, head * features : head * features + features], block, edge="clip")
+    elif turned:
+        tile.store(out[batch, first : first + count, head, :], block, edge="clip")
     else:
-        tile.store(out[batch, head, first : first + block.shape[0], :], block, edge="clip")
+        tile.store(out[batch, head, first : first + count, :], block, edge="clip")
 
 
 def scale_and_mask(scores, scale, softcap, mask, place):
@@ -176,7 +197,7 @@ def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: floa
     heads, length = middle[::-1] if blocks.get("turned") else middle
     constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed", "sums") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
-    constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, **blocks}
+    constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, "packed": UNPACKED, **blocks}
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, ceil_divide(length, size)))
 
 

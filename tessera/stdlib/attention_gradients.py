@@ -18,7 +18,15 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import reduce, shape
 from tessera.ops.tensor.basic import cast
-from tessera.stdlib.attention import LOG2_E, attend
+from tessera.stdlib.attention import (
+    LOG2_E,
+    UNPACKED,
+    attend,
+    features_of,
+    heads_and_length,
+    load_head_rows,
+    store_head_rows,
+)
 
 LEAST_LENGTH = 64  # of queries and of keys; the weights of fewer are stored
 MOST_FEATURES = 128
@@ -29,25 +37,29 @@ OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its ro
 
 
 @kernel
-def differentiate_keys(q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int):
+def differentiate_keys(
+    q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int,
+    packed: tuple = UNPACKED,
+):  # fmt: skip
     """The gradients dk [B, H, T, D] and dv [B, H, T, E] by each head of queries, on the grid (B, H, ceil(T / BN)).
 
-    g [B, H, S, E] is the gradient of the output, `sums` are those of `attend`, and `deltas` [B, H, S] the
-    sums of the products of g and the output.
+    g [B, H, S, E] is the gradient of the output, `sums` are those of `attend`, and `deltas` [B, H, S] the sums of the
+    products of g and the output. `packed` is as in `attend`; g, dk and dv are packed, too, their heads from the first.
     """
-    S, D, E = q.shape[2], q.shape[3], v.shape[3]
+    (H, S), (G, _) = heads_and_length(q, False, packed[0][:1]), heads_and_length(k, False, packed[0][1:])
+    D, E = features_of(q, packed[1]), features_of(v, packed[3])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
-    shared = head // (q.shape[1] // k.shape[1])
-    keys = tile.load(k[batch, shared, first : first + BN, :], edge="clip")
-    values = tile.load(v[batch, shared, first : first + BN, :], edge="clip")
+    shared = head // (H // G)
+    keys = load_head_rows(k, batch, shared, first, BN, False, None, packed[2])
+    values = load_head_rows(v, batch, shared, first, BN, False, None, packed[3])
     total_k, total_v = tile.zeros((BN, D)), tile.zeros((BN, E))
     cols = first + tile.arange(0, BN)
     begin = first // BM * BM if causal else 0
     last = S if window == 0 else min(first + BN + window - 1, S)
     for start in tile.range(begin, last, BM):
         rows = start + tile.arange(0, BM)
-        queries = tile.load(q[batch, head, start : start + BM, :], edge="clip")
-        slopes = tile.load(g[batch, head, start : start + BM, :], edge="clip")
+        queries = load_head_rows(q, batch, head, start, BM, False, None, packed[1])
+        slopes = load_head_rows(g, batch, head, start, BM, False, None, without_offset(packed[3]))
         high = tile.load(sums[batch, head, start : start + BM], edge="clip")
         delta = tile.load(deltas[batch, head, start : start + BM], edge="clip")
         weights = tile.exp2((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
@@ -55,35 +67,43 @@ def differentiate_keys(q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale:
         change = weights * (values @ slopes.T - delta[None, :])
         total_v = total_v + tile.cast(weights, slopes.dtype) @ slopes
         total_k = total_k + tile.cast(change, queries.dtype) @ queries
-    tile.store(dk[batch, head, first : first + BN, :], tile.cast(total_k * scale, dk.dtype), edge="clip")
-    tile.store(dv[batch, head, first : first + BN, :], tile.cast(total_v, dv.dtype), edge="clip")
+    store_head_rows(dk, batch, head, first, tile.cast(total_k * scale, dk.dtype), False, packed[0])
+    store_head_rows(dv, batch, head, first, tile.cast(total_v, dv.dtype), False, packed[0])
 
 
 @kernel
-def differentiate_queries(q, k, v, g, sums, deltas, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int):
+def differentiate_queries(
+    q, k, v, g, sums, deltas, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int,
+    packed: tuple = UNPACKED,
+):  # fmt: skip
     """The gradient dq [B, H, S, D], on the grid (B, H, ceil(S / BM)), from the operands of `differentiate_keys`."""
-    D, T = q.shape[3], k.shape[2]
+    (H, _), (G, T) = heads_and_length(q, False, packed[0][:1]), heads_and_length(k, False, packed[0][1:])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
-    shared = head // (q.shape[1] // k.shape[1])
-    queries = tile.load(q[batch, head, first : first + BM, :], edge="clip")
-    slopes = tile.load(g[batch, head, first : first + BM, :], edge="clip")
+    shared = head // (H // G)
+    queries = load_head_rows(q, batch, head, first, BM, False, None, packed[1])
+    slopes = load_head_rows(g, batch, head, first, BM, False, None, without_offset(packed[3]))
     high = tile.load(sums[batch, head, first : first + BM], edge="clip")
     delta = tile.load(deltas[batch, head, first : first + BM], edge="clip")
-    total = tile.zeros((BM, D))
+    total = tile.zeros((BM, features_of(q, packed[1])))
     rows = first + tile.arange(0, BM)
     last = min(first + BM, T) if causal else T
     begin = 0 if window == 0 else max(first - window + 1, 0) // BN * BN
     for start in tile.range(begin, last, BN):
         cols = start + tile.arange(0, BN)
-        keys = tile.load(k[batch, shared, start : start + BN, :], edge="clip")
-        values = tile.load(v[batch, shared, start : start + BN, :], edge="clip")
+        keys = load_head_rows(k, batch, shared, start, BN, False, None, packed[2])
+        values = load_head_rows(v, batch, shared, start, BN, False, None, packed[3])
         weights = tile.exp2((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
         weights = hide_weights(weights, rows[:, None], cols[None, :], causal, window)
         if T % BN != 0:
             weights = tile.where(cols[None, :] < T, weights, 0.0)
         change = weights * (slopes @ values.T - delta[:, None])
         total = total + tile.cast(change, keys.dtype) @ keys
-    tile.store(dq[batch, head, first : first + BM, :], tile.cast(total * scale, dq.dtype), edge="clip")
+    store_head_rows(dq, batch, head, first, tile.cast(total * scale, dq.dtype), False, packed[0])
+
+
+def without_offset(place):
+    """The place of heads in columns of their own."""
+    return (place[0], 0) if place else ()
 
 
 def hide_weights(weights, rows, cols, causal, window):

@@ -211,31 +211,31 @@ class KernelFusion:
     def is_cheap(self, value: Value) -> bool:
         """Whether a value takes only a few cheap ops to compute from memory: the inputs, and what is widened.
 
-        Results of reductions that are far smaller than the value count as memory, too; beside a widened operand all do:
+        What is far smaller than the value counts as memory, too; beside a widened operand all results of reductions do:
         the narrow operand is read instead of the wide value.
         """
         node = self.uses.get(value)
         widens = node is not None and any(v in self.uses and is_widening(self.uses[v]) for v in node.args)
-        most = math.inf if widens else _estimate_count(value) / MIN_REDUCED
-        return self._left(value, MAX_RECOMPUTED_OPS, most) >= 0
+        few = _estimate_count(value) / MIN_REDUCED
+        return self._left(value, MAX_RECOMPUTED_OPS, math.inf if widens else few, few) >= 0
 
-    def _left(self, value: Value, budget: int, most: float) -> int:
+    def _left(self, value: Value, budget: int, most: float, few: float) -> int:
         """The rest of a budget after the ops that compute a value from memory; negative where it does not suffice.
 
-        A result of a reduction of at most so many elements is memory.
+        A result of a reduction of at most `most` elements is memory, and so is any value of at most `few`.
         """
         node = self.uses.get(value)
         if node is None or node.op in CONSTANTS or is_widening(node):
             return budget
         if node.op in REDUCTIONS and _estimate_count(value) <= most:
             return budget
-        if _estimate_count(value) == 1:  # one number for all elements
+        if _estimate_count(value) <= max(few, 1):
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1
         budget -= 0 if node.op in VIEWS else 1
         for each in dict.fromkeys(node.args):
-            budget = self._left(each, budget, most) if budget >= 0 else budget
+            budget = self._left(each, budget, most, few) if budget >= 0 else budget
         return budget
 
     def walk_producers(
@@ -302,7 +302,7 @@ class KernelFusion:
 
     def is_cheap_beside_reductions(self, value: Value) -> bool:
         """Whether a value takes a few cheap ops to compute from memory and from results of reductions."""
-        return self._left(value, MAX_COLUMN_OPS, math.inf) >= 0
+        return self._left(value, MAX_COLUMN_OPS, math.inf, _estimate_count(value) / MIN_REDUCED) >= 0
 
     def are_kept(self, reductions: Sequence[Node], wanting: list[FusionCluster]) -> bool:
         """Whether kernels beside `wanting` read the results of reductions, which are then in memory in any case."""
