@@ -15,8 +15,12 @@ from tessera.core.types import DType, TensorType, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import reduce, shape
+from tessera.ops.tensor.attention import HEADS_SECOND_ORDER
 from tessera.ops.tensor.basic import cast
 from tessera.stdlib.attention import (
     LOG2_E,
@@ -30,6 +34,7 @@ from tessera.stdlib.attention import (
 
 LEAST_LENGTH = 64  # of queries and of keys; the weights of fewer are stored
 MOST_FEATURES = 128
+PACKED_FEATURES = (64, 128)  # of heads whose columns tensor maps load side by side
 SHALLOW = 64  # features of a head up to which a program's own block has more rows
 OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its rounds
 
@@ -116,62 +121,111 @@ def hide_weights(weights, rows, cols, causal, window):
 
 
 @dataclass(frozen=True)
+class PackedHeads:
+    """Heads [B, H, S, D] that are columns of an array [B, S, C], from the `first` head on."""
+
+    source: Value
+    first: int
+
+
+@dataclass(frozen=True)
 class DifferentiableAttention:
-    """Attention of q [B, H, S, D] with keys and values of G heads, with sums for its gradients."""
+    """Attention of q [B, H, S, D] with keys and values of G heads, with sums for its gradients.
+
+    The launches take `operands`: q, k and v themselves, or the arrays in which they are packed.
+    """
 
     q: tuple[int, ...]
     k: tuple[int, ...]
     v: tuple[int, ...]
     attrs: dict[str, Any]
+    operands: tuple[Value, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether heads are side by side in memory."""
+        return "packed" in self.attrs
 
     @property
     def own(self) -> int:
         """The rows of a program's own block: as many as registers hold the results of."""
         return OWN_ROWS if max(self.q[3], self.v[3]) <= SHALLOW else ROUND_ROWS
 
-    def view(self, x: Tensor, like: tuple[int, ...], rows: bool = False) -> Tensor:
-        """A tensor as one of rank 4, or 3 where it has a number for each row."""
-        return shape.reshape(x, shape=like[:3] if rows else like)
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of the result of attention."""
+        return (*self.q[:3], self.v[3])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The results of `attention_with_sums`."""
-        lead, rows = q.shape[:-1], 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
-        result = (*self.q[:3], self.v[3])
-        operands = [self.view(x, like) for x, like in ((q, self.q), (k, self.k), (v, self.v))]
-        memories = [OutputMemory(TensorType(result, q.dtype)), None, OutputMemory(TensorType(self.q[:3], f32))]
-        grid = (*self.q[:2], ceil_divide(self.q[2], rows))
-        out, sums = launch(attend, grid, *operands, None, None, *memories, **self.attrs, BM=rows, BN=rows, narrow=True)
-        return shape.reshape(out, shape=(*lead, self.v[3])), shape.reshape(sums, shape=lead)
+    def place(self, x: Tensor, like: tuple[int, ...]) -> Tensor:
+        """Heads as a launch takes them."""
+        x = shape.reshape(x, shape=like)
+        return shape.reshape(shape.permute(x, axes=HEADS_SECOND_ORDER), shape=self.fold(like)) if self.is_packed else x
 
-    def differentiate(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, g: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def take(self, x: Tensor, like: tuple[int, ...]) -> Tensor:
+        """Heads [B, H, S, D] from what a launch gives."""
+        if not self.is_packed:
+            return shape.reshape(x, shape=like)
+        apart = shape.reshape(x, shape=(like[0], like[2], like[1], like[3]))
+        return shape.permute(apart, axes=HEADS_SECOND_ORDER)
+
+    def fold(self, like: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of heads in memory."""
+        return (like[0], like[2], like[1] * like[3]) if self.is_packed else like
+
+    def list_sources(self, operands: tuple[Tensor, ...]) -> list[Tensor]:
+        """The operands of a launch."""
+        shapes = zip(operands, (self.q, self.k, self.v), strict=True)
+        return list(operands) if self.is_packed else [shape.reshape(x, shape=like) for x, like in shapes]
+
+    def attend(self, *operands: Tensor) -> tuple[Tensor, Tensor]:
+        """The results of `attention_with_sums`, [B, H, S, E] and [B, H, S]."""
+        rows = 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
+        dtype = operands[0].dtype
+        memories = [OutputMemory(TensorType(self.fold(self.result), dtype)), None]
+        memories += [OutputMemory(TensorType(self.q[:3], f32))]
+        grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), {**self.attrs, "BM": rows, "BN": rows}
+        out, sums = launch(attend, grid, *self.list_sources(operands), None, None, *memories, **named, narrow=True)
+        return self.take(out, self.result), sums
+
+    def differentiate(self, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The results of `attention_gradients`."""
-        result, each = (*self.q[:3], self.v[3]), (self.q[0], self.q[1])
-        deltas = reduce.sum(cast(g, dtype=f32) * cast(out, dtype=f32), axis=-1)
-        given = [self.view(x, like) for x, like in ((q, self.q), (k, self.k), (v, self.v), (g, result))]
-        given += [self.view(x, self.q, rows=True) for x in (sums, deltas)]
-        by_head = [OutputMemory(TensorType((*each, *x[2:]), q.dtype)) for x in (self.k, self.v)]
-        blocks = {**self.attrs, "BM": ROUND_ROWS, "BN": self.own}
-        dk, dv = launch(differentiate_keys, (*each, ceil_divide(self.k[2], self.own)), *given, *by_head, **blocks)
-        blocks = {**self.attrs, "BM": self.own, "BN": ROUND_ROWS}
-        memory = OutputMemory(TensorType(self.q, q.dtype))
-        dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], self.own)), *given, memory, **blocks)
-        return self.view(dq, q.shape), self.add_groups(dk, k), self.add_groups(dv, v)  # type: ignore[arg-type]
+        *sources, out, sums, g = operands
+        each, dtype, result = self.q[:2], g.dtype, self.result
+        g, out = (self.place(x, result) for x in (g, out))
+        deltas = self.find_deltas(g, out)
+        given = [*self.list_sources(tuple(sources)), g, shape.reshape(sums, shape=self.q[:3]), deltas]
+        by_head = [(*each, *x[2:]) for x in (self.k, self.v)]
+        memories = [OutputMemory(TensorType(self.fold(like), dtype)) for like in (*by_head, self.q)]
+        named = {**self.attrs, "BM": ROUND_ROWS, "BN": self.own}
+        found = launch(differentiate_keys, (*each, ceil_divide(self.k[2], self.own)), *given, *memories[:2], **named)
+        named = {**self.attrs, "BM": self.own, "BN": ROUND_ROWS}
+        dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], self.own)), *given, memories[2], **named)
+        dk, dv = (self.add_groups(self.take(x, like)) for x, like in zip(found, by_head, strict=True))
+        return self.take(dq, self.q), dk, dv
 
-    def add_groups(self, x: Tensor, like: Tensor) -> Tensor:
+    def find_deltas(self, g: Tensor, out: Tensor) -> Tensor:
+        """For each query the sum of the products of the gradient and the output, [B, H, S]."""
+        batch, heads, length, features = self.result
+        if self.is_packed:
+            g, out = (shape.reshape(x, shape=(batch, length, heads, features)) for x in (g, out))
+        found = reduce.sum(cast(g, dtype=f32) * cast(out, dtype=f32), axis=-1)
+        return shape.permute(found, axes=(0, 2, 1)) if self.is_packed else found
+
+    def add_groups(self, x: Tensor) -> Tensor:
         """Gradients by heads of queries, added up over those that share a head of keys."""
         heads, groups = self.q[1], self.k[1]
-        if heads != groups:
-            x = shape.reshape(x, shape=(self.q[0], groups, heads // groups, *x.shape[2:]))
-            x = cast(reduce.sum(cast(x, dtype=f32), axis=2), dtype=x.dtype)
-        return shape.reshape(x, shape=like.shape)
+        if heads == groups:
+            return x
+        x = shape.reshape(x, shape=(self.q[0], groups, heads // groups, *x.shape[2:]))
+        return cast(reduce.sum(cast(x, dtype=f32), axis=2), dtype=x.dtype)
 
 
 def match_differentiable_attention(
-    types: list[TensorType], causal: bool, scale: float, weights: DType, window: int
+    uses: UseDef, node: Node, causal: bool, scale: float, weights: DType, window: int
 ) -> DifferentiableAttention | None:
-    """Attention of these types of q, k and v; None where its weights are stored."""
+    """The attention of a node whose first operands are q, k and v; None where its weights are stored."""
+    values = node.args[:3]
+    types = [get_tensor_type(v) for v in values]
     dtype = types[0].dtype
     if dtype.bits != 16 or weights != dtype or any(t.dtype != dtype or t.policy is not None for t in types):
         return None
@@ -180,4 +234,27 @@ def match_differentiable_attention(
     q, k, v = ((*(1,) * (4 - t.rank), *(int(n) for n in t.shape)) for t in types)
     if min(q[2], k[2]) < LEAST_LENGTH or max(q[3], v[3]) > MOST_FEATURES or q[0] != k[0] or q[1] % k[1]:
         return None
-    return DifferentiableAttention(q, k, v, {"causal": causal, "scale": scale, "window": window})
+    attrs: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
+    heads = [found for x in values if (found := _find_packed(uses, x)) is not None]
+    if len(heads) < 3:
+        return DifferentiableAttention(q, k, v, attrs, values)
+    places = ((x[3], each.first) for x, each in zip((q, k, v), heads, strict=True))
+    attrs["packed"] = ((q[1], k[1]), *places)
+    return DifferentiableAttention(q, k, v, attrs, tuple(each.source for each in heads))
+
+
+def _find_packed(uses: UseDef, x: Value) -> PackedHeads | None:
+    """Heads [B, H, S, D] as columns of an array, if that is what is turned to them."""
+    turned = uses.find(x, shape.permute)
+    apart = uses.find(turned.args[0], shape.reshape) if turned is not None else None
+    if apart is None or turned.attrs["axes"] != HEADS_SECOND_ORDER:  # type: ignore[union-attr]
+        return None
+    (batch, length, heads, features), source = get_shape(apart.out), apart.args[0]
+    if features not in PACKED_FEATURES or get_shape(source) != (batch, length, heads * features):
+        return None
+    part = uses.find(source, shape.slice_)
+    if part is None:
+        return PackedHeads(source, 0)
+    whole, first = get_shape(part.args[0]), part.attrs["start"][-1]
+    plain = part.attrs["start"][:-1] == (0, 0) and set(part.attrs["step"]) == {1} and whole[:-1] == (batch, length)
+    return PackedHeads(part.args[0], first // features) if plain and first % features == 0 else PackedHeads(source, 0)

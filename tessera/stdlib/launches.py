@@ -115,9 +115,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """Attention with its gradients in 16 bits, whose weights are computed again, where a target has tensor cores."""
     if not plan.tensor_cores:
         return None
-    found = match_differentiable_attention([get_tensor_type(v) for v in node.args[:3]], **node.attrs)
+    found = match_differentiable_attention(uses, node, **node.attrs)
     forward = node.op is attention_gradients.attention_with_sums
-    return None if found is None else LibraryLowering(node.args, found.attend if forward else found.differentiate)
+    if found is None:
+        return None
+
+    def compute(*operands: Tensor) -> tuple[Tensor, ...]:
+        results = found.attend(*operands) if forward else found.differentiate(*operands)
+        return tuple(shape.reshape(x, shape=get_shape(v)) for x, v in zip(results, node.results, strict=True))
+
+    return LibraryLowering((*found.operands, *node.args[3:]), compute)
 
 
 def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:

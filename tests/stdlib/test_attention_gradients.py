@@ -101,3 +101,30 @@ def test_gradients_of_gradients():
         ahead, behind = (first(q + ts.tensor(sign * shift)).numpy() for sign in (1, -1))
         numeric[at] = ((ahead - behind) * direction.numpy()).sum() / (2 * step)
     np.testing.assert_allclose(moved, numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_heads_side_by_side_stay_in_place(arch):
+    """Queries, keys and values of one projection are read where it wrote them, and gradients are not turned."""
+    batch, length, heads, features = 2, 128, 2, 64
+    width = heads * features
+    rng = np.random.default_rng(3)
+    whole, g = (ts.tensor(rng.standard_normal((batch, length, n)).astype(np.float32)) for n in (3 * width, width))
+
+    def attend(whole):
+        parts = [whole[..., i * width : (i + 1) * width] for i in range(3)]
+        turned = [p.reshape((batch, length, heads, features)).permute(0, 2, 1, 3) for p in parts]
+        found = ts.scaled_dot_product_attention(*turned, is_causal=True)
+        return found.permute(0, 2, 1, 3).reshape((batch, length, width))
+
+    program = lambda whole, g: ts.grad(lambda whole: (attend(whole) * g).to(ts.f32).sum())(whole)  # noqa: E731
+    narrow = [x.to(ts.bf16) for x in (whole, g)]
+    levels = driver.lower(ts.jit(program).trace(*narrow).function, "ptx")
+    launches = [n for n in levels["tile"].main.body.walk() if n.op.name == "host.launch"]
+    (forward,) = (n for n in launches if n.attrs["kernel"] == "attend")
+    assert forward.args[0] is forward.args[1] is forward.args[2]
+    assert not any("copy" in n.attrs["kernel"] for n in launches)
+    artifact = BACKEND.emit(levels["tile"], {"arch": arch})
+    (found,) = BACKEND.interpreter(artifact)([x.numpy() for x in narrow])
+    exact = program(*(x.to(ts.f64) for x in narrow)).numpy()
+    assert np.linalg.norm(found.astype(np.float64) - exact) < 5e-3 * np.linalg.norm(exact)
