@@ -36,6 +36,7 @@ from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.attention_gradients import match_differentiable_attention
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
+from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
@@ -392,15 +393,16 @@ WIDE_CHUNK = 2048  # elements that such a program counts at once
 
 @library_lowerings(sorting.argsort)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A bitonic sort, unless the host sorts or only the first places are taken."""
+    """A sort of rows, by digits where a target has many programs to run, unless the host sorts or only the first places
+    are taken."""
     if plan.host_sort is not None or not _has_row_keys(node):
         return None
     if _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
-    return LibraryLowering(
-        node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: row_sorting.sort_places(rows, descending))
-    )
+    long = get_shape(node.args[0])[axis] > row_sorting.MAX_CHUNK
+    sort = sort_by_digits if plan.parallel is not None and long else row_sorting.sort_places
+    return LibraryLowering(node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: sort(rows, descending)))
 
 
 @library_lowerings(shape.slice_)

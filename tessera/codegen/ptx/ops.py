@@ -40,7 +40,7 @@ from tessera.ir.levels import TARGET_OPS, define_target_level
 from tessera.ir.rules import STORAGE, Op
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.dialects.control_flow import refuse_direct_call
-from tessera.ops.tensor import basic, contractions, elementwise
+from tessera.ops.tensor import basic, contractions, elementwise, reduce
 from tessera.ops.tensor import shape as shapes
 
 # Function attributes: facts that a pass records for later passes and for emission.
@@ -86,6 +86,7 @@ class LaunchFacts:
 # expansion into Tile ops, by which the Tile interpreter runs it for all instances and debug mode checks it.
 
 
+WARP_TILES = 32  # tiles of a group that exchange bits by one instruction
 LEVEL = "ptx"  # the level of a module between the pipeline's first pass and its text
 define_target_level(LEVEL)
 
@@ -373,6 +374,38 @@ def exp2_ftz(x):
     """Two to the power `x`; a subnormal result is flushed to 0."""
     found = np.exp2(x)
     return np.where(found < np.finfo(np.float32).tiny, np.float32(0), found)
+
+
+@define_op(lambda condition: condition.with_dtype(int64))
+def ballot(condition):
+    """The tiles of this tile's warp in which a condition holds, as the bits of an int64, for each element."""
+
+
+@expansion_rules(ballot)
+def _(builder, node, args):
+    seen = builder.add(tile.collect, args, {"width": WARP_TILES}).out
+    sizes = seen.type.shape
+    lanes = builder.add(shapes.iota, [], {"shape": sizes, "axis": 0, "dtype": int64}).out
+    one, none = (builder.add(basic.full, [], {"shape": sizes, "value": n, "dtype": int64}).out for n in (1, 0))
+    bits = builder.add(elementwise.shift_left, [one, lanes]).out
+    chosen = builder.add(elementwise.where, [seen, bits, none]).out
+    return builder.add(reduce.sum, [chosen], {"axis": (-len(sizes),), "keepdims": False}).results
+
+
+@define_op(lambda x, *, place: x.with_shape((1,) * len(place)))
+def element(x, *, place: tuple):
+    """One element of a block that a thread holds alone, as a block of one element."""
+    return np.asarray(x)[place].reshape((1,) * len(place))
+
+
+@expansion_rules(element)
+def _(builder, node, args):
+    (x,), place = args, node.attrs["place"]
+    described = {"dtype": x.type.dtype, "space": "register", "alignment": 16, "swizzle": "", "padding": 0}
+    memory = builder.add(tile.alloc, [], {"shape": x.type.shape, **described}).out
+    builder.add(tile.store, [memory, x, *(index_constant(builder, 0) for _ in place)])
+    starts = [index_constant(builder, n) for n in place]
+    return builder.add(tile.load, [memory, *starts], {"shape": (1,) * len(place)}).results
 
 
 @define_op(lambda limit, *, shape, steps: TensorType(shape, bool_))

@@ -24,6 +24,8 @@ from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.instruction_selection import (
     contract_fma,
     fuse_accumulation,
+    select_ballots,
+    select_elements,
     select_exp2_ftz,
     split_products,
 )
@@ -36,7 +38,7 @@ from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
-from tessera.ops.dialects import control_flow
+from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import contractions, elementwise
 
 Rewrite = Callable[[Function], Function]
@@ -74,6 +76,11 @@ def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
     return lambda f: rewrite(f) if any(uses_tensor_cores(n) for n in f.body.walk()) else f
 
 
+def for_groups(rewrite: Rewrite) -> Rewrite:
+    """A rewrite of functions whose tiles are threads of a group."""
+    return lambda f: rewrite(f) if f.attrs.get("group", 1) > 1 else f
+
+
 def _pipeline_operand_copies(function: Function) -> Function:
     """The function with as many stages as fit beside its exchange buffer, which the emission itself measures."""
     facts = LaunchFacts.of(function)
@@ -109,6 +116,8 @@ SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(select_exp2_ftz, elementwise.exp2)),
+    ("ballot selection", with_ops(select_ballots, tile.collect)),
+    ("element selection", for_groups(with_ops(select_elements, tile.alloc))),
     ("product splitting", with_ops(split_products, contractions.dot)),
     ("accumulator fusion", with_ops(fuse_accumulation, contractions.dot)),
     # No other engine adds up products as tensor cores do, so no result is expected to be equal to the last bit.

@@ -1,20 +1,30 @@
 """Instruction selection: patterns with one instruction or one op of the target.
 
-Fused multiply-add contraction, exp2 with flushed subnormals, accumulation into products, and f32 products on tensor
-cores by splitting into three bf16 (Henry, Tang and Heinecke 2019).
+Fused multiply-add contraction, exp2 with flushed subnormals, votes of a warp, accumulation into products, and f32
+products on tensor cores by splitting into three bf16 (Henry, Tang and Heinecke 2019).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tessera.codegen.ptx.ops import exp2_ftz, fma, matmul_accumulate, truncate_bf16
+from tessera.codegen.ptx.ops import WARP_TILES, ballot, element, exp2_ftz, fma, matmul_accumulate, truncate_bf16
 from tessera.codegen.ptx.table.scalars.math_functions import emit
-from tessera.core.types import DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2
+from tessera.core.types import REGISTER, DType, TensorType, bf16, f16, f32, fp8_e4m3, fp8_e5m2, int64
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
-from tessera.ops.tensor import basic, contractions, elementwise, shape
+from tessera.ir.rewrite import (
+    RewritePatterns,
+    Rewriter,
+    UseDef,
+    eliminate_dead_code,
+    eliminate_dead_nodes,
+    has_effect,
+    rewrite_function,
+)
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 # FMA contraction: `x * y + z` and `x * y - z` of f32 blocks, rounded once.
 
@@ -98,6 +108,108 @@ def _splat_value(uses: UseDef, v: Value) -> Any:
     while node is not None and node.op is basic.broadcast_to:
         node = uses.get(node.args[0])
     return node.attrs["value"] if node is not None and node.op is basic.full else None
+
+
+# Ballot selection: the bits of the tiles of a warp that vote yes are one instruction, for any of the 32 shuffles of
+# which `tile.warp.ballot` consists.
+
+
+ballots = RewritePatterns("ballots")
+
+
+def select_ballots(function: Function) -> Function:
+    """Select the hardware's vote where the votes of a warp are added up as bits."""
+    return rewrite_function(function, ballots, remove_dead=True)
+
+
+@ballots(reduce.sum)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    uses = rewriter.uses
+    chosen = uses.find(node.args[0], elementwise.where)
+    if chosen is None or _splat_value(uses, chosen.args[2]) != 0:
+        return None
+    votes = uses.find(chosen.args[0], tile.collect)
+    if votes is None or votes.attrs["width"] != WARP_TILES or node.out.type.dtype != int64:  # type: ignore[union-attr]
+        return None
+    over_lanes = tuple(node.attrs["axis"]) == (-len(votes.out.type.shape),)  # type: ignore[union-attr]
+    if not over_lanes or not _has_lane_bits(uses, chosen.args[1]):
+        return None
+    return rewriter.add(ballot, rewriter.new(votes.args[0]))
+
+
+def _counts_lanes(uses: UseDef, v: Value) -> bool:
+    """Whether a value is the index along its first axis, spread over the others."""
+    node = uses.get(v)
+    while node is not None and node.op in (basic.broadcast_to, shape.reshape):
+        before, after = (x.type.shape for x in (node.args[0], node.out))  # type: ignore[union-attr]
+        if before[:1] != after[:1]:
+            return False
+        node = uses.get(node.args[0])
+    return node is not None and node.op is shape.iota and node.attrs["axis"] in (0, -len(node.attrs["shape"]))
+
+
+def _has_lane_bits(uses: UseDef, v: Value) -> bool:
+    """Whether a value has bit i in place i of its first axis."""
+    node = uses.get(v)
+    while node is not None and node.op is basic.broadcast_to and node.args[0].type.shape[:1] == v.type.shape[:1]:  # type: ignore[union-attr]
+        node = uses.get(node.args[0])
+    bits = node if node is not None and node.op is elementwise.shift_left else None
+    return bits is not None and _splat_value(uses, bits.args[0]) == 1 and _counts_lanes(uses, bits.args[1])
+
+
+# Element selection: one element of a block that a thread of a group holds in registers is its register. `b[3]` stores
+# the block to memory of the thread and loads from there.
+
+
+element_selection = RewritePatterns("elements")
+
+
+def select_elements(function: Function) -> Function:
+    """Make loads at constant places from memory that holds one block the elements of the block."""
+    body = rewrite_function(function, element_selection).body
+    return replace(function, body=eliminate_dead_nodes(body, lambda n: has_effect(n) and n.op is not tile.alloc))
+
+
+@element_selection(tile.load)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    uses = rewriter.uses
+    store, place = _find_block_store(uses, node.args[0]), _find_place(uses, node)
+    return None if store is None or place is None else rewriter.add(element, rewriter.new(store.args[1]), place=place)
+
+
+@element_selection(tile.store)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
+    return () if _find_block_store(rewriter.uses, node.args[0]) is node else None
+
+
+def _find_block_store(uses: UseDef, memory: Value) -> Node | None:
+    """The store that fills memory of a thread, if all else that uses it are loads of elements after it."""
+    made = uses.find(memory, tile.alloc)
+    if made is None or made.attrs["space"] != REGISTER:
+        return None
+    store, *loads = uses.users(memory)
+    if store.op is not tile.store or store.args[0] is not memory or store.args[1].type.shape != made.attrs["shape"]:  # type: ignore[union-attr]
+        return None
+    at_start = len(store.args) == 2 + len(made.attrs["shape"]) and all(
+        _splat_value(uses, v) == 0 for v in store.args[2:]
+    )
+    home = uses.block_of(made)
+    together = all(uses.block_of(n) is home for n in (store, *loads))
+    return store if at_start and together and all(_find_place(uses, n) is not None for n in loads) else None
+
+
+def _find_place(uses: UseDef, node: Node) -> tuple[int, ...] | None:
+    """The constant place of the element that a load takes, or None."""
+    if (
+        node.op is not tile.load
+        or any(n != 1 for n in node.attrs["shape"])
+        or len(node.args) != 1 + len(node.attrs["shape"])
+    ):
+        return None
+    place = [_splat_value(uses, v) for v in node.args[1:]]
+    sizes = node.args[0].type.shape  # type: ignore[union-attr]
+    inside = all(n is not None and 0 <= n < size for n, size in zip(place, sizes, strict=True))
+    return tuple(int(n) for n in place) if inside else None
 
 
 # Accumulator fusion: `acc + dot(a, b)` becomes one `matmul_accumulate`.

@@ -29,6 +29,7 @@ from tessera.codegen.ptx.layout import (
 from tessera.codegen.ptx.ops import (
     async_mma,
     convert_layout,
+    element,
     gemm_mainloop,
     get_fact,
     indices_below,
@@ -205,7 +206,7 @@ def _(inference, node):
     return [make_wgmma_layout(static_shape(node.out), inference.threads)]
 
 
-@natural_layout_rules(tile.collect)
+@natural_layout_rules(tile.collect, element)
 def _(inference, node):
     return [inference.plain(node.out)]
 
@@ -467,9 +468,9 @@ def _natural_operand_layouts(arranger: LayoutAssigner, node: Node, out: Distribu
     return [None if isinstance(v.type, RefType) else arranger.inference.held(v) for v in node.args]
 
 
-operand_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, tile.collect, tile.print_)(
-    _natural_operand_layouts
-)
+operand_layout_rules(
+    reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin, tile.collect, tile.print_, element
+)(_natural_operand_layouts)
 
 
 @operand_layout_rules(contractions.dot)

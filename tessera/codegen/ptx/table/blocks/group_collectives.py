@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tessera.codegen.ptx.context import EmissionContext, VectorAccess, synchronise_team
 from tessera.codegen.ptx.layout import WARP_THREADS
+from tessera.codegen.ptx.ops import ballot, element
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table import emission_rule
 from tessera.codegen.ptx.table.blocks import block_access
@@ -54,6 +55,19 @@ def _(ctx, node):
     keys = [(min(offset[0], width - 1), source.index[offset[1:]]) for offset in offsets]
     known = {key: read(key[1], str(key[0])) for key in dict.fromkeys(keys)}
     ctx.values[node.out] = tuple(known[key] for key in keys)
+
+
+@emission_rule(ballot)
+def _(ctx, node):
+    held = ctx.values[node.args[0]]
+    votes = [ctx.text.let("vote.sync.ballot.b32", "b32", x, FULL_WARP_MASK) for x in held]
+    ctx.values[node.out] = tuple(ctx.text.let("cvt.u64.u32", "b64", x) for x in votes)
+
+
+@emission_rule(element)
+def _(ctx, node):
+    (x,) = node.args
+    ctx.values[node.out] = (ctx.values[x][ctx.layout(x).index[node.attrs["place"]]],)
 
 
 @emission_rule(tile.meet)

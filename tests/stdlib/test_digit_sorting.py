@@ -1,0 +1,80 @@
+"""Sorts by digits of long rows agree with NumPy's stable sorts on every target, whatever the parts of a row."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import tile
+from tessera.codegen.ptx import BACKEND
+from tessera.runtime.program import prepare
+from tessera.stdlib import digit_sorting, row_sorting
+from tessera.stdlib.digit_sorting import list_digits
+from tests.stdlib.test_row_sorting import DTYPES, draw, has, order, run
+
+
+@pytest.fixture(autouse=True)
+def _few_words(monkeypatch):
+    """Groups move 512 words at a time, and rows of more than 64 elements are long."""
+    monkeypatch.setattr(digit_sorting, "ITEMS", 2)
+    monkeypatch.setattr(digit_sorting, "CHUNK", 512)
+    monkeypatch.setattr(row_sorting, "MAX_CHUNK", 64)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [*DTYPES, "i2", "u2"])
+def test_sorts_of_every_type(dtype, descending):
+    x = draw(dtype, 2, 700)
+    names, (ours,) = run(lambda x: ts.argsort(x, axis=-1, descending=descending), x, "ptx", "target")
+    assert has(names, "count_digits", "move_words")
+    np.testing.assert_array_equal(ours, order(x, descending))
+
+
+@pytest.mark.parametrize("level", ["tile", "target"])
+@pytest.mark.parametrize("programs", [1, 100])
+@pytest.mark.parametrize(("rows", "size"), [(1, 2049), (3, 512), (2, 1023), (5, 65)])
+def test_parts_of_rows(monkeypatch, rows, size, programs, level):
+    monkeypatch.setattr(digit_sorting, "PROGRAMS", programs)
+    x = np.random.default_rng(size).standard_normal((rows, size)).astype("f4")
+    _, (ours,) = run(lambda x: ts.argsort(x, axis=-1), x, "ptx", level)
+    np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
+
+
+def test_all_equal_and_all_digits():
+    rng = np.random.default_rng(2)
+    x = np.stack([np.full(1500, 7, "i4"), rng.integers(-(2**31), 2**31, 1500).astype("i4")])
+    _, (ours,) = run(lambda x: ts.argsort(x, axis=-1), x, "ptx", "target")
+    np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
+
+
+def test_sorted_values_along_another_axis():
+    x = draw("f4", 300, 3)
+    _, (ours,) = run(lambda x: ts.sort(x, axis=0, descending=True), x, "ptx", "target")
+    np.testing.assert_array_equal(ours, np.take_along_axis(x, order(x.T, True).T, 0))
+
+
+def test_digits_cover_the_order():
+    assert [shift - 31 for shift, _ in list_digits(ts.f32)] == [0, 8, 16, 24]
+    assert [shift - 31 for shift, _ in list_digits(ts.bf16)] == [0, 8]
+    assert list_digits(ts.bool) == [(31, True)] and list_digits(ts.uint8) == [(31, True)]
+    assert [sign for _, sign in list_digits(ts.int32)] == [False, False, False, True]
+
+
+@ts.kernel
+def votes_and_elements(x, out):
+    at = tile.program_id(0) * 64 + tile.local_id()
+    block = x[at, 0:3]
+    votes = tile.warp.ballot(block > 0)
+    out[at, 0:3] = votes
+    out[at, 3] = tile.warp.ballot(x[at, 1] > 1)
+    out[at, 4] = tile.cast(block[2], "int64") + votes[0]
+
+
+def test_votes_are_one_instruction():
+    x = np.random.default_rng(0).integers(-1, 3, (128, 3)).astype("i4")
+    program = prepare(votes_and_elements, [x, np.zeros((128, 5), "i8")], grid=(2,), group=64)
+    text = next(iter(BACKEND.emit(program.levels["tile"], {}).files.values()))
+    assert text.count("vote.sync.ballot") == 5 and "shfl" not in text and ".local" not in text
+    bits = lambda v: (v.reshape(-1, 32).astype("i8") << np.arange(32)).sum(1).repeat(32)  # noqa: E731
+    wanted = np.stack([*(bits(x[:, i] > 0) for i in range(3)), bits(x[:, 1] > 1), x[:, 2] + bits(x[:, 0] > 0)], 1)
+    for level in ("tile", "target"):
+        np.testing.assert_array_equal(program.run(level, "ptx")[-1], wanted)
