@@ -31,7 +31,7 @@ from tessera.lower.lowering_plan import (
 )
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
-from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening
+from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening, turn_products
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
@@ -76,7 +76,7 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     def keep(op: Op) -> bool:
         return _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
 
-    main = module.main
+    main = turn_products(module.main) if plan.tensor_cores else module.main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made

@@ -42,6 +42,9 @@ LEAST_DEPTH = 512  # elements of a part of the contraction
 FEW_ROWS = 15  # products of so many rows are bound by memory
 LEAST_ELEMENTS = 1 << 20  # of the right operand, for the launch that adds up to pay
 LONG_DEPTH = 2048  # contractions that are cut where rows are many
+WAVE_ROWS = 128  # rows from which on programs compute whole blocks
+MOST_PARTS, WAVE_GAIN = 8, 0.9  # of a product of many blocks; what its time must fall to
+WHOLE_BLOCK, SMALL_BLOCK_RATE = 128 * 256, 0.85  # elements of a block, and the rate of smaller ones
 UNMAPPED_RATE = 110e12  # operations a second of 16-bit products without tensor maps, on a GPU that they fill
 COPY_RATE = 2e12  # bytes a second that copies of operands read and write
 COPY_SECONDS = 3e-6  # of a launch more
@@ -124,7 +127,8 @@ def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | 
     narrow = dtype.bits == 8  # both operands along the contraction
     turns = (narrow and sides[0].turned, narrow and not sides[1].turned)
     copies = tuple(OperandCopy(side.folded, dtype, turn) for side, turn in zip(sides, turns, strict=True))
-    if not copies[1].needed and uses.get(sides[1].source) is not None:
+    few = m < WAVE_ROWS  # products that are bound by reading the right operand
+    if few and not copies[1].needed and uses.get(sides[1].source) is not None:
         return None  # what is computed is better not written first
     rows, columns = 64 if m <= 64 else 128, COLUMNS
     programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns)
@@ -133,7 +137,30 @@ def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | 
     found = ChunkedProduct(*sides, *measured, out, copies, rows, columns, chunks, each)  # type: ignore[arg-type]
     if any(copy.needed for copy in copies):
         return _widen_blocks(found) if _copies_pay(found) else None
+    if chunks == 1 and not few:
+        return _fill_waves(found)
     return found if _pays(m, k, n, chunks, sides[1].turned) else None
+
+
+def _fill_waves(product: ChunkedProduct) -> ChunkedProduct | None:
+    """The product in so many parts that the last wave of programs leaves less of a GPU idle, where that pays."""
+    (_, _, k, n), shapes = product.sizes, ((COLUMNS, product.rows), (MORE_COLUMNS, product.rows))
+    if k < LONG_DEPTH or n < COLUMNS or k * n < LEAST_ELEMENTS:
+        return None
+    whole = min(_estimate_seconds(product.sizes, rows, columns, 1) for columns, rows in (*shapes, (MORE_COLUMNS, 64)))
+    tried = [(c, columns) for c in range(2, min(MOST_PARTS, k // LEAST_DEPTH) + 1) for columns, _ in shapes]
+    times = {(c, columns): _estimate_seconds(product.sizes, product.rows, columns, c) for c, columns in tried}
+    chunks, columns = min(times, key=times.__getitem__)
+    return replace(product, chunks=chunks, columns=columns) if times[chunks, columns] < WAVE_GAIN * whole else None
+
+
+def _estimate_seconds(sizes: tuple[int, int, int, int], rows: int, columns: int, chunks: int) -> float:
+    """The time of a product in parts: waves of programs, and the launch that adds the parts up."""
+    batch, m, k, n = sizes
+    programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns) * chunks
+    rate = BF16_RATE / BUSY_PROGRAMS * (1.0 if rows * columns >= WHOLE_BLOCK else SMALL_BLOCK_RATE)
+    added = 8 * chunks * batch * m * n / MEMORY_RATE + COPY_SECONDS if chunks > 1 else 0.0
+    return ceil_divide(programs, BUSY_PROGRAMS) * 2 * rows * columns * ceil_divide(k, chunks) / rate + added
 
 
 def _chunk_scalars(

@@ -158,3 +158,13 @@ def test_long_products_by_multiply_add():
     assert chunks(3711, 3879, 1822, np.float64) == (64, 128, 1) and chunks(63, 512, 512, np.float64) is None
     assert chunks(32, 512, 512) is None  # short
     assert chunks(4096, 4096, 4096) is None  # fills the GPU
+
+
+def test_parts_that_fill_the_last_wave_of_programs():
+    assert match(3072, 8192, 768) == match(768, 8192, 3072) == (128, 3)  # 72 blocks of 128 x 256 on 132 processors
+    assert match(768, 8192, 768) == (128, 3) and match(2304, 8192, 768) is None
+    assert match(768, 8192, 768, function=lambda a, b: a @ (b * 2)) == (
+        128,
+        3,
+    )  # an operand of 16 bits is written first
+    assert match(8192, 50304, 768) == (128, 2) and match(8192, 768, 50304) is None
