@@ -30,9 +30,9 @@ FOLDER = ROOT / "docs" / "semantics"
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(ts, name)
     for name in ("sum", "prod", "max", "min", "mean", "var", "std", "logsumexp", "any", "all", "argmax", "argmin",
-                 "cumsum", "cumprod", "sort", "argsort")
+                 "cumsum", "cumprod", "cummax", "cummin", "sort", "argsort")
 }  # fmt: skip
-SCANS = ("cumsum", "cumprod", "sort", "argsort")
+SCANS = ("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort")
 MAX = 3.4028235e38
 # Rows of three values that meet in one reduction.
 ROWS: dict[str, tuple[float, ...]] = {

@@ -75,6 +75,7 @@ from tessera.ops.tensor.rearrange import (
 from tessera.ops.tensor.reduce import (
     all, any, argmax, argmin, compensated_sum, cumprod, cumsum, logsumexp, max, mean, min, norm, prod, std, sum, var,
 )
+from tessera.ops.tensor.running_extremes import cummax, cummin
 from tessera.ops.tensor.scalar_functions import (
     acos, acosh, asin, asinh, atan, atan2, atanh, clip, copysign, cosh, expm1, fma, fmod, hypot, isfinite, isinf, isnan,
     lerp, log10, log1p, logaddexp, nan_to_num, nextafter, positive, reciprocal, sigmoid, sign, signbit, sinh, square,

@@ -15,6 +15,7 @@ from tessera.ops.tensor import (  # noqa: F401
     random,
     rearrange,
     reduce,
+    running_extremes,
     scalar_functions,
     scatter,
     shape,

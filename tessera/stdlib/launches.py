@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
 from tessera.core.types import DType, RefType, bf16, bool_, f16, f32, f64, int32, int64, uint8
-from tessera.ir.core import Attrs, Node, Value
+from tessera.ir.core import Attrs, Node, TensorType, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
@@ -26,6 +26,7 @@ from tessera.ops.tensor import (
     decompositions,
     elementwise,
     reduce,
+    running_extremes,
     shape,
     sorting,
 )
@@ -225,7 +226,15 @@ def _view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
 MAX_DOUBLED = 16
 
 
-@library_lowerings(reduce.cumsum, reduce.cumprod)
+SCANS = {
+    reduce.cumsum: "sum",
+    reduce.cumprod: "prod",
+    running_extremes.cummax: "max",
+    running_extremes.cummin: "min",
+}
+
+
+@library_lowerings(*SCANS)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan in one pass, or in chunks where a target has many programs to run; doubling needs to know the size."""
     if plan.serial_scans:
@@ -238,7 +247,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 @library_lowerings(shape.gather)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan from the last element on, where both its operand and its result are flipped."""
-    scan = uses.find(node.args[0], reduce.cumsum, reduce.cumprod)
+    scan = uses.find(node.args[0], *SCANS)
     source = uses.find(scan.args[0], shape.gather) if scan is not None else None
     if source is None or plan.serial_scans or uses.count_uses(node.args[0]) > 1:
         return None
@@ -268,9 +277,8 @@ def _scan_in_chunks(node: Node, source: Node, plan: LoweringPlan) -> LibraryLowe
     if type.policy is not None or out.policy is not None:
         return None
     folded = (math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
-    state = type.accumulate if type.dtype.is_float else out.dtype
-
-    combine = "sum" if node.op is reduce.cumsum else "prod"
+    combine = SCANS[node.op]
+    state = _find_state(combine, type, out.dtype)
 
     def scan(x: Tensor) -> Tensor:
         found = running_sums(shape.reshape(x, shape=folded), state, out.dtype, combine, source is not node)
@@ -489,6 +497,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     return LibraryLowering(node.args, solve_batch if node.op is decompositions.solve else factor_batch)
 
 
+def _find_state(combine: str, type: TensorType, result: DType) -> DType:
+    """The type in which a scan combines elements, whose bits are those of an integer."""
+    if combine not in ("sum", "prod") and result == bool_:
+        return int32
+    return type.accumulate if type.dtype.is_float else result
+
+
 MIN_SCANNED = 16  # shorter rows are scanned by doubling, which can be fused
 
 
@@ -498,8 +513,8 @@ def _scan_serially(node: Node) -> LibraryLowering | None:
     plain = type.policy is None and get_tensor_type(x).policy is None
     if not plain or 0 in sizes or (isinstance(sizes[axis], int) and sizes[axis] < MIN_SCANNED):
         return None
-    at, wide = axis % len(sizes), type.accumulate if type.dtype.is_float else type.dtype
-    combine = "sum" if node.op is reduce.cumsum else "prod"
+    at, combine = axis % len(sizes), SCANS[node.op]
+    wide = _find_state(combine, type, type.dtype)
     return LibraryLowering(node.args, lambda x: cast(row_scans.scan_axis(x, at, combine, wide), dtype=type.dtype))
 
 

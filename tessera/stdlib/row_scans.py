@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType
+from tessera.core.types import DType, bool_
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import TensorType
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.shape import reshape
+from tessera.ops.api.dtype_info import finfo, iinfo
+from tessera.ops.tensor.shape import permute, reshape
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
 ROWS = 4  # rows that a program walks element by element
 LANES = 256  # rows that a program walks side by side
+MIN_SIDE_BY_SIDE = (
+    16  # rows from which on the extremes of transposed rows take less time: a comparison waits for the last
+)
 CHUNK = 64  # elements of a row that a program multiplies side by side
 
 
@@ -40,10 +46,30 @@ def scan_rows(x, out, *, combine, neutral):
         d = extend(x, out, r + 3, i, d, combine)
 
 
+def join(one, other, combine):
+    """Two blocks of one type combined: "sum", "prod", "max" or "min"."""
+    if combine in ("max", "min"):
+        return tile.maximum(one, other) if combine == "max" else tile.minimum(one, other)
+    return one + other if combine == "sum" else one * other
+
+
+def find_neutral(combine, dtype):
+    """What leaves every number unchanged: -0 in a sum, since 0 changes it."""
+    if combine in ("sum", "prod"):
+        return 1 if combine == "prod" else -0.0 if dtype.is_float else 0
+    if dtype == bool_:
+        return combine == "min"
+    info = finfo(dtype) if dtype.is_float else iinfo(dtype)
+    end = -math.inf if combine == "max" else math.inf
+    if dtype.is_float and np.isinf(np.array(end).astype(dtype.numpy)):
+        return end
+    return info.min if combine == "max" else info.max
+
+
 def extend(x, out, row, i, before, combine):
     """One more element of a row; the result of a row that does not exist is not stored."""
     each = tile.cast(tile.load(x[row : row + 1, i : i + 1], edge="clip"), out.dtype)
-    total = before + each if combine == "sum" else before * each
+    total = join(before, each, combine)
     tile.store(out[row : row + 1, i : i + 1], total, edge="clip")
     return total
 
@@ -55,7 +81,7 @@ def scan_columns(x, out, *, combine, neutral, BC: int = LANES):
     before = tile.full((BC,), neutral, out.dtype)
     for i in tile.range(0, x.shape[1], 1):
         each = tile.cast(tile.load(x[lead, i, first : first + BC], edge="clip"), out.dtype)
-        before = before + each if combine == "sum" else before * each
+        before = join(before, each, combine)
         tile.store(out[lead, i, first : first + BC], before, edge="clip")
 
 
@@ -80,11 +106,13 @@ def multiply_axis(x: Tensor, wide: DType) -> Tensor:
 
 
 def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
-    """The running sums or products along an axis, accumulated in the type `wide`."""
+    """The running results of `combine` (`join`) along an axis, accumulated in the type `wide`."""
     sizes = x.shape
     lead, count, rest = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
-    zero = -0.0 if wide.is_float else 0  # -0 leaves every float unchanged
-    neutral = zero if combine == "sum" else 1
+    neutral = find_neutral(combine, wide)
+    if rest == 1 and wide.is_float and combine in ("max", "min") and isinstance(lead, int) and lead >= MIN_SIDE_BY_SIDE:
+        columns = permute(reshape(x, shape=(lead, count)), axes=(1, 0))
+        return reshape(permute(scan_axis(columns, 0, combine, wide), axes=(1, 0)), shape=sizes)
     if rest == 1:
         memory, rows = OutputMemory(TensorType((lead, count), wide)), reshape(x, shape=(lead, count))
         found = launch(scan_rows, (ceil_divide(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)

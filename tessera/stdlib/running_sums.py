@@ -19,6 +19,7 @@ from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.bits import bitcast
 from tessera.ops.tensor.rearrange import narrow
 from tessera.ops.tensor.shape import pad, reshape
+from tessera.stdlib.row_scans import find_neutral, join
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -26,11 +27,7 @@ CHUNK = 2048  # elements of the block of a program
 LANES = 32  # columns of a program
 PART_CHUNKS = 4  # the least chunks of a part
 PROGRAMS = 528  # that keep a GPU busy
-
-
-def join(one, other, combine):
-    """Two blocks added or multiplied."""
-    return one + other if combine == "sum" else one * other
+REDUCTIONS = {"sum": reduce.sum, "prod": reduce.prod, "max": reduce.max, "min": reduce.min}
 
 
 def pick_one(pairs, which):
@@ -49,7 +46,7 @@ def find_pairs(x, combine):
     pairs = tile.reshape(x, (rows, size // 2, 2, columns))
     first = tile.broadcast(tile.reshape(tile.arange(0, 2), (1, 1, 2, 1)) == 0, pairs.shape)
     early, late = pick_one(pairs, first), pick_one(pairs, ~first)
-    both = tile.sum(pairs, axis=2, keepdims=True) if combine == "sum" else early * late
+    both = tile.sum(pairs, axis=2, keepdims=True) if combine == "sum" else join(early, late, combine)
     return pairs, early, late, both, first
 
 
@@ -124,8 +121,9 @@ def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts, combine,
 
 
 def running_sums(x: Tensor, state: DType, dtype: DType, combine: str = "sum", reverse: bool = False) -> Tensor:
-    """The running sums, or those of another `combine` ("prod"), of `x` [L, N, R] along its middle axis, in `state` and
-    rounded to `dtype`; with `reverse` from the last element on.
+    """The running sums of `x` [L, N, R] along its middle axis, in `state` and rounded to `dtype`.
+
+    `combine` may be "prod", "max" or "min", too; with `reverse` from the last element on.
 
     Where a size is symbolic, the axis is one part.
     """
@@ -139,7 +137,7 @@ def running_sums(x: Tensor, state: DType, dtype: DType, combine: str = "sum", re
         parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
         length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
         parts = ceil_divide(size, length)
-    kind = {"combine": combine, "neutral": _find_neutral(combine, state), "reverse": reverse}
+    kind = {"combine": combine, "neutral": find_neutral(combine, x.dtype), "reverse": reverse}
     starts = _find_starts(x, state, length, parts, combine, reverse) if parts > 1 else x
     if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
@@ -156,18 +154,12 @@ def _fit_power_of_two(size: Size, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length()) if isinstance(size, int) else most
 
 
-def _find_neutral(combine: str, state: DType) -> float:
-    """What leaves every number unchanged: -0, since 0 changes it."""
-    return 1 if combine == "prod" else -0.0 if state.is_float else 0
-
-
 def _find_starts(x: Tensor, state: DType, length: int, parts: int, combine: str, reverse: bool) -> Any:
     """What each part starts from [L, parts, R]: what the parts before it give."""
     lead, size, width = (int(n) for n in x.shape)
-    neutral = _find_neutral(combine, state)
+    neutral = find_neutral(combine, x.dtype)
     wide = pad(cast(x, dtype=state), low=(0, 0, 0), high=(0, parts * length - size, 0), value=neutral)
-    reduction = reduce.sum if combine == "sum" else reduce.prod
-    whole = reduction(reshape(wide, shape=(lead, parts, length, width)), axis=2)
+    whole = REDUCTIONS[combine](reshape(wide, shape=(lead, parts, length, width)), axis=2)
     ended = running_sums(narrow(whole, 1, int(reverse), parts - 1 + int(reverse)), state, state, combine, reverse)
     low, high = (0, int(not reverse), 0), (0, int(reverse), 0)
     return pad(ended, low=low, high=high, value=neutral)

@@ -194,6 +194,8 @@ SMOOTH = {
     "prod": Smooth(lambda x, y, z: x * y * z, ROWS, across(ts.prod)),
     "cumsum": Smooth(lambda x, y, z: x + 2 * (x + y) + 3 * (x + y + z), ROWS, across(ts.cumsum, 1, 2, 3)),
     "cumprod": Smooth(lambda x, y, z: x + 2 * x * y + 3 * x * y * z, ROWS, across(ts.cumprod, 1, 2, 3)),
+    "cummax": Smooth(lambda x, y, z: x + 2 * max(x, y) + 3 * max(x, y, z), APART, across(ts.cummax, 1, 2, 3)),
+    "cummin": Smooth(lambda x, y, z: x + 2 * min(x, y) + 3 * min(x, y, z), APART, across(ts.cummin, 1, 2, 3)),
     "var": Smooth(variance, ROWS, across(ts.var)),
     "std": Smooth(lambda *xs: mp.sqrt(variance(*xs)), APART, across(ts.std), lost=1),
     "norm": Smooth(lambda *xs: mp.norm(xs), (*ROWS[1:], (1.0, 0.0, 0.0)), across(ts.norm), lost=1),

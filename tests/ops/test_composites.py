@@ -33,6 +33,8 @@ CASES = {
     "logsumexp": (lambda x: ts.logsumexp(x, axis=1), lambda x: np.logaddexp.reduce(x, axis=1), A),
     "cumsum": (lambda x: ts.cumsum(x, axis=1), lambda x: x.cumsum(1), A),
     "cumprod": (lambda x: ts.cumprod(x, axis=0), lambda x: x.cumprod(0), I),
+    "cummax": (lambda x: ts.cummax(x, axis=1), lambda x: np.maximum.accumulate(x, axis=1), A),
+    "cummin": (lambda x: ts.cummin(x, axis=0), lambda x: np.minimum.accumulate(x, axis=0), I),
     "flip": (lambda x: ts.flip(x, 0), lambda x: np.flip(x, 0), A),
     "roll": (lambda x: ts.roll(x, (1, -2), (0, 1)), lambda x: np.roll(x, (1, -2), (0, 1)), A),
     "tril": (lambda x: ts.tril(x, -1), lambda x: np.tril(x, -1), A),

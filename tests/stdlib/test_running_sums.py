@@ -66,6 +66,27 @@ def test_types_of_products_and_reversed_scans(dtype):
             np.testing.assert_array_equal(ours.astype("f8"), want[:, ::-1] if reverse else want)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "i4", "u1", "?"])
+def test_running_extremes(monkeypatch, dtype):
+    monkeypatch.setattr(running_sums, "CHUNK", 64)
+    monkeypatch.setattr(running_sums, "PART_CHUNKS", 1)
+    x = np.random.default_rng(0).integers(-3 if np.dtype(dtype).kind in "fVi" else 0, 4, (2, 300)).astype(dtype)
+    x = x * (1 - x % 2) if np.dtype(dtype).kind == "f" else x  # zeros of both signs
+    for scan, reverse in ((ts.cummax, False), (ts.cummin, True)):
+        want = scan(ts.Tensor(x[:, ::-1] if reverse else x), axis=1).numpy()
+        for ours in run(x, 1, ("tile", "target"), scan, reverse)[0]:
+            np.testing.assert_array_equal(ours.astype("f8"), (want[:, ::-1] if reverse else want).astype("f8"))
+            assert np.array_equal(np.signbit(ours.astype("f8")), np.signbit(want[:, ::-1] if reverse else want))
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_running_extremes_of_a_processor(shape, axis):
+    x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    x[tuple(n // 2 for n in shape)] = np.nan
+    for scan in (ts.cummax, ts.cummin):
+        np.testing.assert_array_equal(ts.jit(lambda x, s=scan: s(x, axis=axis), target="llvm")(x), scan(x, axis=axis))
+
+
 def test_zeros_of_products():
     """A product of -0 keeps its sign, zero times infinity is NaN, and nothing behind an element changes it."""
     x = np.ones((5, 70), "f4")

@@ -9,12 +9,12 @@ from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.rules import Op
-from tessera.ops.tensor import reduce
+from tessera.ops.tensor import reduce, running_extremes
 
 AXES: tuple[Any, ...] = (0, 1, -1, None, (0, 2))
 SINGLE = (reduce.argmax, reduce.argmin)
 COMPOSITES = (reduce.prod, reduce.std, reduce.logsumexp)
-SCANS = (reduce.cumsum, reduce.cumprod)
+SCANS = (reduce.cumsum, reduce.cumprod, running_extremes.cummax, running_extremes.cummin)
 
 
 def _make(op: Op, axis: Any, dtype: str, keepdims: bool) -> Case:

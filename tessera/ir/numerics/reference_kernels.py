@@ -86,6 +86,23 @@ def reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None,
     return np.where(zero & positive, found.dtype.type(0), found)
 
 
+def accumulate_extreme(ufunc: np.ufunc, x: np.ndarray, axis: int) -> Any:
+    """`ufunc.accumulate(x, axis)` for np.maximum or np.minimum, with -0 less than +0.
+
+    >>> accumulate_extreme(np.maximum, np.float32([-0.0, 0, -0.0]), -1)
+    array([-0.,  0.,  0.], dtype=float32)
+    """
+    found = ufunc.accumulate(x, axis=axis)
+    zero = np.equal(found, 0)
+    if not zero.any() or x.dtype.kind in "iub" or "int" in x.dtype.name:
+        return found
+    # The zeros up to an element of the result 0 are all that may be it.
+    wins = np.equal(x, 0) & (np.signbit(x) == (ufunc is np.minimum))
+    won = np.logical_or.accumulate(wins, axis=axis)
+    sign = found.dtype.type(0.0 if ufunc is np.maximum else -0.0)
+    return np.where(zero, np.where(won, sign, -sign), found)
+
+
 def _reduce_extreme(ufunc: np.ufunc, x: np.ndarray, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
     if not _has_short_rows(x, axis, SHORT_ROW) or x.size < 8 * x.shape[-1]:
         return ufunc.reduce(x, axis=axis, keepdims=keepdims)

@@ -17,7 +17,7 @@ from tessera.ir.builder import Builder, override_numerics
 from tessera.ir.core import Attrs, Function, Node, Value, evaluate_attribute, find_size_names
 from tessera.ir.rewrite import expand_composites
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, running_extremes, shape
 from tessera.ops.tensor.reduce import find_neutral_element
 
 # For each axis its factors, the outermost first: the elements of B*S are those of S for each of B. An axis along which
@@ -351,6 +351,7 @@ _RULES: dict[Any, PaddingRule] = {
     basic.broadcast_to: _pad_broadcast, shape.permute: _pad_permute, shape.reshape: _pad_reshape,
     reduce.sum: _pad_reduction, reduce.max: _pad_reduction, reduce.min: _pad_reduction,
     reduce.argmax: _pad_reduction, reduce.argmin: _pad_reduction, contractions.dot: _pad_product,
+    running_extremes.cummax: _pad_scan, running_extremes.cummin: _pad_scan,
     reduce.prod: _pad_whole_product, reduce.cumsum: _pad_scan, reduce.cumprod: _pad_scan,
     shape.slice_: _pad_slice, shape.gather: _pad_gather, shape.pad: _pad_more, shape.concatenate: _pad_concatenation,
 }  # fmt: skip

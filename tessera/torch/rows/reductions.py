@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tessera.core.types import DType, bool_, int64, uint8
+from tessera.core.types import DType, bool_, int32, int64, uint8
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import reduce as r
 from tessera.ops.tensor.basic import cast, splat
 from tessera.ops.tensor.nn import log_softmax, softmax
 from tessera.ops.tensor.rearrange import take_along_axis
+from tessera.ops.tensor.running_extremes import cummax, cummin
 from tessera.ops.tensor.scalar_functions import isnan
 from tessera.ops.tensor.shape import iota, reshape
 from tessera.ops.tensor.sorting import argsort
@@ -360,27 +361,22 @@ def sum_kept(x: Tensor, dim: int) -> Tensor:
 
 @aten("cummax.default")
 def _(x, dim):
-    return _running_extremum(x, dim, e.greater_equal)
+    return _running_extremum(x, dim, cummax)
 
 
 @aten("cummin.default")
 def _(x, dim):
-    return _running_extremum(x, dim, e.less_equal)
+    return _running_extremum(x, dim, cummin)
 
 
-def _running_extremum(x: Tensor, dim: int, beats: Callable[..., Any]) -> tuple[Tensor, Tensor]:
-    # In log2(n) steps, each joins the extremum of a span with that of the span before it.
+def _running_extremum(x: Tensor, dim: int, scan: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """The running extremes and the last place of each among the elements up to it."""
     if not x.ndim or not x.size:
         return x, zeros(x.shape, int64)
     axis = dim % x.ndim
-    values, places, reach = x, iota(shape=x.shape, axis=axis), 1
-    while reach < x.shape[axis]:
-        here = iota(shape=x.shape, axis=axis)
-        before = e.maximum(here - reach, 0)
-        old, old_place = (take_along_axis(v, before, axis) for v in (values, places))
-        better = e.bitwise_or(beats(values, old), isnan(values)) if x.dtype.is_float else beats(values, old)
-        better = e.bitwise_and(better, isnan(values) | ~isnan(old)) if x.dtype.is_float else better
-        better = e.bitwise_or(better, e.less(here, reach))
-        values, places = e.where(better, values, old), e.where(better, places, old_place)
-        reach *= 2
-    return values, places
+    values = scan(x, axis=axis)
+    reached = e.equal(x, values)
+    if x.dtype.is_float:
+        reached = e.bitwise_or(reached, isnan(x))
+    places = e.where(reached, iota(shape=x.shape, axis=axis, dtype=int32), 0)
+    return values, cast(cummax(places, axis=axis), dtype=int64)
