@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType, bool_
+from tessera.core.types import DType
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.core import TensorType
 from tessera.ir.tensor import Tensor
-from tessera.ops.api.dtype_info import finfo, iinfo
+from tessera.ops.tensor.reduce import find_neutral_element
 from tessera.ops.tensor.shape import permute, reshape
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -57,13 +55,7 @@ def find_neutral(combine, dtype):
     """What leaves every number unchanged: -0 in a sum, since 0 changes it."""
     if combine in ("sum", "prod"):
         return 1 if combine == "prod" else -0.0 if dtype.is_float else 0
-    if dtype == bool_:
-        return combine == "min"
-    info = finfo(dtype) if dtype.is_float else iinfo(dtype)
-    end = -math.inf if combine == "max" else math.inf
-    if dtype.is_float and np.isinf(np.array(end).astype(dtype.numpy)):
-        return end
-    return info.min if combine == "max" else info.max
+    return find_neutral_element(combine, dtype)
 
 
 def extend(x, out, row, i, before, combine):
