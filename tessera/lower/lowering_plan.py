@@ -49,6 +49,7 @@ class LoweringPlan:
     # Blocks are padded to powers of two, so tiles are such powers rather than divisors of their axes.
     power_of_two_tiles: bool = False
     collapse: bool = False  # adjacent dims that every access walks as one become one
+    shares_rows: bool = False  # kernels of rows store what other kernels read of the rows, too
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None

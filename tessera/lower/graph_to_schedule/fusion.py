@@ -52,6 +52,7 @@ class FusionCluster:
     reduced: dict[Value, tuple[int, ...]] = field(default_factory=dict)
     row: int | None = None
     product: Value | None = None
+    exports: dict[Value, AccessPoint] = field(default_factory=dict)  # values of each row that it stores besides
 
     @staticmethod
     def of(root: Value) -> FusionCluster:
@@ -113,6 +114,8 @@ MAX_ACCESS_POINTS = 4
 MAX_PADDED_POINTS = 32  # of padded memory
 # The most nodes of a kernel: passes and generators take longer than in proportion, and walk chains recursively.
 MAX_KERNEL_NODES = 1024
+# The most values of its rows that a kernel stores besides its result.
+MAX_EXPORTS = 4
 # The most rows of a left operand for which a dot reads windows with gaps in place.
 MAX_GATHERED_ROWS = 128
 
@@ -130,6 +133,7 @@ class KernelFusion:
     clusters: list[FusionCluster] = field(default_factory=list)
     forced_roots: set[Value] = field(default_factory=set)
     operands: set[Value] = field(default_factory=set)
+    shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
 
     def run(self) -> list[FusionCluster]:
@@ -155,13 +159,57 @@ class KernelFusion:
             self.clusters.append(FusionCluster.of(value))
             return
         if value in self.forced_roots or not self.fits(node, wanting):
-            wanting = [FusionCluster.of(value)]
-            self.clusters += wanting
-            self.operands.discard(value)
-            if node.op in _ROOT_RULES:
-                _ROOT_RULES.of(node.op)(self, node, wanting[0], wanting[0].points(value)[0])
+            wanting = [self.find_exporter(node, wanting) or self.add_root(node)]
         for cluster in wanting:
             self.place(node, cluster)
+
+    def add_root(self, node: Node) -> FusionCluster:
+        """A kernel of its own for a node."""
+        made = FusionCluster.of(node.results[0])
+        self.clusters.append(made)
+        self.operands.discard(made.root)
+        if node.op in _ROOT_RULES:
+            _ROOT_RULES.of(node.op)(self, node, made, made.points(made.root)[0])
+        return made
+
+    def find_exporter(self, node: Node, wanting: list[FusionCluster]) -> FusionCluster | None:
+        """The first kernel, in execution order, of those that read a value of its rows, if it is to compute it.
+
+        It then stores the value for the others: the row is read once, and there is no kernel for the value alone.
+        """
+        if not self.shares_rows or len(wanting) < 2 or node.out in self.forced_roots | self.operands:
+            return None
+        first, points = wanting[-1], wanting[-1].points(node.out)
+        if node.op not in (*POINTWISE, *REDUCTIONS) or len(points) != 1 or len(first.exports) >= MAX_EXPORTS:
+            return None
+        (point,) = points
+        if not self.is_of_rows(node, first, point) or not self.fits(node, [first]):
+            return None
+        first.exports[node.out] = point
+        return first
+
+    def is_of_rows(self, node: Node, cluster: FusionCluster, point: AccessPoint) -> bool:
+        """Whether a value at a point is a number for each row that a kernel reduces, or for each element of the rows.
+
+        A kernel that reads sums of what it computes from rows is about to reduce these.
+        """
+        if cluster.product is not None or point.guards or not point.is_clean:
+            return False
+        if self.depends_through_pointwise(node.out, contractions.dot):
+            return False
+        missing = cluster.find_unused_dims(point)
+        rest = [d for d in missing if d != cluster.row]
+        places = [cluster.index(d) for d in sorted(point.dims)]
+        if [i for i in point.indices if i.terms] != places or any(i.constant for i in point.indices):
+            return False
+        if cluster.row is not None:
+            return not rest
+        if len(missing) != 1:
+            return False
+        found = [n for n in self.walk_producers(node.out) if n.op in REDUCTIONS]
+        extents = [[get_shape(n.args[0])[a] for a in find_reduced_axes(n)] for n in found]
+        whole = all(get_shape(n.out) == get_shape(node.out) for n in found)
+        return bool(found) and whole and all(e == [cluster.extents[missing[0]]] for e in extents)
 
     def place(self, node: Node, cluster: FusionCluster) -> None:
         """Inline a node in a cluster, and note what that requires of its operands."""
@@ -344,10 +392,14 @@ _ROOT_RULES = Rules("root")
 
 
 def form_clusters(
-    function: Function, launched: frozenset[Op] = frozenset(), kept: frozenset[Value] = frozenset()
+    function: Function,
+    launched: frozenset[Op] = frozenset(),
+    kept: frozenset[Value] = frozenset(),
+    shares_rows: bool = False,
 ) -> list[FusionCluster]:
     """The kernels that compute a function, in order; the values `kept` are in memory in any case."""
-    return KernelFusion(function, launched, UseDef(function, nested=False), forced_roots=set(kept)).run()
+    uses = UseDef(function, nested=False)
+    return KernelFusion(function, launched, uses, forced_roots=set(kept), shares_rows=shares_rows).run()
 
 
 @_FUSION_RULES(*CONSTANTS)

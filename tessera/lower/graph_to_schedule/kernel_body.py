@@ -192,13 +192,18 @@ class BodyBuilder:
         indices = [self._axis(d) for d in range(self.cluster.parallel)]
         self.builder.add(schedule.store, [place, value, *indices])
 
+    def export(self, value: Value, point: AccessPoint, place: Value) -> None:
+        """Write another value of the kernel, at the point at which it is computed, into memory."""
+        element = self.compute_element(value, point)
+        self.builder.add(schedule.store, [place, element, *(self.index(i) for i in point.indices)])
+
     def _axis(self, dim: int) -> Value:
         # An axis of one element has an index too, so that a store names every dim.
         return self._digit(IndexDigit(dim, self.cluster.extents[dim]))
 
-    def block(self, place: Value) -> Block:
-        """The finished region; its last parameter is the buffer that is written."""
-        return self.builder.block([*self.slots.values(), place], ())
+    def block(self, *places: Value) -> Block:
+        """The finished region; its last parameters are the buffers that are written."""
+        return self.builder.block([*self.slots.values(), *places], ())
 
 
 _DIVISION_OPS = {"//": e.floor_divide, "%": e.remainder}
@@ -447,12 +452,12 @@ class _BodyCopy:
         self.views: list[tuple[int, tuple[Size, ...]]] = []
 
     def run(self) -> Block:
-        """The new body; its last parameter is the memory that it writes."""
-        written = len(self.block.params) - 1
+        """The new body; its last parameters are the memory that it writes."""
+        written = {self.block.params.index(n.args[0]) for n in self.block.nodes if n.op is schedule.store}
         for node in self.block.nodes:
             if node.op in ACCESSES or not node.results or node.out not in self.found.exprs:
                 self._copy(node)
-        self.views = sorted(self.params, key=lambda key: key[0] == written)
+        self.views = sorted(self.params, key=lambda key: (key[0] in written, key[0] if key[0] in written else 0))
         return self.builder.block([self.params[key] for key in self.views], ())
 
     def _copy(self, node: Node) -> None:

@@ -352,7 +352,7 @@ class ScheduleLowering:
         kept = self.share_result_memory(block, targets)
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
-        for cluster in form_clusters(Function("block", block), launched, kept):
+        for cluster in form_clusters(Function("block", block), launched, kept, self.plan.shares_rows):
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
@@ -451,15 +451,18 @@ class ScheduleLowering:
             if node.results[0] in cluster.inlined:
                 for point in cluster.points(node.results[0]):  # in order, so that no body runs deep
                     body.compute_element(node.results[0], point)
-        place = Value(target.type, target.hint or "out")
+        more = [self.allocate(value) for value in cluster.exports]
+        places = [Value(ref.type, ref.hint or "out") for ref in (*more, target)]
         with body.builder.at(self.builder.location):
-            body.store(cluster.root, place)
+            for (value, point), place in zip(cluster.exports.items(), places, strict=False):
+                body.export(value, point, place)
+            body.store(cluster.root, places[-1])
         refs = [self.view_buffer(value, shape) for value, shape in body.slots]
-        self.add_body(body, place, [*refs, target], make_dims(cluster, order))
+        self.add_body(body, places, [*refs, *more, target], make_dims(cluster, order))
 
-    def add_body(self, body: BodyBuilder, place: Value, refs: list[Value], dims: KernelDims) -> None:
-        """Add a finished body."""
-        block = body.block(place)
+    def add_body(self, body: BodyBuilder, places: Sequence[Value], refs: list[Value], dims: KernelDims) -> None:
+        """Add a finished body, whose last parameters are `places`."""
+        block = body.block(*places)
         if self.plan.collapse:
             block, dims, views = collapse_dims(block, dims)
             refs = [self.view_as(refs[number], shape) for number, shape in views]
@@ -484,7 +487,7 @@ class ScheduleLowering:
         place = Value(target.type, target.hint)
         with body.builder.at(self.builder.location):
             body.store(source, place)
-        self.add_body(body, place, [self.buffers[source], target], make_dims(cluster, order))
+        self.add_body(body, [place], [self.buffers[source], target], make_dims(cluster, order))
 
 
 def _make_key(function: Function) -> Hashable:

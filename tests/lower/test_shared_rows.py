@@ -1,0 +1,55 @@
+"""Kernels of rows that store, besides their result, what other kernels read of the rows."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.contract import get_backend
+from tessera.runtime import driver
+
+RNG = np.random.default_rng(5)
+X, W, G = (RNG.standard_normal(s).astype(np.float32) for s in ((64, 96), (96,), (64, 96)))
+TARGETS = RNG.integers(0, 96, 64).astype(np.int32)
+
+
+def normalise(x, w, g):
+    """Both gradients of a norm, and its result."""
+    found = ts.layer_norm(x, weight=w)
+    _, back = ts.vjp(lambda x, w: ts.layer_norm(x, weight=w), x, w)
+    return found, *back(g)
+
+
+def classify(x, targets, scale):
+    """The loss and its gradient."""
+    return ts.value_and_grad(lambda x: ts.cross_entropy(x * scale, targets))(x)
+
+
+PROGRAMS = {"norm": (normalise, (X, W, G), "normalize"), "loss": (classify, (X, TARGETS, np.full((), 2.0, np.float32)), "softmax")}
+
+
+def list_stores(module):
+    """For each kernel of a Schedule module how many memories it writes."""
+    kernels = [n for n in module.main.body.nodes if n.op.name == "schedule.kernel"]
+    return [len({m.args[0] for m in n.regions[0].nodes if m.op.name == "schedule.store"}) for n in kernels]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_first_kernel_stores_what_the_others_need(name):
+    program, arrays, kernel = PROGRAMS[name]
+    levels = driver.lower(ts.jit(program).trace(*arrays).function, "ptx")
+    stores = list_stores(levels["schedule"])
+    assert max(stores) >= 3, "statistics of rows have no kernels of their own"
+    assert any(kernel in n.attrs["kernel"] for n in levels["tile"].main.body.walk() if n.op.name == "host.launch")
+    want = driver.run_level(levels, "graph", arrays)
+    for level in ("schedule", "tile"):
+        for ours, exact in zip(driver.run_level(levels, level, arrays), want, strict=True):
+            np.testing.assert_allclose(ours, exact, rtol=2e-4, atol=2e-5)
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    for ours, exact in zip(get_backend("ptx").interpreter(artifact)(arrays), want, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_targets_store_one_result(name):
+    program, arrays, _ = PROGRAMS[name]
+    assert set(list_stores(driver.lower(ts.jit(program).trace(*arrays).function, "llvm")["schedule"])) == {1}
