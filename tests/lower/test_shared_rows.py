@@ -24,7 +24,10 @@ def classify(x, targets, scale):
     return ts.value_and_grad(lambda x: ts.cross_entropy(x * scale, targets))(x)
 
 
-PROGRAMS = {"norm": (normalise, (X, W, G), "normalize"), "loss": (classify, (X, TARGETS, np.full((), 2.0, np.float32)), "softmax")}
+PROGRAMS = {
+    "norm": (normalise, (X, W, G), "normalize"),
+    "loss": (classify, (X, TARGETS, np.full((), 2.0, np.float32)), "softmax"),
+}
 
 
 def list_stores(module):
