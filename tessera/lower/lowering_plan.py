@@ -42,6 +42,7 @@ class LoweringPlan:
     row_limit: int = 8192
     row_tile: int | None = None  # of longer rows that several loops walk, where there are many; None: row_limit
     pointwise: int = 8192
+    divided_row: int = 0  # rows up to this length that compare their index are one tile, whose loop is divided
     lanes: int = 64
     result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same
     result_rows: int | None = None  # like rows, for the same reductions; None: the same

@@ -40,6 +40,7 @@ TILING_PLAN = LoweringPlan(
     serial_scans=True,
     vector_products=1,
     product_pack=32,
+    divided_row=1 << 18,
 )
 # What tuning tries in the place of these: tiles of products and their depth, elements of a row and of a pointwise
 # program, programs of a launch, the lanes of reductions, products as reductions, queries and keys of attention.

@@ -11,7 +11,7 @@ from typing import cast
 
 from tessera.core.errors import Location, UnsupportedOpError
 from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
-from tessera.core.types import RefType, Type
+from tessera.core.types import RefType, Type, bool_
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Module, Node, Value, find_size_names, structural_key
 from tessera.ir.rewrite import UseDef
@@ -31,7 +31,7 @@ from tessera.lower.indexing_maps import (
 )
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule
-from tessera.ops.tensor import basic, contractions
+from tessera.ops.tensor import basic, contractions, elementwise
 
 # Tiling: the tile size of each dim of a kernel, and the dim that a loop walks.
 
@@ -305,8 +305,23 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]
+    if dims and plan.pointwise < tiling.extents[dims[-1]] <= plan.divided_row and _compares_index(tiling, dims[-1]):
+        budget = max(budget, tiling.extents[dims[-1]])
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+
+
+def _compares_index(tiling: TileSizeSearch, dim: int) -> bool:
+    """Whether a kernel compares the index of a dim, as concatenations, pads and rolls do."""
+    shifted: set[Value] = set()
+    for node in tiling.block.nodes:
+        if node.op is schedule.index and node.attrs["dim"] == dim:
+            shifted.add(node.out)
+        elif shifted & set(node.args) and node.op in (elementwise.add, elementwise.sub):
+            shifted.add(node.out)
+        elif shifted & set(node.args) and any(v.type.dtype == bool_ for v in node.results):  # type: ignore[union-attr]
+            return tiling.is_static(dim)
+    return False
 
 
 _TILING_RULES: tuple[tuple[object, Callable[[TileSizeSearch, Node], None]], ...] = (

@@ -68,3 +68,12 @@ def test_whole_tiles_have_no_masks(size):
     if size == (20011,):
         whole, partial = text.split("\nwhole")[1].split("\npartial")[:2]
         assert "masked.store" not in whole and "masked.store" in partial.split("\ndone")[0]
+
+
+@pytest.mark.parametrize("shift", [1025, -7, 9000])
+def test_long_rows_that_compare_their_index_are_one_tile(shift):
+    """The position of a comparison is then a constant of the loop, which is divided there."""
+    x = np.random.default_rng(0).random((9, 9600)).astype(np.float32)
+    found, text = run_everywhere(lambda x: ts.roll(x, shift, 1), x)
+    np.testing.assert_array_equal(found, np.roll(x, shift, 1))
+    assert "= load <16 x float>" in text  # no masks, but at the ends of the parts
