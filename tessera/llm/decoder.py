@@ -43,7 +43,7 @@ def multiply(x: Tensor, part: dict[str, Any]) -> Tensor:
     """x Wᵀ plus the bias if there is one; the matrix [out, in] may be quantised, or of a narrower float type."""
     weight = part["weight"]
     if isinstance(weight, QuantisedMatrix):
-        y = quantised_matmul(x, weight)
+        y = quantised_matmul(cast(x, dtype=f32), weight)
     else:
         y = dot(cast(x, dtype=weight.dtype), permute(weight, axes=(1, 0)), dtype=f32)
     return y + cast(part["bias"], dtype=f32) if "bias" in part else y
@@ -120,11 +120,12 @@ def feed_forward(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> Ten
     """The feed-forward network: SwiGLU (Shazeer 2020), or GELU between two products."""
     if config.feed_forward == "gelu":
         return multiply(nn.gelu(multiply(x, layer["up"]), approximate="tanh"), layer["down"])
-    if "gate_up" in layer:
-        both = multiply(x, layer["gate_up"])
-        gate, up = both[..., : config.hidden], both[..., config.hidden :]
+    if "gate_up" in layer:  # rows of one matrix: two products, so that the gate belongs to the second
+        parts = [{n: w[rows] for n, w in layer["gate_up"].items()}
+                 for rows in (slice(config.hidden), slice(config.hidden, None))]  # fmt: skip
     else:
-        gate, up = multiply(x, layer["gate"]), multiply(x, layer["up"])
+        parts = [layer["gate"], layer["up"]]
+    gate, up = (multiply(x, part) for part in parts)
     return multiply(nn.silu(gate) * up, layer["down"])
 
 
