@@ -15,7 +15,8 @@ from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import cos, maximum, minimum, sin
 from tessera.ops.tensor.shape import concatenate, embedding, expand_dims, gather, iota, permute, reshape, stack
-from tessera.stdlib.paged_attention import append_pages, paged_attention
+from tessera.stdlib.paged_attention import append_pages, is_for_gpu, paged_attention
+from tessera.stdlib.paged_decoding import decode_position
 from tessera.stdlib.quantised import QuantisedMatrix, quantised_matmul, take_rows
 
 
@@ -81,7 +82,7 @@ def project_heads(config: DecoderConfig, x: Tensor, layer: dict[str, Any], lead:
     """Queries, keys and values of normalised rows x: [B, S, heads, head_size] each; `lead` is (B, S)."""
     counts = (config.heads, config.kv_heads, config.kv_heads)
     if "qkv" in layer:
-        whole = reshape(multiply(x, layer["qkv"]), shape=(*lead, sum(counts), config.head_size))
+        whole = _project_all_heads(config, x, layer, lead)
         first, last = config.heads, config.heads + config.kv_heads
         return [whole[:, :, :first], whole[:, :, first:last], whole[:, :, last:]]
     return [
@@ -90,10 +91,24 @@ def project_heads(config: DecoderConfig, x: Tensor, layer: dict[str, Any], lead:
     ]
 
 
+def _project_all_heads(config: DecoderConfig, x: Tensor, layer: dict[str, Any], lead: tuple[int, int]) -> Tensor:
+    """The heads of queries, keys and values side by side: [B, S, heads, head_size]."""
+    count = config.heads + 2 * config.kv_heads
+    return reshape(multiply(x, layer["qkv"]), shape=(*lead, count, config.head_size))
+
+
 def attend(
     config: DecoderConfig, x: Tensor, layer: dict[str, Any], pages: tuple[Any, Any], batch: Batch, angles: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of normalised rows x to the cache and themselves, and the pages with their keys and values."""
+    if is_for_gpu() and batch.tokens.shape[1] == 1 and "qkv" in layer and not {"q_norm", "k_norm"} & layer.keys() and (
+        angles is None or config.rotary == "halves"
+    ):  # fmt: skip
+        heads = _project_all_heads(config, x, layer, batch.tokens.shape)
+        mixed, keys, values = decode_position(
+            heads, angles, pages, batch.table, batch.past, batch.count, window=config.window
+        )
+        return multiply(reshape(mixed, shape=(x.shape[0], -1)), layer["output"]), keys, values
     q, k, v = project_heads(config, x, layer, batch.tokens.shape)
     if "q_norm" in layer:
         q, k = (nn.rms_norm(y, weight=cast(layer[f"{n}_norm"]["weight"], dtype=f32), eps=config.eps)
@@ -120,13 +135,20 @@ def feed_forward(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> Ten
     """The feed-forward network: SwiGLU (Shazeer 2020), or GELU between two products."""
     if config.feed_forward == "gelu":
         return multiply(nn.gelu(multiply(x, layer["up"]), approximate="tanh"), layer["down"])
-    if "gate_up" in layer:  # rows of one matrix: two products, so that the gate belongs to the second
-        parts = [{n: w[rows] for n, w in layer["gate_up"].items()}
-                 for rows in (slice(config.hidden), slice(config.hidden, None))]  # fmt: skip
-    else:
-        parts = [layer["gate"], layer["up"]]
-    gate, up = (multiply(x, part) for part in parts)
+    gate, up = _project_gate(config, x, layer)
     return multiply(nn.silu(gate) * up, layer["down"])
+
+
+def _project_gate(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The gate and what it gates. Of one matrix they are two products, so that the gate is computed in the second."""
+    if "gate_up" not in layer:
+        return multiply(x, layer["gate"]), multiply(x, layer["up"])
+    part, hidden = layer["gate_up"], config.hidden
+    if isinstance(part["weight"], QuantisedMatrix):
+        both = multiply(x, part)
+        return both[..., :hidden], both[..., hidden:]
+    first, last = ({n: w[rows] for n, w in part.items()} for rows in (slice(hidden), slice(hidden, None)))
+    return multiply(x, first), multiply(x, last)
 
 
 def embed(weights: dict[str, Any], tokens: Tensor, places: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def attend_pages(
     begin = 0 if window == 0 else tile.maximum(past[b] + first // group - window + 1, 0) // size
     end = tile.minimum(past[b] + (first + BM - 1) // group + 1, total)
     place_of_pages = (b, g, begin, (end + size - 1) // size)
-    acc, m, l = sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
+    acc, m, l = sum_pages(queries, None, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
     y = acc / tile.where(l == 0.0, 1.0, l)[:, None]
     tile.store(out[b, g, first : first + BM, :], tile.cast(y, out.dtype), edge="clip")
 
@@ -87,41 +87,53 @@ def attend_pages_part(
     each = (end - begin + sums.shape[0] - 1) // sums.shape[0]
     first = begin + part * each
     place_of_pages = (b, g, first, tile.minimum(first + each, end))
-    acc, m, l = sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
+    acc, m, l = sum_pages(queries, None, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
     tile.store(sums[part, b, g, 0:BM, :], acc, edge="clip")
     tile.store(maxima[part, b, g, 0:BM], m, edge="clip")
     tile.store(totals[part, b, g, 0:BM], l, edge="clip")
 
 
-def sum_pages(queries, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow):
-    """For each row: the values by weights relative to its maximum so far, that maximum, and the sum of weights."""
+def sum_pages(queries, right, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow):
+    """For each row: the values by weights relative to its maximum so far, that maximum, and the sum of weights.
+
+    `queries` are of all features or, with those of the `right` half, of the left half.
+    """
     b, g, begin, end = place_of_pages
     rows, size = queries.shape[0], keys.shape[2]
-    vectors = rows < 8
-    queries = queries if narrow else tile.cast(queries, f32)
     acc, m, l = tile.zeros((rows, keys.shape[3])), tile.full((rows,), -math.inf), tile.zeros((rows,))
     for page in tile.range(begin, end):
         number = table[b, page % table.shape[1]] if ring else table[b, page]
         cols = page * size + tile.arange(0, size)
         held = (cols < total)[:, None]  # 0 · NaN after a cache's end is NaN
-        k = tile.load(keys[number, g, :, :])
-        v = tile.load(values[number, g, :, :], mask=held)
-        if not narrow:
-            k, v = tile.cast(k, f32), tile.cast(v, f32)
-        scores = (
-            tile.sum(queries[:, None, :] * k[None, :, :], axis=2) if vectors else tile.dot(queries, tile.transpose(k))
-        )
+        half = queries.shape[1]
+        scores = multiply_rows(queries, keys, number, g, 0, half, narrow)
+        if right is not None:
+            scores = scores + multiply_rows(right, keys, number, g, half, 2 * half, narrow)
         seen = (cols[None, :] <= place[:, None]) & (cols < total)[None, :]
         if window > 0:
             seen = seen & (cols[None, :] > place[:, None] - window)
         scores = tile.where(seen, scores, -math.inf)
         m, p, old = online_softmax_weights(scores, m, scale * LOG2_E, narrow)
         l = l * old + tile.sum(p, axis=-1)
-        if vectors:
+        v = tile.load(values[number, g, :, :], mask=held)
+        v = v if narrow else tile.cast(v, f32)
+        if rows < 8 and not narrow:
             acc = acc * old[:, None] + tile.sum(p[:, :, None] * v[None, :, :], axis=1)
         else:
             acc = acc * old[:, None] + tile.dot(tile.cast(p, v.dtype), v)
     return acc, m, l
+
+
+def multiply_rows(queries, keys, number, g, first, last, narrow):
+    """The products of rows of queries and the keys of a page, over some features."""
+    k = tile.load(keys[number, g, :, first:last])
+    if narrow:
+        scores = tile.dot(queries, tile.transpose(k))
+    elif queries.shape[0] < 8:
+        scores = tile.sum(tile.cast(queries, f32)[:, None, :] * tile.cast(k, f32)[None, :, :], axis=2)
+    else:
+        scores = tile.dot(tile.cast(queries, f32), tile.transpose(tile.cast(k, f32)))
+    return scores
 
 
 def append_pages(
@@ -173,11 +185,12 @@ def paged_attention(
     if scale <= 0:
         q, scale = q * scale, 1.0  # weights are powers of two of scores times a positive factor
     rows = _fold_heads(q, keys.shape[1])
-    gpu = _is_for_gpu()
+    gpu = is_for_gpu()
     narrow = gpu and q.dtype == keys.dtype and q.dtype in (bf16, f16)
     attrs = {"group": q.shape[2] // keys.shape[1], "scale": scale, "window": window, "ring": ring, "narrow": narrow}
     if parts is None:
-        parts = _choose_parts(rows, table.shape[1]) if gpu else 1
+        batch, shared, count_of_rows = (int(n) for n in rows.shape[:3])
+        parts = choose_parts(batch, shared, count_of_rows, table.shape[1]) if gpu else 1
     if parts > 1:
         found = _attend_parts(rows, keys, values, (table, past, count), parts, attrs)
     else:
@@ -187,7 +200,8 @@ def paged_attention(
     return _unfold_heads(found, q.shape)
 
 
-def _is_for_gpu() -> bool:
+def is_for_gpu() -> bool:
+    """Whether the function that is traced now will run on a GPU."""
     device = TRACE_DEVICE.get()
     return device is not None and find_generator_name(device) == "ptx"
 
@@ -217,10 +231,9 @@ def _choose_rows(q: Tensor, group: int, narrow: bool) -> int:
     return group if length == 1 else QUERIES * group
 
 
-def _choose_parts(rows: Tensor, pages: int) -> int:
+def choose_parts(batch: int, heads: int, rows: int, pages: int) -> int:
     """The number of programs that share the pages of a head of a request: 1 where there are many heads, or queries."""
-    batch, heads, count, _ = rows.shape
-    return min(2 * BUSY_PROGRAMS // max(batch * heads, 1), pages, MOST_PARTS) if 0 < count <= TENSOR_ROWS else 1
+    return min(2 * BUSY_PROGRAMS // max(batch * heads, 1), pages, MOST_PARTS) if 0 < rows <= TENSOR_ROWS else 1
 
 
 def _attend_parts(

@@ -150,7 +150,7 @@ def log1p_f64(x: Tensor) -> Tensor:
     u = x + 1.0
     d = u - 1.0
     log = e.log(u)
-    v = divide(log * x, d)
+    v = log * divide(x, d)  # log * x overflows
     v = where(d == 0.0, x, v)
     v = where(x == INF, INF, v)
     v = where(u == 0.0, -INF, v)
