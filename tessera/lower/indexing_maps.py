@@ -393,9 +393,19 @@ def _(node, point, reduced):
     return [point.moved([ZERO if n == 1 else i for i, n in zip(tail, sizes, strict=True)])]
 
 
+def keeps_long_axes(node: Node) -> bool:
+    """Whether a reshape adds and removes axes of one element alone."""
+    before, after = ([n for n in get_shape(v) if n != 1] for v in (node.args[0], node.out))
+    return before == after
+
+
 @indexing_rules(shape.reshape)
 def _(node, point, reduced):
-    return [point.moved(delinearise(linearise(point.indices, get_shape(node.out)), get_shape(node.args[0])))]
+    before, after = get_shape(node.args[0]), get_shape(node.out)
+    if keeps_long_axes(node):
+        kept = iter(i for i, n in zip(point.indices, after, strict=True) if n != 1)
+        return [point.moved([ZERO if n == 1 else next(kept) for n in before])]
+    return [point.moved(delinearise(linearise(point.indices, after), before))]
 
 
 @indexing_rules(shape.permute)

@@ -21,7 +21,12 @@ from tessera.ir.tensor import Tensor
 
 
 def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> Hashable:
-    """Make a key of closed-over values, recursively: arrays by identity, the rest by value where hashable."""
+    """Make a key of closed-over values, recursively: arrays by identity, the rest by value where hashable.
+
+    What a function of the library closes over (`fixed_closure`) never changes.
+    """
+    if getattr(function, "fixed_closure", None) is function:  # and no wrapper that copied its attributes
+        return ()
     cells = getattr(function, "__closure__", None) or ()
     inner = (*seen, id(function))  # a function may capture itself
     return tuple(make_hashable_key(c.cell_contents, inner) for c in cells if _is_filled(c))

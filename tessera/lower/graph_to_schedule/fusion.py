@@ -26,6 +26,7 @@ from tessera.lower.indexing_maps import (
     find_operand_points,
     find_reduced_axes,
     get_shape,
+    keeps_long_axes,
     make_index,
 )
 from tessera.ops.dialects import control_flow
@@ -124,7 +125,8 @@ MAX_GATHERED_ROWS = 128
 class KernelFusion:
     """The fusion decision in progress: clusters so far, values that must be roots, and operands of dots.
 
-    `memory` are the values that become roots in any case.
+    `memory` are the values that become roots in any case. `interleaves` says that programs compute what is between
+    interleaved zeros at indices with a division; else its memory is read.
     """
 
     function: Function
@@ -135,6 +137,7 @@ class KernelFusion:
     operands: set[Value] = field(default_factory=set)
     shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
+    interleaves: bool = False
 
     def run(self) -> list[FusionCluster]:
         """The clusters in execution order; a launched node is a cluster with nothing inlined."""
@@ -216,7 +219,11 @@ class KernelFusion:
         cluster.inline_node(node)
         if node.op is contractions.dot or (node.out in self.operands and self.is_view(node)):
             self.operands |= set(node.args)
-        if node.op is shape.reshape and not all(p.is_clean for p in cluster.points(node.args[0])):
+        if node.op is shape.reshape and not (
+            keeps_long_axes(node)
+            or self.is_interleaved(node.args[0])
+            or all(p.is_clean for p in cluster.points(node.args[0]))
+        ):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
             self.forced_roots.add(node.args[0])
 
@@ -238,6 +245,14 @@ class KernelFusion:
         if node.op is basic.cast:
             return is_widening(node) or not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS, shape.strided_view)
+
+    def is_interleaved(self, value: Value) -> bool:
+        """Whether a value is padding along a new axis: reshaped it is zeros between elements, computed in place."""
+        node = self.uses.find(value, shape.pad) if self.interleaves else None
+        if node is None or self.uses.find(node.args[0], shape.reshape) is None:
+            return False
+        sizes = zip(get_shape(node.args[0]), get_shape(node.out), strict=True)
+        return all(n == 1 or n == m for n, m in sizes)
 
     def is_read_in_place(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether dots gain from reading a view rather than a copy: windows with gaps are gathered for every tile."""
@@ -270,7 +285,8 @@ class KernelFusion:
     def _left(self, value: Value, budget: int, most: float, few: float) -> int:
         """The rest of a budget after the ops that compute a value from memory; negative where it does not suffice.
 
-        A result of a reduction of at most `most` elements is memory, and so is any value of at most `few`.
+        A result of a reduction of at most `most` elements is memory, and so is any value of at most `few`, and one that
+        so many nodes use that kernels do not compute it at all their points.
         """
         node = self.uses.get(value)
         if node is None or node.op in CONSTANTS or is_widening(node):
@@ -278,6 +294,8 @@ class KernelFusion:
         if node.op in REDUCTIONS and _estimate_count(value) <= most:
             return budget
         if _estimate_count(value) <= max(few, 1):
+            return budget
+        if budget < MAX_RECOMPUTED_OPS and len(self.uses.users(value)) >= MAX_ACCESS_POINTS:
             return budget
         if node.op not in (*CHEAP, *VIEWS, basic.cast):
             return -1
@@ -396,10 +414,11 @@ def form_clusters(
     launched: frozenset[Op] = frozenset(),
     kept: frozenset[Value] = frozenset(),
     shares_rows: bool = False,
+    interleaves: bool = False,
 ) -> list[FusionCluster]:
     """The kernels that compute a function, in order; the values `kept` are in memory in any case."""
-    uses = UseDef(function, nested=False)
-    return KernelFusion(function, launched, uses, forced_roots=set(kept), shares_rows=shares_rows).run()
+    uses, how = UseDef(function, nested=False), {"shares_rows": shares_rows, "interleaves": interleaves}
+    return KernelFusion(function, launched, uses, forced_roots=set(kept), **how).run()  # type: ignore[arg-type]
 
 
 @_FUSION_RULES(*CONSTANTS)

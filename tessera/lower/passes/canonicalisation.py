@@ -14,6 +14,7 @@ from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
+from tessera.lower.passes.stack_parts import PartFinder
 from tessera.ops.tensor import attention, basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.coercion import is_narrow
 from tessera.ops.tensor.scatter import scatter_add
@@ -122,7 +123,18 @@ def _(rewriter, node, args):
 
 @canonicalisation(shape.slice_)
 def _(rewriter, node, args):
-    return args[0] if args[0].type == node.out.type else _move_splat(rewriter, node, args)
+    if args[0].type == node.out.type:
+        return args[0]
+    return _move_splat(rewriter, node, args) or _take_part(rewriter, node, args[0])
+
+
+def _take_part(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
+    """A slice of one part of what is computed from stacks, as that part."""
+    cut = [a for a, (n, m) in enumerate(zip(x.type.shape, node.out.type.shape, strict=True)) if n != m]  # type: ignore[union-attr]
+    if len(cut) != 1 or node.out.type.shape[cut[0]] != 1:  # type: ignore[union-attr]
+        return None
+    parts = PartFinder(rewriter, cut[0] - x.type.rank)  # type: ignore[union-attr]
+    return parts.take(x, int(node.attrs["start"][cut[0]])) if parts.is_stacked(x) else None
 
 
 @canonicalisation(shape.pad)
@@ -322,16 +334,16 @@ MAX_COMBINED = 128  # slices that are combined element by element
 
 
 def _combine_slices(rewriter: Rewriter, node: Node, x: Value, axis: int) -> Value | None:
-    """A reduction of slices that are stacked along its axis (a pool's windows) as their combination by a binary tree:
-    the stack then needs no memory."""
-    source = rewriter.find_producer(x, shape.concatenate)
-    if source is None or source.attrs["axis"] % x.type.rank != axis or not 1 < len(source.args) <= MAX_COMBINED:  # type: ignore[union-attr]
+    """A reduction of what is computed from slices stacked along its axis (a pool's windows) as a binary tree of its
+    parts: the stack then needs no memory."""
+    found, count = PartFinder(rewriter, axis - x.type.rank), x.type.shape[axis]  # type: ignore[union-attr]
+    if isinstance(count, Dim) or not 1 < count <= MAX_COMBINED or not found.is_stacked(x):
         return None
     out = node.out.type
-    if out.policy is not None or any(v.type.shape[axis] != 1 for v in source.args):  # type: ignore[union-attr]
+    if out.policy is not None:  # type: ignore[union-attr]
         return None
     wide = x.type.accumulate if node.op is reduce.sum and out.dtype.is_float else out.dtype  # type: ignore[union-attr]
-    slices = [make_reshape(rewriter, v, out.shape) for v in source.args]  # type: ignore[union-attr]
+    slices = [make_reshape(rewriter, found.take(x, place), out.shape) for place in range(count)]  # type: ignore[union-attr]
     parts = [v if v.type.dtype == wide else rewriter.add(basic.cast, v, dtype=wide) for v in slices]  # type: ignore[union-attr]
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)

@@ -95,6 +95,7 @@ def check_arguments(function: F) -> F:
                 raise
             raise found from error
 
+    told.fixed_closure = told  # type: ignore[attr-defined]  # calls under jit need not look at it
     return told  # type: ignore[return-value]
 
 

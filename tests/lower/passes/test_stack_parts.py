@@ -1,0 +1,50 @@
+"""What is computed from stacks is computed from their parts: gradients of pools are few kernels."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.runtime import driver
+
+
+def kernels(function, *arrays, target="ptx"):
+    """The number of kernels, and the results on a target and in the interpreter."""
+    traced = ts.jit(function).trace(*arrays).function
+    levels = driver.lower(traced, target)
+    wanted = driver.run_level(driver.lower(traced, "interp"), "graph", list(arrays), "interp")
+    return len(levels["tile"].functions) - 1, driver.run_level(levels, "target", list(arrays), target), wanted
+
+
+@pytest.mark.parametrize("target", ["ptx", "llvm"])
+@pytest.mark.parametrize(("pool", "window", "most"), [
+    (ts.max_pool2d, (3, 1, 1), 4), (ts.max_pool2d, (2, 2, 0), 1), (ts.max_pool2d, (3, 2, 1), 4),
+    (ts.avg_pool2d, (3, 1, 1), 2), (ts.avg_pool2d, (2, 2, 0), 1), (ts.avg_pool2d, (3, 2, 1), 2),
+])  # fmt: skip
+def test_gradients_of_pools(pool, window, most, target):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 3, (2, 3, 11, 14)).astype("f4")  # with ties
+    y = rng.standard_normal(pool(ts.Tensor(x), *window).shape).astype("f4")
+    gradient = ts.grad(lambda x, y: ts.sum(pool(x, *window) * y))
+    count, ours, wanted = kernels(gradient, x, y, target=target)
+    assert count <= most or target == "llvm"
+    np.testing.assert_allclose(ours[0], wanted[0], rtol=1e-6)
+
+
+def test_parts_of_values_of_stacks():
+    x = np.random.default_rng(1).standard_normal((4, 6)).astype("f4")
+
+    def function(x):
+        parts = [x[:, i : i + 4] for i in range(3)]
+        whole = ts.stack(parts, axis=1) * 2.0 + ts.expand_dims(parts[0], 1)
+        return ts.sum(whole, axis=1), whole[:, 1], ts.max(whole, axis=1)
+
+    count, ours, wanted = kernels(function, x)
+    assert count == 3  # no kernel writes the stack
+    for a, b in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_slices_of_several_parts_stay():
+    x = np.arange(24, dtype="f4").reshape(4, 6)
+    _, ours, wanted = kernels(lambda x: ts.stack([x, x * 2.0, x - 1.0], axis=0)[1:] + 1.0, x)
+    np.testing.assert_array_equal(ours[0], wanted[0])
