@@ -139,11 +139,11 @@ class RouterChannel:
             self.events.at(time, self._serve)
 
     def _service(self) -> None:
-        now = self.events.now
+        now, route = self.events.now, self.route
         if self._due != now:
             return  # an earlier schedule replaced this one
         self._due = None
-        rx, tx = self.route.here
+        rx, tx = route.here
         if tx is self._tx and len(rx) == 1 and self._relay(rx[0], now):
             return
         while self._step(now):
@@ -155,9 +155,10 @@ class RouterChannel:
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether it is one of them.
         """
         buffer, links = self.inputs[origin], self._links
-        if len(buffer.runs) != 1 or self.route.in_teardown or not self._relays:
-            return not buffer.runs
-        start, words = buffer.runs[0]
+        runs = buffer.runs
+        if len(runs) != 1 or self.route.in_teardown or not self._relays:
+            return not runs
+        start, words = runs[0]
         if words[0] > WORD_MASK:
             return False
         count, after, blocked = len(words), self._last + 1 if self._last >= now else now, False
@@ -174,7 +175,7 @@ class RouterChannel:
             return True
         if start < after:
             start = after
-        buffer.runs.clear()
+        runs.clear()
         self.granted = buffer.count = 0
         self._last = start + count - 1
         self._deliver([(start + 1, words)], count, False)

@@ -285,6 +285,8 @@ def _store_result(pe: Any, target: Any, type_: t.CslType, i: int, found: Any) ->
         view_vector(target, type_.dtype, i, 1)[0] = found
     elif type(target) is WaveletSender:
         yield max(pe.clock, pe.events.now)
-        yield from target.send(np.array([found], type_.dtype))
+        rest = target.send(np.array([found], type_.dtype))
+        if rest is not None:
+            yield from rest
     else:
         raise CslFault("the result of '@map' must go to memory, the fabric or a pointer")

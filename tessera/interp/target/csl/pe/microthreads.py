@@ -255,7 +255,7 @@ def count_lanes(d: Any, dtype: np.dtype[Any]) -> int:
 def pack_words(found: np.ndarray[Any, Any]) -> list[int]:
     """The wavelets of elements."""
     flat = np.ascontiguousarray(found)
-    return flat.view(np.uint32 if flat.dtype.itemsize == 4 else np.uint16).astype(np.uint32).tolist()
+    return flat.view(np.uint32 if flat.dtype.itemsize == 4 else np.uint16).tolist()
 
 
 def stream_operation(
@@ -263,23 +263,26 @@ def stream_operation(
 ) -> Generator[Any, None, bool]:
     """Run an operation in steps, as far as its operands allow.
 
-    Returns False if a synchronous operation found a FIFO empty or full. Sets `options["ended"]` if a control wavelet
-    ended the operation.
+    The generator returns False if a synchronous operation found a FIFO empty or full. It sets `options["ended"]` if a
+    control wavelet ended the operation.
     """
-    dest, *given = operands
-    count = operation_length(operands)
-    if type(dest) is Pointer:
-        return (yield from _reduce_into_pointer(pe, op, dest, given, count, sync))
-    sources = [open_source(pe, o, x.dtype, count) for o, x in zip(given, op.sources, strict=True)]
-    if type(dest) is Fabout and all([s.local for s in sources]):
-        return (yield from _send_vector(pe, op, dest, sources, count, options))
-    return (yield from _stream_in_steps(pe, op, dest, sources, count, options, sync))
+    kind = type(operands[0])
+    if kind is Pointer:
+        return _reduce_into_pointer(pe, op, operands, sync)
+    if kind is Fabout and _WAITING_SOURCES.isdisjoint(map(type, operands)):
+        return _send_vector(pe, op, operands, options)
+    return _stream_in_steps(pe, op, operands, options, sync)
+
+
+_WAITING_SOURCES = frozenset((Fabin, Fifo, Circular))
 
 
 def _stream_in_steps(
-    pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int, options: dict[str, Any], sync: bool
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], sync: bool
 ) -> Generator[Any, None, bool]:
     """Run an operation as far as its operands allow in each step."""
+    dest, count = operands[0], operation_length(operands)
+    sources = [open_source(pe, o, x.dtype, count) for o, x in zip(operands[1:], op.sources, strict=True)]
     waiting = _list_waiting(pe, op, dest, sources, count)
     store = _make_store(pe, op, dest, sources, count)
     done, width = 0, op.width[pe.wide]
@@ -300,21 +303,28 @@ def _stream_in_steps(
             break
         if step:
             words = store(done, step)
-            if sender is not None:
-                yield from sender.send(words)
+            if sender is not None and (rest := sender.send(words)) is not None:
+                yield from rest
             done += step
             yield pe.events.now + -(-step // width)
     return True
 
 
 def _send_vector(
-    pe: PeState, op: DsdOp, dest: Fabout, sources: list[DsdSource], count: int, options: dict[str, Any]
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any]
 ) -> Generator[Any, None, bool]:
     """Send elements of memory or scalars, which are all ready: one step."""
+    count, (result, kinds, _) = operation_length(operands), op.at_once
+    args = [
+        read_elements(o, x, 0, count) if type(o) is Mem1d or type(o) is Mem4d else convert_scalar(o, x)
+        for o, x in zip(operands[1:], kinds, strict=True)
+    ]
     if count > 0:
-        found = convert_result(op.compute(*[s.read(0, count) for s in sources]), op.result.dtype)
-        sender = WaveletSender(pe, dest, op.result.dtype, count, options.get("index", 0))
-        yield from sender.send(_spread_elements(found, count))
+        found = convert_result(op.compute(*args), result)
+        sender = WaveletSender(pe, operands[0], result, count, options.get("index", 0))
+        rest = sender.send(_spread_elements(found, count))
+        if rest is not None:
+            yield from rest
         yield pe.events.now + -(-count // op.width[pe.wide])
     return True
 
@@ -470,7 +480,7 @@ class WaveletSender:
     def __init__(self, pe: PeState, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
         self.pe, self.dest, self.index, self.due = pe, dest, index, count
         self.paired = count_lanes(dest, dtype) == 2
-        self.left = np.zeros(0, dtype)
+        self.left = np.zeros(0, dtype) if self.paired else None
 
     def words(self, found: np.ndarray[Any, Any]) -> list[int]:
         """The wavelets of elements; an odd packed element is kept until more elements follow or none are left."""
@@ -489,15 +499,24 @@ class WaveletSender:
         return words
 
     def _pairs(self, found: np.ndarray[Any, Any]) -> list[int]:
+        assert self.left is not None
         flat = np.concatenate([self.left, found])
         whole = len(flat) if not self.due else len(flat) // 2 * 2
         self.left, flat = flat[whole:], flat[:whole]
         padded = np.concatenate([flat, np.zeros(whole % 2, flat.dtype)])
         return padded.view(np.uint32).tolist()
 
-    def send(self, found: np.ndarray[Any, Any]) -> Microthread:
-        """Send elements, and wait until the queue accepts the rest."""
-        color, words = self.dest.color, self.words(found)
+    def send(self, found: np.ndarray[Any, Any]) -> Microthread | None:
+        """Send elements; what then waits until the queue accepts the rest, or None if it accepts all at once."""
+        color, words, fabric = self.dest.color, self.words(found), self.pe.fabric
+        if not words or fabric.push(color, words):
+            if fabric.is_settled(color):
+                return None
+            words = []
+        return self._wait(words)
+
+    def _wait(self, words: list[int]) -> Microthread:
+        color = self.dest.color
         while words and not self.pe.fabric.push(color, words):
             yield WaitCondition("out", color)
         while not self.pe.fabric.is_settled(color):
@@ -514,10 +533,10 @@ def drop_wavelets(pe: Any, source: Fabin) -> Microthread:
         yield pe.events.now + 1
 
 
-def _reduce_into_pointer(
-    pe: PeState, op: DsdOp, dest: Pointer, given: list[Any], count: int, sync: bool
-) -> Generator[Any, None, bool]:
+def _reduce_into_pointer(pe: PeState, op: DsdOp, operands: tuple[Any, ...], sync: bool) -> Generator[Any, None, bool]:
     """Reduce a stream into one cell; the cell keeps its value if a FIFO runs empty."""
+    dest, *given = operands
+    count = operation_length(operands)
     sequence = open_source(pe, given[-1], op.sources[-1].dtype, count)
     value = convert_scalar(given[0], op.result.dtype) if len(given) > 1 else None
     done = 0

@@ -160,6 +160,8 @@ def _never_resumed() -> None:
 class PeThread:
     """A suspended or running generator: the foreground task, or a microthread."""
 
+    __slots__ = ("again", "body", "done", "front", "loc", "name", "wait")
+
     def __init__(
         self, name: str, body: Microthread, done: Callable[[], None] | None, front: bool, loc: Location
     ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from tessera.core.errors import ArgumentError, Location, TesseraError
 from tessera.interp.target.csl.cost_model import COSTS
+from tessera.interp.target.csl.fabric.queues import InputQueue
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, WORD_MASK
 from tessera.interp.target.csl.pe.dsd_operations import Microthread
 from tessera.interp.target.csl.pe.pe_state import PeState, PeThread, TaskCall, WaitCondition, unpack_arguments
@@ -206,10 +207,9 @@ def _select_task(pe: PeState) -> TaskCall | None:
             task = _find_wavelet_task(pe, color)
             if task is not None:
                 ready.append(task)
-    if pe.active:
-        for number in pe.active:
-            if number not in pe.blocked:
-                ready.append((number, _take_active_task, number))
+    for number in pe.active:
+        if number not in pe.blocked:
+            ready.append((number, _take_active_task, number))
     if pe.calls:
         ready.append((-1, _take_host_call, None))
     if not ready:
@@ -221,9 +221,10 @@ def _select_task(pe: PeState) -> TaskCall | None:
 def _select_ready(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The one of several ready tasks that runs: of high priority, then by the order of its kind, or at random."""
     if pe.wide:  # the priority of a wavelet's task is that of its queue
+        queues = {color: queue for queue, color in reversed(pe.in_colors.items())}
         for place, (number, take, what) in enumerate(ready):
             if take is not _take_active_task and take is not _take_host_call:
-                ready[place] = (_find_priority_id(pe, number), take, what)
+                ready[place] = (queues.get(number, number), take, what)
     first = ready
     if pe.high_priority:
         first = [one for one in ready if one[0] in pe.high_priority] or ready
@@ -250,16 +251,6 @@ def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     return chosen
 
 
-def _find_priority_id(pe: PeState, color: int) -> int:
-    """The id that the priority of a color's tasks depends on: the color, or on WSE-3 its input queue."""
-    if not pe.wide:
-        return color
-    for queue, other in pe.in_colors.items():
-        if other == color:
-            return queue
-    return color
-
-
 def _take_active_task(pe: PeState, number: int) -> TaskCall:
     del pe.active[number]
     now, task = pe.events.now, pe.local[number]
@@ -277,21 +268,22 @@ def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
 
 def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     """The task that the first wavelet of an input queue starts."""
-    head = pe.fabric.get_queue(color).peek(pe.events.now)
+    queue = pe.fabric.get_queue(color)
+    head = queue.peek(pe.events.now)
     if head is None:
         del pe.ready_colors[color]
         return None
     if head & CONTROL_FLAG:
         return _find_control_task(pe, color, head & WORD_MASK)
     task = pe.data.get(color)
-    if task is None or task.number in pe.blocked or ("in", color) in pe.busy:
+    if task is None or task.number in pe.blocked or (pe.busy and ("in", color) in pe.busy):
         return None
-    return color, _take_data_task, (color, task)
+    return color, _take_data_task, (queue, task)
 
 
-def _take_data_task(pe: PeState, found: tuple[int, BoundTask]) -> TaskCall:
-    color, task = found
-    word = pe.fabric.get_queue(color).take(pe.events.now, 1)[0]
+def _take_data_task(pe: PeState, found: tuple[InputQueue, BoundTask]) -> TaskCall:
+    queue, task = found
+    word = queue.take(pe.events.now, 1)[0]
     return task.title, pe.space[task.name], unpack_arguments(task.params, word)
 
 
