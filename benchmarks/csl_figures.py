@@ -27,7 +27,7 @@ class Figure:
 
 
 VENDOR, STREAM, GRAPH = "Cerebras/csl-examples", "leightonw-cerebras/stream", "siddharthbc/CSR-graph-coloring"
-STENCIL, HOMEWORK = "Jorineg/cerebras", "da-luce/cs5220_hw4"
+STENCIL, HOMEWORK, SLIDES = "Jorineg/cerebras", "da-luce/cs5220_hw4", "n-io/sliding-window"
 
 
 def _flags(width: int, height: int, params: str, arch: str = "wse3", frame: tuple[int, int] = (7, 2)) -> str:
@@ -140,7 +140,7 @@ def _list_stencils() -> Iterator[Figure]:
             flags = _flags((w - 2) // tw + 2, (h - 2) // th + 2, params, arch)
             yield Figure(
                 f"stencil {w}x{h} in tiles of {tw}x{th} {arch}", STENCIL, "tiled-stencil", f"layout.csl {flags}",
-                "run.py --name out --num-iterations STEPS", "iteration", (cycles,), False,
+                "run.py --name out --num-iterations STEPS", "iteration", (cycles,), (tw, th) in ((1, 1), (2, 4)),
             )  # fmt: skip
 
 
@@ -161,6 +161,25 @@ def _list_homework() -> Iterator[Figure]:
         )  # fmt: skip
 
 
+def _list_slides() -> Iterator[Figure]:
+    """Vectors that slide along a row of PEs through switches, on WSE-2: the left, the middle and the right PE."""
+    to_the_right = {(8, 1): (32, 39, 12), (8, 101): (1071, 796, 12), (8, 181): (1871, 1396, 12)}
+    both_ways = {
+        (8, 1): (27, 41, 27), (8, 101): (468, 625, 1129), (8, 491): (2106, 2920, 5374),
+        (16, 1): (27, 46, 27), (16, 101): (938, 1096, 2100), (16, 491): (4254, 5153, 10057),
+        (32, 1): (27, 54, 27), (32, 101): (1809, 2115, 4119), (32, 491): (8435, 10132, 19936),
+    }  # fmt: skip
+    for folder, rows in (("synchronous-slide-right", to_the_right), ("synchronous-slide", both_ways)):
+        for (width, size), cycles in rows.items():
+            flags = _flags(width, 1, f"kernel_width:{width},num_elems:{size}", "wse2")
+            yield Figure(
+                f"{folder} of {size} on {width} PEs", SLIDES, folder, f"layout.csl {flags}",
+                "run.py --name=out --cmaddr=", r"(?:Left|Middle|Right): +([\d.]+)", cycles,
+                rows is to_the_right or (width, size) == (8, 1),
+            )  # fmt: skip
+
+
 def list_figures() -> list[Figure]:
     """All figures."""
-    return [*_list_vendor(), *_list_transforms(), *_list_stream(), *_list_graph(), *_list_stencils(), *_list_homework()]
+    programs = (_list_vendor, _list_transforms, _list_stream, _list_graph, _list_stencils, _list_homework, _list_slides)
+    return [figure for program in programs for figure in program()]

@@ -32,9 +32,11 @@ ROW_PRODUCTS, OUTER_PRODUCTS, INNER_PRODUCTS = "lines", "outer", "inner"
 def estimate_matmul_cycles(rows: int, columns: int, summed: int, wide: bool = False) -> dict[str, float]:
     """The cycles of a product (rows x depth) · (depth x columns) by each algorithm; `wide` on a WSE-3."""
     rate = 1 / MULTIPLY_RATE[wide] + 1 / ADD_RATE[wide]
+    # A product of a column and a row is a tensor: whole cycles for each row, and on WSE-3 one between two rows.
+    product = rows * (-(-columns // MULTIPLY_RATE[wide]) + wide) - wide
     return {
         ROW_PRODUCTS: min(estimate_row_cycles(rows, columns, summed, wide)),
-        OUTER_PRODUCTS: summed * (OUTER_OVERHEAD + rows * columns * rate),
+        OUTER_PRODUCTS: summed * (OUTER_OVERHEAD + product + rows * columns / ADD_RATE[wide]),
         INNER_PRODUCTS: rows * columns * (INNER_OVERHEAD + summed * rate),
     }
 

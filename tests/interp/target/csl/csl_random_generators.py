@@ -26,7 +26,7 @@ param memcpy_params; param first: bool; param last: bool; param odd: bool;
 const sys = @import_module("<memcpy/memcpy>", memcpy_params);
 const math = @import_module("<math>"); const control = @import_module("<control>");
 const way = if (odd) @get_color(5) else @get_color(4); const back = if (odd) @get_color(4) else @get_color(5);
-const iq = @get_input_queue(2); const oq = @get_output_queue(3); const wse3 = @is_arch("wse3");
+const iq = @get_input_queue(2); const wse3 = @is_arch("wse3");
 var a = @zeros([8]f32); var b = @zeros([8]f32); var c = @zeros([8]f32); var w = @zeros([8]i32);
 var big = @zeros([64]f32);
 var a_ptr: [*]f32 = &a; var w_ptr: [*]i32 = &w;
@@ -53,6 +53,12 @@ def statements(draw, least: int = 1, most: int = 5) -> str:
     """A few statements on the memory of a PE."""
     chosen = draw(st.lists(st.sampled_from(PIECES), min_size=least, max_size=most))
     return "\n".join(piece.format(**{k: draw(kind) for k, kind in STATEMENT_NUMBERS.items()}) for piece in chosen)
+
+
+@st.composite
+def output_queues(draw) -> str:
+    """The output queue of a program: on WSE-2 one of 6 words, or one of 2, which sends slower than a word a cycle."""
+    return f"const oq = @get_output_queue({draw(st.integers(2, 5))});"
 
 
 @st.composite
@@ -103,6 +109,7 @@ def switched_routes(draw) -> tuple[str, str]:
         )
         sends.append(f"@mov32(ctl, control.encode_single_payload(control.opcode.{command}, {kept}, {{}}, 0));")
     body = f"""
+      {draw(output_queues())}
       const c4 = @get_color(4);
       const out = @get_dsd(fabout_dsd, .{{ .fabric_color = c4, .extent = 8, .output_queue = oq }});
       const ctl = @get_dsd(fabout_dsd, .{{ .fabric_color = c4, .extent = 1, .output_queue = oq, .control = true }});
@@ -157,13 +164,17 @@ def dsd_pipelines(draw) -> tuple[str, str]:
     )
     ids = "\n".join(f"const u{k} = @get_local_task_id({8 + k});" for k in range(len(stages) + 1))
     binds = " ".join(f"@bind_local_task(stage{k}, u{k});" for k, _ in stages)
-    sends = " ".join(f"@fmovs(@set_dsd_length(out, {length}), @set_dsd_length(dbig, {length}));" for length in cut)
+    *sends, last = [f"@fmovs(@set_dsd_length(out, {length}), @set_dsd_length(dbig, {length})" for length in cut]
+    begun = "".join(f"{send}); " for send in sends)
+    ending = draw(st.sampled_from(["); @activate(u{n});", ", .{{ .async = true, .activate = u{n} }});"]))
+    begun += last + ending.format(n=len(stages))
     body = f"""
+      {draw(output_queues())}
       const out = @get_dsd(fabout_dsd, .{{ .fabric_color = way, .extent = 8, .output_queue = oq }});
       const in = @get_dsd(fabin_dsd, .{{ .fabric_color = back, .extent = 8, .input_queue = iq }});
       {ids}
       {steps}
-      task source() void {{ {sends} @activate(u{len(stages)}); }}
+      task source() void {{ {begun} }}
       task end() void {{ turn += 1; if (turn < turns) {{ @activate(if (first) begin else u0); }}
         else {{ @fmovs(da, @set_dsd_length(dbig, 8)); sys.unblock_cmd_stream(); }} }}
       const begin = @get_local_task_id(14);

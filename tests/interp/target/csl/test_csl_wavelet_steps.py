@@ -8,11 +8,11 @@ import pytest
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, RAMP, WEST
 from tessera.interp.target.csl.pe import scheduler
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
+from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, count_cycles
 from tessera.interp.target.csl.pe.microthreads import stream_operation
 from tessera.interp.target.csl.pe.pe_state import EventQueue, unpack_arguments
 from tessera.interp.target.csl.sema import types as t
-from tessera.interp.target.csl.sema.values import ColorConfig, Fabout, Mem1d
+from tessera.interp.target.csl.sema.values import ColorConfig, Fabout, Mem1d, Mem4d
 
 
 def test_arguments_of_a_task_are_the_halves_of_a_word():
@@ -33,6 +33,7 @@ def test_the_priority_of_a_wavelets_task_is_that_of_its_queue_on_wse3(wide, high
 def test_a_vector_leaves_memory_in_whole_cycles(wide, cycles):
     sent = []
     fabric = SimpleNamespace(push=lambda color, words: sent.extend(words) or len(words), is_settled=lambda color: True)
+    fabric.find_written = lambda color: 0
     pe = SimpleNamespace(wide=wide, fabric=fabric, events=SimpleNamespace(now=10))
     source = Mem1d(np.arange(8, dtype=np.float32), 4, 1, 5)
     steps = stream_operation(pe, DSD_OPS["fmovs"], (Fabout(0, 5, 0), source), {})
@@ -55,3 +56,34 @@ def test_an_output_queue_counts_the_words_with_flags():
     assert queue.marked == 0 and not queue.words
     words = [word for _, word in fabric.nodes[0, 0].channels[0].inputs[RAMP]]
     assert words == [1, CONTROL_FLAG | 2, 3] and fabric.nodes[0, 0].channels[0].marked == 1
+
+
+@pytest.mark.parametrize(("number", "cycles"), [(2, [1, 2, 3, 4, 5, 6]), (4, [1, 2, 6, 7, 11, 12])])
+def test_a_queue_of_two_words_sends_two_words_in_five_cycles(number, cycles):
+    """Published counts: a vector takes 2.5 cycles a word through a queue of 2 words, and 1 through one of 6."""
+    colors = {(0, 0): {0: ColorConfig(("RAMP",), ("EAST",))}, (1, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}
+    fabric = Fabric(EventQueue(), 2, 1, colors, arch="wse2")
+    for node in fabric.nodes.values():
+        node.pe = SimpleNamespace(receive_wavelet=lambda color: None, resume_senders=lambda color: None)
+    view, queue = fabric.view(0, 0), fabric.nodes[1, 0].get_input(0)
+    view.use_queue(0, number)
+    assert view.push(0, [1, 2, 3, 4, 5, 6]) == 6 and view.is_settled(0) == (number == 2)
+    fabric.events.run()
+    arrivals = queue.list_arrivals(6)
+    assert [time - arrivals[0] + 1 for time in arrivals] == cycles
+    assert view.is_settled(0) and view.push(0, [7]) == 1
+
+
+def test_a_send_ends_when_its_last_word_has_a_place_in_the_queue():
+    fabric = Fabric(EventQueue(), 1, 1, {(0, 0): {0: ColorConfig(("RAMP",), ("RAMP",))}})
+    view = fabric.view(0, 0)
+    fabric.nodes[0, 0].get_input(0).await_stream(100, True)
+    assert view.push(0, list(range(100))) == 100 and view.is_settled(0)
+    assert view.find_written(0) == 100 - fabric.nodes[0, 0].get_output(0).depth
+
+
+@pytest.mark.parametrize(("wide", "cycles"), [(0, 1 + 36), (1, 2 + 6 * 2 + 5)])
+def test_tensors_take_their_rows_one_by_one(wide, cycles):
+    """Published counts of a stencil whose six operations take tiles of 1 to 36 cells."""
+    tile = Mem4d(np.zeros(64, np.float32), 0, (8, 1), (6, 6))
+    assert count_cycles(DSD_OPS["fadds"], (tile, tile, tile), wide) == cycles

@@ -329,22 +329,34 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_due", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "sink", "words",
+        "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "paced",
+        "sink", "waiting_limit", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: list[int] = []
         self.marked = 0  # the number of words that are not plain data
-        self.depth, self.events = node.fabric.queue_depth(node, "out", color), node.fabric.events
+        self.events = node.fabric.events
+        self._leaving: deque[int] = deque()  # of a paced queue: the cycles at which slots become free
+        self.set_depth(node.fabric.queue_depth(node, "out", color))
         self.sink: HostSink | None = None  # where the host receives a color without a route
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._watched = False
         self._due: int | None = None
 
+    def set_depth(self, depth: int) -> None:
+        """Set the number of words that the queue holds.
+
+        A word keeps its slot until it is in the router: a queue of fewer slots than its way has cycles is *paced*, it
+        sends less than one word per cycle.
+        """
+        self.depth, self.paced = depth, depth <= self.node.fabric.injection
+        self.waiting_limit = 1 if self.paced else depth  # words without a slot that make a sender wait
+
     def offer(self, words: list[int]) -> int:
         """Accept all words if fewer than the depth are queued, otherwise none; returns how many were accepted."""
-        if len(self.words) >= self.depth:
+        if len(self.words) >= self.waiting_limit:
             self._watched = True
             return 0
         if words and max(words) > WORD_MASK:
@@ -358,7 +370,7 @@ class OutputQueue:
     def _pass_on(self, words: list[int]) -> bool:
         """Move plain words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
         channel, count, node = self.channel, len(words), self.node
-        if channel is None or self._watched or self.emptied is not None:
+        if channel is None or self._watched or self.emptied is not None or self.paced:
             return False
         delay = node.fabric.injection
         if channel.depth + delay - channel.inputs[RAMP].count < count:
@@ -380,7 +392,7 @@ class OutputQueue:
         """Whether the writing operation is complete because few enough words are queued; if not, the PE is notified
         later.
         """
-        self._watched = len(self.words) >= self.depth
+        self._watched = len(self.words) >= self.waiting_limit
         return not self._watched
 
     def wake(self, time: int) -> None:
@@ -402,7 +414,7 @@ class OutputQueue:
         if not self.words and self.emptied is not None:
             notify_emptied(self, self.emptied)
             self.emptied = None
-        if self._watched and len(self.words) < self.depth:
+        if self._watched and len(self.words) < self.waiting_limit:
             self._watched = False
             self.events.at(self.events.now, self._notify_drained)
 
@@ -411,6 +423,8 @@ class OutputQueue:
 
     def _to_router(self, channel: RouterChannel) -> None:
         waiting = len(self.words)
+        if self.paced and waiting:
+            waiting = min(waiting, self._count_slots())
         if not waiting:
             return
         node = self.node
@@ -423,14 +437,25 @@ class OutputQueue:
         if free > 0:
             now = self.events.now
             first = (now if now > node.ramp else node.ramp) + 1
-            if free >= waiting:
-                count, moved, self.words = waiting, self.words, []
-            else:
-                count, moved, self.words = free, self.words[:free], self.words[free:]
+            count = min(free, waiting)
+            moved, self.words = self.words[:count], self.words[count:]
             node.ramp = first + count - 1
+            if self.paced:
+                self._leaving.extend(range(first + delay, first + delay + count))
+                self._count_slots()
             self._inject(channel, first + delay, moved)
-        if self.words:
+        if self.words and free < waiting:
             channel.feeders[RAMP] = self
+
+    def _count_slots(self) -> int:
+        """The free slots of a paced queue; if it has none, it tries again when one becomes free."""
+        leaving, now = self._leaving, self.events.now
+        while leaving and leaving[0] <= now:
+            leaving.popleft()
+        free = self.depth - len(leaving)
+        if not free:
+            self.wake(leaving[0])
+        return free
 
     def _inject(self, channel: RouterChannel, time: int, moved: list[int]) -> None:
         """Move words into the router; each that is not plain data is a run of its own."""

@@ -68,9 +68,20 @@ class FabricView:
         """Offer words, possibly with the flags of `fabric.routing`; returns how many were accepted (all or none)."""
         return self.node.get_output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
 
+    def use_queue(self, color: int, number: int) -> None:
+        """Send a color through an output queue that the program names in a descriptor alone, as WSE-2 permits."""
+        depths = QUEUE_DEPTHS.get((self.node.fabric.arch, "out"), ())
+        queue = self.node.get_output(color)
+        if 0 <= number < len(depths) and queue.depth != depths[number]:
+            queue.set_depth(depths[number])
+
     def is_settled(self, color: int) -> bool:
         """Whether the words pushed so far have left, except for those that fit in the queue."""
         return self.node.get_output(color).is_settled()
+
+    def find_written(self, color: int) -> int:
+        """The cycle in which the last of the words pushed so far found room in the queue."""
+        return self.node.ramp - self.node.get_output(color).depth
 
     def input_empty(self, color: int) -> bool:
         """Whether the input queue of the color has no arrived word."""
@@ -185,7 +196,8 @@ class FabricView:
 # The grid of routers.
 
 
-BUFFER_DEPTH = 8  # words in a router buffer: the vendor documents no value
+BUFFER_DEPTH = 8  # words in a router buffer; stopped words of slides of vectors need one (docs/csl-cycles.md)
+QUEUE_DEPTH = 8  # words in a queue whose number the program does not name
 # Words in the queues of a PE, by queue number, as documented; a color without a queue has the fabric's depth.
 QUEUE_DEPTHS = {
     ("wse2", "in"): (6, 6, 4, 4, 2, 2, 2, 2),
@@ -244,7 +256,7 @@ class Fabric:
         """The capacity of a PE's input ("in") or output queue of a color in words."""
         queues: dict[int, int] = getattr(node.pe, f"{way}_colors", {})
         numbers = QUEUE_DEPTHS.get((self.arch, way), ())
-        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), self.depth)
+        return next((numbers[q] for q, c in queues.items() if c == color and q < len(numbers)), QUEUE_DEPTH)
 
     def view(self, x: int, y: int) -> FabricView:
         """The view of the PE at (x, y)."""

@@ -167,7 +167,11 @@ def _claim_queues(
     """Claim the queues and the microthread of an operation; each serves one operation at a time."""
     inputs = [o for o in operands if type(o) is Fabin]
     keys: list[tuple[str, int]] = [("in", o.color) for o in inputs]
-    keys += [("out", o.queue) for o in operands if type(o) is Fabout]
+    for o in operands:
+        if type(o) is Fabout:
+            keys.append(("out", o.queue))
+            if not pe.wide:
+                pe.fabric.use_queue(o.color, o.queue)
     if options.get("ut_id") is not None:
         keys.append(("microthread", options["ut_id"]))
     busy = pe.busy

@@ -302,11 +302,14 @@ def _stream_in_steps(
                 return True
             break
         if step:
-            words = store(done, step)
-            if sender is not None and (rest := sender.send(words)) is not None:
-                yield from rest
+            words, end = store(done, step), pe.events.now + -(-step // width)
+            if sender is not None:
+                rest = sender.send(words)
+                if rest is not None:
+                    yield from rest
+                end = max(end, pe.fabric.find_written(dest.color))
             done += step
-            yield pe.events.now + -(-step // width)
+            yield end
     return True
 
 
@@ -320,12 +323,12 @@ def _send_vector(
         for o, x in zip(operands[1:], kinds, strict=True)
     ]
     if count > 0:
-        found = convert_result(op.compute(*args), result)
+        found, end = convert_result(op.compute(*args), result), pe.events.now + -(-count // op.width[pe.wide])
         sender = WaveletSender(pe, operands[0], result, count, options.get("index", 0))
         rest = sender.send(_spread_elements(found, count))
         if rest is not None:
             yield from rest
-        yield pe.events.now + -(-count // op.width[pe.wide])
+        yield max(end, pe.fabric.find_written(operands[0].color))
     return True
 
 

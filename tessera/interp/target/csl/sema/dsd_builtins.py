@@ -158,10 +158,17 @@ def _evaluate_operation(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     for o, kind, type_, arg in zip(args[1:], form[1:], op.sources, node.args[1 : len(args)], strict=True):
         texts.append(render_code(f, o) if kind == "D" else _render_scalar(f, o, type_, op, arg.loc))
     _check_fabric_operands(f, node, args, options)
-    f.cost += sum(COSTS.descriptor_load if o.known else COSTS.variable_load for o in args if o.type in t.DSDS)
+    f.cost += sum(_count_load_cycles(o) for o in args if o.type in t.DSDS)
     f.cost += COSTS.constant_operand * sum(o.known for o, kind in zip(args, form, strict=True) if kind == "S")
     f.flush(node.loc)
     return _emit_operation(f, node, op, texts, [o.type for o in args], options)
+
+
+def _count_load_cycles(o: ExprValue) -> int:
+    """The cycles to load the descriptor of an operand into a register."""
+    if not o.known:
+        return COSTS.variable_load
+    return COSTS.fabric_load if o.type in (t.FABIN, t.FABOUT) else COSTS.descriptor_load
 
 
 def _describe_forms(op: DsdOp) -> str:
@@ -276,7 +283,7 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         require_section(f, node, "comptime")
         f.unit.tables.preloads.append((text, node.loc))
         return VOID
-    f.cost += COSTS.register_load
+    f.cost += COSTS.register_load + (0 if dsd.known else COSTS.variable_load)
     f.emit(text, node.loc)
     return VOID
 

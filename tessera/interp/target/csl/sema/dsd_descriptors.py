@@ -109,7 +109,7 @@ def _get_dsd(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         if name not in allowed.split():
             fail(node.args[1].loc, f"unexpected field '{name}' for '{type_}'")
     found = read(f, fields, node.loc)
-    f.cost += COSTS.descriptor
+    f.cost += 0 if found.known else COSTS.descriptor
     return found
 
 

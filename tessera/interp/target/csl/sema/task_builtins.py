@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.core.errors import Location
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.builtins import evaluate_constant, register_builtin, require_section
 from tessera.interp.target.csl.sema.coercion import coerce, render_code
@@ -130,7 +131,7 @@ def _activate(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     o = f.evaluate(node.args[0])
     text = render_task_id(f, o, node.args[0].loc, (t.LOCAL_TASK,))
     if not f.comptime:
-        f.cost += 2
+        f.cost += COSTS.task_call
         f.emit(f"pe.activate({text})", node.loc)
         return VOID
     require_section(f, node, "comptime")
@@ -154,7 +155,7 @@ def _set_block_state(f: AnalysisContext, node: s.BuiltinCall, blocked: bool) -> 
     kinds = (t.LOCAL_TASK, t.DATA_TASK, t.COLOR, t.INPUT_QUEUE, t.CONTROL_TASK)
     text = render_task_id(f, o, node.args[0].loc, kinds)
     if not f.comptime:
-        f.cost += 2
+        f.cost += COSTS.task_call
         f.emit(f"pe.{node.name[1:]}({text})", node.loc)
         return VOID
     require_section(f, node, "comptime")
