@@ -72,8 +72,8 @@ RANGES: dict[str, tuple[Any, Any]] = {
 def load_costs(text: str) -> CostModel:
     """The model that a text selects: `low` or `high` (the ends of `RANGES`), or a JSON object of changes.
 
-    >>> load_costs("high").activation, load_costs('{"activation": 3}').activation
-    (8, 3)
+    >>> load_costs("high").task_call, load_costs('{"activation": 3}').activation
+    (5, 3)
 
     Raises:
         ArgumentError: the text names no part of the model, or gives a part another kind of value.
