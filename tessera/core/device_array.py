@@ -127,6 +127,14 @@ class DeviceMemory(ABC):
     def copy_out(self, array: DeviceArray) -> np.ndarray:
         """The elements in a new array of the host."""
 
+    def copy_out_after(self, array: DeviceArray, mark: Any, stream: int) -> np.ndarray:
+        """The elements as they are at a mark of the array's stream, in a new array of the host.
+
+        The copy is made by another stream: what is queued behind the mark goes on meanwhile.
+        """
+        self.wait(stream, mark)
+        return self.copy_out(DeviceArray(array.address, array.shape, array.dtype, array, self, stream))
+
     @abstractmethod
     def clone(self, array: DeviceArray, stream: int) -> DeviceArray:
         """A copy within the device."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, user_location
-from tessera.ir.tensor import Tensor
+from tessera.ir.tensor import Tensor, get_elements
 from tessera.llm.requests import find_stop
 from tessera.llm.sampling import Sampling
 
@@ -29,9 +30,13 @@ class TokenChooser:
 
     def choose(self, out: Any, places: np.ndarray) -> np.ndarray:
         """The tokens for logits [B, V] at positions [B], or [B, S, V] and [B, S]; greedy tokens as they are."""
+        return self.choose_there(out, places).numpy()
+
+    def choose_there(self, out: Any, places: np.ndarray) -> Tensor:
+        """As `choose`, where the logits are."""
         held = out if isinstance(out, Tensor) else Tensor(out)
         if self.greedy:
-            return held.numpy()
+            return held
         each = places.shape[1] if places.ndim > 1 else 1
         parts = (self._seeds, self._temperature, self._top_k, self._top_p)
         seeds, temperature, top_k, top_p = (np.repeat(p, each) for p in parts)
@@ -39,7 +44,28 @@ class TokenChooser:
         drawn = self.model._draw(
             flat, seeds, places.reshape(-1).astype(np.int64), temperature, top_k, top_p, cut=self._cut
         )
-        return drawn.numpy().reshape(places.shape)
+        return drawn.reshape(places.shape)
+
+
+class LateReader:
+    """Reads tokens of a device while steps behind theirs run: by a stream of its own."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, int] = {}
+
+    def mark(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        """The tokens of the step that was queued last, for `read`."""
+        held = get_elements(tokens)
+        return tokens, held.memory.mark(held.stream) if isinstance(held, DeviceArray) else None
+
+    def read(self, marked: tuple[Tensor, Any]) -> np.ndarray:
+        """The marked tokens, once their step has ended."""
+        held = get_elements(marked[0])
+        if not isinstance(held, DeviceArray):
+            return held
+        if id(held.memory) not in self._streams:
+            self._streams[id(held.memory)] = held.memory.make_stream()
+        return held.memory.copy_out_after(held, marked[1], self._streams[id(held.memory)])
 
 
 class _Requests:
@@ -71,6 +97,9 @@ def decode_alone(
     chooser, state = TokenChooser(model, chosen), _Requests(model, len(prompts), most, stops)
     session = model.new_session(len(prompts), max(len(p) for p in prompts) + most)
     found = chooser.choose(session.prefill(prompts, chooser.greedy), session.past)
+    if model._resident and most > 1:
+        yield from _decode_ahead(session, chooser, state, found)
+        return
     while True:
         for i in np.flatnonzero(state.open):
             yield int(i), int(found[i])
@@ -79,6 +108,29 @@ def decode_alone(
             return
         out = session.run_step(found.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
         found = chooser.choose(out, session.past)
+
+
+def _decode_ahead(session: Any, chooser: TokenChooser, state: _Requests, found: np.ndarray) -> Tokens:
+    """The tokens from `found` on: each step is queued before the tokens of the step before it are read.
+
+    A request that ends with a token that was not read yet takes part in one step too many, of which nothing is given.
+    """
+    reader = LateReader()
+
+    def queue(tokens: Any) -> tuple[Tensor, Any]:
+        out = session.run_step(tokens.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
+        return reader.mark(chooser.choose_there(out, session.past))
+
+    queued: Any = queue(found)
+    while True:
+        for i in np.flatnonzero(state.open):
+            yield int(i), int(found[i])
+            state.give(int(i), int(found[i]))
+        if not state.open.any():
+            return
+        more = max(len(g) for g, open_ in zip(state.given, state.open, strict=True) if open_) + 1 < state.most
+        following = queue(queued[0]) if more else None
+        found, queued = reader.read(queued), following
 
 
 def decode_with_draft(

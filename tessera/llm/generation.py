@@ -238,17 +238,21 @@ class Session:
         self.pool = PagePool(requests * per_request, size, requests, longest)
         self.past = np.zeros(requests, np.int32)
         self._width = per_request
+        self._placed: dict[str, tuple[bytes, Any]] = {}  # small arguments that seldom change, on the device
         self.keys, self.values = make_cache(model, requests * per_request)
 
-    def run_step(self, tokens: np.ndarray, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
+    def run_step(self, tokens: Any, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
         """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens.
+
+        Tokens [B, 1] may be a tensor, the result of a step before: they are not read here.
 
         Raises:
             ArgumentError: a request would write the cache past its end.
             OutOfBoundsError: a token is not in the vocabulary.
             ShapeError: tokens and counts do not fit the requests.
         """
-        tokens, count = np.asarray(tokens), np.asarray(count)
+        known, count = not isinstance(tokens, Tensor), np.asarray(count)
+        tokens = np.asarray(tokens) if known else tokens
         fits = tokens.ndim == 2 and count.shape == self.past.shape == tokens.shape[:1]
         if not fits or count.min(initial=0) < 0 or count.max(initial=0) > tokens.shape[1]:
             raise ShapeError(
@@ -256,7 +260,9 @@ class Session:
                 expected=f"tokens [{len(self.past)}, S], and for each request a count of up to S",
                 received=f"{tokens.shape}, counts {count.tolist()}",
             )  # fmt: skip
-        self.model.check_tokens(tokens.reshape(-1), "the step")
+        if known:
+            self.model.check_tokens(tokens.reshape(-1), "the step")
+            tokens = tokens.astype(np.int32)
         for request, n in enumerate(count):
             self.pool.reserve(request, int(self.past[request] + n))
         table = np.zeros((len(count), self._width), np.int32)
@@ -264,12 +270,23 @@ class Session:
         model = self.model
         run = model._greedy if greedy else model._step
         fresh = model._resident and tokens.shape[1] > 1 and not self.past.any()
+        count = count.astype(np.int32)
         out, self.keys, self.values = run(
-            model.weights, tokens.astype(np.int32), table, self.past.astype(np.int32), count.astype(np.int32),
-            self.keys, self.values, every=every, fresh=fresh,
+            model.weights, tokens, self._place("table", table), self.past.astype(np.int32),
+            self._place("count", count), self.keys, self.values, every=every, fresh=fresh,
         )  # fmt: skip
-        self.past = self.past + count.astype(np.int32)
+        self.past = self.past + count
         return out
+
+    def _place(self, name: str, array: np.ndarray) -> Any:
+        """An argument on the model's device; one with the elements of the call before is not copied again."""
+        if not self.model._resident:
+            return array
+        content = array.tobytes()
+        known = self._placed.get(name)
+        if known is None or known[0] != content:
+            known = self._placed[name] = content, Tensor(array).to(self.model.target)
+        return known[1]
 
     def prefill(self, prompts: Sequence[np.ndarray], greedy: bool = False) -> np.ndarray:
         """Write the prompts to the cache, in chunks; for each request the logits (or greedy token) after its last."""
