@@ -67,7 +67,7 @@ def differentiate_keys(
         slopes = load_head_rows(g, batch, head, start, BM, False, None, without_offset(packed[3]))
         high = tile.load(sums[batch, head, start : start + BM], edge="clip")
         delta = tile.load(deltas[batch, head, start : start + BM], edge="clip")
-        weights = tile.exp2((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
+        weights = find_weights((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
         weights = hide_weights(weights, rows[None, :], cols[:, None], causal, window)
         change = weights * (values @ slopes.T - delta[None, :])
         total_v = total_v + tile.cast(weights, slopes.dtype) @ slopes
@@ -97,7 +97,7 @@ def differentiate_queries(
         cols = start + tile.arange(0, BN)
         keys = load_head_rows(k, batch, shared, start, BN, False, None, packed[2])
         values = load_head_rows(v, batch, shared, start, BN, False, None, packed[3])
-        weights = tile.exp2((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
+        weights = find_weights((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
         weights = hide_weights(weights, rows[:, None], cols[None, :], causal, window)
         if T % BN != 0:
             weights = tile.where(cols[None, :] < T, weights, 0.0)
@@ -109,6 +109,11 @@ def differentiate_queries(
 def without_offset(place):
     """The place of heads in columns of their own."""
     return (place[0], 0) if place else ()
+
+
+def find_weights(exponents):
+    """Powers of two, without subnormal numbers, which are slow on GPUs."""
+    return tile.where(exponents < -126.0, 0.0, tile.exp2(exponents))
 
 
 def hide_weights(weights, rows, cols, causal, window):

@@ -78,3 +78,21 @@ def test_programs_of_narrow_operands_hold_more_rows():
 def test_rows_of_products_are_divided_with_least_padding():
     (_, _, rows), *_ = choose(lambda a, b: a @ b, (349, 1000), (1000, 840))
     assert -(-349 // rows) * rows - 349 <= 2
+
+
+def choose_for_gpu(function, *shapes):
+    """The tiles of the kernels of a function on GPUs, with the dims that loops walk."""
+    traced = ts.jit(function).trace(*(np.zeros(s, np.float16) for s in shapes))
+    kernels = [n for n in lower(traced.function, "ptx")["schedule"].main.body.nodes if n.op is schedule.kernel]
+    return [dict(zip([d[0] for d in n.attrs["dims"]], n.attrs["schedule"]["tile"], strict=True)) for n in kernels]
+
+
+def test_programs_of_few_columns_add_up_many_rows_in_a_round():
+    *_, last = choose_for_gpu(lambda x: ts.sum(x, axis=0), (8192, 768))
+    assert last["i0"] == 64 and last["r0"] >= 64  # of the sums of parts
+
+
+def test_blocks_of_products_fill_the_last_wave_of_programs():
+    """192 blocks of 256 columns take two rounds of 132 programs, 384 of 128 columns take less than twice as many."""
+    ((narrow,), (wide,)) = (choose_for_gpu(lambda x, w: x @ w, (8192, 1024), (1024, n)) for n in (768, 2304))
+    assert (narrow["i1"], wide["i1"]) == (128, 256)

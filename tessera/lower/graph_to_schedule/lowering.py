@@ -188,6 +188,9 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
+NARROW_BLOCK_RATE = 0.88  # of products by blocks of `busy_n` columns, relative to those of `n`
+
+
 def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     plan, k = tiling.plan, node.attrs["dim"]
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
@@ -195,7 +198,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     narrow = _count_narrow_elements(node) if plan.product_pack else 1
     packs = plan.product_pack > 0
     tiling.fill(reversed(m), plan.m * narrow, 1 if packs else plan.multiple, packs)
-    wide = plan.busy_n if plan.busy_n and _has_costly_epilogue(tiling.block, node) else plan.n
+    wide = plan.busy_n if plan.busy_n and _prefers_narrow_blocks(tiling, node, m, n) else plan.n
     inner = n[-1:] if plan.flat_windows and n and _fills_vectors(tiling.extents[n[-1]], plan) else n
     tiling.fill(reversed(inner), wide * min(narrow, 2), plan.multiple)
     if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
@@ -246,6 +249,22 @@ def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
     return columns >= 2 * plan.multiple and columns % plan.multiple != 0
 
 
+def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int], n: Sequence[int]) -> bool:
+    """Whether what follows a product costs more than a few instructions, or narrow blocks fill the last wave of
+    programs so much better that the processors take less time, though each multiplies them more slowly."""
+    plan, processors = tiling.plan, tiling.plan.processors
+    if _has_costly_epilogue(tiling.block, node):
+        return True
+    if processors is None or plan.busy_n is None or not all(map(tiling.is_static, (*m, *n))):
+        return False
+    rows, columns = (math.prod(tiling.extents[d] for d in dims) for dims in (m, n))
+    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n)) * -(-rows // plan.m)
+    if outer * -(-columns // plan.n) < plan.programs:
+        return False  # there, blocks are halved anyway
+    whole, narrow = (-(-outer * -(-columns // width) // processors) * width for width in (plan.n, plan.busy_n))
+    return narrow < NARROW_BLOCK_RATE * whole
+
+
 def _has_costly_epilogue(block: Block, product: Node) -> bool:
     """Whether functions that cost more than a few instructions follow a product in its kernel, or are of operands of
     what follows: they are computed after it, too."""
@@ -276,6 +295,15 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
+    if apart and tiling.loop:
+        _lengthen_rows(tiling, row, elements // (math.prod(tiling.tile[d] for d in others) * rest))
+
+
+def _lengthen_rows(tiling: TileSizeSearch, row: int, limit: int) -> None:
+    """As many elements of a row in a round as a program holds of the results that are left to it: fewer rounds wait."""
+    if limit > tiling.tile[row] and tiling.is_static(row):
+        tiling.tile[row] = tiling.cut(row, limit)
+        tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
 
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:

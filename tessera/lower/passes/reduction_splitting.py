@@ -37,6 +37,7 @@ REARRANGEMENTS = (
     shape.permute, shape.slice_, shape.pad, shape.concatenate, shape.gather, shape.strided_view, basic.broadcast_to,
 )  # fmt: skip
 MAX_STRETCH, MAX_CHAIN_STRETCH = 2.0, 1.25  # a rest of a chain of pointwise ops costs a launch alone
+SMALL_ELEMENTS = 1 << 24  # reductions of so few take little longer than a launch
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
         if chain is not None:
             sizes, axes = _merge_reduced_axes(sizes, axes)
         along = _reads_along_sum(uses, node)
-        stretch = MAX_STRETCH if chain is None else MAX_CHAIN_STRETCH
+        small = math.prod(s for s in sizes if isinstance(s, int)) <= SMALL_ELEMENTS
+        stretch = MAX_STRETCH if chain is None or small else MAX_CHAIN_STRETCH
         split = choose_split(replace(get_tensor_type(value), shape=sizes), axes, plan, along, stretch)
         operand = SplitOperand(rewriter, value, held, sizes, chain)
         return (_reduce_in_parts(node, operand, axes, split, value in uses).data,) if split else None
@@ -102,6 +104,8 @@ def _list_pointwise(uses: UseDef, value: Value) -> list[Node] | None:
         node = uses.get(work.pop())
         if node is None or node in found or not (node.op.pointwise or node.op in (basic.broadcast_to, basic.full)):
             continue
+        if node.op is basic.cast and node.args[0].type.dtype.bits > node.out.type.dtype.bits:  # type: ignore[union-attr]
+            continue  # memory holds the narrow value
         found.append(node)
         work += node.args
     computed = sum(node.op.pointwise for node in found)
