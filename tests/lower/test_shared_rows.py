@@ -25,8 +25,8 @@ def classify(x, targets, scale):
 
 
 PROGRAMS = {
-    "norm": (normalise, (X, W, G), "normalize"),
-    "loss": (classify, (X, TARGETS, np.full((), 2.0, np.float32)), "softmax"),
+    "norm": (normalise, (X, W, G), "normalize", 3),
+    "loss": (classify, (X, TARGETS, np.full((), 2.0, np.float32)), "softmax", 4),
 }
 
 
@@ -38,10 +38,10 @@ def list_stores(module):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_first_kernel_stores_what_the_others_need(name):
-    program, arrays, kernel = PROGRAMS[name]
+    program, arrays, kernel, count = PROGRAMS[name]
     levels = driver.lower(ts.jit(program).trace(*arrays).function, "ptx")
     stores = list_stores(levels["schedule"])
-    assert max(stores) >= 3, "statistics of rows have no kernels of their own"
+    assert max(stores) > 1 and len(stores) == count
     assert any(kernel in n.attrs["kernel"] for n in levels["tile"].main.body.walk() if n.op.name == "host.launch")
     want = driver.run_level(levels, "graph", arrays)
     for level in ("schedule", "tile"):
@@ -54,5 +54,5 @@ def test_the_first_kernel_stores_what_the_others_need(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_other_targets_store_one_result(name):
-    program, arrays, _ = PROGRAMS[name]
+    program, arrays, *_ = PROGRAMS[name]
     assert set(list_stores(driver.lower(ts.jit(program).trace(*arrays).function, "llvm")["schedule"])) == {1}
