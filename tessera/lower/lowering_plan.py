@@ -47,6 +47,7 @@ class LoweringPlan:
     lanes: int = 64
     result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same
     result_rows: int | None = None  # like rows, for the same reductions; None: the same
+    streamed: int | None = None  # elements from which on such reductions have twice the lanes and rows; None: never
     programs: int = 8
     # Blocks are padded to powers of two, so tiles are such powers rather than divisors of their axes.
     power_of_two_tiles: bool = False

@@ -34,6 +34,7 @@ TILING_PLAN = LoweringPlan(
     rows=2048,  # several blocks of a row kernel are live at once: they fit the first cache
     result_lanes=512,
     result_rows=8192,
+    streamed=1 << 20,  # no cache of a core holds more
     reduction_parts=16,
     collapse=True,
     peel=True,

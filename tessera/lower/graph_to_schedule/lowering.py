@@ -283,9 +283,11 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     fastest = tiling.find_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
-    left = tiling.fill(reversed(lanes), plan.result_lanes or plan.lanes)
+    # Of what no cache holds, longer runs are read, which cross fewer pages.
+    wider = 2 if plan.streamed and math.prod(tiling.extents) >= plan.streamed else 1
+    left = tiling.fill(reversed(lanes), wider * (plan.result_lanes or plan.lanes))
     held = math.prod(tiling.tile[d] for d in lanes) * rest
-    elements = plan.result_rows or plan.rows if lanes else plan.rows
+    elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
     limit = _limit_row(tiling, row, others) if not lanes else max(elements // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
