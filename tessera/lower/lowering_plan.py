@@ -78,6 +78,10 @@ class LoweringPlan:
     # For each parameter the mesh axis over which each of its axes is cut (-1: whole), or None; (): the search chooses.
     mesh_shardings: tuple[tuple[int, ...] | None, ...] = ()
 
+    def widen(self, elements: int) -> int:
+        """The factor of `result_lanes` and `result_rows` for a reduction of so many elements."""
+        return 2 if self.streamed is not None and elements >= self.streamed else 1
+
 
 @dataclass(frozen=True)
 class LibraryLaunch:

@@ -284,7 +284,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
     # Of what no cache holds, longer runs are read, which cross fewer pages.
-    wider = 2 if plan.streamed and math.prod(tiling.extents) >= plan.streamed else 1
+    wider = plan.widen(math.prod(tiling.extents))
     left = tiling.fill(reversed(lanes), wider * (plan.result_lanes or plan.lanes))
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
