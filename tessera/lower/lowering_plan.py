@@ -18,6 +18,9 @@ from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
 
+# The rates of products by blocks of `busy_n` columns relative to those of `n`, for long and for short contractions.
+SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05
+
 
 @dataclass(frozen=True)
 class LoweringPlan:
@@ -81,6 +84,17 @@ class LoweringPlan:
     def widen(self, elements: int) -> int:
         """The factor of `result_lanes` and `result_rows` for a reduction of so many elements."""
         return 2 if self.streamed is not None and elements >= self.streamed else 1
+
+    def fills_waves(self, outer: int, rows: int, columns: int, depth: int) -> bool:
+        """Whether products by blocks of `busy_n` columns take less time than those of `n`: they fill the last wave of
+        programs better, and where contractions are short they overlap what follows with the next block."""
+        if self.processors is None or self.busy_n is None:
+            return False
+        bands = outer * -(-rows // self.m)
+        if bands * -(-columns // self.n) < self.programs:
+            return False  # there, blocks are halved anyway
+        whole, narrow = (-(-bands * -(-columns // n) // self.processors) * n for n in (self.n, self.busy_n))
+        return narrow < (SHORT_NARROW_RATE if depth <= SHORT_DEPTH else NARROW_RATE) * whole
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,6 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
-NARROW_BLOCK_RATE = 0.88  # of products by blocks of `busy_n` columns, relative to those of `n`
-
-
 def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     plan, k = tiling.plan, node.attrs["dim"]
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
@@ -250,27 +247,19 @@ def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
 
 
 def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int], n: Sequence[int]) -> bool:
-    """Whether what follows a product costs more than a few instructions, or narrow blocks fill the last wave of
-    programs so much better that the processors take less time, though each multiplies them more slowly."""
-    plan, processors = tiling.plan, tiling.plan.processors
-    if _has_costly_epilogue(tiling.block, node):
-        return True
-    if processors is None or plan.busy_n is None or not all(map(tiling.is_static, (*m, *n))):
-        return False
+    """Whether what follows a product costs more than a few instructions, or narrow blocks fill processors better."""
+    costly = _has_costly_epilogue(tiling.block, node)
+    if costly or not all(map(tiling.is_static, (*m, *n))):
+        return costly
     rows, columns = (math.prod(tiling.extents[d] for d in dims) for dims in (m, n))
-    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n)) * -(-rows // plan.m)
-    if outer * -(-columns // plan.n) < plan.programs:
-        return False  # there, blocks are halved anyway
-    whole, narrow = (-(-outer * -(-columns // width) // processors) * width for width in (plan.n, plan.busy_n))
-    return narrow < NARROW_BLOCK_RATE * whole
+    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
+    return tiling.plan.fills_waves(outer, rows, columns, tiling.extents[node.attrs["dim"]])
 
 
 def _has_costly_epilogue(block: Block, product: Node) -> bool:
-    """Whether functions that cost more than a few instructions follow a product in its kernel, or are of operands of
-    what follows: they are computed after it, too."""
-    nodes = block.nodes[: block.nodes.index(product)]
+    """Whether functions that cost more than a few instructions are in a product's kernel, but not in its operands."""
     made: set[Value] = set(product.args)
-    for node in reversed(nodes):
+    for node in reversed(block.nodes[: block.nodes.index(product)]):
         made |= set(node.args) if made & set(node.results) else set()
     return any(n.op.is_transcendental and n.out not in made for n in block.nodes)
 
@@ -297,14 +286,9 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
-    if apart and tiling.loop:
-        _lengthen_rows(tiling, row, elements // (math.prod(tiling.tile[d] for d in others) * rest))
-
-
-def _lengthen_rows(tiling: TileSizeSearch, row: int, limit: int) -> None:
-    """As many elements of a row in a round as a program holds of the results that are left to it: fewer rounds wait."""
-    if limit > tiling.tile[row] and tiling.is_static(row):
-        tiling.tile[row] = tiling.cut(row, limit)
+    longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
+    if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
+        tiling.tile[row] = tiling.cut(row, longest)
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
 
 
