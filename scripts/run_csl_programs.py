@@ -63,7 +63,8 @@ def list_programs(checkouts: Path, table: dict[str, Any]) -> Iterator[Program]:
     for row in table["programs"]:
         fields = {key: value for key, value in row.items() if key != "replaces"}
         if (checkouts / row["repository"].replace("/", "+")).is_dir():
-            yield Program(**fields)
+            environment = {**_choose_language(row["repository"], table), **row.get("environment", {})}
+            yield Program(**{**fields, "environment": environment})
     for folder in sorted(checkouts.iterdir()):
         repository = folder.name.replace("+", "/", 1)
         if repository in table["whole"] or not any(folder.rglob("*.csl")):
@@ -71,7 +72,15 @@ def list_programs(checkouts: Path, table: dict[str, Any]) -> Iterator[Program]:
         for script in sorted(folder.rglob("commands*.sh")):
             path = str(script.relative_to(folder))
             if (repository, path) not in named and not _is_duplicate(script):
-                yield Program(repository, str(Path(path).parent), f"bash {script.name}", checks=_has_check(script))
+                yield Program(
+                    repository, str(Path(path).parent), f"bash {script.name}", checks=_has_check(script),
+                    environment=_choose_language(repository, table),
+                )  # fmt: skip
+
+
+def _choose_language(repository: str, table: dict[str, Any]) -> dict[str, str]:
+    """The environment that selects the SDK whose language a repository is written in, if it is not the default."""
+    return {"TESSERA_CSL_SDK": table["sdk"][repository]} if repository in table["sdk"] else {}
 
 
 def _is_duplicate(script: Path) -> bool:
