@@ -116,6 +116,8 @@ PIECES = (
     "@map(math.abs_f32, da, da); @fnegs(db, da);",
     "@add16(@get_dsd(mem1d_dsd, .{{ .base_address = @ptrcast([*]i16, &w), .extent = 8 }}),"
     " @get_dsd(mem1d_dsd, .{{ .base_address = @ptrcast([*]i16, &w), .extent = 8 }}), @as(i16, {i}) + mine);",
+    "@add16(@get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{4}} -> w[i] }}),"
+    " @get_dsd(mem1d_dsd, .{{ .tensor_access = |i|{{4}} -> w[2 * i] }}), @as(i16, {i}) + mine);",
     "{{ const q: [*]f32 = if (turn % 2 == 0) &a else &b; q[{i}] = q[{n}] + {f}; p = q; }}",
     "a[@as(u16, w[{i}]) & 7] = {f}; b[@as(u16, turn) & 7] = a[{i}];",
 )

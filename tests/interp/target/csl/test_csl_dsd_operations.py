@@ -262,3 +262,13 @@ def test_vectors_at_once_equal_elements_in_order(name):
         assert all(np.array_equal(m, e) for m, e in zip(memory, expected, strict=True)), (places, count)
     assert 20 < at_once < 130  # both ways are tried
     forget_views()
+
+
+def test_an_operation_on_halves_of_words_keeps_the_stride_of_the_words(tmp_path):
+    """A public program adds 16-bit indices to an array of 32-bit words, and then reads the words."""
+    text = """
+      export var w = [4]u32 { 1, 2, 3, 0x10004 }; var h = [4]u16 { 10, 20, 30, 40 };
+      const vw = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> w[i] });
+      const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> h[i] });
+      export fn main() void { @add16(vw, vw, vh); }"""
+    assert run(tmp_path, text).get_variable("w").tolist() == [11, 22, 33, 0x1002C]

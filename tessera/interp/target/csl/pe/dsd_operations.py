@@ -224,6 +224,7 @@ def view_vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.nd
     """Elements `start` to `start + count` of a memory vector, as a view (one element if the stride is 0)."""
     array, byte, stride, _, _ = d
     if array.dtype != dtype:
+        stride *= count_parts(array, dtype)
         array = _view_as(array, dtype)
     first = byte // dtype.itemsize + start * stride
     last = first + (count - 1) * stride
@@ -233,6 +234,11 @@ def view_vector(d: Mem1d, dtype: np.dtype[Any], start: int, count: int) -> np.nd
         return array[first : first + 1]
     stop = last + (1 if stride > 0 else -1)
     return array[first : None if stop < 0 else stop : stride]
+
+
+def count_parts(array: Any, dtype: np.dtype[Any]) -> int:
+    """The elements of a narrower type in one of an array, which a stride also passes."""
+    return max(array.dtype.itemsize // dtype.itemsize, 1)
 
 
 def _view_as(array: Any, dtype: np.dtype[Any]) -> Any:
@@ -335,7 +341,7 @@ def _is_serial(dest: Mem1d, sources: list[Any], dtype: np.dtype[Any]) -> bool:
             continue
         if dest.stride == 0 and d.stride == 0 and d.byte == dest.byte:
             return True
-        if (d.byte, d.stride) != (dest.byte, dest.stride) and _overlaps(dest, d, dtype.itemsize):
+        if (d.byte, d.stride) != (dest.byte, dest.stride) and _overlaps(dest, d, dtype):
             return True
     return False
 
@@ -349,10 +355,15 @@ def _same_memory(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return bool(a.__array_interface__["data"] == b.__array_interface__["data"])
 
 
-def _overlaps(a: Mem1d, b: Mem1d, size: int) -> bool:
-    low_a, high_a = sorted((a.byte, a.byte + (a.extent - 1) * a.stride * size))
-    low_b, high_b = sorted((b.byte, b.byte + (b.extent - 1) * b.stride * size))
+def _overlaps(a: Mem1d, b: Mem1d, dtype: np.dtype[Any]) -> bool:
+    (low_a, high_a), (low_b, high_b) = _find_ends(a, dtype), _find_ends(b, dtype)
     return low_a <= high_b and low_b <= high_a
+
+
+def _find_ends(d: Mem1d, dtype: np.dtype[Any]) -> list[int]:
+    """The lowest and the highest byte at which an element begins."""
+    step = d.stride * count_parts(d.array, dtype) * dtype.itemsize
+    return sorted((d.byte, d.byte + (d.extent - 1) * step))
 
 
 def operation_length(operands: tuple[Any, ...]) -> int:

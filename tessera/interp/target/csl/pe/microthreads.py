@@ -22,6 +22,7 @@ from tessera.interp.target.csl.pe.dsd_operations import (
     apply_operation,
     convert_result,
     convert_scalar,
+    count_parts,
     operation_length,
     read_elements,
     view_vector,
@@ -81,7 +82,7 @@ def view_whole_vector(d: Any, dtype: np.dtype[Any], count: int) -> np.ndarray[An
     if type(d) is not Mem1d or d.stride == 0 or d.array.dtype == object:
         return None
     first, cell_count = d.byte // dtype.itemsize, len(d.array) * d.array.dtype.itemsize // dtype.itemsize
-    last = first + (count - 1) * d.stride
+    last = first + (count - 1) * d.stride * count_parts(d.array, dtype)
     return (
         view_vector(d, dtype, 0, count) if count and 0 <= min(first, last) and max(first, last) < cell_count else None
     )

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.errors import TesseraError
-from tessera.interp.target.csl.pe.dsd_operations import DsdOp, count_cycles, operation_length, read_elements
+from tessera.interp.target.csl.pe.dsd_operations import (
+    DsdOp,
+    count_cycles,
+    count_parts,
+    operation_length,
+    read_elements,
+)
 from tessera.interp.target.csl.pe.program import wrap
 from tessera.interp.target.csl.pe.task_trace import (
     SCALAR_VARIABLE,
@@ -247,6 +253,8 @@ class TaskRecorder:
             self._touch_memory(o.array)
             cells = o.array
             if cells.dtype != dtype:
+                if isinstance(o, Mem1d):
+                    o = o._replace(stride=o.stride * count_parts(cells, dtype))
                 cells = cells.view(dtype)
                 self._touch_memory(cells)
             read_elements(o._replace(array=_make_blank_cells(dtype, len(cells))), dtype, 0, count)
