@@ -348,3 +348,21 @@ def test_a_script_that_is_not_there_is_a_message(words, message, monkeypatch, ca
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert cs_python.main(words) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda run: run.read_symbol(0, 0, "nothing"), "no variable 'nothing'"),
+        (lambda run: run.read_symbol(9, 9, "y"), r"no PE \(9, 9\)"),
+        (lambda run: run.read_symbol(0, 0, "y", "nope"), "cannot be read as elements of 'nope'"),
+        (lambda run: run.send(3, np.zeros(4, np.uint32)), "no such stream"),
+        (lambda run: run.receive(3, np.zeros(4, np.uint32), 4), "no such stream"),
+        (lambda run: host_runtime.memcpy_view(np.zeros(2), np.dtype(np.uint16)), "an array of 32-bit words"),
+    ],
+)
+def test_wrong_names_and_streams_are_typed_errors(runtime, wrong, message):
+    runtime.load()
+    runtime.run()
+    with pytest.raises(ArgumentError, match=message):
+        wrong(runtime)

@@ -155,7 +155,23 @@ def memcpy_view(arr: np.ndarray, datatype: np.dtype) -> np.ndarray:
         return arr.view(kind)
     if kind.itemsize != 2:
         raise ArgumentError("elements must have 16 or 32 bits", received=str(kind))
+    if arr.dtype.itemsize != 4:
+        raise ArgumentError("the view is of an array of 32-bit words", received=str(arr.dtype))
     return arr.view(kind).reshape(*arr.shape, 2)[..., 0]
+
+
+def read_variable(pe: Any, symbol: str, dtype: Any) -> np.ndarray:
+    """The bytes of a variable of a PE, as elements of `dtype`.
+
+    Raises:
+        ArgumentError: there is no such variable, or no such type for its bytes.
+    """
+    try:
+        return np.ascontiguousarray(pe.get_variable(symbol)).reshape(-1).view(dtype).copy()
+    except KeyError as error:
+        raise ArgumentError(f"the program has no variable '{symbol}'") from error
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"'{symbol}' cannot be read as elements of '{dtype}'") from error
 
 
 def calculate_cycles(timestamp_buf: np.ndarray) -> np.int64:
@@ -330,14 +346,20 @@ class SdkRuntime:
     def send(self, stream: Port, data: np.ndarray, nonblock: bool = False) -> HostCommand:
         """Send 32-bit elements on a stream of an `SdkLayout`."""
         self._expect(RuntimeState.RUNNING, "send")
-        place, color = self._compiled.streams[id(stream)]
+        place, color = self._find_stream(stream)
         rows = {place: np.ascontiguousarray(data).reshape(-1).view(np.uint32)}
         return self._issued(self._simulation.stream_in(color, rows), None, nonblock)
+
+    def _find_stream(self, stream: Any) -> tuple[tuple[int, int], int]:
+        found = self._compiled.streams.get(id(stream))
+        if found is None:
+            raise ArgumentError("the layout has no such stream", expected="a stream of its create_…_stream()")
+        return found
 
     def receive(self, stream: Port, data: np.ndarray, size: int, nonblock: bool = False) -> HostCommand:
         """Fill `data` with `size` 32-bit elements of a stream of an `SdkLayout`."""
         self._expect(RuntimeState.RUNNING, "receive")
-        place, color = self._compiled.streams[id(stream)]
+        place, color = self._find_stream(stream)
         check_destination(data)
         if not data.flags.c_contiguous:
             raise ArgumentError("the host array to fill is not contiguous", expected="an array in row-major order")
@@ -356,7 +378,10 @@ class SdkRuntime:
 
     def read_symbol(self, x: int, y: int, symbol: str, dtype: Any = np.uint16) -> np.ndarray:
         """The bytes of a variable of the PE at (x, y), as elements of `dtype`."""
-        return np.ascontiguousarray(self._simulation.pes[x, y].get_variable(symbol)).reshape(-1).view(dtype).copy()
+        if (x, y) not in self._simulation.pes:
+            width, height = self._layout.width, self._layout.height
+            raise ArgumentError(f"the program has no PE ({x}, {y})", expected=f"inside {width} x {height}")
+        return read_variable(self._simulation.pes[x, y], symbol, dtype)
 
     def coord_logical_to_physical(self, x: int, y: int) -> tuple[int, int]:
         """The fabric coordinates of the program's PE (x, y)."""
@@ -468,7 +493,7 @@ class debug_util:  # noqa: N801  the vendor's name
 
     def get_symbol(self, col: int, row: int, symbol: str, dtype: Any) -> np.ndarray:
         """A variable of the PE at fabric coordinates, as elements of `dtype`."""
-        return np.ascontiguousarray(self._pe(col, row).get_variable(symbol)).reshape(-1).view(dtype).copy()
+        return read_variable(self._pe(col, row), symbol, dtype)
 
     def get_symbol_rect(self, rectangle: Any, symbol: str, dtype: Any) -> np.ndarray:
         """A variable of the PEs in a rectangle ((col, row), (width, height)): an array (width, height, elements)."""

@@ -580,7 +580,7 @@ def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
     if not descriptors:
         result = convert_result(
             op.compute(*(convert_scalar(o, x.dtype) for o, x in zip(sources, op.sources, strict=True))),
-            _result_dtype(op),
+            op.dtype,
         )
         dest.array[dest.index] = result[0] if result.ndim else result
         return
@@ -588,10 +588,6 @@ def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
     if type(sequence) is Mem1d and sequence.stride == 0:
         sequence = sequence._replace(extent=count)
     reduce_into_pointer(op, dest, [*sources[:-1], sequence], count, _read_repeated)
-
-
-def _result_dtype(op: DsdOp) -> np.dtype[Any]:
-    return op.result.dtype
 
 
 def _read_repeated(d: Any, dtype: np.dtype[Any], start: int, count: int) -> Any:
