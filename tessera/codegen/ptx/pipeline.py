@@ -20,15 +20,8 @@ from tessera.codegen.ptx.emission import (
 )
 from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
+from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
-from tessera.codegen.ptx.passes.instruction_selection import (
-    contract_fma,
-    fuse_accumulation,
-    select_ballots,
-    select_elements,
-    select_exp2_ftz,
-    split_products,
-)
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
@@ -107,26 +100,25 @@ def _finish(function: Function) -> Function:
 
 def _hoist_loads(function: Function) -> Function:
     kind = get_fact(function, "kernel")
-    if kind == PREFETCHING:  # its loads come early already
-        return function
-    return hoist_loads(function, MAX_EARLY_LOADED) if kind == WARP_SPECIALISED else hoist_loads(function)
+    most = (MAX_EARLY_LOADED,) if kind == WARP_SPECIALISED else ()
+    return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
 SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
-    ("exp2 selection", with_ops(select_exp2_ftz, elementwise.exp2)),
-    ("ballot selection", with_ops(select_ballots, tile.collect)),
-    ("element selection", for_groups(with_ops(select_elements, tile.alloc))),
-    ("product splitting", with_ops(split_products, contractions.dot)),
-    ("accumulator fusion", with_ops(fuse_accumulation, contractions.dot)),
+    ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),
+    ("ballot selection", with_ops(selection.select_ballots, tile.collect)),
+    ("element selection", for_groups(with_ops(selection.select_elements, tile.alloc))),
+    ("product splitting", with_ops(selection.split_products, contractions.dot)),
+    ("accumulator fusion", with_ops(selection.fuse_accumulation, contractions.dot)),
     # No other engine adds up products as tensor cores do, so no result is expected to be equal to the last bit.
-    ("FMA contraction", with_ops(beside_tensor_cores(contract_fma), elementwise.mul)),
+    ("FMA contraction", with_ops(beside_tensor_cores(selection.contract_fma), elementwise.mul)),
 )
 LOOPS: NamedPasses = (
     ("mainloop formation", for_kernels(with_ops(form_mainloop, *PRODUCT_OPS), WARP_SPECIALISED)),
     ("asynchronous MMA formation", for_kernels(with_ops(form_async_mma, *PRODUCT_OPS), WARP_SPECIALISED)),
-    ("FMA contraction of asynchronous loops", for_async_loops(contract_fma)),
+    ("FMA contraction of asynchronous loops", for_async_loops(selection.contract_fma)),
     ("software pipelining", for_async_loops(lambda f: pipeline_loops(f, LaunchFacts.of(f).grid))),
     ("loop peeling", for_async_loops(lambda f: loops.peel_masked_loops(f, LaunchFacts.of(f).grid))),
     ("index comparison narrowing", for_async_loops(loops.narrow_index_comparisons)),
