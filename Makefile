@@ -21,7 +21,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_words.py
-	$(BIN)/mypy tessera
+	$(BIN)/mypy --num-workers 2 tessera
 
 # The documentation site, in build/site. A warning is an error.
 docs: $(DOCS_STAMP) picture

@@ -24,6 +24,9 @@ from tessera.ir.numerics.interval_arithmetic import IntervalArray
 CASES = list(all_cases())
 COLUMNS = list_engines(["llvm"], ["graph", "schedule", "tile", "target"])
 MESH = list_engines(["csl:2x3"], ["target"])
+# Kernels under a transform: the kernels alone (`jit`) run on the mesh above.
+SMALL_MESH = list_engines(["csl:1x2"], ["target"])
+TRANSFORMED = tuple(f"graph/launches/{name}/" for name in ("grad", "vmap", "scan", "checkpoint"))
 WITHOUT_MESH = ("graph.errors", "graph.host", "graph.flow")  # no case of these fits on a mesh
 GUARDED = {"graph.found", "tile.found", "tile.memory"}  # also run with guard bytes around every buffer
 
@@ -37,13 +40,19 @@ class Declared(Engine):
         return super().run(program)
 
 
+def choose_mesh(case):
+    if not case.name.startswith("graph/"):
+        return []
+    return SMALL_MESH if case.name.startswith(TRANSFORMED) else MESH
+
+
 @pytest.mark.parametrize("area", AREAS)
 def test_area(area):
     """Each case on every level, on llvm and, if it is a graph, on a mesh of elements: prepared once for all."""
     prefix, graph = area.replace(".", "/") + "/", area.startswith("graph.")
     columns = [Declared(e.name, e.level, e.target) if e.level == "tile" else e for e in COLUMNS]
-    columns += (MESH if graph else []) + ([find_guarded_engine("llvm")] if area in GUARDED else [])
-    outcomes = [o for c in CASES if c.name.startswith(prefix) for o in run_case(c, columns)]
+    columns += [find_guarded_engine("llvm")] if area in GUARDED else []
+    outcomes = [o for c in CASES if c.name.startswith(prefix) for o in run_case(c, columns + choose_mesh(c))]
     assert outcomes and not [f"{o.case} on {o.engine}: {o.detail}" for o in outcomes if o.status == "fail"]
     on_mesh = any(o.status == "pass" and o.engine == MESH[0].name for o in outcomes)
     assert on_mesh or not graph or area in WITHOUT_MESH

@@ -16,6 +16,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_compiled_frames():
-    """Collect the frames of a file here, not in a test of another folder."""
+    """Collect the frames of a file here, not in a test of another folder; what is alive is not walked over again."""
     yield
     gc.collect()
+    gc.freeze()

@@ -89,6 +89,8 @@ def test_every_pass_keeps_what_a_case_does(case, arch, capsys):
     text = BACKEND.emit(module, {"arch": arch}).text(TEXT_FILE)
     want, before = executed(program, module), module
     for _, after in passes_applied(module, arch):
+        if after == before:  # checked after the pass before
+            continue
         verify(after)
         printed = print_module(after)
         again = parse_module(printed)
@@ -104,11 +106,13 @@ def test_every_pass_keeps_what_a_case_does(case, arch, capsys):
 )
 def test_products_run_after_each_pass(make):
     program, seen = make(), set()
-    module = tile_module(program)
+    module = before = tile_module(program)
     want = executed(program, module)
     for _, after in passes_applied(module, "sm_90a"):
-        agree(executed(program, verify(after)), want)
+        if after != before:
+            agree(executed(program, verify(after)), want)
         seen |= {n.op for f in after.functions[1:] for n in f.body.walk()}
+        before = after
     kinds = {get_fact(f, "kernel") for f in after.functions[1:]}
     if make is multiplied:
         assert kinds == {UNIFORM} and {ptx_ops.smem_slots, ptx_ops.smem_operand} <= seen

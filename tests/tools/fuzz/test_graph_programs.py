@@ -9,7 +9,12 @@ from tessera.tools.fuzz import graph_programs
 from tessera.tools.fuzz.choices import Choices
 from tessera.tools.fuzz.graph_programs import make_program
 
-PROGRAMS = [make_program(Choices((), Random(seed))) for seed in range(600)]
+
+@pytest.fixture(scope="module")
+def programs():
+    return [make_program(Choices((), Random(seed))) for seed in range(600)]
+
+
 # One op of each rule, in the order of the rules.
 OPS = (
     "exp add less remainder shift_left where logical_not cast accum sum cumsum softmax reshape pad matmul take scan "
@@ -18,16 +23,16 @@ OPS = (
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_each_kind_of_statement_is_drawn(op):
-    assert any(f"ts.{op}(" in program.source for program in PROGRAMS)
+def test_each_kind_of_statement_is_drawn(op, programs):
+    assert any(f"ts.{op}(" in program.source for program in programs)
 
 
 def test_the_list_of_ops_has_one_of_each_rule():
     assert len(OPS) + 1 == len(set(graph_programs.RULES))  # a slice is no call
 
 
-def test_only_values_that_no_statement_uses_are_returned():
-    for program in PROGRAMS:
+def test_only_values_that_no_statement_uses_are_returned(programs):
+    for program in programs:
         lines = program.source.splitlines()
         returned = lines[-1].partition("return ")[2].split(", ")
         used = set(re.findall(r"\b[vx]\d+\b", " ".join(line.partition(" = ")[2] for line in lines[1:-1])))

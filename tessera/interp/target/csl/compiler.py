@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from tessera.interp.target.csl.sema import (
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.compilation_unit import LANGUAGE_VERSIONS, CompilationUnit, CslOptions
 from tessera.interp.target.csl.sema.context import ExprValue
-from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue, make_hashable
+from tessera.interp.target.csl.sema.values import ColorConfig, ComptimeValue
 from tessera.interp.target.csl.text.diagnostics import fail, name_compile_errors
 from tessera.interp.target.tokens import deep_nesting
 
@@ -205,14 +205,15 @@ def _assemble_layout(
         fail(root.loc, "the layout never calls '@set_rectangle'")
     layout = CompiledLayout(*builder.size, options.arch, options.sdk, options.fabric_dims, options.fabric_offsets)
     layout.exports, layout.params = builder.exports, params
-    programs: dict[Any, PeProgram] = {}
+    programs: dict[Path, list[PeProgram]] = {}
     sources = {root.file.path, *unit.sources}
     for place, (path, values, _) in sorted(builder.code.items()):
-        key = (path, make_hashable(values))
-        program = programs.get(key) or compile_tile_program(path, values, options, builder, place)
+        shared = programs.setdefault(path, [])
+        program = next((p for p in shared if p.unit.serves(values)), None)
+        if program is None:
+            program = compile_tile_program(path, values, options, builder, place)
+            shared.append(program)
         sources |= set(program.unit.sources)
-        if not program.unit.uses_coordinates:
-            programs[key] = program
         layout.tiles[place] = PlacedProgram(program, values)
         layout.colors[place] = merge_color_configs(builder.colors.get(place, {}), program.colors)
         _check_filters(program, layout.colors[place])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from csl_harness import build, make_pe, run, sections
 
+from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
@@ -36,6 +37,19 @@ def test_coordinates_in_a_comptime_block_give_each_pe_its_program(tmp_path):
       export fn main() void { out = where.get_x_coord(); }
       comptime { @comptime_assert(where.get_x_coord() < 1); }"""
     assert run(tmp_path, text).program.unit.uses_coordinates
+
+
+def test_pes_share_a_program_unless_it_reads_a_param_that_differs(tmp_path):
+    """What is read by no statement, or only by a function that nothing calls and nothing checks, differs freely."""
+    layout = """layout { @set_rectangle(3, 1); for (@range(i16, 3)) |x| {
+      @set_tile_code(x, 0, "pe.csl", .{ .column = x, .parity = x % 2 }); } }"""
+    (tmp_path / "layout.csl").write_text(layout)
+    for value, groups in (("7", [0, 0, 0]), ("parity", [0, 1, 0]), ("column", [0, 1, 2])):
+        text = "param column: i16; param parity: i16; const late = column; var out: i16 = VALUE;"
+        (tmp_path / "pe.csl").write_text(text.replace("VALUE", value) + "fn main() void { out += 1; }")
+        placed = compile_program(tmp_path / "layout.csl").tiles
+        programs = [placed[x, 0].program for x in range(3)]
+        assert [programs.index(p) for p in programs] == groups
 
 
 def test_types_are_values_in_sdk_2_10(tmp_path):

@@ -168,6 +168,7 @@ class CslModule:
         self.items: dict[str, s.VariableDecl | s.FunctionDecl] = {}
         self.symbols: dict[str, ExprValue] = {}
         self._resolving: set[str] = set()
+        self._params_read: set[str] = set()
         for item in file.items:
             if isinstance(item, (s.VariableDecl, s.FunctionDecl)):
                 self._add(item)
@@ -200,6 +201,12 @@ class CslModule:
         self.symbols[name] = found
         return found
 
+    def is_alike(self, params: dict[str, ComptimeValue]) -> bool:
+        """Whether the file with these params would be compiled as it was: they differ at most where none was read."""
+        mine = self.params
+        read = self._params_read & mine.keys()
+        return params.keys() == mine.keys() and all(make_hashable(params[n]) == make_hashable(mine[n]) for n in read)
+
     def _function(self, item: s.FunctionDecl) -> ExprValue:
         value = FunctionValue(self, item)
         return make_known(compute_signature(value), value, item.loc)
@@ -219,6 +226,8 @@ class CslModule:
         return self.constant(value, item)
 
     def _initial(self, f: AnalysisContext, item: s.VariableDecl) -> ExprValue:
+        if item.kind == "param":
+            self._params_read.add(item.name)
         if item.kind == "param" and item.name in self.params:
             return make_from_value(self.params[item.name], item.loc)
         if item.value is None:
@@ -332,6 +341,10 @@ class CompilationUnit:
             )
         self.uses_coordinates = True
         return self.place[axis]
+
+    def serves(self, params: dict[str, ComptimeValue]) -> bool:
+        """Whether the program serves another PE with these params, too."""
+        return not self.uses_coordinates and self.root is not None and self.root.is_alike(params)
 
     def exported_by_keyword(self, name: str) -> bool:
         """Whether `export` precedes the declaration of a name."""
