@@ -30,11 +30,11 @@ def step_by_step(heads, cos, sin, keys, values, table, past, count, turned, wind
     q, k, v = heads[:, :, :first], heads[:, :, first:last], heads[:, :, last:]
     if turned:
         c, s = cos[:, :, None], sin[:, :, None]
-        turn = (
-            lambda x: ts.concatenate(  # noqa: E731
-                [x[..., :half] * c - x[..., half:] * s, x[..., half:] * c + x[..., :half] * s], axis=-1
-            )
-        )
+
+        def turn(x):
+            first, second = x[..., :half], x[..., half:]
+            return ts.concatenate([first * c - second * s, second * c + first * s], axis=-1)
+
         q, k = turn(q), turn(k)
     q, k, v = (x.to(keys.dtype) for x in (q, k, v))
     keys, values = append_pages(keys, values, k, v, table, past, count)
