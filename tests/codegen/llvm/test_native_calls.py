@@ -7,12 +7,13 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.llvm import BACKEND
-from tessera.codegen.llvm.runtime import native_calls
+from tessera.codegen.llvm.runtime import interrupts, native_calls
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.runtime.driver import lower
 
 X = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
 Y = np.random.default_rng(1).integers(-9, 9, (5, 7)).astype(np.int32)
+DIRECT = interrupts.get_direct_address
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +131,23 @@ def test_calls_of_other_types_and_numbers_alternate():
 def test_arrays_without_elements():
     x = np.zeros((0, 3), np.float32)
     assert ts.jit(lambda x: x + 1.0, target="llvm")(x).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "short"),
+    [
+        (lambda x: x + 1.0, (20, 30), True),
+        (lambda x: x + 1.0, (2000, 3000), False),  # more programs
+        (lambda x: ts.while_loop(lambda x: ts.sum(x) < 1e6, lambda x: x * 2.0, x), (20,), False),
+        (lambda x: ts.cumsum(x), (4, 5000), False),  # a loop that checks the stop word
+    ],
+    ids=["few", "many", "while", "scan"],
+)
+def test_programs_that_end_soon_set_no_signal_handler(monkeypatch, function, size, short):
+    asked = []
+    monkeypatch.setattr(interrupts, "get_direct_address", lambda: asked.append(size) or DIRECT())
+    x = np.ones(size, np.float32)
+    lowered = lower(ts.jit(function).trace(x).function, "llvm")["tile"]
+    program = BACKEND.runtime(BACKEND.emit(lowered, {}), 1)
+    program.run([x])
+    assert bool(asked) == short

@@ -21,11 +21,17 @@ import llvmlite.binding as llvm
 from tessera.codegen.llvm.runtime.jit import MachineCode
 from tessera.codegen.llvm.text.protocol import INTERRUPTED, NO_FAILURE, PENDING, POLL_FUNCTION
 
-LAUNCH_FUNCTION = "tessera_launch"
+LAUNCH_FUNCTION, DIRECT_FUNCTION = "tessera_launch", "tessera_direct_launch"
 PYTHON_FUNCTIONS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
 SIGNAL_ACTION_BYTES = 256  # more than any system's `struct sigaction`, which begins with the handler
 
-POLL_TEXT = f"""
+DIRECT_TEXT = f"""
+define void @{DIRECT_FUNCTION}(ptr %run, ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word) {{
+  call void %run(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word)
+  ret void
+}}
+"""
+POLL_TEXT = f"""{DIRECT_TEXT}
 @interrupt.pending = global i64 0
 @interrupt.word = global ptr null
 @interrupt.thread = global ptr null
@@ -109,7 +115,7 @@ install:
 }}
 """
 # Where there are no POSIX signals, machine code cannot be interrupted.
-PLAIN_TEXT = f"""
+PLAIN_TEXT = f"""{DIRECT_TEXT}
 @interrupt.error = global [3 x ptr] zeroinitializer
 
 define void @{POLL_FUNCTION}(ptr %word) {{
@@ -149,6 +155,14 @@ def get_interruptible_entry() -> Callable[..., None]:
 def get_interruptible_address() -> int:
     """The address of that function."""
     return _compile_poll().address(LAUNCH_FUNCTION)
+
+
+def get_direct_address() -> int:
+    """The address of a function of the same arguments for launches that end soon: Ctrl-C takes effect after them.
+
+    It makes none of the three system calls that set and restore the handler of a signal.
+    """
+    return _compile_poll().address(DIRECT_FUNCTION)
 
 
 def raise_interrupt() -> None:

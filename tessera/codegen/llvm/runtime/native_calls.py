@@ -196,6 +196,7 @@ class NativeCall:
         slots: np.ndarray,
         scratch: int,
         word: int,
+        short: bool,
     ) -> None:
         self._outputs = [(p.shape, p.dtype.numpy) for p in params if p.output]
         self._sizes = [np.array(p.shape, np.int64) for p in params]
@@ -206,7 +207,8 @@ class NativeCall:
         self._arrays = np.array(described, np.int64)
         uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
         self._uses = np.array(uses, np.int64).reshape(-1, 2)
-        launch, run = interrupts.get_interruptible_address(), thread_pool.get_serial_address()
+        launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
+        run = thread_pool.get_serial_address()
         self._kept = (tasks, slots)
         self._call = np.array(
             [
@@ -226,13 +228,22 @@ class NativeCall:
 
 
 def make_native_call(
-    arguments: ArgumentBinder, param_slots: Sequence[Any], tasks: np.ndarray, slots: np.ndarray, scratch: int, word: int
+    arguments: ArgumentBinder,
+    param_slots: Sequence[Any],
+    tasks: np.ndarray,
+    slots: np.ndarray,
+    scratch: int,
+    word: int,
+    short: bool,
 ) -> NativeCall | None:
-    """The native call of a program whose arrays are only read, or made; None where the general way is needed."""
+    """The native call of a program whose arrays are only read, or made; None where the general way is needed.
+
+    `short`: it ends so soon that Ctrl-C may take effect after it.
+    """
     params = arguments.params
     first = next((i for i, p in enumerate(params) if p.output), len(params))
     plain = not any(p.scalar for p in params) and all(p.output for p in params[first:])
     written = any(i in arguments.written for i in arguments.inputs) or arguments.reused or arguments.zeroed
     if not plain or written or not len(tasks) or not _has_known_layout():
         return None
-    return NativeCall(params, param_slots, tasks, slots, scratch, word)
+    return NativeCall(params, param_slots, tasks, slots, scratch, word, short)

@@ -24,7 +24,7 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.text.protocol import FIRST_KEY, INTERRUPTED, NO_FAILURE, REPORT_CONTEXT
+from tessera.codegen.llvm.text.protocol import FIRST_KEY, INTERRUPTED, NO_FAILURE, POLL_FUNCTION, REPORT_CONTEXT
 from tessera.codegen.plan_execution import (
     ArgumentBinder,
     PlanEngine,
@@ -105,6 +105,7 @@ class NativePlanEngine(PlanEngine):
 TEXT_FILE = "kernels.ll"
 OBJECT_FILE = "kernels.o"  # machine code for the processor that the artifact was built on
 PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
+MAX_SHORT_PROGRAMS = 32  # without long loops, that run before Ctrl-C takes effect
 MANY_PARAMETERS = 24  # from here on one indexed assignment is faster than one for each
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
@@ -175,6 +176,9 @@ class LlvmProgram:
             thread_pool.register_barrier_symbol()
         interrupts.register_poll_symbol()
         self._code = MachineCode(text, _find_object(artifact, text))
+        # Each task checks the stop word between two programs; programs of long loops check it, too.
+        tasks = sum(".task(" in line for line in text.splitlines() if line.startswith("define"))
+        self._has_checks = text.count(f"call void @{POLL_FUNCTION}(") > tasks
         self._stop = thread_pool.StopWord(self._code)
         self._pool = WorkerPool(self.threads, max(plan["scratch"].values(), default=0), self._stop)
         self._lock = Lock()
@@ -209,8 +213,9 @@ class LlvmProgram:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
         elif serial and not cooperative.names:
             bound.native = make_native_call(
-                arguments, param_slots, tasks, slots, self._pool.scratch, self._stop.address
-            )
+                arguments, param_slots, tasks, slots, self._pool.scratch, self._stop.address,
+                short=not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS,
+            )  # fmt: skip
         return bound
 
     def _make_engine(

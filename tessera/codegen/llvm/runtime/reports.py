@@ -79,8 +79,8 @@ class ReportCollector:
             OutOfBoundsError: an index is outside its axis.
             DeadlockError: tiles wait at an mbarrier whose phase cannot complete.
         """
-        if not self.sites:
-            return
+        if not self._records and self.callback_error is None:
+            return  # as after most calls
         with self._lock:
             records, self._records = sorted(self._records, key=lambda r: r[:2]), []
             callback_error, self.callback_error = self.callback_error, None
