@@ -25,7 +25,7 @@ from tessera.ir.rewrite import (
     rewrite_function,
 )
 from tessera.ir.rules import Rules
-from tessera.lower.graph_to_schedule.lowering import TileSizeSearch
+from tessera.lower.graph_to_schedule.tile_sizes import TileSizeSearch
 from tessera.lower.indexing_maps import TOTAL, BodyIndexing, KernelDims, analyse_body
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.schedule_to_tile import tile_emitter

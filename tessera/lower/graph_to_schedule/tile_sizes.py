@@ -1,0 +1,331 @@
+"""Tiling: the tile size of each dim of a kernel, and the dim that a loop walks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from tessera.core.symbolic_dim import Dim, Size, estimate_size, find_size_limit, round_up
+from tessera.core.types import bool_
+from tessera.ir.core import Attrs, Block, Node, Value
+from tessera.lower.indexing_maps import (
+    BodyIndexing,
+    IndexDigit,
+    IndexExpr,
+    KernelDims,
+    analyse_body,
+    get_tensor_type,
+)
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.ops.dialects import schedule
+from tessera.ops.tensor import elementwise
+
+# The least elements of a program, down to which tiles are halved while there are too few programs.
+MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
+MIN_RESULT_LANES = 64
+# A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
+SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
+
+
+@dataclass
+class TileSizeSearch:
+    """The tile sizes of a kernel, while they are chosen."""
+
+    block: Block
+    forms: BodyIndexing
+    plan: LoweringPlan
+    tile: list[int] = field(default_factory=list)
+    loop: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tile = [n if kind == "reduce" else 1 for _, n, kind in self.dims]  # type: ignore[misc]  # or it is looped
+        self.extents = [estimate_size(n) for _, n, _ in self.dims]
+        self.accesses = [self.forms.indices(n) for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
+
+    @property
+    def dims(self) -> KernelDims:
+        """The dims of the kernel."""
+        return self.forms.dims
+
+    def parallel(self) -> list[int]:
+        """The dims over which programs are distributed."""
+        return [d for d, (_, _, kind) in enumerate(self.dims) if kind == "parallel" and d not in self.loop]
+
+    def cut(self, dim: int, target: int, multiple: int = 1) -> int:
+        """The largest tile of a dim near a target, from half of it on: one that divides the dim if there is one.
+
+        Where blocks are padded to powers of two, it is the one at most the target, or half of it if that divides.
+        """
+        extent, typical = self.dims[dim][1], self.extents[dim]
+        if not self.is_static(dim):
+            target = min(target, max(MIN_SYMBOLIC_TILE, _floor_power_of_two(typical // SYMBOLIC_TILES)))
+            target = int(min(target, max(1, find_size_limit(extent))))
+        elif typical <= target:
+            return typical
+        if self.plan.power_of_two_tiles:
+            target = _floor_power_of_two(target)
+            multiple = max(multiple, target // 2)
+        radices = self._radices(dim)
+        fits = [t for t in range(target, (target - 1) // 2, -1) if _fits_radices(t, radices)]
+        even = [t for t in fits if t % multiple == 0]
+        exact = [t for t in even if extent % t == 0]
+        return next(iter((*exact, *even, *fits, target)))
+
+    def _pad(self, size: int) -> int:
+        """The elements that an axis of a block takes in registers."""
+        return 1 << (size - 1).bit_length() if self.plan.power_of_two_tiles else size
+
+    def balance(self, dim: int, most: int, multiple: int) -> int:
+        """The tile of a dim, a multiple of a number and at most `most`, whose tiles pad the dim least, or 0."""
+        if not multiple or not self.is_static(dim):
+            return 0
+        radices, extent = self._radices(dim), self.extents[dim]
+        fits = [t for t in range(max(most // 2, 1), most + 1) if t % multiple == 0 and _fits_radices(t, radices)]
+        return min(fits, key=lambda t: (round_up(extent, t), -t), default=0)
+
+    def is_static(self, dim: int) -> bool:
+        """Whether the size of a dim is known."""
+        return not isinstance(self.dims[dim][1], Dim)
+
+    def _radices(self, dim: int) -> set[int]:
+        """The sizes at which accesses split a dim: tiles that divide them, or are multiples, are blocks of memory."""
+        digits = [a for access in self.accesses for e in access for a, _ in e.terms]
+        found = [d for d in digits if isinstance(d, IndexDigit) and d.dim == dim]
+        radices = {r for d in found for r in (d.divisor, d.divisor * d.modulus)}
+        return {r for r in radices if isinstance(r, int) and r > 1}
+
+    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1, least_padding: bool = False) -> int:
+        """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
+        held, extent = 1, cast(Size, 1)
+        for dim in dims:
+            extent = extent * self.dims[dim][1]
+            most = -(-find_size_limit(extent) // held) if isinstance(extent, Dim) else math.inf
+            target, factor = int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held)
+            size = self.balance(dim, target, factor) if least_padding and self.extents[dim] > target else 0
+            size = size or self.cut(dim, target, factor)
+            self.tile[dim] = size
+            held *= size
+            budget = budget // self._pad(size) if size >= self.extents[dim] else 0
+        return budget
+
+    def find_contiguous_dims(self) -> set[int]:
+        """The dims along which some access of the most elements has unit stride: the others cost little either way."""
+        sizes = [self._count_elements(access) for access in self.accesses]
+        main = [access for access, size in zip(self.accesses, sizes, strict=True) if size == max(sizes)]
+        return {d for access in main if access for d in find_unit_stride_dims(access[-1])}
+
+    def _count_elements(self, access: Sequence[IndexExpr]) -> int:
+        """The elements that an access touches, if no two indices meet."""
+        return math.prod(self.extents[d] for d in {d for e in access for a, _ in e.terms for d in a.dims})
+
+    def find_overlapping_dims(self) -> set[int]:
+        """The dims that share an axis of memory with a later dim and overlap it, as those of windows do.
+
+        Tiled along both, a block of memory is no block of elements.
+        """
+        found: set[int] = set()
+        for expr in (e for access in self.accesses for e in access):
+            digits = sorted((abs(c), a.dim) for a, c in expr.terms if isinstance(a, IndexDigit) and isinstance(c, int))
+            dims = {d for _, d in digits}
+            reach = sum(c * (self.extents[d] - 1) for c, d in digits[:-1])
+            if len(dims) == len(digits) > 1 and reach >= digits[-1][0]:
+                found |= dims - {max(dims)}
+        return found
+
+    def programs(self) -> int:
+        """How many programs there are."""
+        return math.prod(-(-self.extents[d] // self.tile[d]) for d in self.parallel())
+
+    def shrink(self, groups: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Halve tiles while there are fewer programs than wanted; a group holds at least so many elements."""
+        while self.programs() < self.plan.programs:
+            ratios = [math.prod(self.tile[d] for d in dims) / least for dims, least in groups]
+            best = max(range(len(groups)), key=ratios.__getitem__)
+            dim = next((d for d in groups[best][0] if self.tile[d] > 1), None)
+            if ratios[best] < 2 or dim is None:
+                return
+            self.tile[dim] = self.cut(dim, -(-self.tile[dim] // 2))
+
+
+def _fits_radices(tile: int, radices: Iterable[int]) -> bool:
+    return all(tile % r == 0 or r % tile == 0 for r in radices)
+
+
+def _floor_power_of_two(number: int) -> int:
+    return 1 << (number.bit_length() - 1) if number > 0 else 0
+
+
+def find_unit_stride_dims(expr: IndexExpr) -> set[int]:
+    """The dims in which an index has unit stride."""
+    return {a.dim for a, c in expr.terms if isinstance(a, IndexDigit) and c == 1 and a.divisor == 1}
+
+
+def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Attrs:
+    """Choose the tile sizes and the loop of a kernel."""
+    tiling = TileSizeSearch(block, analyse_body(block, dims), plan)
+    nodes = {n.op: n for n in block.nodes}
+    for op, rule in _TILING_RULES:
+        if op in nodes:
+            rule(tiling, nodes[op])
+            break
+    peel = {"peel": True} if plan.peel and tiling.loop and schedule.contract not in nodes else {}
+    return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
+
+
+def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
+    plan, k = tiling.plan, node.attrs["dim"]
+    left, right = (tiling.forms.depends[v] - {k} for v in node.args)
+    m, n = sorted(left - right), sorted(right - left)
+    narrow = _count_narrow_elements(node) if plan.product_pack else 1
+    packs = plan.product_pack > 0
+    tiling.fill(reversed(m), plan.m * narrow, 1 if packs else plan.multiple, packs)
+    wide = plan.busy_n if plan.busy_n and _prefers_narrow_blocks(tiling, node, m, n) else plan.n
+    inner = n[-1:] if plan.flat_windows and n and _fills_vectors(tiling.extents[n[-1]], plan) else n
+    tiling.fill(reversed(inner), wide * min(narrow, 2), plan.multiple)
+    if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
+        tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
+        tiling.loop = [k]
+    if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
+        _balance_packing(tiling, m, n, plan.product_pack * narrow)
+    else:
+        tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+
+
+def _count_narrow_elements(product: Node) -> int:
+    """How many elements of the operands have 32 bits: so many are multiplied at once, but packed one by one."""
+    return max(32 // max(get_tensor_type(v).dtype.bits for v in product.args), 1)
+
+
+def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int], pack: int) -> None:
+    """Where there are fewer programs than wanted, the tiles of least cost; `pack` is that of an element.
+
+    Each program packs its columns of the right operand again. The cost is the mean of what one thread and of what as
+    many threads as programs are wanted need, in multiply-adds for each element of the contraction.
+    """
+    wanted, whole = tiling.plan.programs, list(tiling.tile)
+    if tiling.programs() >= wanted:
+        return
+    found: dict[tuple[int, ...], int] = {}
+    for rows in _halve(tiling, m, MIN_TILE_M):
+        for columns in _halve(tiling, n, MIN_TILE_N):
+            tiling.tile = [columns.get(d, rows.get(d, t)) for d, t in enumerate(whole)]
+            programs, width = tiling.programs(), math.prod(columns.values())
+            each = (math.prod(rows.values()) + pack) * width
+            found[tuple(tiling.tile)] = programs * each + wanted * each * -(-programs // wanted)
+    tiling.tile = list(min(found.items(), key=lambda each: each[1])[0])
+
+
+def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int) -> Iterator[dict[int, int]]:
+    """The tiles of dims, then halved and halved again, the first dim of more than one element first."""
+    tile = {d: tiling.tile[d] for d in dims}
+    yield dict(tile)
+    while math.prod(tile.values()) >= 2 * least:
+        dim = next(d for d in dims if tile[d] > 1)
+        tile[dim] = tiling.cut(dim, -(-tile[dim] // 2))
+        yield dict(tile)
+
+
+def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
+    """Whether an axis of columns alone suffices for a tile; with a part of another, vectors would cross its ends."""
+    return columns >= 2 * plan.multiple and columns % plan.multiple != 0
+
+
+def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int], n: Sequence[int]) -> bool:
+    """Whether what follows a product costs more than a few instructions, or narrow blocks fill processors better."""
+    costly = _has_costly_epilogue(tiling.block, node)
+    if costly or not all(map(tiling.is_static, (*m, *n))):
+        return costly
+    rows, columns = (math.prod(tiling.extents[d] for d in dims) for dims in (m, n))
+    outer = math.prod(tiling.extents[d] for d in tiling.parallel() if d not in (*m, *n))
+    return tiling.plan.fills_waves(outer, rows, columns, tiling.extents[node.attrs["dim"]])
+
+
+def _has_costly_epilogue(block: Block, product: Node) -> bool:
+    """Whether functions that cost more than a few instructions are in a product's kernel, but not in its operands."""
+    made: set[Value] = set(product.args)
+    for node in reversed(block.nodes[: block.nodes.index(product)]):
+        made |= set(node.args) if made & set(node.results) else set()
+    return any(n.op.is_transcendental and n.out not in made for n in block.nodes)
+
+
+def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
+    plan = tiling.plan
+    rows = {n.attrs["dim"] for n in tiling.block.nodes if n.op is schedule.reduce}
+    row = max(rows, key=lambda d: (not tiling.is_static(d), tiling.extents[d]))
+    rest = math.prod(int(tiling.dims[d][1]) for d in rows - {row})
+    fastest = tiling.find_contiguous_dims()
+    others = [d for d in tiling.parallel() if d != row]
+    lanes = [] if row in fastest else [d for d in others if d in fastest]
+    # Of what no cache holds, longer runs are read, which cross fewer pages.
+    wider = plan.widen(math.prod(tiling.extents))
+    left = tiling.fill(reversed(lanes), wider * (plan.result_lanes or plan.lanes))
+    held = math.prod(tiling.tile[d] for d in lanes) * rest
+    elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
+    limit = _limit_row(tiling, row, others) if not lanes else max(elements // held, 1)
+    tiling.tile[row] = tiling.cut(row, max(limit, 1))
+    if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
+        tiling.loop = [row]
+    budget = elements // (held * tiling.tile[row]) if left or not lanes else 1
+    rest_dims = [d for d in others if d not in lanes]
+    tiling.fill(reversed(rest_dims), budget)
+    apart = bool(lanes) and plan.result_lanes is not None
+    tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
+    longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
+    if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
+        tiling.tile[row] = tiling.cut(row, longest)
+        tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
+
+
+def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
+    """The elements of a row that a program holds; fewer of rows that are walked again, if there are many of them.
+
+    Several programs then share a processor: one reads while another computes.
+    """
+    plan = tiling.plan
+    walked_again = tiling.dims[row][2] == "parallel" and tiling.extents[row] > plan.row_limit
+    if plan.row_tile is None or not walked_again:
+        return plan.row_limit
+    held = plan.row_tile * (plan.parallel or 1) // math.prod(tiling.extents[d] for d in others)
+    return max(plan.row_tile, min(plan.row_limit, 1 << max(held - 1, 0).bit_length()))
+
+
+def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
+    plan, dims = tiling.plan, tiling.parallel()
+    if not dims:
+        return
+    overlapping = tiling.find_overlapping_dims()
+    dims = [d for d in dims if d not in overlapping]
+    crossed = sorted(tiling.find_contiguous_dims() & set(dims))
+    budget = plan.pointwise
+    if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
+        tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
+        for dim in crossed:
+            tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+        budget //= math.prod(tiling.tile[d] for d in crossed)
+        dims = [d for d in dims if d not in crossed]
+    if dims and plan.pointwise < tiling.extents[dims[-1]] <= plan.divided_row and _compares_index(tiling, dims[-1]):
+        budget = max(budget, tiling.extents[dims[-1]])
+    tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
+    tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+
+
+def _compares_index(tiling: TileSizeSearch, dim: int) -> bool:
+    """Whether a kernel compares the index of a dim, as concatenations, pads and rolls do."""
+    shifted: set[Value] = set()
+    for node in tiling.block.nodes:
+        if node.op is schedule.index and node.attrs["dim"] == dim:
+            shifted.add(node.out)
+        elif shifted & set(node.args) and node.op in (elementwise.add, elementwise.sub):
+            shifted.add(node.out)
+        elif shifted & set(node.args) and any(v.type.dtype == bool_ for v in node.results):  # type: ignore[union-attr]
+            return tiling.is_static(dim)
+    return False
+
+
+_TILING_RULES: tuple[tuple[object, Callable[[TileSizeSearch, Node], None]], ...] = (
+    (schedule.contract, _tile_matmul),
+    (schedule.reduce, _tile_reduction),
+    (schedule.store, _tile_pointwise),
+)
