@@ -25,6 +25,7 @@ from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
+from tessera.codegen.ptx.passes.partial_sums import carry_partial_sums
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
 from tessera.codegen.ptx.passes.shared_memory import MAX_EARLY_LOADED, hoist_loads
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
@@ -69,11 +70,6 @@ def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
     return lambda f: rewrite(f) if any(uses_tensor_cores(n) for n in f.body.walk()) else f
 
 
-def for_groups(rewrite: Rewrite) -> Rewrite:
-    """A rewrite of functions whose tiles are threads of a group."""
-    return lambda f: rewrite(f) if f.attrs.get("group", 1) > 1 else f
-
-
 def _pipeline_operand_copies(function: Function) -> Function:
     """The function with as many stages as fit beside its exchange buffer, which the emission itself measures."""
     facts = LaunchFacts.of(function)
@@ -109,7 +105,7 @@ SELECTION: NamedPasses = (
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),
     ("ballot selection", with_ops(selection.select_ballots, tile.collect)),
-    ("element selection", for_groups(with_ops(selection.select_elements, tile.alloc))),
+    ("element selection", with_ops(selection.select_elements, tile.alloc)),
     ("product splitting", with_ops(selection.split_products, contractions.dot)),
     ("accumulator fusion", with_ops(selection.fuse_accumulation, contractions.dot)),
     # No other engine adds up products as tensor cores do, so no result is expected to be equal to the last bit.
@@ -127,6 +123,7 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
+    ("partial sums", for_kernels(lambda f: carry_partial_sums(f, choose_team_size(f)), UNIFORM)),
 )
 MAPPING: NamedPasses = (
     ("load hoisting", _hoist_loads),

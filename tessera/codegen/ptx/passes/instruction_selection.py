@@ -166,6 +166,8 @@ element_selection = RewritePatterns("elements")
 
 def select_elements(function: Function) -> Function:
     """Make loads at constant places from memory that holds one block the elements of the block."""
+    if function.attrs.get("group", 1) == 1:  # a tile's block is distributed over threads
+        return function
     body = rewrite_function(function, element_selection).body
     return replace(function, body=eliminate_dead_nodes(body, lambda n: has_effect(n) and n.op is not tile.alloc))
 

@@ -1,0 +1,77 @@
+"""Partial sums: a loop that adds sums of blocks to what it carries adds up the blocks, which are summed up after it.
+
+Threads that hold parts of one sum exchange them after the loop rather than in each round, which takes two barriers and
+a pass through shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.ir.core import Attrs, Block, Function, Node, Value
+from tessera.ir.rewrite import UseDef
+from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import basic, elementwise, reduce
+
+MAX_HELD = 16  # elements of a block of partial sums that a thread holds
+MAX_VECTOR = 8  # neighbours that a thread holds: fewer sums than threads with so many are parts of several threads
+
+
+def carry_partial_sums(function: Function, threads: int) -> Function:
+    """The function whose loops carry blocks of partial sums, where these fit the registers of its threads."""
+    if function.attrs.get("group", 1) > 1:  # a thread holds whole blocks
+        return function
+    return replace(function, body=_carry_in_block(function.body, UseDef(function), threads))
+
+
+def _carry_in_block(block: Block, uses: UseDef, threads: int) -> Block:
+    order: list[Node] = []
+    for node in block.nodes:
+        if node.regions:
+            node = replace(node, regions=tuple(_carry_in_block(r, uses, threads) for r in node.regions))
+        order += _carry_in_loop(node, uses, threads) if node.op is control_flow.for_ else [node]
+    return replace(block, nodes=tuple(order))
+
+
+def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
+    """A loop as it is, or with blocks in place of their sums, between what fills the blocks and what sums them up."""
+    (body,) = loop.regions
+    before, after, dropped = list[Node](), list[Node](), set[Node]()
+    args, params, results, outs = list(loop.args), list(body.params), list(body.results), list(loop.results)
+    added: list[Node] = []
+    for i, out in enumerate(loop.results):
+        found = _find_sum(body, params[1 + i], results[i], uses, threads)
+        if found is None:
+            continue
+        total, join = found
+        (x,), initial = total.args, args[3 + i]
+        filled, held, joined, last, summed = (Value(v.type) for v in (x, x, x, x, total.out))
+        attrs = Attrs({"shape": x.type.shape, "value": 0.0, "dtype": x.type.dtype})  # type: ignore[union-attr]
+        before.append(Node(basic.full, (), attrs, (filled,), (), total.loc))
+        added.append(Node(elementwise.add, (held, x), Attrs({}), (joined,), (), join.loc))
+        after.append(Node(reduce.sum, (last,), total.attrs, (summed,), (), total.loc))
+        after.append(Node(elementwise.add, (initial, summed), Attrs({}), (out,), (), join.loc))
+        args[3 + i], params[1 + i], results[i], outs[i] = filled, held, joined, last
+        dropped |= {total, join}
+    if not dropped:
+        return [loop]
+    nodes = (*(n for n in body.nodes if n not in dropped), *added)
+    region = Block(tuple(params), nodes, tuple(results))
+    return [*before, replace(loop, args=tuple(args), results=tuple(outs), regions=(region,)), *after]
+
+
+def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
+    """The sum of a block that a loop adds to a carried value, and the addition, if nothing else reads either."""
+    join = uses.find(result, elementwise.add)
+    if join is None or join not in body.nodes or param not in join.args or uses.count_uses(param) != 1:
+        return None
+    total = uses.find(next((v for v in join.args if v is not param), param), reduce.sum)
+    if total is None or total not in body.nodes or uses.count_uses(total.out) != 1 or uses.count_uses(result) != 1:
+        return None
+    x = total.args[0].type
+    if not x.dtype.is_float or x != total.out.type.with_shape(x.shape) or x.policy is not None:  # type: ignore[union-attr]
+        return None
+    held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (total.args[0], total.out))
+    return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None
