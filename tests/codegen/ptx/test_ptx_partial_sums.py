@@ -1,4 +1,4 @@
-"""Loops of sums carry blocks of partial sums: threads exchange sums after a loop, and results are within their bounds."""
+"""Loops of sums carry blocks of partial sums: threads exchange after a loop, and results are within bounds."""
 
 import numpy as np
 import pytest
