@@ -37,6 +37,7 @@ class LoweringPlan:
     k: int = 512
     busy_n: int | None = None  # like n, for products whose results go through functions at once; None: n
     processors: int | None = None  # that run one program of a product each; None: blocks are not chosen by waves
+    warpgroup_rows: int = 0  # of an instruction of a warp group
     whole_k: int = 512
     balance_k: int = 0  # the tiles of a contraction are multiples of this, and pad it least; 0: they are near k
     multiple: int = 16

@@ -174,6 +174,9 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
+MAX_LOADED_DEPTH = 16384  # a contraction beside which the loads of a matrix for the results take time
+
+
 def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     plan, k = tiling.plan, node.attrs["dim"]
     left, right = (tiling.forms.depends[v] - {k} for v in node.args)
@@ -191,6 +194,17 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
         _balance_packing(tiling, m, n, plan.product_pack * narrow)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
+        _pad_rows(tiling, node, m, n)
+
+
+def _pad_rows(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
+    """Blocks of few rows as high as an instruction of a warp group, where the columns are as many: such a product is
+    bound by the memory of its right operand, which a ring of copies reads faster."""
+    least, typed = tiling.plan.warpgroup_rows, get_tensor_type(product.args[0]).dtype
+    rows, columns = (math.prod(tiling.tile[d] for d in dims) for dims in (m, n))
+    whole = len(m) == 1 and tiling.is_static(m[0]) and rows == tiling.extents[m[0]]
+    if whole and typed.is_float and typed.bits == 16 and least // 4 < rows < least <= columns:
+        tiling.tile[m[0]] = least
 
 
 def _count_narrow_elements(product: Node) -> int:
@@ -234,7 +248,7 @@ def _fills_vectors(columns: int, plan: LoweringPlan) -> bool:
 
 def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int], n: Sequence[int]) -> bool:
     """Whether what follows a product costs more than a few instructions, or narrow blocks fill processors better."""
-    costly = _has_costly_epilogue(tiling.block, node)
+    costly = _has_costly_epilogue(tiling, node, m, n)
     if costly or not all(map(tiling.is_static, (*m, *n))):
         return costly
     rows, columns = (math.prod(tiling.extents[d] for d in dims) for dims in (m, n))
@@ -242,12 +256,20 @@ def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int],
     return tiling.plan.fills_waves(outer, rows, columns, tiling.extents[node.attrs["dim"]])
 
 
-def _has_costly_epilogue(block: Block, product: Node) -> bool:
-    """Whether functions that cost more than a few instructions are in a product's kernel, but not in its operands."""
+def _has_costly_epilogue(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
+    """Whether functions that cost more than a few instructions are in a product's kernel, but not in its operands.
+
+    A matrix that is loaded for the results, such as a residual, costs as much, unless the contraction is deep.
+    """
+    block, deep = tiling.block, tiling.extents[product.attrs["dim"]] > MAX_LOADED_DEPTH
     made: set[Value] = set(product.args)
     for node in reversed(block.nodes[: block.nodes.index(product)]):
         made |= set(node.args) if made & set(node.results) else set()
-    return any(n.op.is_transcendental and n.out not in made for n in block.nodes)
+    rest = [node for node in block.nodes if node.results and node.out not in made]
+    loaded = [tiling.forms.depends[node.out] for node in rest if node.op is schedule.load]
+    return any(node.op.is_transcendental for node in rest) or any(
+        not deep and dims & set(m) and dims & set(n) for dims in loaded
+    )
 
 
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:

@@ -24,9 +24,13 @@ MIN_PROGRAMS = 256  # with fewer there is hardly more than one tile for each tea
 # Accumulator registers of a thread, by the warp groups of a team. With more, ptxas does not interleave the instructions
 # of transcendental functions, which are worth two groups; without such functions one group is enough.
 ACCUMULATOR_REGISTERS = {1: 128, 2: 64}
-# Instructions for each element: of a transcendental function, another op, a store; an MMA iteration costs four.
-FUNCTION_COST, PLAIN_COST, STORE_COST, ITERATION_COST = 15, 1, 3, 4
+# Instructions for each element: of a transcendental function, another op, a store; an MMA iteration costs four. A load
+# of a block waits for memory, with few registers to load ahead: measured, as long as a third of 128 iterations.
+FUNCTION_COST, PLAIN_COST, STORE_COST, ITERATION_COST, LOAD_COST = 15, 1, 3, 4, 64
 EPILOGUE_SHARE = {1: 20, 2: 8}  # the epilogue must cost at least this part of the mainloop, by warp groups
+
+
+_MEMORY_COSTS = {tile.load: LOAD_COST, tile.store: STORE_COST}
 
 
 def choose_pingpong_groups(function: Function, grid: Sequence[int]) -> int:
@@ -37,11 +41,10 @@ def choose_pingpong_groups(function: Function, grid: Sequence[int]) -> int:
     (loop,) = loops
     rows, columns, _ = loop.attrs["block"]
     epilogue, trip_count = _find_epilogue(function, loop), find_trip_count(function, loop)
-    groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) else 1
+    loads = any(n.op is tile.load for n in epilogue)  # two groups have too few registers for whole blocks
+    groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) and not loads else 1
     fits = rows == PINGPONG_ROWS and rows * columns // (WARPGROUP_THREADS * groups) <= ACCUMULATOR_REGISTERS[groups]
     if not fits or trip_count is None or loop.args[1].type.dtype not in HALF_TYPES:  # type: ignore[union-attr]
-        return 0
-    if groups > 1 and any(n.op is tile.load for n in epilogue):  # too few registers for whole blocks
         return 0
     cost = sum(map(_estimate_cost, epilogue))
     return groups if cost * EPILOGUE_SHARE[groups] >= trip_count * ITERATION_COST else 0
@@ -64,8 +67,8 @@ def _find_epilogue(function: Function, loop: Node) -> list[Node]:
 
 def _estimate_cost(node: Node) -> int:
     """The approximate number of instructions of a node for each element."""
-    if node.op in (tile.load, tile.store):
-        return STORE_COST
+    if node.op in _MEMORY_COSTS:
+        return _MEMORY_COSTS[node.op]
     return FUNCTION_COST if node.op in MATH_FUNCTIONS else PLAIN_COST
 
 
