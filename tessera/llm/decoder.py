@@ -136,6 +136,7 @@ def feed_forward(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> Ten
     if config.feed_forward == "gelu":
         return multiply(nn.gelu(multiply(x, layer["up"]), approximate="tanh"), layer["down"])
     gate, up = _project_gate(config, x, layer)
+    gate = cast(_round_as_weights(gate, layer), dtype=f32)
     return multiply(nn.silu(gate) * up, layer["down"])
 
 
@@ -149,6 +150,13 @@ def _project_gate(config: DecoderConfig, x: Tensor, layer: dict[str, Any]) -> tu
         return both[..., :hidden], both[..., hidden:]
     first, last = ({n: w[rows] for n, w in part.items()} for rows in (slice(hidden), slice(hidden, None)))
     return multiply(x, first), multiply(x, last)
+
+
+def _round_as_weights(gate: Tensor, layer: dict[str, Any]) -> Tensor:
+    """What is written between two products, rounded to the type of 16-bit weights."""
+    weight = layer["gate_up" if "gate_up" in layer else "gate"]["weight"]
+    narrow = not isinstance(weight, QuantisedMatrix) and weight.dtype.bits == 16
+    return cast(gate, dtype=weight.dtype) if narrow else gate
 
 
 def embed(weights: dict[str, Any], tokens: Tensor, places: Tensor) -> Tensor:

@@ -104,6 +104,7 @@ COLUMN_STEPS = (8, 16, 32)  # the rows of x that a program of a processor multip
 # What one step of a program on a GPU decodes: rows of W, and blocks of each; None: what suits the target.
 PRODUCT_STEP: ContextVar[tuple[int, int] | None] = ContextVar("product step", default=None)
 GPU_STEP = (4, 16)
+MOST_STEP_ROWS, LEAST_PROGRAMS = 16, 1024  # of W in a step, and of a launch with more than `GPU_STEP`
 
 
 @contextmanager
@@ -179,8 +180,11 @@ def _multiply_on_gpu(x: Tensor, matrix: QuantisedMatrix, step: tuple[int, int]) 
     codes, blocks = _split_blocks(x, matrix)
     out = OutputMemory(TensorType((m, n), f32))
     if m < MANY_ROWS_OF_GPUS:
+        rows = step[0]
+        while step is GPU_STEP and rows < MOST_STEP_ROWS and n // (2 * rows) >= LEAST_PROGRAMS:
+            rows *= 2  # each thread loads more at once
         return launch(gpu_packed_rows if matrix.packed else gpu_byte_rows, lambda c: (tile.cdiv(n, c["BN"]),), blocks,
-                      codes, matrix.scale, matrix.low, out=out, BN=step[0], BB=step[1])  # fmt: skip
+                      codes, matrix.scale, matrix.low, out=out, BN=rows, BB=step[1])  # fmt: skip
     return launch(gpu_packed_product if matrix.packed else gpu_byte_product,
                   lambda c: (tile.cdiv(m, c["BM"]), tile.cdiv(n, c["BN"])), blocks, codes, matrix.scale, matrix.low,
                   out=out)  # fmt: skip

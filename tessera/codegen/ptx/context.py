@@ -474,7 +474,8 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
     prologue = [*allocator.format_prologue(), *entry.hidden.load(ctx.function.name)]
     if entry.arch not in WITHOUT_DEPENDENT_LAUNCH:
         with ctx.text.at_entry_head():  # after what reads no memory that kernels write
-            ctx.text.do("griddepcontrol.launch_dependents")
+            if not ctx.team.producer_threads:  # whose blocks take a multiprocessor each: others would take their room
+                ctx.text.do("griddepcontrol.launch_dependents")
             ctx.text.do("griddepcontrol.wait")
     lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
     if _count_parameter_bytes(ctx, len(maps)) > MAX_PARAMETER_BYTES:

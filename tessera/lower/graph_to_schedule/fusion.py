@@ -435,7 +435,17 @@ def _(fusion, node, wanting):
 def _(fusion, node, wanting):
     # Memory should hold the narrow type.
     source = node.args[0].type.dtype
+    if source.bits > node.out.type.dtype.bits and any(_has_other_product(fusion, node, c) for c in wanting):
+        return False
     return len(wanting) == 1 or not fusion.is_computed(node.args[0]) or source.bits <= node.out.type.dtype.bits
+
+
+def _has_other_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
+    """Whether a node belongs to the epilogue of a product, and the cluster to that of another one."""
+    own = {n for n in fusion.walk_producers(node.out) if n.op is contractions.dot}
+    read = {fusion.uses[v] for v in cluster.access_points if v in fusion.uses and v not in fusion.forced_roots}
+    others = {n for n in read if n.op is contractions.dot} - own
+    return bool(own) and node.out not in fusion.operands and (cluster.product is not None or bool(others))
 
 
 @_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather, shape.strided_view)

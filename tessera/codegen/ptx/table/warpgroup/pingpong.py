@@ -41,10 +41,11 @@ def choose_pingpong_groups(function: Function, grid: Sequence[int]) -> int:
     (loop,) = loops
     rows, columns, _ = loop.attrs["block"]
     epilogue, trip_count = _find_epilogue(function, loop), find_trip_count(function, loop)
-    loads = any(n.op is tile.load for n in epilogue)  # two groups have too few registers for whole blocks
-    groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) and not loads else 1
+    groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) else 1
     fits = rows == PINGPONG_ROWS and rows * columns // (WARPGROUP_THREADS * groups) <= ACCUMULATOR_REGISTERS[groups]
     if not fits or trip_count is None or loop.args[1].type.dtype not in HALF_TYPES:  # type: ignore[union-attr]
+        return 0
+    if groups > 1 and any(n.op is tile.load for n in epilogue):  # too few registers for whole blocks
         return 0
     cost = sum(map(_estimate_cost, epilogue))
     return groups if cost * EPILOGUE_SHARE[groups] >= trip_count * ITERATION_COST else 0
