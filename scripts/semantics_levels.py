@@ -37,7 +37,7 @@ FOLDER = ROOT / "docs" / "semantics"
 # Conformance cases and programs, with the target that they are lowered to, which together have these ops.
 SOURCES: tuple[tuple[str, str], ...] = (
     ("product", "ptx"), ("attention", "ptx"), ("large product", "ptx"), ("mixed product", "ptx"),
-    ("solution", "interp"),
+    ("solution", "interp"), ("long sort", "ptx"),
     ("neighbours", "csl:2x2"), ("steps", "csl:2x2"), ("large product", "csl:2x2"),
     ("rotated product", "csl:4x4,cannon"), ("tile/language/mbarrier", "llvm"),
     ("graph/found/scattered-lanes-f32", "csl:2x3"), ("graph/flow/branching-f32", "ptx"),
@@ -64,6 +64,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
         lambda q: ts.scaled_dot_product_attention(q, q, q, causal=True), (_ones(1, 2, 512, 64, dtype=BF16),),
     ),
     "solution": (lambda x: ts.solve(x, x), (np.eye(2, dtype=np.float32),)),
+    "long sort": (lambda x: ts.sort(x), (_ones(2, 5000),)),
     "neighbours": (lambda x: ts.mesh_shift(x, axis=0, shift=1), (_ones(8, 8),)),
     "steps": (lambda x: ts.scan(lambda c, v: (c + v, c), ts.zeros(6), x)[1], (_ones(5, 6),)),
 }  # fmt: skip
@@ -146,7 +147,7 @@ def list_scopes() -> dict[str, LegalityScope]:
 
 def name_legal_scopes(op: Op) -> list[str]:
     """The scopes in which an op is legal."""
-    return [name for name, scope in list_scopes().items() if scope.legal(op)]
+    return sorted(name for name, scope in list_scopes().items() if scope.legal(op))
 
 
 def describe_types(node: Node) -> str:

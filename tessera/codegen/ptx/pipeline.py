@@ -1,8 +1,7 @@
 """Pass pipeline of the PTX target: the passes from a Tile module to one that is ready for emission, in order.
 
-Each pass takes a module and gives a module of the level `ptx`. Facts that later passes need are function attributes
-(`ops.py`). `tessera inspect --pass-by-pass --target ptx` prints the module after each pass, and
-`tessera bisect --target ptx` runs it in the Tile interpreter.
+Each pass gives a module of the level `ptx`. Facts that later passes need are function attributes (`ops.py`). `tessera
+inspect --pass-by-pass --target ptx` prints each module, and `tessera bisect --target ptx` runs it in the interpreter.
 """
 
 from __future__ import annotations
@@ -100,6 +99,7 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
+_carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
 SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
@@ -123,7 +123,10 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
-    ("partial sums", for_kernels(lambda f: carry_partial_sums(f, choose_team_size(f)), UNIFORM)),
+    (
+        "partial sums",
+        for_kernels(with_ops(lambda f: carry_partial_sums(f, choose_team_size(f)), control_flow.for_), UNIFORM),
+    ),
 )
 MAPPING: NamedPasses = (
     ("load hoisting", _hoist_loads),

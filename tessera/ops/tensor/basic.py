@@ -93,6 +93,9 @@ def _canonicalise_full(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
 @op(infer=_infer_full, coerce=coerce_plain, canonical=_canonicalise_full, numerics=STORAGE)
 def full(*, shape: tuple, value: Any, dtype: DType = f32) -> Any:
     """A tensor of `shape` with every element `value`."""
+    if dtype in (f32, f64, int64):  # NumPy converts to them as `convert` does
+        with np.errstate(over="ignore"):
+            return np.broadcast_to(np.asarray(value).astype(dtype.numpy), shape)
     return np.broadcast_to(convert(np.asarray(value), dtype), shape)
 
 

@@ -10,7 +10,12 @@ from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import async_mma, exp2_ftz, fma, indices_below, release_operand, resident_operand, wait_mma
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, select_exp2_ftz
-from tessera.codegen.ptx.passes.loop_transformations import narrow_index_comparisons, peel_masked_loops
+from tessera.codegen.ptx.passes.loop_transformations import (
+    hoist_scalars,
+    narrow_index_comparisons,
+    peel_masked_loops,
+    sink_past_products,
+)
 from tessera.codegen.ptx.passes.mainloop import form_async_mma
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster_order
@@ -167,6 +172,7 @@ def streams(causal=True, depth=64):
     """The passes' result for attention, and the grid."""
     given, grid = attention((1, 2, 512, depth), 512, causal, (128, 128))
     function = prepare(attend, given, "ptx", grid).levels["tile"].functions[1]
+    function = sink_past_products(hoist_scalars(function))
     found = form_async_mma(fuse_accumulation(select_exp2_ftz(function)))
     return narrow_index_comparisons(peel_masked_loops(pipeline_loops(contract_fma(found), grid), grid)), grid
 
@@ -235,7 +241,7 @@ def test_a_loop_whose_places_are_not_known_ahead_takes_the_other_way():
     assert "wgmma" not in text and "mma.sync" in text
 
 
-def test_new_P1():
+def test_the_pipeline_has_these_passes():
     from tessera.codegen.contract import run_passes
     from tessera.codegen.ptx import pipeline
 
@@ -247,7 +253,7 @@ def test_new_P1():
     assert ops(made) == ops(streams()[0])
 
 
-def test_new_P4():
+def test_one_copy_is_waited_for():
     from tessera.codegen.ptx.ops import wait_copy
 
     for depth in (64, 128):
