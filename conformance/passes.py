@@ -24,7 +24,7 @@ from tessera.tools.bisect import FAILED, StepVerdict, judge_passes, reduce_progr
 ROUNDING_PASSES = frozenset({
     "expand", "vector products", "reduction splitting", "launch fusion", "schedule", "tile", "narrow products", "mesh",
     "mesh partition", "exp2 selection", "product splitting", "accumulator fusion", "FMA contraction",
-    "mainloop formation", "asynchronous MMA formation", "FMA contraction of asynchronous loops",
+    "mainloop formation", "asynchronous MMA formation", "FMA contraction of asynchronous loops", "partial sums",
 })  # fmt: skip
 ARCHITECTURES = {"ptx": ("sm_80", "sm_90a")}
 

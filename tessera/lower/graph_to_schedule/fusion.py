@@ -125,8 +125,8 @@ MAX_GATHERED_ROWS = 128
 class KernelFusion:
     """The fusion decision in progress: clusters so far, values that must be roots, and operands of dots.
 
-    `memory` are the values that become roots in any case. `interleaves` says that programs compute what is between
-    interleaved zeros at indices with a division; else its memory is read.
+    `memory` are the values that become roots in any case. `gathers` says that threads read each element by itself, so
+    that indices with divisions cost no more than others.
     """
 
     function: Function
@@ -137,7 +137,7 @@ class KernelFusion:
     operands: set[Value] = field(default_factory=set)
     shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
-    interleaves: bool = False
+    gathers: bool = False
 
     def run(self) -> list[FusionCluster]:
         """The clusters in execution order; a launched node is a cluster with nothing inlined."""
@@ -220,9 +220,7 @@ class KernelFusion:
         if node.op is contractions.dot or (node.out in self.operands and self.is_view(node)):
             self.operands |= set(node.args)
         if node.op is shape.reshape and not (
-            keeps_long_axes(node)
-            or self.is_interleaved(node.args[0])
-            or all(p.is_clean for p in cluster.points(node.args[0]))
+            (self.gathers and keeps_long_axes(node)) or all(p.is_clean for p in cluster.points(node.args[0]))
         ):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
             self.forced_roots.add(node.args[0])
@@ -245,14 +243,6 @@ class KernelFusion:
         if node.op is basic.cast:
             return is_widening(node) or not self.is_computed(node.args[0])
         return node.op in (*VIEWS, *CONSTANTS, shape.strided_view)
-
-    def is_interleaved(self, value: Value) -> bool:
-        """Whether a value is padding along a new axis: reshaped it is zeros between elements, computed in place."""
-        node = self.uses.find(value, shape.pad) if self.interleaves else None
-        if node is None or self.uses.find(node.args[0], shape.reshape) is None:
-            return False
-        sizes = zip(get_shape(node.args[0]), get_shape(node.out), strict=True)
-        return all(n == 1 or n == m for n, m in sizes)
 
     def is_read_in_place(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether dots gain from reading a view rather than a copy: windows with gaps are gathered for every tile."""
@@ -414,10 +404,10 @@ def form_clusters(
     launched: frozenset[Op] = frozenset(),
     kept: frozenset[Value] = frozenset(),
     shares_rows: bool = False,
-    interleaves: bool = False,
+    gathers: bool = False,
 ) -> list[FusionCluster]:
     """The kernels that compute a function, in order; the values `kept` are in memory in any case."""
-    uses, how = UseDef(function, nested=False), {"shares_rows": shares_rows, "interleaves": interleaves}
+    uses, how = UseDef(function, nested=False), {"shares_rows": shares_rows, "gathers": gathers}
     return KernelFusion(function, launched, uses, forced_roots=set(kept), **how).run()  # type: ignore[arg-type]
 
 

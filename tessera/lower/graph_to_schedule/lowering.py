@@ -59,9 +59,9 @@ class ScheduleLowering:
         kept = self.share_result_memory(block, targets)
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
-        interleaves = self.plan.parallel is not None  # programs with threads for every element
         function = Function("block", block)
-        for cluster in form_clusters(function, launched, kept, self.plan.shares_rows, interleaves):
+        gathers = self.plan.parallel is not None  # a thread for each element
+        for cluster in form_clusters(function, launched, kept, self.plan.shares_rows, gathers):
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)

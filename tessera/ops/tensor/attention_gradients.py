@@ -35,6 +35,7 @@ def _infer_with_sums(q: TensorType, k: TensorType, v: TensorType, **attrs) -> tu
 
 
 def _infer_gradients(q: TensorType, k: TensorType, v: TensorType, *_, **attrs) -> tuple[TensorType, ...]:
+    _infer_with_sums(q, k, v, **attrs)  # which refuses what attention refuses
     return q, k, v
 
 

@@ -32,7 +32,10 @@ AXIS = {"axis": -1}
 OTHERS = {
     **{n: lambda x, y, n=n: getattr(ts, n)(x, axis=-1) * ts.sum(y) for n in "sum mean std var prod logsumexp".split()},
     **{n: lambda x, y, n=n: getattr(ts, n)(x * y, axis=-1) for n in "max min".split()},
-    **{n: lambda x, y, n=n: getattr(ts, n)(x, axis=-1) * y for n in "softmax log_softmax cumsum cumprod".split()},
+    **{
+        n: lambda x, y, n=n: getattr(ts, n)(x, axis=-1) * y
+        for n in "softmax log_softmax cumsum cumprod cummax cummin".split()
+    },
     "normalize": lambda x, y: ts.layer_norm(x) * ts.rms_norm(y),
     "broadcast": lambda x, y: x[None] * ts.broadcast_to(y, (3, *y.shape)),
     "reshape": lambda x, y: ts.reshape(x, (-1 if x.size else 0,)) * ts.flatten(y),
