@@ -15,9 +15,10 @@ from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.elementwise import cos, maximum, minimum, sin
 from tessera.ops.tensor.shape import concatenate, embedding, expand_dims, gather, iota, permute, reshape, stack
-from tessera.stdlib.paged_attention import append_pages, is_for_gpu, paged_attention
+from tessera.stdlib.paged_attention import append_pages, paged_attention
 from tessera.stdlib.paged_decoding import decode_position
 from tessera.stdlib.quantised import QuantisedMatrix, quantised_matmul, take_rows
+from tessera.stdlib.routine import is_for_gpu
 
 
 class PagedCache(NamedTuple):
@@ -97,13 +98,17 @@ def _project_all_heads(config: DecoderConfig, x: Tensor, layer: dict[str, Any], 
     return reshape(multiply(x, layer["qkv"]), shape=(*lead, count, config.head_size))
 
 
+def _decodes_in_one_launch(config: DecoderConfig, layer: dict[str, Any], batch: Batch) -> bool:
+    """Whether a step is a position of each request on a GPU, whose heads are rotated at most by halves."""
+    plain = "qkv" in layer and "q_norm" not in layer and config.rotary in (None, "halves")
+    return is_for_gpu() and batch.tokens.shape[1] == 1 and plain
+
+
 def attend(
     config: DecoderConfig, x: Tensor, layer: dict[str, Any], pages: tuple[Any, Any], batch: Batch, angles: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of normalised rows x to the cache and themselves, and the pages with their keys and values."""
-    if is_for_gpu() and batch.tokens.shape[1] == 1 and "qkv" in layer and not {"q_norm", "k_norm"} & layer.keys() and (
-        angles is None or config.rotary == "halves"
-    ):  # fmt: skip
+    if _decodes_in_one_launch(config, layer, batch):
         heads = _project_all_heads(config, x, layer, batch.tokens.shape)
         mixed, keys, values = decode_position(
             heads, angles, pages, batch.table, batch.past, batch.count, window=config.window

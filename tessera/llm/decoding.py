@@ -87,6 +87,12 @@ class _Requests:
         self.open[request] = not ended
         return not ended
 
+    def give_all(self, found: np.ndarray) -> Tokens:
+        """The tokens of the open requests, each noted after it was taken."""
+        for i in map(int, np.flatnonzero(self.open)):
+            yield i, int(found[i])
+            self.give(i, int(found[i]))
+
 
 def decode_alone(
     model: Any, prompts: Sequence[np.ndarray], most: int, chosen: Sequence[Sampling], stops: Sequence[str] = ()
@@ -101,9 +107,7 @@ def decode_alone(
         yield from _decode_ahead(session, chooser, state, found)
         return
     while True:
-        for i in np.flatnonzero(state.open):
-            yield int(i), int(found[i])
-            state.give(int(i), int(found[i]))
+        yield from state.give_all(found)
         if not state.open.any():
             return
         out = session.run_step(found.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
@@ -123,9 +127,7 @@ def _decode_ahead(session: Any, chooser: TokenChooser, state: _Requests, found: 
 
     queued: Any = queue(found)
     while True:
-        for i in np.flatnonzero(state.open):
-            yield int(i), int(found[i])
-            state.give(int(i), int(found[i]))
+        yield from state.give_all(found)
         if not state.open.any():
             return
         more = max(len(g) for g, open_ in zip(state.given, state.open, strict=True) if open_) + 1 < state.most

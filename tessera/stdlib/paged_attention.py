@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, library_caller_location
 from tessera.core.types import TensorType, bf16, f16, f32
-from tessera.frontend.jit.tracing import TRACE_DEVICE
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.shape import permute, reshape
 from tessera.stdlib.attention import LOG2_E, online_softmax_weights
+from tessera.stdlib.routine import is_for_gpu
 from tessera.stdlib.split_keys import combine, round_to_power
 from tessera.stdlib.split_products import BUSY_PROGRAMS
 
@@ -83,14 +82,26 @@ def attend_pages_part(
     place = past[b] + tile.arange(0, BM) // group
     queries = tile.load(q[b, g, 0:BM, :], edge="clip")
     begin = 0 if window == 0 else tile.maximum(past[b] - window + 1, 0) // size
-    end = (total + size - 1) // size
-    each = (end - begin + sums.shape[0] - 1) // sums.shape[0]
-    first = begin + part * each
-    place_of_pages = (b, g, first, tile.minimum(first + each, end))
+    first, last = choose_pages(part, sums.shape[0], begin, (total + size - 1) // size)
+    place_of_pages = (b, g, first, last)
     acc, m, l = sum_pages(queries, None, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow)
-    tile.store(sums[part, b, g, 0:BM, :], acc, edge="clip")
-    tile.store(maxima[part, b, g, 0:BM], m, edge="clip")
-    tile.store(totals[part, b, g, 0:BM], l, edge="clip")
+    store_part((sums, maxima, totals), (part, b, g), (acc, m, l))
+
+
+def choose_pages(part, parts, begin, end):
+    """The first page of a part of the pages from `begin` to `end`, and the one after its last."""
+    each = (end - begin + parts - 1) // parts
+    first = begin + part * each
+    return first, tile.minimum(first + each, end)
+
+
+def store_part(memories, place, found):
+    """Store what a program found of its part (sums of values, maxima, sums of weights), no rows past the end."""
+    (sums, maxima, totals), (part, b, g), (acc, m, l) = memories, place, found
+    rows = acc.shape[0]
+    tile.store(sums[part, b, g, 0:rows, :], acc, edge="clip")
+    tile.store(maxima[part, b, g, 0:rows], m, edge="clip")
+    tile.store(totals[part, b, g, 0:rows], l, edge="clip")
 
 
 def sum_pages(queries, right, keys, values, table, place_of_pages, place, total, scale, window, ring, narrow):
@@ -198,12 +209,6 @@ def paged_attention(
         grid = (tile.cdiv(rows.shape[2], attrs["BM"]), *rows.shape[1::-1])
         found = launch(attend_pages, grid, rows, keys, values, table, past, count, out=OutputMemory(rows.type), **attrs)
     return _unfold_heads(found, q.shape)
-
-
-def is_for_gpu() -> bool:
-    """Whether the function that is traced now will run on a GPU."""
-    device = TRACE_DEVICE.get()
-    return device is not None and find_generator_name(device) == "ptx"
 
 
 def _fold_heads(q: Tensor, shared: int) -> Tensor:

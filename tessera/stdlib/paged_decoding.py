@@ -12,7 +12,8 @@ from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import reshape
 from tessera.stdlib.attention import LOG2_E
-from tessera.stdlib.paged_attention import TENSOR_ROWS, choose_parts, is_for_gpu, sum_pages
+from tessera.stdlib.paged_attention import TENSOR_ROWS, choose_pages, choose_parts, store_part, sum_pages
+from tessera.stdlib.routine import is_for_gpu
 from tessera.stdlib.split_keys import combine, round_to_power
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -50,16 +51,12 @@ def append_and_attend_part(
     part, g, b = tile.program_id(0), tile.program_id(1), tile.program_id(2)
     size, total = keys.shape[2], past[b] + count[b]
     begin = 0 if window == 0 else tile.maximum(past[b] - window + 1, 0) // size
-    end = (total + size - 1) // size
-    each = (end - begin + sums.shape[0] - 1) // sums.shape[0]
-    first = begin + part * each
-    place_of_pages = (b, g, first, tile.minimum(first + each, end))
+    first, last = choose_pages(part, sums.shape[0], begin, (total + size - 1) // size)
+    place_of_pages = (b, g, first, last)
     left, right = append_position(heads, cos, sin, keys, values, table, past, count, place_of_pages, group, BM)
     place = past[b] + tile.zeros((BM,), past.dtype)
     acc, m, l = sum_pages(left, right, keys, values, table, place_of_pages, place, total, scale, window, False, narrow)
-    tile.store(sums[part, b, g, 0:BM, :], acc, edge="clip")
-    tile.store(maxima[part, b, g, 0:BM], m, edge="clip")
-    tile.store(totals[part, b, g, 0:BM], l, edge="clip")
+    store_part((sums, maxima, totals), (part, b, g), (acc, m, l))
 
 
 def append_position(heads, cos, sin, keys, values, table, past, count, place_of_pages, group, BM):

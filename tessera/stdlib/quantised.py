@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from tessera.core.device import find_generator_name
 from tessera.core.errors import DTypeError, ShapeError, library_caller_location
 from tessera.core.types import TensorType, as_dtype, f32, int8, uint8
-from tessera.frontend.jit.tracing import TRACE_DEVICE
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor, as_tensor
@@ -33,6 +31,7 @@ from tessera.stdlib.quantised_kernels import (
     packed_product,
     packed_rows,
 )
+from tessera.stdlib.routine import is_for_gpu
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -154,8 +153,7 @@ def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
 
 def _choose_gpu_step() -> tuple[int, int] | None:
     """What a step on a GPU decodes; None where the kernels of processors run."""
-    device = TRACE_DEVICE.get()
-    return PRODUCT_STEP.get() or (GPU_STEP if device and find_generator_name(device) == "ptx" else None)
+    return PRODUCT_STEP.get() or (GPU_STEP if is_for_gpu() else None)
 
 
 def _multiply_on_processor(x: Tensor, matrix: QuantisedMatrix) -> Tensor:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tessera.core.device import find_generator_name
 from tessera.core.errors import DTypeError, ShapeError, library_caller_location
 from tessera.core.schedule import Schedule
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, as_dtype, f32, f64
+from tessera.frontend.jit.tracing import TRACE_DEVICE
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.kernel_function import Kernel
 from tessera.frontend.kernel.signature import make_writable
@@ -77,6 +79,12 @@ def compute(kernel: Kernel, grid: Any, shape: Sequence[Size], dtype: Any, *args:
     if 0 in shape:
         return zeros(tuple(shape), dtype=as_dtype(dtype))
     return launch(kernel, grid, *args, out=OutputMemory(TensorType(tuple(shape), as_dtype(dtype))), **constants)
+
+
+def is_for_gpu() -> bool:
+    """Whether the function that is traced now will run on a GPU of NVIDIA: kernels of another shape pay there."""
+    device = TRACE_DEVICE.get()
+    return device is not None and find_generator_name(device) == "ptx"
 
 
 def is_recorded(x: Any) -> bool:
