@@ -22,9 +22,10 @@ from tessera.tools.bisect import FAILED, StepVerdict, judge_passes, reduce_progr
 
 # Passes after which the interpreter may round in another order, or at other places; every other pass keeps all bits.
 ROUNDING_PASSES = frozenset({
-    "expand", "vector products", "reduction splitting", "launch fusion", "schedule", "tile", "narrow products", "mesh",
-    "mesh partition", "exp2 selection", "product splitting", "accumulator fusion", "FMA contraction",
-    "mainloop formation", "asynchronous MMA formation", "FMA contraction of asynchronous loops", "partial sums",
+    "expand", "window sums", "vector products", "reduction splitting", "launch fusion", "schedule", "tile",
+    "narrow products", "mesh", "mesh partition", "exp2 selection", "product splitting", "accumulator fusion",
+    "FMA contraction", "mainloop formation", "asynchronous MMA formation", "FMA contraction of asynchronous loops",
+    "partial sums",
 })  # fmt: skip
 ARCHITECTURES = {"ptx": ("sm_80", "sm_90a")}
 

@@ -37,6 +37,7 @@ from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
+from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow, host
@@ -146,6 +147,13 @@ def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(flatten_windows(main) if plan.flat_windows else main, *module.functions[1:])
 
 
+def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
+    """Sums of values between zeros as sums over windows, where threads read each element by itself."""
+    if plan.parallel is None:
+        return module
+    return module.replace(gather_window_sums(module.main), *module.functions[1:])
+
+
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
     """Long reductions in parts, where the plan says so."""
     return module.replace(split_reductions(module.main, plan), *module.functions[1:])
@@ -159,6 +167,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
+    ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("vector products", rewrite_vector_products),
     ("reduction splitting", split_long_reductions),

@@ -20,7 +20,17 @@ from tessera.codegen.ptx.context import (
     make_context,
 )
 from tessera.codegen.ptx.emitter import emit_block
-from tessera.codegen.ptx.layout import WARP_THREADS, WARPGROUP_THREADS, ThreadTeam, bit_width, uses_tensor_cores
+from tessera.codegen.ptx.layout import (
+    WARP_THREADS,
+    WARPGROUP_THREADS,
+    ThreadTeam,
+    bit_width,
+    find_reduced_bits,
+    reduction_axes,
+    static_shape,
+    trace_to_loads,
+    uses_tensor_cores,
+)
 from tessera.codegen.ptx.ops import (
     LEVEL,
     PREFETCHING,
@@ -34,7 +44,7 @@ from tessera.codegen.ptx.ops import (
     prefetched_load,
     set_facts,
 )
-from tessera.codegen.ptx.passes.layout_inference import read_layouts, reduction_axes, static_shape
+from tessera.codegen.ptx.passes.layout_inference import read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, ring_stage_bytes
@@ -60,6 +70,7 @@ from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
 from tessera.core.types import GLOBAL, TensorType
 from tessera.ir.core import Function, Module, Node, Value, find_size_names
+from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
 from tessera.ops.tensor import contractions, reduce
@@ -253,7 +264,9 @@ def choose_vector_width(function: Function) -> int:
     accesses = (tile.load, tile.store, prefetched_load)
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
-    if get_fact(function, "kernel") != UNIFORM or any(_combines_neighbours(n) for n in function.body.walk()):
+    columns = _find_column_permutes(function)
+    combined = any(_combines_neighbours(n) for n in function.body.walk() if n not in columns)
+    if get_fact(function, "kernel") != UNIFORM or combined:
         return most
     found = list(_measure_accesses(function, most))
     if all(each.vector >= min(most, VECTOR_BYTES // each.bytes) for each in found):
@@ -270,7 +283,9 @@ def choose_vector_width(function: Function) -> int:
 
 def _find_reduced_rows(function: Function) -> list[tuple[int, int]]:
     """The rows and columns, as powers of two, of the blocks that are reduced along their last axis."""
-    nodes = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    columns = _find_column_reductions(function)
+    reductions = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    nodes = [n for n in reductions if n not in columns]
     shapes = [static_shape(n.args[0]) for n in nodes if n.args[0].type.rank - 1 in reduction_axes(n)]  # type: ignore[union-attr]
     return [(1 << sum(map(bit_width, sizes[:-1])), 1 << bit_width(sizes[-1])) for sizes in shapes]
 
@@ -280,6 +295,40 @@ def _count_shuffles(rows: int, columns: int, threads: int, width: int) -> float:
     lanes = min(WARP_THREADS, max(columns // width, 1))
     held = rows if columns > threads * width else max(rows * columns // (threads * width), 1)
     return held * bit_width(lanes) * threads / WARP_THREADS
+
+
+def _find_column_permutes(function: Function) -> frozenset[Node]:
+    """The permutations that move axes for reductions alone: without the reduced axes, the others keep their order."""
+    uses = UseDef(function)
+    permutes = [n for n in function.body.walk() if n.op is shape_ops.permute and n.results[0].type.rank]  # type: ignore[union-attr]
+    return frozenset(n for n in permutes if _is_reduced_alone(uses, n))
+
+
+def _is_reduced_alone(uses: UseDef, node: Node) -> bool:
+    sizes, order = static_shape(node.out), [a % len(node.attrs["axes"]) for a in node.attrs["axes"]]
+    work, seen = list(uses.users(node.out)), set[Node]()
+    while work:
+        user = work.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        if user.op in (reduce.sum, reduce.max, reduce.min):
+            kept = [order[a] for a in range(len(sizes)) if a not in reduction_axes(user) and sizes[a] != 1]
+            if kept != sorted(kept):
+                return False
+        elif user.op.pointwise and static_shape(user.out) == sizes:
+            work += uses.users(user.out)
+        else:
+            return False
+    return bool(seen)
+
+
+def _find_column_reductions(function: Function) -> frozenset[Node]:
+    """The reductions of loaded blocks along other axes than the contiguous one."""
+    producers = {v: n for n in function.body.walk() for v in n.results}
+    nodes = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    columns = find_reduced_bits(function)
+    return frozenset(n for n in nodes if columns.keys() & trace_to_loads(producers, n.args[0], frozenset()).keys())
 
 
 def _combines_neighbours(node: Node) -> bool:

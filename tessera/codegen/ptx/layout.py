@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tessera.codegen.ptx.ops import matmul_accumulate
+from tessera.codegen.ptx.ops import matmul_accumulate, prefetched_load
 from tessera.codegen.ptx.text.builder import SMALL_FLOATS, PtxBuilder, element_bytes
 from tessera.core.errors import ArgumentError
 from tessera.core.types import DType, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
-from tessera.ir.core import Node, Value
-from tessera.ops.tensor import contractions
+from tessera.ir.core import Function, Node, Value
+from tessera.ops.dialects import tile
+from tessera.ops.tensor import contractions, reduce, shape
 
 LayoutBit = tuple[int, int]  # an axis, and a bit of the index along it
 Sizes = tuple[int, ...]
@@ -339,6 +340,89 @@ def choose_dot_operand_layouts(
     left, right = node.args[-2:]
     shape = tuple(int(n) for n in left.type.shape)  # type: ignore[union-attr]
     return [make_mma_layout(shape, threads, True) if direct else held(left), held(right)]
+
+
+# Reduced bits: which index bits of a loaded block its reductions reduce, and layouts with those bits in registers.
+# Threads that hold whole columns of what is reduced along another axis than the contiguous one neither shuffle nor meet
+# in shared memory, and neighbours in a warp read neighbours in memory.
+
+
+ReducedBits = frozenset[LayoutBit]
+
+
+def static_shape(v: Value) -> Sizes:
+    """The static shape of a block."""
+    return tuple(int(n) for n in v.type.shape)  # type: ignore[arg-type, union-attr]
+
+
+def reduction_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction reduces, as non-negative numbers."""
+    axes, rank = node.attrs["axis"], node.args[0].type.rank  # type: ignore[union-attr]
+    return tuple(a % rank for a in ((axes,) if isinstance(axes, int) else axes))
+
+
+def find_reduced_bits(function: Function) -> dict[Value, ReducedBits]:
+    """The bits of each loaded block that all reductions of what is computed from it reduce, none of the last axis."""
+    producers = {v: n for n in function.body.walk() for v in n.results}
+    found: dict[Value, ReducedBits] = {}
+    for node in function.body.walk():
+        if node.op not in (reduce.sum, reduce.max, reduce.min):
+            continue
+        sizes = static_shape(node.args[0])
+        bits = frozenset((a, p) for a in reduction_axes(node) for p in range(bit_width(sizes[a])))
+        for v, own in trace_to_loads(producers, node.args[0], bits).items():
+            found[v] = found.get(v, own) & own
+    return {v: bits for v, bits in found.items() if bits and not _reduces_last_axis(static_shape(v), bits)}
+
+
+def _reduces_last_axis(sizes: Sequence[int], bits: ReducedBits) -> bool:
+    last = max((a for a, n in enumerate(sizes) if n > 1), default=0)
+    return any(a == last for a, _ in bits)
+
+
+def trace_to_loads(producers: Mapping[Value, Node], value: Value, bits: ReducedBits) -> dict[Value, ReducedBits]:
+    """The loads that a block is computed from, element by element, with some of its bits as theirs."""
+    found: dict[Value, ReducedBits] = {}
+    work, seen = [(value, bits)], {value}
+    while work:
+        value, bits = work.pop()
+        node = producers.get(value)
+        if node is None:
+            continue
+        if node.op in (tile.load, prefetched_load):
+            found[value] = bits
+        for v in node.args if node.op.pointwise or node.op in (shape.permute, shape.reshape) else ():
+            names = _name_source_bits(node, v)
+            if names is not None and v not in seen:
+                seen.add(v)
+                work.append((v, frozenset(names[b] for b in bits if b in names)))
+    return found
+
+
+def _name_source_bits(node: Node, operand: Value) -> Mapping[LayoutBit, LayoutBit] | None:
+    """For each bit of a node's result the bit of an operand; None where they do not match."""
+    here, there = static_shape(node.out), static_shape(operand)
+    if node.op is shape.permute:
+        axes = [a % len(here) for a in node.attrs["axes"]]
+        return {(new, p): (old, p) for new, old in enumerate(axes) for p in range(bit_width(there[old]))}
+    if node.op is shape.reshape:
+        return match_reshape_bits(here, there)
+    return {(a, p): (a, p) for a, n in enumerate(here) for p in range(bit_width(n))} if here == there else None
+
+
+def make_reduction_layout(sizes: Sizes, threads: int, vector: int, reduced: ReducedBits) -> DistributedLayout:
+    """Blocked layout, but that threads differ in what is reduced only where nothing else is left.
+
+    >>> print(make_reduction_layout((4, 8), 8, 1, frozenset([(0, 0), (0, 1)])))
+    4x8 registers [0.0 0.1] threads [1.0 1.1 1.2]
+    """
+    bits = [(a, p) for a in reversed(range(len(sizes))) for p in range(bit_width(sizes[a]))]
+    lanes = bit_width(threads)
+    inner = min(bit_width(vector), max(0, len(bits) - lanes), bit_width(sizes[-1]) if sizes else 0)
+    ordered = [*(b for b in bits if b not in reduced), *(b for b in bits if b in reduced)]
+    across = ordered[inner : inner + lanes]
+    held = (*ordered[:inner], *ordered[inner + lanes :])
+    return DistributedLayout(sizes, held, (*across, *(None,) * (lanes - len(across))))
 
 
 # Thread teams: the threads that work on one tile, and values that each derives from its thread number.

@@ -25,6 +25,8 @@ from tessera.ops.tensor import elementwise
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
 MIN_RESULT_LANES = 64
+# The results that programs of short columns have at least, unless these have more elements together.
+MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -291,6 +293,12 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
         tiling.loop = [row]
     budget = elements // (held * tiling.tile[row]) if left or not lanes else 1
     rest_dims = [d for d in others if d not in lanes]
+    if (
+        plan.power_of_two_tiles and lanes and left and not tiling.loop
+    ):  # a thread for each result, which adds up a column
+        budget = max(
+            budget, min(MIN_RESULTS, MAX_COLUMNS // tiling.tile[row]) // math.prod(tiling.tile[d] for d in lanes)
+        )
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])

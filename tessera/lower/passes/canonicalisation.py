@@ -124,7 +124,24 @@ def _(rewriter, node, args):
 def _(rewriter, node, args):
     if args[0].type == node.out.type:
         return args[0]
-    return _move_splat(rewriter, node, args) or _take_part(rewriter, node, args[0])
+    return (
+        _move_splat(rewriter, node, args)
+        or _cut_repeats(rewriter, node, args[0])
+        or _take_part(rewriter, node, args[0])
+    )
+
+
+def _cut_repeats(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
+    """A slice of a broadcast along the axes that repeat, as a broadcast to fewer elements."""
+    repeated = rewriter.find_producer(x, basic.broadcast_to)
+    if repeated is None:
+        return None
+    source, before, after = repeated.args[0], x.type.shape, node.out.type.shape  # type: ignore[union-attr]
+    sizes = (1,) * (len(before) - source.type.rank) + tuple(source.type.shape)  # type: ignore[union-attr]
+    if any(n != m and held != 1 for n, m, held in zip(before, after, sizes, strict=True)):
+        return None
+    same = source.type.shape == after  # type: ignore[union-attr]
+    return source if same else rewriter.add(basic.broadcast_to, source, shape=after)
 
 
 def _take_part(rewriter: Rewriter, node: Node, x: Value) -> Value | None:

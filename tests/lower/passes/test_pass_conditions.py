@@ -17,6 +17,7 @@ ROUNDED = ts.bf16 @ ts.stochastic_round
 # The passes as they are without a condition.
 PASSES = {
     "stochastic rounding": pipeline.rewrite_main(expand_stochastic_rounding),
+    "window sums": pipeline.rewrite_window_sums,
     "window views": pipeline.rewrite_windows,
     "launch fusion": pipeline.rewrite_main(fuse_launches),
 }

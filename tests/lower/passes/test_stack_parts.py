@@ -17,8 +17,8 @@ def kernels(function, *arrays, target="ptx"):
 
 @pytest.mark.parametrize("target", ["ptx", "llvm"])
 @pytest.mark.parametrize(("pool", "window", "most"), [
-    (ts.max_pool2d, (3, 1, 1), 4), (ts.max_pool2d, (2, 2, 0), 8), (ts.max_pool2d, (3, 2, 1), 14),
-    (ts.avg_pool2d, (3, 1, 1), 2), (ts.avg_pool2d, (2, 2, 0), 3), (ts.avg_pool2d, (3, 2, 1), 4),
+    (ts.max_pool2d, (3, 1, 1), 4), (ts.max_pool2d, (2, 2, 0), 3), (ts.max_pool2d, (3, 2, 1), 4),
+    (ts.avg_pool2d, (3, 1, 1), 2), (ts.avg_pool2d, (2, 2, 0), 1), (ts.avg_pool2d, (3, 2, 1), 1),
 ])  # fmt: skip
 def test_gradients_of_pools(pool, window, most, target):
     rng = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def test_gradients_of_pools(pool, window, most, target):
     gradient = ts.grad(lambda x, y: ts.sum(pool(x, *window) * y))
     count, ours, wanted = kernels(gradient, x, y, target=target)
     assert count <= most or target == "llvm"
-    np.testing.assert_allclose(ours[0], wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(ours[0], wanted[0], rtol=1e-6, atol=1e-6)
 
 
 def test_parts_of_values_of_stacks():

@@ -18,12 +18,16 @@ from tessera.codegen.ptx.layout import (
     Sizes,
     choose_dot_layout,
     choose_dot_operand_layouts,
+    find_reduced_bits,
     has_enough_rows,
     make_blocked_layout,
     make_mma_layout,
+    make_reduction_layout,
     make_wgmma_layout,
     pack_layout,
     parse_layout,
+    reduction_axes,
+    static_shape,
     uses_tensor_cores,
 )
 from tessera.codegen.ptx.ops import (
@@ -72,6 +76,7 @@ class LayoutInference:
         self.smem_operands: set[Value] = set()  # operands in shared memory, which have no registers
         self._depths: dict[Value, int] = {}
         self._depth = 0
+        self.reduced = find_reduced_bits(function)
         for v in function.params:
             if isinstance(v.type, TensorType):
                 self.of[v] = self.plain(v)
@@ -84,6 +89,12 @@ class LayoutInference:
     def plain_shape(self, shape: Sizes) -> DistributedLayout:
         """The blocked layout of blocks of a shape."""
         return make_blocked_layout(shape, self.threads, self.vector)
+
+    def loaded(self, v: Value) -> DistributedLayout:
+        """The layout of a block from memory: the blocked one, or one for what is reduced along its columns."""
+        if v not in self.reduced:
+            return self.plain(v)
+        return make_reduction_layout(static_shape(v), self.threads, self.vector, self.reduced[v])
 
     def held(self, v: Value) -> DistributedLayout:
         """A value's own layout, or the blocked one."""
@@ -133,11 +144,6 @@ class LayoutInference:
         return next((each for each in strong if each != plain), strong[0] if strong else None)
 
 
-def static_shape(v: Value) -> Sizes:
-    """The static shape of a block."""
-    return tuple(int(n) for n in v.type.shape)  # type: ignore[arg-type]
-
-
 def _infer_rematerialised(inference: LayoutInference, node: Node) -> list[MaybeLayout]:
     return [inference.plain(node.out) if not node.out.type.rank else None]
 
@@ -163,7 +169,7 @@ def _(inference, node):
 
 @natural_layout_rules(tile.load, prefetched_load)
 def _(inference, node):
-    return [inference.given.get(node.out) or inference.plain(node.out)]
+    return [inference.given.get(node.out) or inference.loaded(node.out)]
 
 
 @natural_layout_rules(tile.gather, tile.atomic, tile.compare_exchange)
@@ -175,12 +181,6 @@ def _(inference, node):
 @natural_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 def _(inference, node):
     return [inference.held(node.args[0]).reduced(reduction_axes(node), node.attrs["keepdims"])]
-
-
-def reduction_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a reduction reduces, as non-negative numbers."""
-    axes, rank = node.attrs["axis"], node.args[0].type.rank  # type: ignore[union-attr]
-    return tuple(a % rank for a in ((axes,) if isinstance(axes, int) else axes))
 
 
 @natural_layout_rules(contractions.dot, matmul_accumulate)

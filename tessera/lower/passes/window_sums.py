@@ -1,0 +1,396 @@
+"""Window sums: what adds up values between zeros, as gradients of windows do, as sums over the windows of an element.
+
+The gradient of a slice with steps has zeros between its elements, and that of a pool is a sum of such arrays, one for
+each place in a window. Most of what an element adds up there is zero. Here each element instead finds the windows that
+hold it, ⌈kernel / step⌉ of them along each axis, and reads their values alone. What the terms compute from the
+elements of the windows, such as whether one is the largest, is computed at the element itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
+from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape
+from tessera.ops.tensor import basic, elementwise, reduce, shape
+from tessera.ops.tensor.shape import reshape
+
+MAX_TERMS = 32  # windows that hold an element
+MAX_NODES = 64  # ops that the terms have in common
+MAX_LIGHT = 4  # cheap ops that each element computes again for each of its windows
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values with zeros around and between them: element i of the `values` is at start + step · i of the whole."""
+
+    values: Value
+    counts: tuple[int, ...]
+    start: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WindowValue:
+    """A value of each window, the same in all terms."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class ElementValue:
+    """A value of each element, of which every term has the slice of its own elements."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A pointwise op on such values."""
+
+    node: Node
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """An axis of `size` elements with `count` windows, the first at `start`; `places` are the offsets in a window."""
+
+    size: int
+    count: int
+    start: int
+    step: int
+    places: tuple[int, ...]
+
+    def is_whole(self) -> bool:
+        """Whether each element is a window."""
+        return self.size == self.count and (self.start, self.step, self.places) == (0, 1, (0,))
+
+    def list_turns(self) -> list[int]:
+        """How far before the last window that an element may lie in, along a step, its windows are."""
+        return list(self.places) if self.step == 1 else list(range(-(-len(self.places) // self.step)))
+
+    def find_window(self, turn: int) -> Tensor:
+        """The window of each element."""
+        return (_count(self.size) - self.start) // self.step - turn
+
+    def find_inside(self, turn: int) -> Tensor:
+        """Whether each element has this window."""
+        offset, kernel = _count(self.size) - (self.start + self.step * turn), len(self.places)
+        inside = (offset >= 0) & (offset < self.step * self.count)
+        if self.step > 1 and (turn + 1) * self.step > kernel:
+            place = (_count(self.size) - self.start) % self.step
+            inside = inside & (place < kernel - self.step * turn)
+        return inside
+
+
+def _count(size: int) -> Tensor:
+    return shape.iota(shape=(size,))
+
+
+def gather_window_sums(function: Function) -> Function:
+    """Rewrite the sums of a function that add values between zeros, and those of windows that are concatenated."""
+    return _gather_concatenated_sums(_gather_spread_sums(function))
+
+
+def _gather_spread_sums(function: Function) -> Function:
+    uses = UseDef(function)
+    found = {n: made for n in _find_sums(uses) if (made := WindowSum.of(uses, n)) is not None}
+    if not found:
+        return function
+    patterns = RewritePatterns("window sums", same_types=True)
+
+    @patterns(elementwise.add)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        made = found.get(node)
+        return made.compute(rewriter) if made is not None else None
+
+    return rewrite_function(function, patterns, remove_dead=True)
+
+
+def _find_sums(uses: UseDef) -> list[Node]:
+    """The additions that no other one continues."""
+    sums = [n for n in (uses[v] for v in uses) if n.op is elementwise.add]
+    return [
+        n for n in sums if uses.count_uses(n.out) > 1 or all(u.op is not elementwise.add for u in uses.users(n.out))
+    ]
+
+
+def _list_terms(uses: UseDef, root: Node) -> list[Value]:
+    """What a chain or tree of additions adds up, from left to right."""
+    found: list[Value] = []
+    work = list(reversed(root.args))
+    while work:
+        value = work.pop()
+        node = uses.find(value, elementwise.add)
+        if node is None or uses.count_uses(value) > 1:
+            found.append(value)
+        else:
+            work += reversed(node.args)
+    return found
+
+
+def find_spread(uses: UseDef, value: Value) -> Spread | None:
+    """A value as others with zeros around and between them; None where there are no zeros between them."""
+    sizes, start = get_shape(value), (0,) * len(get_shape(value))
+    if not all(isinstance(n, int) for n in sizes):
+        return None
+    padded = uses.find(value, shape.pad)
+    if padded is not None and padded.attrs["value"] == 0:
+        value, start = padded.args[0], padded.attrs["low"]
+    cut = uses.find(value, shape.slice_)
+    if cut is not None and not any(cut.attrs["start"]) and set(cut.attrs["step"]) == {1}:
+        value, sizes = cut.args[0], tuple(a + n for a, n in zip(start, cut.attrs["stop"], strict=True))
+    counts, step = list(get_shape(value)), [1] * len(sizes)
+    while (made := _find_zeros_between(uses, value, counts)) is not None:
+        value, axis, by = made
+        counts[axis] //= by
+        step[axis] *= by
+    ends = [a + s * (n - 1) for a, s, n in zip(start, step, counts, strict=True)]
+    if 0 in counts or any(end >= size for end, size in zip(ends, sizes, strict=True)):
+        return None
+    return Spread(value, tuple(counts), tuple(start), tuple(step))  # type: ignore[arg-type]
+
+
+def _find_zeros_between(uses: UseDef, value: Value, sizes: Sequence[Any]) -> tuple[Value, int, int] | None:
+    """What a value has zeros between, the axis, and how many elements of the value each one becomes."""
+    flat = uses.find(value, shape.reshape)
+    padded = uses.find(flat.args[0], shape.pad) if flat is not None else None
+    if padded is None or padded.attrs["value"] != 0 or any(padded.attrs["low"]):
+        return None
+    wide, grown = get_shape(padded.out), [a for a, n in enumerate(padded.attrs["high"]) if n]
+    if len(grown) != 1 or grown[0] == 0 or get_shape(padded.args[0])[grown[0]] != 1:
+        return None
+    at = grown[0]
+    merged = (*wide[: at - 1], wide[at - 1] * wide[at], *wide[at + 1 :])
+    return (padded.args[0], at - 1, int(wide[at])) if merged == tuple(sizes) else None
+
+
+@dataclass(frozen=True)
+class WindowSum:
+    """A sum of spreads whose values are computed alike."""
+
+    uses: UseDef
+    axes: tuple[WindowAxis, ...]
+    term: Any  # WindowValue, ElementValue or Computed
+
+    @staticmethod
+    def of(uses: UseDef, node: Node) -> WindowSum | None:
+        """The sum that an addition completes, or None where it is none that gains."""
+        spreads = [find_spread(uses, v) for v in _list_terms(uses, node)]
+        axes = _find_axes(spreads, get_shape(node.out)) if None not in spreads else None  # type: ignore[arg-type]
+        if axes is None or math.prod(len(a.list_turns()) for a in axes) > MAX_TERMS:
+            return None
+        match = TermMatch(uses, spreads, get_shape(node.out))  # type: ignore[arg-type]
+        term = match.unify([s.values for s in spreads])  # type: ignore[union-attr]
+        gains = match.has_elements or any(a.step > 1 for a in axes)
+        return WindowSum(uses, axes, term) if term is not None and gains else None
+
+    def compute(self, rewriter: Rewriter) -> Value:
+        """The sum, element by element."""
+        total: Tensor | None = None
+        for turns in itertools.product(*(a.list_turns() for a in self.axes)):
+            value = self._compute_term(rewriter, self.term, turns)
+            for axis, (each, turn) in enumerate(zip(self.axes, turns, strict=True)):
+                if not each.is_whole():
+                    inside = self._place(each.find_inside(turn), axis)
+                    value = elementwise.where(inside, value, basic.splat(0, value.type))
+            total = value if total is None else total + value
+        assert total is not None
+        return total.data
+
+    def _place(self, vector: Tensor, axis: int) -> Tensor:
+        """A vector along one axis of the sum."""
+        return reshape(vector, shape=(1,) * axis + vector.shape + (1,) * (len(self.axes) - 1 - axis))
+
+    def _compute_term(self, rewriter: Rewriter, term: Any, turns: Sequence[int]) -> Tensor:
+        if isinstance(term, Computed):
+            args = [self._compute_term(rewriter, each, turns) for each in term.args]
+            return Tensor(rewriter.add(term.node.op, *(x.data for x in args), **term.node.attrs))
+        if isinstance(term, ElementValue):
+            return Tensor(rewriter.new(term.value))
+        base = _strip_views(self.uses, term.value)
+        value = rewriter.new(base)
+        if not _is_light(self.uses, base):
+            value = rewriter.add(basic.fusion_barrier, value)
+        found = reshape(Tensor(value), shape=tuple(a.count for a in self.axes))
+        for axis, (each, turn) in enumerate(zip(self.axes, turns, strict=True)):
+            if not each.is_whole():
+                window = elementwise.minimum(elementwise.maximum(each.find_window(turn), 0), each.count - 1)
+                found = shape.gather(found, window, axis=axis)
+        return found
+
+
+def _find_axes(spreads: Sequence[Spread], sizes: Sequence[Any]) -> tuple[WindowAxis, ...] | None:
+    """The axes of windows of which each spread has one place; None where the spreads are no such places."""
+    first, axes = spreads[0], []
+    if any((s.step, s.counts) != (first.step, first.counts) for s in spreads):
+        return None
+    for axis, size in enumerate(sizes):
+        starts = sorted({s.start[axis] for s in spreads})
+        places = tuple(n - starts[0] for n in starts)
+        if first.step[axis] > 1 and places != tuple(range(len(places))):
+            return None
+        axes.append(WindowAxis(size, first.counts[axis], starts[0], first.step[axis], places))
+    wanted = set(itertools.product(*([a.start + n for n in a.places] for a in axes)))
+    return tuple(axes) if len(spreads) == len(wanted) and {s.start for s in spreads} == wanted else None
+
+
+@dataclass
+class TermMatch:
+    """Finds what spreads compute alike."""
+
+    uses: UseDef
+    spreads: Sequence[Spread]
+    sizes: Sequence[Any]
+    nodes: int = 0
+    has_elements: bool = False
+
+    def unify(self, values: Sequence[Value]) -> WindowValue | ElementValue | Computed | None:
+        """One value of each spread as one term; None where they are not computed alike."""
+        counts = self.spreads[0].counts
+        if _drop_ones(get_shape(values[0])) != _drop_ones(counts):
+            return None
+        if len(set(values)) == 1:
+            return WindowValue(values[0])
+        nodes = [self.uses.get(v) for v in values]
+        first = nodes[0]
+        if first is None or any(n is None or n.op is not first.op for n in nodes):
+            return None
+        if first.op is shape.slice_:
+            return self._find_elements(nodes)  # type: ignore[arg-type]
+        if first.op in (shape.reshape, basic.broadcast_to):
+            return self.unify([n.args[0] for n in nodes])  # type: ignore[union-attr]
+        self.nodes += 1
+        alike = all(n.attrs == first.attrs for n in nodes)  # type: ignore[union-attr]
+        if not first.op.pointwise or not alike or self.nodes > MAX_NODES:
+            return None
+        parts = [self.unify([n.args[i] for n in nodes]) for i in range(len(first.args))]  # type: ignore[union-attr]
+        return None if None in parts else Computed(first, tuple(parts))
+
+    def _find_elements(self, slices: Sequence[Node]) -> ElementValue | None:
+        """The value of which each slice has the elements of its spread."""
+        source = slices[0].args[0]
+        same = get_shape(source) == tuple(self.sizes) and all(
+            n.args[0] is source and (tuple(n.attrs["start"]), tuple(n.attrs["step"])) == (s.start, s.step)
+            for n, s in zip(slices, self.spreads, strict=True)
+        )
+        self.has_elements |= same
+        return ElementValue(source) if same else None
+
+
+def _drop_ones(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(n for n in sizes if n != 1)
+
+
+def _strip_views(uses: UseDef, value: Value) -> Value:
+    """The value below reshapes and broadcasts that keep its elements."""
+    node = uses.find(value, shape.reshape, basic.broadcast_to)
+    if node is None or _drop_ones(get_shape(node.args[0])) != _drop_ones(get_shape(value)):
+        return value
+    return _strip_views(uses, node.args[0])
+
+
+def _is_light(uses: UseDef, value: Value) -> bool:
+    """Whether a value takes a few cheap ops to compute from the function's parameters."""
+    seen: set[Node] = set()
+    work, light = [value], [basic.full, basic.broadcast_to, shape.reshape]
+    while work:
+        node = uses.get(work.pop())
+        if node is None or node in seen:
+            continue
+        if node.op not in light and (not node.op.pointwise or node.op.is_transcendental):
+            return False
+        seen.add(node)
+        work += node.args
+    return sum(n.op not in light for n in seen) <= MAX_LIGHT
+
+
+# Sums of windows of different lengths, as of adaptive pools, concatenated along the axis that they sum over: each
+# result then adds up the elements of its own window, in one kernel for all windows.
+
+
+def _gather_concatenated_sums(function: Function) -> Function:
+    uses = UseDef(function)
+    concatenated = [n for n in (uses[v] for v in uses) if n.op is shape.concatenate]
+    found = {n: made for n in concatenated if (made := WindowRanges.of(uses, n)) is not None}
+    if not found:
+        return function
+    patterns = RewritePatterns("concatenated sums", same_types=True)
+
+    @patterns(shape.concatenate)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        made = found.get(node)
+        return made.add_up(Tensor(rewriter.new(made.source))).data if made is not None else None
+
+    return rewrite_function(function, patterns, remove_dead=True)
+
+
+@dataclass(frozen=True)
+class WindowRanges:
+    """Windows along an axis of a source, each with its first element and the one after its last."""
+
+    source: Value
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(uses: UseDef, node: Node) -> WindowRanges | None:
+        """The windows whose sums a node concatenates, if it does."""
+        axis = node.attrs["axis"]
+        cuts = [_find_window(uses, v, axis) for v in node.args]
+        if len(cuts) < 2 or None in cuts or len({source for source, _, _ in cuts}) != 1:  # type: ignore[misc]
+            return None
+        ranges = tuple((start, stop) for _, start, stop in cuts)  # type: ignore[misc]
+        longest = max(stop - start for start, stop in ranges)
+        return WindowRanges(cuts[0][0], axis, ranges) if longest <= MAX_TERMS else None  # type: ignore[index]
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The sums of the windows."""
+        axis, extent = self.axis % x.ndim, int(x.shape[self.axis])
+        start = self._list_numbers([a for a, _ in self.ranges], extent)
+        lengths = [stop - a for a, stop in self.ranges]
+        length = self._list_numbers(lengths, extent)
+        total: Tensor | None = None
+        for place in range(max(lengths)):
+            value = shape.gather(x, elementwise.minimum(start + place, extent - 1), axis=axis)
+            if place >= min(lengths):
+                inside = reshape(length > place, shape=(1,) * axis + length.shape + (1,) * (x.ndim - 1 - axis))
+                value = elementwise.where(inside, value, basic.splat(0, value.type))
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def _list_numbers(self, numbers: Sequence[int], extent: int) -> Tensor:
+        """Numbers as a vector that is computed: evenly spread ones by a division, others by comparisons."""
+        count = len(numbers)
+        index = _count(count)
+        if list(numbers) == [i * extent // count for i in range(count)]:
+            return index * extent // count
+        found = index * 0 + numbers[0]
+        for place, (before, after) in enumerate(itertools.pairwise(numbers), 1):
+            if before != after:
+                found = elementwise.where(index < place, found, basic.splat(after, found.type))
+        return found
+
+
+def _find_window(uses: UseDef, value: Value, axis: int) -> tuple[Value, int, int] | None:
+    """The source, the first element, and the one after the last of the window whose sum a value is."""
+    total = uses.find(value, reduce.sum)
+    cut = uses.find(total.args[0], shape.slice_) if total is not None else None
+    if total is None or cut is None or uses.count_uses(value) > 1 or not total.attrs["keepdims"]:
+        return None
+    sizes, at = get_shape(cut.args[0]), axis % len(get_shape(value))
+    if tuple(a % len(sizes) for a in total.attrs["axis"]) != (at,) or set(cut.attrs["step"]) != {1}:
+        return None
+    bounds = list(zip(cut.attrs["start"], cut.attrs["stop"], strict=True))
+    if any(not isinstance(n, int) for n in (sizes[at], *bounds[at])):
+        return None
+    whole = all(pair == (0, n) for a, (pair, n) in enumerate(zip(bounds, sizes, strict=True)) if a != at)
+    return (cut.args[0], *bounds[at]) if whole else None
