@@ -24,6 +24,7 @@ from tessera.codegen.artifact import (
     is_text,
 )
 from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
+from tessera.core.kept_memory import make_array
 from tessera.core.types import DTYPES, TensorType, as_dtype
 from tessera.ir.rules import REGISTRY
 
@@ -40,10 +41,14 @@ class PlanParameter:
         self.shape, self.dtype = tuple(data["shape"]), as_dtype(data["dtype"])
         self._numpy = self.dtype.numpy
         self.output, self.scalar = data["role"] == "output", data["role"] == "scalar"
+        self._bytes = math.prod(self.shape) * self._numpy.itemsize
 
-    def allocate(self, zeroed: bool) -> np.ndarray:
+    def allocate(self, zeroed: bool = False) -> np.ndarray:
         """A new array; `zeroed` for one that a kernel reads before it writes, as atomics do."""
-        return (np.zeros if zeroed else np.empty)(self.shape, self.dtype.numpy)
+        made = make_array(self.shape, self._numpy, self._bytes)
+        if zeroed:
+            made.fill(0)
+        return made
 
     def convert(self, value: Any) -> np.ndarray:
         """An argument as an array.

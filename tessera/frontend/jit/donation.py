@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray, Donated, count_holders
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.kept_memory import has_own_memory
 from tessera.core.pytree import REGISTERED, flatten
 from tessera.ir.tensor import Tensor
 
@@ -98,7 +99,7 @@ def _is_sole(arrays: list[Any], place: int) -> bool:
     if array.__class__ is DeviceArray:
         return bool(array.memory.owns(array))
     flags = array.flags
-    return array.__class__ is np.ndarray and array.base is None and flags.writeable and flags.c_contiguous
+    return array.__class__ is np.ndarray and has_own_memory(array) and flags.writeable and flags.c_contiguous
 
 
 def _copy(array: Any) -> Any:

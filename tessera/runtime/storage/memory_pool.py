@@ -20,6 +20,7 @@ import numpy as np
 
 from tessera.core.device import find_generator_name, shares_host_memory
 from tessera.core.errors import ArgumentError, ResourceError, ShapeError, user_location
+from tessera.core.kept_memory import has_own_memory
 from tessera.core.types import DType, as_dtype, f32
 from tessera.ir.tensor import POOL_PLACEMENT, Tensor
 from tessera.runtime.storage.memory_spaces import Resident
@@ -173,7 +174,7 @@ class Pool:
         Constants, which are views of one element elsewhere, get memory here.
         """
         constant = isinstance(array.base, np.ndarray) and array.base.size == 1 and not array.flags.writeable
-        if not array.ndim or not (array.flags.owndata or constant):
+        if not array.ndim or not (has_own_memory(array) or constant):
             return array
         held = self._array(array.shape, array.dtype)
         np.copyto(held, array)

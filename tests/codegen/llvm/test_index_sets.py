@@ -77,3 +77,20 @@ def test_long_rows_that_compare_their_index_are_one_tile(shift):
     found, text = run_everywhere(lambda x: ts.roll(x, shift, 1), x)
     np.testing.assert_array_equal(found, np.roll(x, shift, 1))
     assert "= load <16 x float>" in text  # no masks, but at the ends of the parts
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stacks_of_rows_copy_without_selections(axis):
+    parts = [np.arange(160, dtype=np.float32).reshape(5, 32) + i for i in range(3)]
+    found, text = run_everywhere(lambda *p: ts.stack(p, axis=axis), *parts)
+    np.testing.assert_array_equal(found, np.stack(parts, axis=axis))
+    if axis == 1:
+        assert " select " not in text  # each part of the new axis is a loop of its own
+
+
+@pytest.mark.parametrize("shape", [(3, 8191 + 700), (2, 20001), (37, 513), (9, 33, 100)], ids=str)
+def test_loops_of_the_last_tiles_end_with_the_array(shape):
+    x = np.random.default_rng(0).random(shape).astype(np.float32)
+    for function, wanted in ((lambda x: ts.flip(x, 0), np.flip(x, 0)), (lambda x: x * 2, x * 2)):
+        found, _ = run_everywhere(function, x)
+        np.testing.assert_array_equal(found, wanted)

@@ -198,7 +198,7 @@ class NativeCall:
         word: int,
         short: bool,
     ) -> None:
-        self._outputs = [(p.shape, p.dtype.numpy) for p in params if p.output]
+        self._outputs = [p for p in params if p.output]
         self._sizes = [np.array(p.shape, np.int64) for p in params]
         self._elements = [p.dtype.numpy for p in params]
         described = [
@@ -222,7 +222,7 @@ class NativeCall:
 
     def run(self, arrays: Sequence[Any]) -> tuple[int, list[Any]]:
         """What came of the call (DONE, FAILED, OTHER_ARRAYS), and its results; by one thread at a time."""
-        made = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        made = [p.allocate() for p in self._outputs]
         given = [*arrays, *made]
         return self._entry(self._address, id(given)), made
 

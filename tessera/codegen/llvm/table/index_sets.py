@@ -6,13 +6,14 @@ computed: the parts of a concatenation are copies, and the inside of a padded ar
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import static_shape
-from tessera.codegen.llvm.text.builder import LaneKind, LaneValue, format_prefix_mask, is_number
+from tessera.codegen.llvm.text.builder import LaneValue, format_prefix_mask
 from tessera.core.types import int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op
@@ -22,10 +23,18 @@ if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
 MAX_PARTS = 7  # each part of a loop has its own copy of the body
+MAX_OUTER_PARTS = 4  # of a loop around the innermost one
 
 COMPARISONS: dict[Op, Callable[[Any, Any], bool]] = {
     elementwise.less: operator.lt, elementwise.less_equal: operator.le, elementwise.greater: operator.gt,
     elementwise.greater_equal: operator.ge, elementwise.equal: operator.eq, elementwise.not_equal: operator.ne,
+}  # fmt: skip
+_AT, _AFTER = (0,), (1,)
+# Where a comparison of a number with a constant changes, counted from the constant, and one the other way round.
+_CHANGES: dict[Op, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    elementwise.less: (_AT, _AFTER), elementwise.greater_equal: (_AT, _AFTER),
+    elementwise.less_equal: (_AFTER, _AT), elementwise.greater: (_AFTER, _AT),
+    elementwise.equal: (_AT + _AFTER, _AT + _AFTER), elementwise.not_equal: (_AT + _AFTER, _AT + _AFTER),
 }  # fmt: skip
 TRUTHS = {True: LaneValue("true"), False: LaneValue("false")}
 
@@ -46,11 +55,17 @@ def find_cuts(kernel: LlvmKernelContext, count: int) -> list[int]:
     for node in kernel.producers.values():
         if node.op not in COMPARISONS or node.args[0].type.dtype != int64:
             continue
-        for index, limit in (node.args, node.args[::-1]):
+        for changes, (index, limit) in zip(_CHANGES[node.op], (node.args, node.args[::-1]), strict=True):
             offset, constant = _find_offset(kernel, index, count), _find_constant(kernel, limit)
             if offset is not None and constant is not None:
-                cuts |= {constant - offset, constant - offset + 1}
+                cuts |= {constant - offset + c for c in changes}
     return sorted(c for c in cuts if 0 < c < count)
+
+
+def divide_axis(kernel: LlvmKernelContext, count: int) -> list[tuple[int, int]]:
+    """The parts of an axis, around the innermost loop, in which no comparison of a position changes; or the whole."""
+    bounds = [0, *find_cuts(kernel, count), count]
+    return list(itertools.pairwise(bounds)) if len(bounds) <= MAX_OUTER_PARTS + 1 else [(0, count)]
 
 
 def _find_offset(kernel: LlvmKernelContext, v: Value, count: int) -> int | None:
@@ -87,7 +102,7 @@ def compare_spans(node: Node, lanes: Sequence[LaneValue]) -> LaneValue | None:
     """The value of a comparison that is the same for every pair of numbers of two spans, or None."""
     if node.op not in COMPARISONS or node.args[0].type.dtype != int64:
         return None
-    first, second = map(_find_span, lanes)
+    first, second = (lane.interval for lane in lanes)
     if first is None or second is None:
         return None
     (a, b), (c, d) = first, second
@@ -99,17 +114,10 @@ def compare_spans(node: Node, lanes: Sequence[LaneValue]) -> LaneValue | None:
     return TRUTHS[found.pop()] if len(found) == 1 else None
 
 
-def _find_span(lane: LaneValue) -> tuple[int, int] | None:
-    """The least and the greatest number of the lanes, where they are known."""
-    if is_number(lane.name) and lane.uniform:
-        return int(lane.name), int(lane.name)
-    return lane.span
-
-
 def shift_span(a: LaneValue, b: LaneValue, sign: int = 1) -> tuple[int, int] | None:
-    """The span of a sum, or with sign -1 of a difference, of a ramp and a constant."""
-    first, second = _find_span(a), _find_span(b)
-    if LaneKind.RAMP not in (a.kind, b.kind) or first is None or second is None:
+    """The span of a sum, or with sign -1 of a difference, of two indices of which at most one is a ramp."""
+    first, second = a.interval, b.interval
+    if first is None or second is None:
         return None
     (low, high), (c, d) = first, second
     return (low + c, high + d) if sign > 0 else (low - d, high - c)

@@ -1,13 +1,13 @@
 """Loop fusion: loop nests over blocks, which compute the elements of fused producers at the consumer's index.
 
-Outer axes are scalar loops; the innermost one is strip-mined into vectors with a masked remainder. `tile.inline` is a
-row whose instructions the user gives.
+Outer axes are scalar loops; the innermost one is strip-mined into vectors with a masked remainder.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import get_tensor_type, static_shape
@@ -28,12 +28,10 @@ from tessera.codegen.llvm.text.builder import (
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType, bool_, int4, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
-from tessera.ops.dialects.inline_asm import inline
 from tessera.ops.tensor import basic, bits, elementwise, random, shape
 
 if TYPE_CHECKING:
@@ -135,6 +133,8 @@ def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue
     if node.op not in (elementwise.add, elementwise.sub, elementwise.mul) or node.out.type.dtype != int64:
         return None
     x, y = lanes
+    if x.uniform and y.uniform:
+        return _shift_index(body, node, x, y)
     if node.op is elementwise.mul:
         x, y = (y, x) if x.uniform else (x, y)
         return _scale_index(body, x, int(y.name)) if x.kind is LaneKind.RAMP and is_number(y.name) else None
@@ -146,6 +146,18 @@ def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue
     name = body.text.let(f"{'add' if node.op is elementwise.add else 'sub'} i64 {x.name}, {y.name}", "i")
     span = index_sets.shift_span(x, y, 1 if node.op is elementwise.add else -1)
     return LaneValue(name, LaneKind.RAMP, math.gcd(x.divisor, y.divisor), step, span=span)
+
+
+def _shift_index(body: LoopBody, node: Node, x: LaneValue, y: LaneValue) -> LaneValue | None:
+    """The sum or difference of two scalars whose least and greatest numbers are known."""
+    span = index_sets.shift_span(x, y, 1 if node.op is elementwise.add else -1)
+    if node.op is elementwise.mul or span is None:
+        return None
+    if span[0] == span[1]:
+        return LaneValue(str(span[0]))
+    with body.hoist(x, y):
+        name = body.text.let(f"{'add' if node.op is elementwise.add else 'sub'} i64 {x.name}, {y.name}", "i")
+    return LaneValue(name, body.kind_of(x, y), span=span)
 
 
 @element_rule(elementwise.where)
@@ -282,7 +294,8 @@ def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
     multiple = math.gcd(a.divisor, b.divisor)
     if a.uniform and b.uniform:
         with body.hoist(a, b):
-            return LaneValue(body.text.add(a.name, b.name), body.kind_of(a, b), multiple)
+            span = index_sets.shift_span(a, b)
+            return LaneValue(body.text.add(a.name, b.name), body.kind_of(a, b), multiple, span=span)
     if LaneKind.VARYING not in (a.kind, b.kind) and (a.uniform or b.uniform):
         step = a.step if a.kind is LaneKind.RAMP else b.step
         return LaneValue(body.text.add(a.name, b.name), LaneKind.RAMP, multiple, step, span=index_sets.shift_span(a, b))
@@ -418,65 +431,6 @@ def cast_to_index(body: LoopBody, v: Value, lane: LaneValue) -> LaneValue:
     return lane if v.type.dtype == int64 else widen_lane(body, v.type.dtype, int64, lane)
 
 
-# `tile.inline`: the user's instructions, for a vector register or for each element.
-
-
-@element_rule(inline)
-def _(body, node, index):
-    if not node.attrs["llvm"]:
-        raise UnsupportedOpError(
-            "this tile.inline has no instructions for the target llvm", location=node.loc, expected='llvm="..."',
-            suggestion='give them: tile.inline(x, python=f, llvm="{out} = fneg {t} {0}")',
-        )  # fmt: skip
-    operands = [(emit_element(body, v, index), get_tensor_type(v).dtype) for v in node.args]
-    return emit_operation(body, lambda width, d, *names: _emit_inline(node, width, d, names), operands)
-
-
-def _emit_inline(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
-    """The instructions with names filled in, then the rounding to a narrow type."""
-    out = node.out.type.dtype
-    narrow = scalar_functions.needs_rounding(out)
-    to = f"{d}.x" if narrow else d
-    wide = "{t}" in node.attrs["llvm"]
-    yield from (
-        _fill_template(node, width, to, names) if wide or width == 1 else _emit_scalarised(node, width, to, names)
-    )
-    if narrow:
-        yield from scalar_functions.round_to_format(out, width, d, to)
-
-
-def _fill_template(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
-    t = get_register_type(node.out.type.dtype, width)
-    fields: dict[str, object] = {"out": d, "t": t, "s": t.suffix}
-    for position, v in enumerate(node.args):
-        own = get_register_type(get_tensor_type(v).dtype, width)
-        fields |= {f"t{position}": own, f"s{position}": own.suffix}
-    try:
-        text = node.attrs["llvm"].format(*names, **fields)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ArgumentError(
-            f"the placeholders of tile.inline's llvm text cannot be filled in: {error}", location=node.loc,
-            expected="{out}, {t}, {s}, and {0}, {t0}, {s0} for each operand; other braces doubled",
-        ) from None  # fmt: skip
-    yield from (line.strip() for line in text.replace(";", "\n").splitlines() if line.strip())
-
-
-def _emit_scalarised(node: Node, width: int, d: str, names: Sequence[str]) -> Iterator[str]:
-    """The instructions once for each element of the registers."""
-    whole = "poison"
-    t = get_register_type(node.out.type.dtype, width)
-    for position in range(width):
-        own = []
-        for number, (v, name) in enumerate(zip(node.args, names, strict=True)):
-            own.append(f"{d}.i{number}.{position}")
-            vector = get_register_type(get_tensor_type(v).dtype, width)
-            yield f"{own[-1]} = extractelement {vector} {name}, i64 {position}"
-        yield from _fill_template(node, 1, f"{d}.e{position}", own)
-        last = d if position == width - 1 else f"{d}.w{position}"
-        yield f"{last} = insertelement {t} {whole}, {RegisterType(t.element)} {d}.e{position}, i64 {position}"
-        whole = last
-
-
 # Loop nests over a block.
 
 
@@ -488,32 +442,62 @@ def choose_vector_width(kernel: LlvmKernelContext, *dtypes: DType) -> int:
     return kernel.vector_bytes // max([4, *(get_element_bytes(t) for t in dtypes)])
 
 
-def emit_loop_nest(kernel: LlvmKernelContext, shape: Sequence[int], width: int, visit: LoopBodyEmitter) -> None:
-    """Emit loops over a block; `visit(body, index)` emits the body for one vector register."""
+def emit_loop_nest(
+    kernel: LlvmKernelContext,
+    shape: Sequence[int],
+    width: int,
+    visit: LoopBodyEmitter,
+    counts: Mapping[int, str] | None = None,
+) -> None:
+    """Emit loops over a block; `visit(body, index)` emits the body for one vector register.
+
+    From the index `counts[axis]` on, which a register holds, the body of an axis has no effect.
+    """
     if 0 in shape:
         return
     axes = [a for a, n in enumerate(shape) if n != 1]
+    parts = {} if counts or kernel.is_long else _divide_one_axis(kernel, shape, axes[:-1])
     emit_scalar_loops(
         kernel,
         shape,
         axes[:-1],
         [ZERO_LANE] * len(shape),
-        lambda index: _emit_innermost_loop(kernel, shape, axes[-1:], width, index, visit),
+        lambda index: _emit_innermost_loop(kernel, shape, axes[-1:], width, index, visit, counts or {}),
+        counts,
+        parts,
     )
 
 
+def _divide_one_axis(
+    kernel: LlvmKernelContext, shape: Sequence[int], axes: Sequence[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """The parts of the first axis in which comparisons of its index are constant; only one: copies multiply."""
+    found = ((a, index_sets.divide_axis(kernel, shape[a])) for a in axes)
+    return dict(itertools.islice(((a, parts) for a, parts in found if len(parts) > 1), 1))
+
+
 def emit_scalar_loops(
-    kernel: LlvmKernelContext, shape: Sequence[int], axes: Sequence[int], index: list[LaneValue], inside: Callable
+    kernel: LlvmKernelContext,
+    shape: Sequence[int],
+    axes: Sequence[int],
+    index: list[LaneValue],
+    inside: Callable,
+    counts: Mapping[int, str] | None = None,
+    parts: Mapping[int, Sequence[tuple[int, int]]] | None = None,
 ) -> None:
-    """Scalar loops over some axes, around what `inside(index)` emits."""
+    """Scalar loops over some axes, around what `inside(index)` emits.
+
+    An axis may end at `counts[axis]`, and be divided into `parts[axis]`, each with a loop.
+    """
     if not axes:
         inside(index)
         return
     first, *rest = axes
-    with LoopBuilder(kernel.text, "0", str(shape[first])) as loop:
-        out_shape = [*index]
-        out_shape[first] = LaneValue(loop.index)
-        emit_scalar_loops(kernel, shape, rest, out_shape, inside)
+    for start, stop in (parts or {}).get(first, ((0, shape[first]),)):
+        with LoopBuilder(kernel.text, str(start), (counts or {}).get(first, str(stop))) as loop:
+            out_shape = [*index]
+            out_shape[first] = LaneValue(loop.index, span=None if parts is None else (start, stop - 1))
+            emit_scalar_loops(kernel, shape, rest, out_shape, inside, counts, parts)
 
 
 def _emit_innermost_loop(
@@ -523,18 +507,24 @@ def _emit_innermost_loop(
     width: int,
     index: list[LaneValue],
     visit: LoopBodyEmitter,
+    counts: Mapping[int, str],
 ) -> None:
     if not axes:
         visit(LoopBody(kernel), tuple(index))
         return
     (axis,) = axes
     if width == 1:
-        emit_scalar_loops(kernel, shape, axes, index, lambda out_shape: visit(LoopBody(kernel), tuple(out_shape)))
+        emit_scalar_loops(
+            kernel, shape, axes, index, lambda out_shape: visit(LoopBody(kernel), tuple(out_shape)), counts
+        )
         return
     before, outer = kernel.text.new_section(), dict[object, LaneValue]()
     count = shape[axis]
-    for strip in index_sets.strip_mine(count, fit_vector_width(width, count), index_sets.find_cuts(kernel, count)):
-        with LoopBuilder(kernel.text, str(strip.start), str(strip.stop), strip.width) as loop:
+    strips = index_sets.strip_mine(count, fit_vector_width(width, count), index_sets.find_cuts(kernel, count))
+    for strip in strips:
+        # A loop runs at least once: only the first one of an axis may have no element.
+        stop = counts.get(axis, str(strip.stop)) if len(strips) == 1 else str(strip.stop)
+        with LoopBuilder(kernel.text, str(strip.start), stop, strip.width) as loop:
             ramp = make_ramp_index(index, axis, loop.index, strip.width, (strip.start, strip.stop - 1))
             visit(LoopBody(kernel, strip.width, strip.mask, before, outer), ramp)
 

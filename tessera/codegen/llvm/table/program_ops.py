@@ -364,10 +364,11 @@ def _(kernel, node):
         for each, lane in zip(group, lanes, strict=True):
             _store_element(body, each, index, lane)
 
-    def emit_loops() -> None:
-        emit_loop_nest(kernel, value.type.shape, choose_vector_width(kernel, value.type.dtype), emit_element_stores)
+    def emit_loops(counts: Mapping[int, str]) -> None:
+        width = choose_vector_width(kernel, value.type.dtype)
+        emit_loop_nest(kernel, value.type.shape, width, emit_element_stores, counts)
 
-    _emit_unswitched(kernel, _find_whole_tiles(kernel, group), emit_loops)
+    _emit_unswitched(kernel, group, _find_whole_tiles(kernel, group), emit_loops)
 
 
 def _find_whole_tiles(kernel: LlvmKernelContext, group: Sequence[Node]) -> dict[Value, int]:
@@ -389,10 +390,18 @@ def _find_whole_tiles(kernel: LlvmKernelContext, group: Sequence[Node]) -> dict[
     return found if all(limit >= 0 for limit in found.values()) else {}
 
 
-def _emit_unswitched(kernel: LlvmKernelContext, limits: Mapping[Value, int], emit_loops: Callable[[], None]) -> None:
-    """Loop unswitching: loops without masks for tiles that lie within bounds, and with them for the last ones."""
+def _emit_unswitched(
+    kernel: LlvmKernelContext,
+    group: Sequence[Node],
+    limits: Mapping[Value, int],
+    emit_loops: Callable[[Mapping[int, str]], None],
+) -> None:
+    """Loop unswitching: loops without masks for tiles that lie within bounds, and with them for the last ones.
+
+    The latter end with the last element that is stored: a masked store of no lane may take hundreds of cycles.
+    """
     if not limits:
-        emit_loops()
+        emit_loops({})
         return
     text, body, inside = kernel.text, LoopBody(kernel), ""
     for start, limit in limits.items():
@@ -403,11 +412,27 @@ def _emit_unswitched(kernel: LlvmKernelContext, limits: Mapping[Value, int], emi
     text.line(f"br i1 {inside}, label %{whole}, label %{partial}")
     text.begin_block(whole)
     with kernel.ranges.assume({v: (kernel.ranges.of(v)[0], limit) for v, limit in limits.items()}):
-        emit_loops()
+        emit_loops({})
     text.line(f"br label %{done}")
     text.begin_block(partial)
-    emit_loops()
+    emit_loops(_count_stored(kernel, group, limits))
     text.branch_to(done)
+
+
+def _count_stored(kernel: LlvmKernelContext, group: Sequence[Node], limits: Mapping[Value, int]) -> dict[int, str]:
+    """For each axis that every store of a group clips, how many indices any of them stores at."""
+    block, counts, text = static_shape(group[0].args[1].type), dict[int, str](), kernel.text
+    for axis, n in enumerate(block):
+        starts = [each.args[2 + axis] for each in group]
+        if n == 1 or any(each.attrs["edge"] != "clip" for each in group) or any(v not in limits for v in starts):
+            continue
+        count = ""
+        for each, start in zip(group, starts, strict=True):
+            lane = cast_to_index(LoopBody(kernel), start, emit_element(LoopBody(kernel), start, ()))
+            own = text.let(f"sub i64 {kernel.memrefs[each.args[0]].shape[axis]}, {lane.name}", "i")
+            count = text.let(f"call i64 @llvm.smax.i64(i64 {count}, i64 {own})", "i") if count else own
+        counts[axis] = text.let(f"call i64 @llvm.smin.i64(i64 {count}, i64 {n})", "i")
+    return counts
 
 
 def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:

@@ -385,7 +385,7 @@ class LaneValue:
 
     `step` is the difference between the lanes of a ramp. The lanes of a vector with `repeat` count up from the scalar
     `base`, each number `repeat` times; those of one with `cycle` are 0, 1, … to before `cycle`, again and again. `span`
-    is the least and the greatest number of a ramp, over all iterations of its loop, if they are known.
+    is the least and the greatest number of an index, over all iterations of its loop, if they are known.
     """
 
     name: str
@@ -401,6 +401,11 @@ class LaneValue:
     def uniform(self) -> bool:
         """Whether all lanes are equal."""
         return self.kind in (LaneKind.INVARIANT, LaneKind.UNIFORM)
+
+    @property
+    def interval(self) -> tuple[int, int] | None:
+        """The least and the greatest number of an index, where they are known."""
+        return (int(self.name), int(self.name)) if self.uniform and is_number(self.name) else self.span
 
     @property
     def divisor(self) -> int:

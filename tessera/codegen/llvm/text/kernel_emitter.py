@@ -23,7 +23,8 @@ from tessera.codegen.host_plan import build_host_plan, find_aliased_parameters
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
 from tessera.codegen.llvm.table import (
     REFUSED,
-    reductions,  # noqa: F401  (its rows fill the tables)
+    inline_instructions,  # noqa: F401  (its rows fill the tables)
+    reductions,  # noqa: F401
     scalar_functions,
 )
 from tessera.codegen.llvm.table.emission import statement_rule

@@ -485,7 +485,7 @@ def emit_inside_mask(body: LoopBody, m: StridedMemRef, index: LaneIndex, axes: t
     result: LaneValue | None = None
     for axis in axes:
         lane, size = index[axis], m.shape[axis]
-        if lane.span is not None and isinstance(size, int) and 0 <= lane.span[0] and lane.span[1] < size:
+        if lane.interval is not None and isinstance(size, int) and 0 <= lane.interval[0] and lane.interval[1] < size:
             continue
         t = RegisterType("i64", body.width_of(lane))
         with body.hoist(lane):
