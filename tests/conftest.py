@@ -1,5 +1,6 @@
 """Fixtures of all tests, and the choice of the quick ones."""
 
+import atexit
 import gc
 import os
 from pathlib import Path
@@ -18,7 +19,8 @@ os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where
 settings.register_profile("tessera", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tessera")
 # The compilers make many objects that live for one test: collected less often, most of them are gone by then.
-gc.set_threshold(20_000, 20, 20)
+gc.set_threshold(100_000, 20, 50)
+atexit.register(gc.unfreeze)  # at exit libraries look for leaks, and everything is garbage
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
 QUICK_FOLDERS = ("core", "ir", "lower", "ops")  # where a file without a recorded duration counts as quick
@@ -55,9 +57,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_unconfigure():
-    """At exit libraries look for leaks, and everything is garbage."""
-    gc.unfreeze()
+def pytest_sessionfinish():
+    """pytest collects twice before it ends: what lives now is no garbage of the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import linecache
 import pkgutil
 import re
 from pathlib import Path
@@ -13,6 +14,12 @@ from tessera.ir.rules import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 MODULES = [m.name for m in pkgutil.walk_packages(tessera.__path__, "tessera.") if not m.name.endswith("__main__")]
+
+
+@pytest.fixture(autouse=True)
+def source_lines_stay(monkeypatch):
+    """Doctest's debugger looks at each file of which a line was ever read, thousands, once for each docstring."""
+    monkeypatch.setattr(linecache, "checkcache", lambda filename=None: None)
 
 
 @pytest.mark.parametrize("name", ["tessera", *MODULES])
