@@ -5,7 +5,7 @@ Up to a size by pi/2 in parts (Cody and Waite 1980), beyond it by the digits of 
 
 from __future__ import annotations
 
-from tessera.core.types import f64, int64, uint64
+from tessera.core.types import f64, int32, int64, uint64
 from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions.decomposition import constant
 from tessera.ops.dialects.arith import bitcast, fma, multiply_high
@@ -29,6 +29,23 @@ def reduce_quarter_turns(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
 
 
 # Of f32.
+
+SMALL_ANGLE_F32 = 2.0**16  # up to here, which every finite f16 is, three parts of pi/2 suffice for every f32
+ROUND_TO_INTEGER_F32 = 12582912.0  # 1.5 * 2^23
+
+
+def reduce_small_quarter_turns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of f32 x, |x| < `SMALL_ANGLE_F32`, after the nearest multiple of pi/2, and that multiple's bits.
+
+    The first part of pi/2 ends with a zero, so that the difference from its multiple is exact. Negative parts keep -0.
+    """
+    shifted = fma(x, QUARTER_TURNS, ROUND_TO_INTEGER_F32)
+    n = shifted - ROUND_TO_INTEGER_F32
+    rest = x
+    for part in (-1.570796251296997, -7.549789415861596e-08, -5.390302953474238e-15):
+        rest = fma(n, part, rest)
+    return rest, bitcast(shifted, dtype=int32)
+
 
 # From each size on: a power of two by which x is a whole multiple m below 2^51, and 2/pi divided by it, modulo 4, in
 # parts of 29, 29 and 53 bits. Products of m with the first two are exact.

@@ -9,7 +9,11 @@ from __future__ import annotations
 from tessera.core.types import f32, f64, int32, int64
 from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions.decomposition import SHARED, Rule, constant, evaluate_polynomial
-from tessera.lower.scalar_functions.quarter_turns import reduce_all_quarter_turns, reduce_quarter_turns
+from tessera.lower.scalar_functions.quarter_turns import (
+    reduce_all_quarter_turns,
+    reduce_quarter_turns,
+    reduce_small_quarter_turns,
+)
 from tessera.ops.dialects.arith import bitcast, copysign, divide, fma, fmod, is_nan
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
@@ -336,5 +340,12 @@ def make_trigonometric_rule(ahead: int, parts: int | None = None) -> Rule:
     return rule
 
 
+def make_small_trigonometric_rule(ahead: int) -> Rule:
+    """The sine (or, a quarter turn ahead, cosine) of f32 below `SMALL_ANGLE_F32`, without f64."""
+    return lambda x: sine_of_quadrant(*reduce_small_quarter_turns(x), ahead)
+
+
+# A target that has branches computes the rule of all angles for those that are not small.
+SMALL_TRIGONOMETRIC_RULES = {e.sin: make_small_trigonometric_rule(0), e.cos: make_small_trigonometric_rule(1)}
 SHARED(e.sin, f32)(make_trigonometric_rule(0))
 SHARED(e.cos, f32)(make_trigonometric_rule(1))

@@ -18,7 +18,8 @@ from tessera.ir.rules import Op, Rules
 from tessera.ir.tensor import Tensor, bind_op
 from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED, evaluate_polynomial
-from tessera.lower.scalar_functions.single_precision import erf_near_zero, tanh_near_zero
+from tessera.lower.scalar_functions.quarter_turns import SMALL_ANGLE_F32
+from tessera.lower.scalar_functions.single_precision import SMALL_TRIGONOMETRIC_RULES, erf_near_zero, tanh_near_zero
 from tessera.ops.dialects import arith
 from tessera.ops.dialects.arith import copysign, define_primitive, fma
 from tessera.ops.tensor import basic, bits
@@ -276,16 +277,21 @@ def _(s, x):
 
 def _make_trigonometric_row(op: Op) -> Callable[..., str]:
     """The row that computes the rule of large angles for threads that have one."""
-    of_f32, (small, large, _) = _make_row(op), double_precision.TRIGONOMETRIC_RULES[op]
+    near_f64, far_f64, _ = double_precision.TRIGONOMETRIC_RULES[op]
+    near_f32 = SMALL_TRIGONOMETRIC_RULES[op]
 
     def row(s: ScalarContext, x: str) -> str:
-        if s.word != "f64":
-            return of_f32(s, x)
-        found = s.text.new("f64")
-        s.text.do("mov.f64", found, emit_decomposition(s.text, DECOMPOSITIONS.build(small, f64), x))
-        done, size = s.text.new_label("done"), s.text.let("abs.f64", "f64", x)
-        s.text.do(f"bra {done}", guard=s.text.let("setp.lt.f64", "pred", size, s.number(double_precision.SMALL_ANGLE)))
-        s.text.do("mov.f64", found, emit_decomposition(s.text, DECOMPOSITIONS.build(large, f64), x))
+        if s.word == "f64":
+            word, limit = "f64", double_precision.SMALL_ANGLE
+            near, far = (DECOMPOSITIONS.build(rule, f64) for rule in (near_f64, far_f64))
+        else:
+            word, limit = "f32", SMALL_ANGLE_F32
+            near, far = DECOMPOSITIONS.build(near_f32, f32), find_decomposition(op, f32)  # type: ignore[assignment]
+        found = s.text.new(word)
+        s.text.do(f"mov.{word}", found, emit_decomposition(s.text, near, x))
+        done, size = s.text.new_label("done"), s.text.let(f"abs.{word}", word, x)
+        s.text.do(f"bra {done}", guard=s.text.let(f"setp.lt.{word}", "pred", size, s.number(limit)))
+        s.text.do(f"mov.{word}", found, emit_decomposition(s.text, far, x))
         s.text.label(done)
         return found
 
