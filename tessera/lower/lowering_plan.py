@@ -45,6 +45,7 @@ class LoweringPlan:
     product_pack: int = 0
     rows: int = 8192
     row_limit: int = 8192
+    row_warps: int = 1  # rows that a program reduces to numbers side by side, if there are many short ones
     row_tile: int | None = None  # of longer rows that several loops walk, where there are many; None: row_limit
     pointwise: int = 8192
     divided_row: int = 0  # rows up to this length that compare their index are one tile, whose loop is divided

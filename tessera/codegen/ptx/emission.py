@@ -25,7 +25,9 @@ from tessera.codegen.ptx.layout import (
     WARPGROUP_THREADS,
     ThreadTeam,
     bit_width,
+    find_final_reductions,
     find_reduced_bits,
+    reduces_last_axis,
     reduction_axes,
     static_shape,
     trace_to_loads,
@@ -306,28 +308,17 @@ def _find_column_permutes(function: Function) -> frozenset[Node]:
 
 def _is_reduced_alone(uses: UseDef, node: Node) -> bool:
     sizes, order = static_shape(node.out), [a % len(node.attrs["axes"]) for a in node.attrs["axes"]]
-    work, seen = list(uses.users(node.out)), set[Node]()
-    while work:
-        user = work.pop()
-        if user in seen:
-            continue
-        seen.add(user)
-        if user.op in (reduce.sum, reduce.max, reduce.min):
-            kept = [order[a] for a in range(len(sizes)) if a not in reduction_axes(user) and sizes[a] != 1]
-            if kept != sorted(kept):
-                return False
-        elif user.op.pointwise and static_shape(user.out) == sizes:
-            work += uses.users(user.out)
-        else:
-            return False
-    return bool(seen)
+    final = find_final_reductions(uses, node.out)
+    kept = [[order[a] for a in range(len(sizes)) if a not in reduction_axes(n) and sizes[a] != 1] for n in final]
+    return bool(final) and all(each == sorted(each) for each in kept)
 
 
 def _find_column_reductions(function: Function) -> frozenset[Node]:
     """The reductions of loaded blocks along other axes than the contiguous one."""
     producers = {v: n for n in function.body.walk() for v in n.results}
     nodes = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
-    columns = find_reduced_bits(function)
+    bits = find_reduced_bits(function)
+    columns = {v: held for v, held in bits.items() if not reduces_last_axis(static_shape(v), held)}
     return frozenset(n for n in nodes if columns.keys() & trace_to_loads(producers, n.args[0], frozenset()).keys())
 
 

@@ -19,6 +19,7 @@ from tessera.codegen.ptx.text.builder import SMALL_FLOATS, PtxBuilder, element_b
 from tessera.core.errors import ArgumentError
 from tessera.core.types import DType, bf16, f16, f32, f64, fp8_e4m3, fp8_e5m2, int4, int8, int32, uint8
 from tessera.ir.core import Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import contractions, reduce, shape
 
@@ -348,6 +349,7 @@ def choose_dot_operand_layouts(
 
 
 ReducedBits = frozenset[LayoutBit]
+REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 
 def static_shape(v: Value) -> Sizes:
@@ -362,20 +364,48 @@ def reduction_axes(node: Node) -> tuple[int, ...]:
 
 
 def find_reduced_bits(function: Function) -> dict[Value, ReducedBits]:
-    """The bits of each loaded block that all reductions of what is computed from it reduce, none of the last axis."""
+    """The bits of each loaded block that all reductions of what is computed from it reduce.
+
+    Blocks that are reduced along their last axis are among them only where nothing else reads them.
+    """
     producers = {v: n for n in function.body.walk() for v in n.results}
     found: dict[Value, ReducedBits] = {}
     for node in function.body.walk():
-        if node.op not in (reduce.sum, reduce.max, reduce.min):
+        if node.op not in REDUCTIONS:
             continue
         sizes = static_shape(node.args[0])
         bits = frozenset((a, p) for a in reduction_axes(node) for p in range(bit_width(sizes[a])))
         for v, own in trace_to_loads(producers, node.args[0], bits).items():
             found[v] = found.get(v, own) & own
-    return {v: bits for v, bits in found.items() if bits and not _reduces_last_axis(static_shape(v), bits)}
+    uses = UseDef(function) if found else None
+    return {
+        v: bits
+        for v, bits in found.items()
+        if bits and (not reduces_last_axis(static_shape(v), bits) or find_final_reductions(uses, v))  # type: ignore[arg-type]
+    }
 
 
-def _reduces_last_axis(sizes: Sequence[int], bits: ReducedBits) -> bool:
+def find_final_reductions(uses: UseDef, value: Value) -> list[Node]:
+    """The reductions in which every use of a block ends, after pointwise ops; none where something else reads it."""
+    sizes, found, work, seen = static_shape(value), list[Node](), [value], set[Value]()
+    while work:
+        v = work.pop()
+        users = uses.users(v)
+        if uses.count_uses(v) != sum(n.args.count(v) for n in users):  # a result of its block
+            return []
+        for user in users:
+            if user.op in REDUCTIONS:
+                found.append(user)
+            elif not user.op.pointwise or static_shape(user.out) != sizes:
+                return []
+            elif user.out not in seen:
+                seen.add(user.out)
+                work.append(user.out)
+    return found
+
+
+def reduces_last_axis(sizes: Sequence[int], bits: ReducedBits) -> bool:
+    """Whether some of the bits are of the last axis of more than one element."""
     last = max((a for a, n in enumerate(sizes) if n > 1), default=0)
     return any(a == last for a, _ in bits)
 
@@ -413,13 +443,17 @@ def _name_source_bits(node: Node, operand: Value) -> Mapping[LayoutBit, LayoutBi
 def make_reduction_layout(sizes: Sizes, threads: int, vector: int, reduced: ReducedBits) -> DistributedLayout:
     """Blocked layout, but that threads differ in what is reduced only where nothing else is left.
 
+    Where that is along the last axis, the lanes of a warp differ in it: a warp then reduces rows of its own.
+
     >>> print(make_reduction_layout((4, 8), 8, 1, frozenset([(0, 0), (0, 1)])))
     4x8 registers [0.0 0.1] threads [1.0 1.1 1.2]
     """
     bits = [(a, p) for a in reversed(range(len(sizes))) for p in range(bit_width(sizes[a]))]
     lanes = bit_width(threads)
     inner = min(bit_width(vector), max(0, len(bits) - lanes), bit_width(sizes[-1]) if sizes else 0)
-    ordered = [*(b for b in bits if b not in reduced), *(b for b in bits if b in reduced)]
+    first = inner + LANE_BITS if reduces_last_axis(sizes, reduced) else inner
+    rest = bits[first:]
+    ordered = [*bits[:first], *(b for b in rest if b not in reduced), *(b for b in rest if b in reduced)]
     across = ordered[inner : inner + lanes]
     held = (*ordered[:inner], *ordered[inner + lanes :])
     return DistributedLayout(sizes, held, (*across, *(None,) * (lanes - len(across))))

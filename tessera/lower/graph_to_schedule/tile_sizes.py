@@ -27,6 +27,8 @@ MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
 MIN_RESULT_LANES = 64
 # The results that programs of short columns have at least, unless these have more elements together.
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
+# The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
+MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -75,7 +77,7 @@ class TileSizeSearch:
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
 
-    def _pad(self, size: int) -> int:
+    def pad(self, size: int) -> int:
         """The elements that an axis of a block takes in registers."""
         return 1 << (size - 1).bit_length() if self.plan.power_of_two_tiles else size
 
@@ -109,7 +111,7 @@ class TileSizeSearch:
             size = size or self.cut(dim, target, factor)
             self.tile[dim] = size
             held *= size
-            budget = budget // self._pad(size) if size >= self.extents[dim] else 0
+            budget = budget // self.pad(size) if size >= self.extents[dim] else 0
         return budget
 
     def find_contiguous_dims(self) -> set[int]:
@@ -299,6 +301,8 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
         budget = max(
             budget, min(MIN_RESULTS, MAX_COLUMNS // tiling.tile[row]) // math.prod(tiling.tile[d] for d in lanes)
         )
+    if not lanes and not tiling.loop:
+        budget = max(budget, _count_rows_together(tiling, row, others))
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
@@ -306,6 +310,16 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut(row, longest)
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
+
+
+def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
+    """The rows of a program that reduces whole rows to numbers: one for each warp, if programs remain enough."""
+    plan = tiling.plan
+    stores = [tiling.forms.indices(n) for n in tiling.block.nodes if n.op is schedule.store]
+    kept = any(row in a.dims for access in stores for e in access for a, _ in e.terms)
+    together = min(plan.row_warps, MAX_ROWS_TOGETHER // tiling.pad(tiling.tile[row]))
+    count = math.prod(tiling.extents[d] for d in others)
+    return together if together >= MIN_ROWS_TOGETHER and not kept and count >= together * ROW_PROGRAMS else 1
 
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
