@@ -70,6 +70,22 @@ def test_a_quotient_of_numbers_rounded_down_is_known():
     np.testing.assert_array_equal(limit.radius, np.zeros(6))
 
 
+EXTREMES = [
+    s * v for s in (1.0, -1.0) for v in (0.0, 5e-324, 2.0**-1022, 2.0**-52, 1.0, 1 + 2.0**-52, 3.7, 1.7e308, np.inf)
+]
+
+
+@given(st.floats() | st.sampled_from(EXTREMES), st.floats() | st.sampled_from(EXTREMES))
+def test_a_remainder_is_known_where_its_quotient_overflows(x, y):
+    function = Jit(elementwise.remainder).trace(np.zeros(1), np.zeros(1)).function
+    (limit,) = bound.run(function, [np.array([x]), np.array([y])])
+    known = np.isfinite(x) and np.isfinite(y) and y != 0
+    exact = Fraction(x) - Fraction(y) * (Fraction(x) // Fraction(y)) if known else None
+    assert np.isnan(limit.value[0]) == (np.isnan(x + y) or np.isinf(x) or y == 0)
+    assert exact is None or abs(float(exact) - limit.value[0]) <= limit.radius[0]
+    assert not np.isnan(limit.radius[0])
+
+
 def test_integers_that_may_wrap_have_bounds_that_say_so():
     """A rounding before the conversion decides between 126 and 127, and 127 + 1 is -128."""
     x = np.full(1, 127.0, "f4")

@@ -195,8 +195,11 @@ def bound_remainder(site: ErrorSite, x: IntervalArray, y: IntervalArray) -> Inte
     if value.dtype.kind != "f":
         return make_interval(value, off)
     size = np.abs(whole) + off
-    radius = x.radius + size * y.radius + np.where(off > 0, off * np.abs(y.value), 0.0)
+    moved = np.where(y.radius > 0, size * y.radius, 0.0)
+    radius = x.radius + moved + np.where(off > 0, off * np.abs(y.value), 0.0)
     product = size * (np.abs(y.value) + y.radius)
+    beyond = np.isinf(whole) & np.isfinite(y.value)  # the quotient overflows, y times it is about x
+    product = np.where(beyond, np.abs(x.value) + np.abs(y.value), product)
     rounding = site.compute.rounding(np.where(np.isfinite(product), product, 0.0))
     certain = (x.radius == 0) & (y.radius == 0)
     divides = certain & (value == 0) & (off == 0)  # the product is the dividend, which the format has
