@@ -39,9 +39,9 @@ def write_pages(k, v, table, past, count, keys, values, *, ring: bool = False):
         place = past[b] + s
         page = place // keys.shape[2]
         page = page % table.shape[1] if ring else page
-        tile.assert_(page < table.shape[1], "a cache is written past its end: position {}", place)
+        tile.assert_(page < table.shape[1], "a cache is written past its end", place)
         number = table[b, page]
-        tile.assert_(number >= 0, "a cache is written where it has no page: position {}", place)
+        tile.assert_(number >= 0, "a cache is written where it has no page", place)
         row = place % keys.shape[2]
         keys[number, 0 : keys.shape[1], row, 0 : keys.shape[3]] = k[b, s, 0 : k.shape[2], 0 : k.shape[3]]
         values[number, 0 : values.shape[1], row, 0 : values.shape[3]] = v[b, s, 0 : v.shape[2], 0 : v.shape[3]]
@@ -247,7 +247,7 @@ def _attend_parts(
     """The attention of rows [B, G, R, D], by `parts` programs for each head, and a launch that combines theirs."""
     lead, width = (parts, *rows.shape[:3]), rows.shape[3]
     memories = [OutputMemory(TensorType(s, f32)) for s in ((*lead, width), lead, lead)]
-    size = TENSOR_ROWS if attrs["narrow"] else round_to_power(int(rows.shape[2]))
+    size = max(TENSOR_ROWS if attrs["narrow"] else 1, round_to_power(int(rows.shape[2])))
     found = launch(attend_pages_part, (parts, *rows.shape[1::-1]), rows, keys, values, *requests, *memories, **attrs,
                    BM=size)  # fmt: skip
     return combine(found, rows.type, attrs["scale"] * LOG2_E)

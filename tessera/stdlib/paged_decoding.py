@@ -69,9 +69,9 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
     of_key, of_value = group * shared + g, (group + 1) * shared + g
     page, row = past[b] // size, past[b] % size
     if count[b] > 0 and page >= begin and page < end:
-        tile.assert_(page < table.shape[1], "a cache is written past its end: position {}", past[b])
+        tile.assert_(page < table.shape[1], "a cache is written past its end", past[b])
         number = table[b, page]
-        tile.assert_(number >= 0, "a cache is written where it has no page: position {}", past[b])
+        tile.assert_(number >= 0, "a cache is written where it has no page", past[b])
         if cos is None:
             keys[number, g, row, :] = tile.cast(heads[b, of_key, :], keys.dtype)
         else:

@@ -32,9 +32,8 @@ REDUCTIONS = {"sum": reduce.sum, "prod": reduce.prod, "max": reduce.max, "min": 
 
 def pick_one(pairs, which):
     """The elements of pairs that a mask names, one of each pair: as the largest bits, which keep -0 and NaN."""
-    wide = pairs.dtype.bits == 64
-    bits = bitcast(pairs, int64 if wide else int32) if pairs.dtype.is_float else pairs
-    least = 0 if pairs.dtype.kind == "uint" else -(1 << 63) if wide else -(1 << 31)
+    bits = bitcast(pairs, int64 if pairs.dtype.bits == 64 else int32) if pairs.dtype.is_float else pairs
+    least = find_neutral("max", bits.dtype)
     found = tile.max(tile.where(which, bits, least), axis=2, keepdims=True)
     return bitcast(found, pairs.dtype) if pairs.dtype.is_float else found
 

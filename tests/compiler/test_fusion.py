@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.errors import ArgumentError, UnknownNameError
+from tessera.ops.dialects.tile import find_written_refs
 from tessera.runtime.program import prepare
 
 X, W, B = (np.random.default_rng(0).standard_normal(s).astype("f4") for s in ((4, 8), (8, 8), (8,)))
@@ -141,3 +142,20 @@ def test_groups_that_are_none(groups):
         ts.fusion.manual([["matmull"]])
     with pytest.raises(ArgumentError):
         ts.fusion.pattern(object)
+
+
+def list_stored(program, *args):
+    """The types that the kernels of a program for a GPU write, in order."""
+    module = prepare(program, args, "ptx").levels["tile"]
+    written = [[v for v in find_written_refs(f.body) if v in f.params] for f in module.functions[1:]]
+    return [str(v.type.dtype) for each in written for v in each], [f.name for f in module.functions[1:]]
+
+
+def test_a_product_writes_for_another_one_what_that_reads():
+    """The epilogue and the narrow type of a gate are those of its own product's kernel."""
+    x, w = (np.zeros(s, "f4") for s in ((256, 128), (128, 256)))
+    stored, names = list_stored(ts.jit(lambda x, w, u: ts.relu(x @ w).to(ts.bf16).to(ts.f32) * (x @ u)), x, w, w)
+    assert stored == ["bf16", "f32"] and len(names) == 2
+    halves = [a.astype(ts.bf16.numpy) for a in (x, w, w)]
+    _, names = list_stored(ts.jit(lambda x, w, u: ts.silu(x @ w) * (x @ u)), *halves)
+    assert ["exp" in n for n in names] == [True, False]

@@ -97,3 +97,20 @@ def test_blocks_of_products_fill_the_last_wave_of_programs():
     sizes = ((2048, 768), (2048, 3072), (1024, 3072))  # short contractions overlap what follows them
     found = [choose_for_gpu(lambda x, w: x @ w, (8192, k), (k, n)) for k, n in sizes]
     assert [tiles["i1"] for (tiles,) in found] == [128, 256, 128]
+
+
+def find_block(m, k, n, dtype=ts.bf16, target="ptx"):
+    """The rows of a block of a product on a target."""
+    operands = [np.zeros(s, dtype.numpy) for s in ((m, k), (k, n))]
+    levels = lower(ts.jit(lambda x, w: x @ w).trace(*operands).function, target)
+    kernel = next(n for n in levels["schedule"].main.body.nodes if n.op is schedule.kernel)
+    return kernel.attrs["schedule"]["tile"][0]
+
+
+@pytest.mark.parametrize("m", [17, 40, 63])
+def test_blocks_of_few_rows_are_those_of_a_warp_group(m):
+    assert find_block(m, 512, 16384) == 64
+    assert find_block(m, 512, 40) <= m  # the right operand is small, too
+    assert find_block(m, 512, 16384, ts.f32) == m
+    assert find_block(16, 512, 16384) == 16  # an instruction of a warp has as many rows
+    assert find_block(640, 512, 128) < 64  # one of several blocks: there would be fewer programs

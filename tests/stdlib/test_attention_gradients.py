@@ -66,6 +66,18 @@ def test_gradients_agree_with_the_definition(name, arch):
         assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
 
 
+def test_keys_past_the_end_have_no_weight():
+    """Scores far below 0 have sums of which the weights of keys that do not exist would be infinities."""
+    rng = np.random.default_rng(0)
+    q = np.abs(rng.standard_normal((1, 2, 100, 64))) + 2
+    k, v, g = -2 * q[:, :, :70], rng.standard_normal((1, 2, 70, 64)), rng.standard_normal((1, 2, 100, 64))
+    operands = [ts.tensor(x.astype(np.float32)).to(ts.bf16) for x in (np.tile(x, (2, 1, 1, 1)) for x in (q, k, v, g))]
+    levels = driver.lower(make_program(False, None).trace(*operands).function, "ptx")
+    found = BACKEND.interpreter(BACKEND.emit(levels["tile"], {"arch": "sm_80"}))([x.numpy() for x in operands])
+    for ours, exact in zip(found, compute_exactly(operands, False, None), strict=True):
+        assert np.linalg.norm(ours.astype(np.float64) - exact) < 0.1 * np.linalg.norm(exact)
+
+
 def test_the_loops_use_warp_groups():
     operands = draw(1, 1, 128, 128, 64, 64, ts.bf16)
     levels = driver.lower(make_program(True, None).trace(*operands).function, "ptx")
@@ -101,6 +113,27 @@ def test_gradients_of_gradients():
         ahead, behind = (first(q + ts.tensor(sign * shift)).numpy() for sign in (1, -1))
         numeric[at] = ((ahead - behind) * direction.numpy()).sum() / (2 * step)
     np.testing.assert_allclose(moved, numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("part", [np.s_[..., ::3], np.s_[..., 32:160], np.s_[:, 1:, 128:256], np.s_[..., 127::-1]])
+def test_heads_of_a_part_of_an_array(part):
+    """Features that are not heads side by side are copied before they are read."""
+    rng = np.random.default_rng(3)
+    whole = ts.tensor(rng.standard_normal((2, 129, 384)).astype(np.float32)).to(ts.bf16)
+    length = whole.numpy()[part].shape[1]
+    g = ts.tensor(rng.standard_normal((2, 2, length, 64)).astype(np.float32)).to(ts.bf16)
+
+    def program(whole, g):
+        def loss(whole):
+            heads = whole[part].reshape((2, length, 2, 64)).permute(0, 2, 1, 3)
+            return (ts.scaled_dot_product_attention(heads, heads, heads, is_causal=True) * g).to(ts.f32).sum()
+
+        return ts.grad(loss)(whole)
+
+    levels = driver.lower(ts.jit(program).trace(whole, g).function, "ptx")
+    (found,) = driver.run_level(levels, "tile", [whole.numpy(), g.numpy()], "ptx")
+    exact = program(whole.to(ts.f64), g.to(ts.f64)).numpy()
+    assert np.linalg.norm(found.astype(np.float64) - exact) < 6e-3 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

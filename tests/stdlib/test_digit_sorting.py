@@ -6,6 +6,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
+from tessera.runtime import driver
 from tessera.runtime.program import prepare
 from tessera.stdlib import digit_sorting, row_sorting
 from tessera.stdlib.digit_sorting import list_digits
@@ -43,6 +44,15 @@ def test_all_equal_and_all_digits():
     rng = np.random.default_rng(2)
     x = np.stack([np.full(1500, 7, "i4"), rng.integers(-(2**31), 2**31, 1500).astype("i4")])
     _, (ours,) = run(lambda x: ts.argsort(x, axis=-1), x, "ptx", "target")
+    np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
+
+
+@pytest.mark.parametrize("programs", [1, 100])
+def test_threads_wait_for_each_other(monkeypatch, programs):
+    monkeypatch.setattr(digit_sorting, "PROGRAMS", programs)  # parts of several rounds, or of one
+    x = np.random.default_rng(0).standard_normal((1, 1100)).astype("f2")
+    levels = driver.lower(ts.jit(lambda x: ts.argsort(x, axis=-1)).trace(x).function, "ptx")
+    (ours,) = BACKEND.sanitized(BACKEND.emit(levels["tile"], {}))([x])
     np.testing.assert_array_equal(ours, np.argsort(x, axis=-1, kind="stable"))
 
 

@@ -82,16 +82,24 @@ def test_parts_of_the_pages(target, parts, sizes):
         assert np.allclose(got[b, :n], want, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 9, 3, 64, 16, 0), (1, 24, 8, 2, 64, 32, 0), (3, 5, 6, 3, 32, 4, 6)])
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ((2, 1, 9, 3, 64, 16, 0), None),
+        ((1, 24, 8, 2, 64, 32, 0), None),
+        ((3, 5, 6, 3, 32, 4, 6), None),
+        ((1, 17, 4, 2, 32, 8, 5), 3),
+    ],
+)
 @pytest.mark.parametrize("dtype", [ts.bf16, ts.f16])
-def test_tensor_cores_multiply_narrow_pages(sizes, dtype):
+def test_tensor_cores_multiply_narrow_pages(sizes, parts, dtype):
     case = Case(*sizes)
     arrays = [x.astype(dtype.numpy) for x in (case.q, case.k, case.v, case.keys, case.values)]
 
     @ts.jit(target="ptx")
     def run(q, k, v, keys, values, table, past, count):
         keys, values = append_pages(keys, values, k, v, table, past, count)
-        return paged_attention(q, keys, values, table, past, count, window=case.window)
+        return paged_attention(q, keys, values, table, past, count, window=case.window, parts=parts)
 
     got = run(*arrays, case.table, case.past, case.count).numpy().astype(np.float32)
     for b, n in enumerate(case.count):
@@ -119,3 +127,42 @@ def test_a_ring_keeps_the_newest():
     q = np.zeros((1, 1, 1, 1), np.float32)
     got = paged_attention(q, keys, values, table, np.int32([6]), np.int32([1]), window=3, ring=True)
     assert got.numpy().item() == 5.0
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_a_window_reads_a_ring(target, parts):
+    """Positions after the end of the table are read where `append_pages` wrote them."""
+    case, ring, steps = Case(1, 1, 4, 2, 16, 4, 0), 3, 23
+    table, pages = np.int32([[2, 0, 1]]), np.full((3, 2, 4, 16), np.nan, np.float32)
+    k, v = (RNG.standard_normal((steps, 2, 16)).astype(np.float32) for _ in range(2))
+
+    @ts.jit(target=target)
+    def run(q, k, v, keys, values, past, count):
+        keys, values = append_pages(keys, values, k, v, table, past, count, ring=True)
+        return paged_attention(q, keys, values, table, past, count, window=7, ring=True, parts=parts), keys, values
+
+    keys = values = pages
+    for i in range(steps):
+        got, keys, values = run(
+            case.q, k[None, i : i + 1], v[None, i : i + 1], keys, values, np.int32([i]), np.int32([1])
+        )
+        want = attend(case.q[0], k[: i + 1], v[: i + 1], 7)
+        assert i < ring * 4 - 4 or np.isfinite(got.numpy()).all()
+        assert np.allclose(got.numpy()[0], want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("scale", [0.0, -0.4])
+def test_scales_that_are_not_positive(scale, parts):
+    case = Case(2, 3, 4, 2, 32, 8, 0)
+
+    @ts.jit(target="llvm")
+    def run(q, k, v, keys, values, table, past, count):
+        keys, values = append_pages(keys, values, k, v, table, past, count)
+        return paged_attention(q, keys, values, table, past, count, scale=scale, parts=parts)
+
+    got = run(case.q, case.k, case.v, case.keys, case.values, case.table, case.past, case.count).numpy()
+    for b, n in enumerate(case.count):
+        want = attend(case.q[b, :n] * np.float32(scale * 32**0.5), *case.whole[b], 0)
+        assert np.allclose(got[b, :n], want, rtol=1e-5, atol=2e-6)

@@ -45,7 +45,7 @@ def step_by_step(heads, cos, sin, keys, values, table, past, count, turned, wind
                                                ("llvm", ts.bf16)])  # fmt: skip
 @pytest.mark.parametrize(("sizes", "turned", "window", "parts"), [
     ((2, 6, 2, 32, 16, 4), True, 0, 1), ((1, 8, 2, 32, 16, 5), True, 0, 3), ((3, 3, 3, 64, 8, 3), False, 0, 2),
-    ((2, 9, 3, 16, 8, 4), True, 11, 2),
+    ((2, 9, 3, 16, 8, 4), True, 11, 2), ((2, 40, 2, 16, 8, 3), True, 0, 1), ((2, 40, 2, 16, 8, 3), False, 9, 2),
 ])  # fmt: skip
 def test_a_position_is_what_its_ops_give(target, dtype, sizes, turned, window, parts):
     arrays, requests = draw(*sizes, dtype)
@@ -66,12 +66,14 @@ def test_a_position_is_what_its_ops_give(target, dtype, sizes, turned, window, p
         assert np.allclose(g, w, atol=tolerance, rtol=tolerance)
 
 
-def test_a_position_past_the_table_is_an_error():
+@pytest.mark.parametrize(("place", "page", "says"), [(8, 0, "past its end"), (5, -1, r"has no page[\s\S]*with 5")])
+def test_a_position_without_a_page_is_an_error(place, page, says):
     arrays, (table, past, count) = draw(1, 2, 1, 8, 4, 2, ts.f32)
+    table[0, 1] = page
 
     @ts.jit(target="llvm")
     def fused(heads, cos, sin, keys, values, *requests):
         return decode_position(heads, (cos, sin), (keys, values), *requests)
 
-    with pytest.raises(TesseraError, match="past its end"):
-        fused(*arrays, table, np.full_like(past, 8), count)
+    with pytest.raises(TesseraError, match=says):
+        fused(*arrays, table, np.full_like(past, place), count)

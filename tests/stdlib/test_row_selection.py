@@ -61,6 +61,21 @@ def test_candidates_up_to_a_bound(target, kind):
     np.testing.assert_array_equal(ours, order(x, True)[:, :5])
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("size", [700, 701, 704])
+def test_candidates_are_elements_of_their_row(size, descending):
+    """Where the bound is the largest order, what lies past the end of a row does not exceed it either."""
+    info = np.iinfo("i4")
+    x = np.full((3, size), info.min if descending else info.max, "i4")
+
+    def select(x):
+        return row_selection.select_front(x, 5, descending, chunk=16, packed=16)
+
+    names, (ours,) = run(select, x, "llvm", "tile")
+    assert has(names, "collect_candidates")
+    np.testing.assert_array_equal(ours, np.tile(np.arange(5), (3, 1)))
+
+
 def test_few_elements_of_rows_are_not_sorted():
     x = draw("f4", 2, 100)
     function = ts.jit(lambda x: (ts.argsort(x)[:, :60], ts.argsort(-x)[:, 3:5])).trace(x).function

@@ -66,7 +66,9 @@ def test_types_of_products_and_reversed_scans(dtype):
             np.testing.assert_array_equal(ours.astype("f8"), want[:, ::-1] if reverse else want)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "i4", "u1", "?"])
+@pytest.mark.parametrize(
+    "dtype", ["f4", "f8", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "i4", "i1", "i2", "u1", "?"]
+)
 def test_running_extremes(monkeypatch, dtype):
     monkeypatch.setattr(running_sums, "CHUNK", 64)
     monkeypatch.setattr(running_sums, "PART_CHUNKS", 1)

@@ -126,3 +126,26 @@ def test_the_host_sees_failures_without_copies(monkeypatch):
     assert watch in queued_failures._queued  # no launch on that stream
     queued_failures.wait_and_examine()
     assert watch not in queued_failures._queued and waited[-1] == 9
+
+
+def test_failures_of_several_launches_are_raised_once(monkeypatch):
+    class Launch:
+        failed, raised = True, 0
+
+        def has_failed(self):
+            return self.failed
+
+        def check_buffers(self, drv):
+            self.raised += 1
+            raise ExecutionError("failed")
+
+        def reset_buffers(self, drv):
+            self.failed = False
+
+    first, second = Launch(), Launch()
+    monkeypatch.setattr(launch_watch, "synchronize_stream", lambda stream: None)
+    watch = LaunchWatch([first, second], None)
+    with pytest.raises(ExecutionError):
+        watch.raise_seen()
+    watch.raise_seen()  # the second launch ran on what the first one left
+    assert (first.raised, second.raised) == (1, 0) and not second.failed

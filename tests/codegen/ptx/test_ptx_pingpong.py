@@ -37,6 +37,17 @@ def given(m, n, k):
     return {**found, "bias": random.standard_normal(n).astype(bf16.numpy), "out": np.zeros((m, n), bf16.numpy)}
 
 
+@kernel
+def stored_wide(a, b, bias, out):
+    """The positive part of a b."""
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * 128
+    acc = tile.zeros((128, 128), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + 128], edge="clip"))
+    tile.store(out[m : m + 128, n : n + 128], tile.cast(tile.maximum(acc, 0.0), out.dtype), edge="clip")
+
+
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(pingpong, "MIN_PROGRAMS", 1)
@@ -53,6 +64,16 @@ def test_two_teams_of_two_warp_groups(few, m, n, k):
     want = np.tanh(a @ b + bias).reshape(m, n // 128, 128)
     want = (want - want.mean(axis=-1, keepdims=True)).reshape(m, n)
     np.testing.assert_allclose(out, want, atol=2e-2)
+
+
+def test_teams_stage_their_results_apart(few):
+    """Without waits that this kernel lacks: the emulator's debug mode finds where teams share memory."""
+    arguments = given(400, 128, 72)
+    artifact = BACKEND.emit(prepare(stored_wide, arguments, "ptx", (4, 1)).levels["tile"], {"arch": "sm_90a"})
+    assert ".reqntid 384" in artifact.text(TEXT_FILE) and "cp.async.bulk.tensor.2d.global" in artifact.text(TEXT_FILE)
+    BACKEND.sanitized(artifact)(list(arguments.values()))
+    a, b, _, out = (x.astype(np.float64) for x in arguments.values())
+    np.testing.assert_allclose(out, np.maximum(a @ b, 0), rtol=2.0**-7, atol=2.0**-7)
 
 
 def chosen(entry, arguments, grid=None):

@@ -22,6 +22,7 @@ from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, f16, f32
 from tessera.frontend.kernel import kernel
+from tessera.interp.tile import interpreter
 from tessera.ops.dialects import control_flow
 from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
@@ -88,6 +89,44 @@ def test_rows_need_not_lie_before_columns():
     for h in range(3):
         want = wanted({k: given[k][:, h] for k in "abc"}, 64, False)
         assert np.linalg.norm(out[:, h].astype(np.float64) - want) < 6e-3 * np.linalg.norm(want)
+
+
+def test_rows_along_any_axis_at_every_pass():
+    """What the passes make computes as the kernel does, also before there is a text."""
+    random = np.random.default_rng(1)
+    sizes = {"a": (72, 3, 64), "b": (136, 3, 64), "c": (136, 3, 64), "out": (72, 3, 64)}
+    given = {k: random.standard_normal(s).astype(bf16.numpy) for k, s in sizes.items()}
+    module = prepare(gated_heads, {**given, "BM": 64, "BN": 64}, "ptx", (2, 3)).levels["tile"]
+    want = np.stack([wanted({k: given[k][:, h] for k in "abc"}, 64, False) for h in range(3)], axis=1)
+    names = set()
+    for each in BACKEND.passes(module, {"arch": "sm_90a"}):
+        module = each.run(module)
+        names |= {n.op.name for f in module.functions for n in f.body.walk()}
+        arrays = [a.copy() for a in given.values()]
+        interpreter.run(module, arrays)
+        assert np.linalg.norm(arrays[-1].astype(np.float64) - want) < 6e-3 * np.linalg.norm(want), each.name
+    assert {"ptx.async_mma", "ptx.resident_operand"} <= names
+
+
+@kernel
+def multiplied_heads(a, b, out, *, BM: int, BN: int):
+    """Products of heads, whose rows lie along the first axis of each operand or of one."""
+    m, n, h = tile.program_id(0) * BM, tile.program_id(1) * BN, tile.program_id(2)
+    acc = tile.zeros((BM, BN), f32)
+    for k in tile.range(0, b.shape[0], 64):
+        left = tile.load(a[m : m + BM, h, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, h, n : n + BN], edge="clip"))
+    tile.store(out[m : m + BM, h, n : n + BN], tile.cast(acc, out.dtype), edge="clip")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_products_of_rows_along_the_first_axis(arch):
+    random = np.random.default_rng(2)
+    sizes = {"a": (200, 3, 136), "b": (136, 3, 256), "out": (200, 3, 256)}
+    given = {k: random.standard_normal(s).astype(bf16.numpy) for k, s in sizes.items()}
+    out, _ = compiled(multiplied_heads, {**given, "BM": 128, "BN": 128}, (2, 2, 3), arch)
+    want = np.einsum("mhk,khn->mhn", given["a"].astype(np.float64), given["b"].astype(np.float64))
+    assert np.linalg.norm(out.astype(np.float64) - want) < 6e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.parametrize(
