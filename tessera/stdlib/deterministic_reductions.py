@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, Location, library_caller_location
-from tessera.core.symbolic_dim import ceil_divide, round_up
+from tessera.core.symbolic_dim import ceil_divide
 from tessera.core.types import TensorType, as_dtype, int32, int64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -85,8 +85,9 @@ def tree_sum(kernel: Any, x: Any) -> Any:
 # Scatters of rows in the order of the indices: the same bits on every run.
 
 
-BLOCK_COLS, MAX_BLOCK_COLS = 64, 512  # of rows that are updated in place: long accesses,
-ROW_PROGRAMS = 4  # and some programs
+MAX_BLOCK_COLS = 4096  # of rows that are updated in place: whole ones, as their places are anywhere in memory
+ROW_PROGRAMS = 2  # that update rows of `WIDE_COLS` elements or more; each reads all places
+WIDE_COLS = 256
 
 
 def combine_update(before, more, mode):
@@ -103,17 +104,25 @@ def combine_update(before, more, mode):
 
 
 @kernel
-def update_rows_in_place(memory, places, updates, *, BC: int, mode, check):
-    """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC)).
+def update_rows_in_place(memory, places, updates, *, rows: int, BC: int, mode, check):
+    """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC),
+    ceil(N / rows)): a program updates the places among its rows (owner computes).
 
     `check(place)` is the place, checked.
     """
-    lead, first = tile.program_id(0), tile.program_id(1) * BC
+    lead, first, top = tile.program_id(0), tile.program_id(1) * BC, tile.program_id(2) * rows
     for p in tile.range(0, places.shape[0], 1):
         place = check(places[p])
-        before = tile.load(memory[lead, place, first : first + BC], edge="clip")
-        more = tile.load(updates[lead, p, first : first + BC], edge="clip")
-        tile.store(memory[lead, place, first : first + BC], combine_update(before, more, mode), edge="clip")
+        if rows >= memory.shape[1]:
+            _update_row(memory, updates, lead, place, p, first, BC, mode)
+        elif (place >= top) & (place < top + rows):
+            _update_row(memory, updates, lead, place, p, first, BC, mode)
+
+
+def _update_row(memory, updates, lead, place, p, first, columns, mode):
+    before = tile.load(memory[lead, place, first : first + columns], edge="clip")
+    more = tile.load(updates[lead, p, first : first + columns], edge="clip")
+    tile.store(memory[lead, place, first : first + columns], combine_update(before, more, mode), edge="clip")
 
 
 @dataclass(frozen=True)
@@ -133,10 +142,12 @@ def update_in_place(x: Any, places: Any, updates: Any, mode: str, check: PlaceCh
 
     A place is checked as it is read: a pass over the places of its own costs as much as the updates.
     """
-    lead, _, width = (int(n) for n in x.shape)
-    block = min(width, max(BLOCK_COLS, min(MAX_BLOCK_COLS, round_up(ceil_divide(width, ROW_PROGRAMS), 16))))
-    grid = (lead, ceil_divide(width, block))
-    return launch(update_rows_in_place, grid, x, places, updates, BC=block, mode=mode, check=check)
+    lead, count, width = (int(n) for n in x.shape)
+    block = min(width, MAX_BLOCK_COLS)
+    strips = ceil_divide(width, block)
+    rows = ceil_divide(count, ceil_divide(ROW_PROGRAMS, strips) if width >= WIDE_COLS else 1)
+    grid = (lead, strips, ceil_divide(count, rows))
+    return launch(update_rows_in_place, grid, x, places, updates, rows=rows, BC=block, mode=mode, check=check)
 
 
 # The same with many programs: the updates are sorted by their place, so that each row finds its own side by side.
