@@ -29,7 +29,8 @@ class CostModel:
     variable_load: int = 6  # a descriptor that a variable holds: products, a student's product of vectors
     constant_operand: int = 1  # a constant scalar operand: STREAM
     register_load: int = 3  # `@load_to_dsr`
-    task_call: int = 4  # `@activate`, `@block`, `@unblock`: slides of vectors
+    task_call: int = 4  # `@activate`: slides of vectors
+    task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
     map_call: int = 18  # a call of `@map`: a product of a matrix and a vector on one PE
     descriptor_change: int = 12  # `@increment_dsd_offset` and its relatives, with the store: products
@@ -46,7 +47,10 @@ class CostModel:
     call: int = 0  # of a function: the vendor's compiler inlines
     argument: int = 0
     timestamp: int = 5  # `get_timestamp`: STREAM
-    injection: tuple[int, int] = (4, 6)  # a word from its operation into the router: two stencils
+    injection: tuple[int, int] = (
+        4,
+        9,
+    )  # a word from its operation into the router: stencils, a wavelet through PEs
     configuration: int = 10  # a call of `<tile_config>` that changes the router
     collective_setup: int = 510  # `<collectives_2d>`: before the first word of an operation
     collective_forwarding: int = 215  # more on a PE that forwards words
@@ -60,10 +64,11 @@ class CostModel:
 RANGES: dict[str, tuple[Any, Any]] = {
     "task_start": ((2, 3), (4, 6)),
     "task_call": (2, 5),
+    "task_block": ((1, 4), (2, 5)),
     "variable_load": (4, 8),
     "descriptor_change": (6, 16),
     "call": (0, 5),
-    "injection": ((2, 4), (6, 9)),
+    "injection": ((2, 6), (6, 10)),
     "collective_setup": (470, 560),
     "transfer": (120, 160),
 }

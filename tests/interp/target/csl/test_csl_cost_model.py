@@ -58,3 +58,27 @@ def test_texts_select_models():
 def test_other_texts_are_refused(text):
     with pytest.raises(ArgumentError):
         load_costs(text)
+
+
+def test_the_counter_of_a_pe_begins_when_it_is_enabled(tmp_path):
+    source = TIMED.replace("fn main() void {", "fn main() void { b[0] = 1.0; b[1] = 2.0; time.enable_tsc();")
+    pe = simulate(tmp_path, source % "", "wse3")
+    assert int(pe.get_variable("t0")[0]) == COSTS.timestamp
+
+
+def test_a_color_that_a_function_returns_is_a_constant_of_a_descriptor(tmp_path):
+    program = """
+    fn pick() color { return @get_color(3); }
+    const queue = @get_output_queue(2);
+    fn send() void {
+      const out = @get_dsd(fabout_dsd, .{ .extent = 1, .fabric_color = COLOR, .output_queue = queue });
+      @mov32(out, @as(u32, 5), .{ .async = true });
+    }
+    comptime { @initialize_queue(queue, .{ .color = @get_color(3) }); }
+    """
+    counts = set()
+    for color in ("pick()", "@get_color(3)"):
+        source = program.replace("COLOR", color) + TIMED % "send();"
+        pe = simulate(tmp_path, source, "wse3")
+        counts.add(int(pe.get_variable("t1")[0]) - int(pe.get_variable("t0")[0]))
+    assert len(counts) == 1

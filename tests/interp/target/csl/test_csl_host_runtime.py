@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
+from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError, TesseraError
 from tessera.interp.target.csl import host_tools_folder
 from tessera.interp.target.csl.host import cs_python, cslc, port_maps, sdk_layout
 from tessera.interp.target.csl.host import runtime as host_runtime
@@ -366,3 +366,37 @@ def test_wrong_names_and_streams_are_typed_errors(runtime, wrong, message):
     runtime.run()
     with pytest.raises(ArgumentError, match=message):
         wrong(runtime)
+
+
+WRONG_VALUES = (5.5, None, "none", b"x", [], {}, object(), (1, 2), np.zeros(3), float("nan"), -1)
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=lambda value: repr(value)[:12])
+def test_wrong_values_of_every_argument_are_typed_errors(runtime, wrong):
+    runner = runtime
+    runner.load()
+    runner.run()
+    number, array = runner.get_id("x"), np.zeros(16, np.float32)
+    sizes = {"px": 0, "py": 0, "w": 1, "h": 1, "elem_per_pe": 2}
+    for name in ("memcpy_h2d", "memcpy_h2d_rowbcast", "memcpy_h2d_colbcast", "memcpy_d2h"):
+        copy = getattr(runner, name)
+        for argument in (*sizes, *HOW):
+            named = {**sizes, **HOW, argument: wrong}
+            with pytest.raises(TesseraError):
+                copy(*((array, number) if name == "memcpy_d2h" else (number, array)), **named)
+        with pytest.raises(TesseraError):
+            copy(*((array, wrong) if name == "memcpy_d2h" else (wrong, array)), **sizes, **HOW, streaming=True)
+    for call in (runner.get_id, runner.task_wait, runner.is_task_done, runner.launch, runner.call):
+        with pytest.raises(ArgumentError):
+            call(wrong)
+    with pytest.raises(ArgumentError):
+        runner.read_symbol(0, 0, wrong)
+
+
+def test_an_error_of_the_host_names_what_it_expects_and_was_given(runtime):
+    with pytest.raises(ArgumentError, match="the folder that cslc -o wrote") as error:
+        SdkRuntime(5)
+    assert "5 (int)" in str(error.value)
+    with pytest.raises(ArgumentError, match="HostCommand") as error:
+        runtime.is_task_done("x")
+    assert "'x' (str)" in str(error.value)

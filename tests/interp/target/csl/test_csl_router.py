@@ -2,8 +2,8 @@
 
 import pytest
 
-from tessera.interp.target.csl.fabric.router_grid import Fabric
-from tessera.interp.target.csl.fabric.routing import Opcode, encode_payload
+from tessera.interp.target.csl.fabric.router_grid import QUEUE_DEPTH, Fabric
+from tessera.interp.target.csl.fabric.routing import WEST, Opcode, encode_payload
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.sema.values import ColorConfig, FilterConfig, SwitchPosition
 from tessera.interp.target.csl.text.diagnostics import CslFault
@@ -82,7 +82,7 @@ def test_backpressure_stops_the_sender():
     assert pes[0].view.push(0, [100]) == 0
     fabric.events.run()
     left = len(fabric.nodes[0, 0].outputs[0].words)
-    assert left == 100 - 3 * fabric.depth - fabric.injection  # the ramp holds the words in transit
+    assert left == 100 - 2 * fabric.depth - QUEUE_DEPTH  # a word on the ramp or in front of its router keeps its slot
     assert len(fabric.describe_stuck()) == 4
     pes[1].open = True
     pes[1].receive_wavelet(0)
@@ -103,8 +103,21 @@ def test_switches_advance_after_the_control_wavelet(ring, want):
     for word in (1, 2, 3, 4, 5):
         view.push(0, [ADVANCE], control=True)
         view.push(0, [word])
-    fabric.events.run()
+        fabric.events.run()
     assert [fabric.nodes[p].pe.words for p in ((1, 0), (0, 1), (2, 1), (1, 2))] == want
+
+
+def test_a_router_takes_no_words_from_a_side_that_its_switch_position_does_not():
+    colors = line(3)
+    colors[1, 0] = {0: ColorConfig(("RAMP",), ("EAST",), (SwitchPosition(rx="WEST"),))}
+    fabric, pes = grid(3, colors)
+    pes[0].view.push(0, range(30))
+    fabric.events.run()
+    assert not fabric.nodes[1, 0].channels[0].inputs[WEST].count
+    assert len(fabric.nodes[0, 0].outputs[0].words) == 30 - QUEUE_DEPTH  # those that wait in the queue are all
+    pes[1].view.push(0, [ADVANCE], control=True)
+    fabric.events.run()
+    assert pes[2].words == list(range(30))
 
 
 def test_a_popped_command_reaches_only_one_router():

@@ -330,7 +330,7 @@ class OutputQueue:
 
     __slots__ = (
         "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "paced",
-        "sink", "waiting_limit", "words",
+        "sink", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
@@ -348,15 +348,14 @@ class OutputQueue:
     def set_depth(self, depth: int) -> None:
         """Set the number of words that the queue holds.
 
-        A word keeps its slot until it is in the router: a queue of fewer slots than its way has cycles is *paced*, it
-        sends less than one word per cycle.
+        A word keeps its slot until its router has sent it on: a queue of fewer slots than its way has cycles is
+        *paced*, it sends less than one word per cycle, and words that are stopped wait here.
         """
         self.depth, self.paced = depth, depth <= self.node.fabric.injection
-        self.waiting_limit = 1 if self.paced else depth  # words without a slot that make a sender wait
 
     def offer(self, words: list[int]) -> int:
-        """Accept all words if fewer than the depth are queued, otherwise none; returns how many were accepted."""
-        if len(self.words) >= self.waiting_limit:
+        """Accept all words if none waits for a slot, otherwise none; returns how many were accepted."""
+        if self.words:
             self._watched = True
             return 0
         if words and max(words) > WORD_MASK:
@@ -373,7 +372,7 @@ class OutputQueue:
         if channel is None or self._watched or self.emptied is not None or self.paced:
             return False
         delay = node.fabric.injection
-        if channel.depth + delay - channel.inputs[RAMP].count < count:
+        if self.depth - channel.inputs[RAMP].count < count:
             return False
         now = self.events.now
         first = (now if now > node.ramp else node.ramp) + 1
@@ -392,8 +391,12 @@ class OutputQueue:
         """Whether the writing operation is complete because few enough words are queued; if not, the PE is notified
         later.
         """
-        self._watched = len(self.words) >= self.waiting_limit
+        self._watched = bool(self.words)
         return not self._watched
+
+    def is_full(self) -> bool:
+        """Whether no slot is free."""
+        return bool(self.words) or (self.channel is not None and self.channel.inputs[RAMP].count >= self.depth)
 
     def wake(self, time: int) -> None:
         """Try again at that time to send words on."""
@@ -414,7 +417,7 @@ class OutputQueue:
         if not self.words and self.emptied is not None:
             notify_emptied(self, self.emptied)
             self.emptied = None
-        if self._watched and len(self.words) < self.waiting_limit:
+        if self._watched and not self.words:
             self._watched = False
             self.events.at(self.events.now, self._notify_drained)
 
@@ -428,8 +431,8 @@ class OutputQueue:
         if not waiting:
             return
         node = self.node
-        delay = node.fabric.injection  # words in transit on the ramp take no room in the router
-        free = channel.depth + delay - channel.inputs[RAMP].count
+        delay = node.fabric.injection
+        free = self.depth - channel.inputs[RAMP].count
         clear = channel.count_accepted(RAMP, waiting) if 0 < free < waiting else 0
         if clear > free:
             free = clear

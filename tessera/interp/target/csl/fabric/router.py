@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # A direction, the side of the target that it enters, the target, and the words that wait there.
 Way = tuple[int, int, Any, WordBuffer]
+CLOSED_DEPTH = 0  # words that a router takes from a direction which its switch position does not: slides of vectors
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
 
 
@@ -76,8 +77,8 @@ class RouterChannel:
 
     __slots__ = (
         "_due", "_last", "_links", "_log", "_relays", "_serve", "_traffic", "_tx", "_ways", "color", "config", "depth",
-        "events", "feeders", "granted", "inputs", "marked", "neighbours", "node", "ramp_color", "route", "sink",
-        "steady",
+        "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node", "ramp_color", "route",
+        "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -85,6 +86,8 @@ class RouterChannel:
         self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
         self.depth, self.events, self.steady = node.fabric.depth, node.fabric.events, node.fabric.steady
+        self.limits = [self.depth] * len(DIRECTION_NAMES)  # the words that a direction's buffer takes
+        self.open_inputs()
         self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
         self.sink: HostSink | None = None  # words to the host
         # A swap on both axes also exchanges the colors of a pair at the ramp.
@@ -101,7 +104,27 @@ class RouterChannel:
 
     def has_room(self, direction: int) -> bool:
         """Whether one more word fits into the buffer of a direction."""
-        return self.inputs[direction].count < self.depth
+        return self.inputs[direction].count < self.limits[direction]
+
+    def open_inputs(self) -> None:
+        """Take words from the directions of the present switch position; from the others `CLOSED_DEPTH` words.
+
+        A route that the program changes at run time takes words from every side.
+        """
+        route, limits = self.route, self.limits
+        if len(route.positions) == 1 or route.reconfigurable:
+            limits[:] = [self.depth] * len(limits)
+            return
+        rx = route.here[0]
+        for direction in route.sources:
+            limits[direction] = self.depth if direction in rx else CLOSED_DEPTH
+
+    def _finish_switch(self, time: int) -> None:
+        """Open the inputs of the new switch position to the senders that wait there."""
+        self.open_inputs()
+        for direction in self.route.here[0]:
+            if self.has_room(direction):
+                self._wake_senders(direction, time)
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
@@ -163,7 +186,7 @@ class RouterChannel:
             return False
         count, after, blocked = len(words), self._last + 1 if self._last >= now else now, False
         for direction, side, target, room in self._ways:
-            free = (target.limit if direction == RAMP else self.depth) - room.count
+            free = (target.limit if direction == RAMP else target.limits[side]) - room.count
             if free < count:
                 if free > 0:
                     return False
@@ -221,7 +244,7 @@ class RouterChannel:
         count, links = self.depth, self._links
         time = self._last if self._last >= now else now - 1
         for direction, side, target, room in self._ways:
-            free = (target.limit if direction == RAMP else self.depth) - room.count
+            free = (target.limit if direction == RAMP else target.limits[side]) - room.count
             if free <= 0:
                 target.await_room(side, self)
             if free < count:
@@ -272,7 +295,7 @@ class RouterChannel:
         ends, where operations wait for them. `steps` bounds the routers that are looked at.
         """
         buffer, steps = self.inputs[direction], [MAX_LOOKAHEAD] if steps is None else steps
-        room = self.depth - buffer.count
+        room = self.limits[direction] - buffer.count
         steps[0] -= 1
         if room >= wanted or self.marked or steps[0] <= 0 or not self.node.fabric.steady:
             return min(max(room, 0), wanted)
@@ -367,7 +390,7 @@ class RouterChannel:
         node, links = self.node, self.node.links
         for direction in targets:
             time = max(time, links[direction])
-        self._last = time
+        self._last, position = time, self.route.current
         self.inputs[origin].pop()
         self.marked -= word > WORD_MASK
         advances, word = word & ADVANCE_FLAG, word & ~ADVANCE_FLAG
@@ -390,6 +413,8 @@ class RouterChannel:
         if advances:
             self.route.advance()
         self._wake_senders(origin, time)
+        if self.route.current != position:
+            self._finish_switch(time)
 
     def _execute_command(self, word: int, time: int) -> int:
         """Execute the first command of a routed control word."""
@@ -435,6 +460,7 @@ class EdgeChannel:
     def __init__(self, channel: RouterChannel) -> None:
         self.channel, self.granted = channel, 0
         self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
+        self.limits = [channel.depth] * len(DIRECTION_NAMES)
         self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
 
     def await_room(self, direction: int, sender: BackpressureListener) -> None:

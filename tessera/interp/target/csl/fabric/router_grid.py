@@ -98,7 +98,7 @@ class FabricView:
     def output_full(self, color: int) -> bool:
         """Whether the output queue of the color has no room."""
         queue = self.node.get_output(color)
-        return len(queue.words) >= queue.depth
+        return queue.is_full()
 
     def when_empty(self, side: str, color: int, call: Callable[[], None]) -> None:
         """Call `call` once when the color's input ("in") or output queue is empty."""
@@ -122,6 +122,7 @@ class FabricView:
         """The route of a color, to change."""
         channel = self.node.channels.get(color) or self.node.get_routed_channel(color)
         channel.route.reconfigurable = True
+        channel.open_inputs()
         channel.wake(self.node.fabric.events.now)
         return channel.route
 

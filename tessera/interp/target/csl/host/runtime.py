@@ -14,6 +14,15 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DeviceUnavailable, FileError, ShapeError
 from tessera.interp.target.csl.host import cslc
+from tessera.interp.target.csl.host.arguments import (
+    describe_value,
+    require_array,
+    require_dtype,
+    require_flag,
+    require_integer,
+    require_member,
+    require_text,
+)
 from tessera.interp.target.csl.host.sdk_layout import CompiledProgram, Port
 from tessera.interp.target.csl.host.visualisation import draw_run, write_trace
 from tessera.interp.target.csl.simulation import (
@@ -59,10 +68,9 @@ class HostTensor:
         order: MemcpyOrder,
     ) -> None:
         self.array, self.places, self.shape = np.asarray(array), places, shape
-        self.narrow = data_type is MemcpyDataType.MEMCPY_16BIT
-        self.order = "F" if order is MemcpyOrder.COL_MAJOR else "C"
-        if not isinstance(shape[2], (int, np.integer)):
-            raise ArgumentError("the elements of a PE are no whole number", received=repr(shape[2]))
+        require_integer("the number of elements of a PE", shape[2])
+        self.narrow = require_member("data_type", data_type, MemcpyDataType) is MemcpyDataType.MEMCPY_16BIT
+        self.order = "F" if require_member("order", order, MemcpyOrder) is MemcpyOrder.COL_MAJOR else "C"
         self.count = count = int(shape[0] * shape[1] * shape[2])
         if count < 1:
             raise ShapeError("a copy has no elements", expected="at least 1 for each PE", received=str(shape[2]))
@@ -128,14 +136,15 @@ def input_array_to_u32(np_arr: np.ndarray, sentinel: int | None, fast_dim_sz: in
     >>> [hex(w) for w in input_array_to_u32(np.array([7, 8, 9], np.int16), 1, 2)]
     ['0x7', '0x10008', '0x9']
     """
-    if np_arr.ndim != 1:
+    if require_array("np_arr", np_arr).ndim != 1:
         raise ArgumentError("the array is not flat", expected="one dimension", received=str(np_arr.shape))
+    width = require_integer("fast_dim_sz", fast_dim_sz, 1, (1 << 32) - 1) if sentinel is not None else 1
     if np_arr.dtype.itemsize == 4:
         return np_arr.view(np.uint32)
     words = _view_halves(np_arr).astype(np.uint32)
     if sentinel is None:
         return words
-    return words | (np.arange(np_arr.size, dtype=np.uint32) % np.uint32(fast_dim_sz)) << np.uint32(16)
+    return words | (np.arange(np_arr.size, dtype=np.uint32) % np.uint32(width)) << np.uint32(16)
 
 
 def _view_halves(array: np.ndarray) -> np.ndarray:
@@ -150,7 +159,7 @@ def memcpy_view(arr: np.ndarray, datatype: np.dtype) -> np.ndarray:
     >>> memcpy_view(np.array([0x10007, 8], np.uint32), np.dtype(np.int16)).tolist()
     [7, 8]
     """
-    kind = np.dtype(datatype)
+    kind, arr = require_dtype(datatype), require_array("arr", arr)
     if kind.itemsize == 4:
         return arr.view(kind)
     if kind.itemsize != 2:
@@ -167,7 +176,7 @@ def read_variable(pe: Any, symbol: str, dtype: Any) -> np.ndarray:
         ArgumentError: there is no such variable, or no such type for its bytes.
     """
     try:
-        return np.ascontiguousarray(pe.get_variable(symbol)).reshape(-1).view(dtype).copy()
+        return np.ascontiguousarray(pe.get_variable(require_text("a symbol", symbol))).reshape(-1).view(dtype).copy()
     except KeyError as error:
         raise ArgumentError(f"the program has no variable '{symbol}'") from error
     except (TypeError, ValueError) as error:
@@ -180,7 +189,10 @@ def calculate_cycles(timestamp_buf: np.ndarray) -> np.int64:
     >>> int(calculate_cycles(np.array([5, 25 << 16, 0], np.uint32)))
     20
     """
-    halves = [int(half) for half in np.ascontiguousarray(timestamp_buf).reshape(-1).view(np.uint16)[:6]]
+    found = np.ascontiguousarray(require_array("timestamp_buf", timestamp_buf)).reshape(-1)
+    if found.nbytes < 12:
+        raise ArgumentError("two time stamps are missing", expected="12 bytes", received=f"{found.nbytes} bytes")
+    halves = [int(half) for half in found.view(np.uint16)[:6]]
     start, end = (sum(half << 16 * i for i, half in enumerate(part)) for part in (halves[:3], halves[3:]))
     return np.int64(end - start)
 
@@ -229,12 +241,12 @@ class SdkRuntime:
         unknown = set(options) - {"suppress_simfab_trace", "simfab_numthreads", "msg_level", "memcpy_required"}
         if unknown:
             raise ArgumentError(f"SdkRuntime has no option {', '.join(sorted(unknown))}")
-        if cmaddr:
+        if cmaddr is not None and require_text("cmaddr", cmaddr):
             raise DeviceUnavailable(
                 f"no machine at {cmaddr}", suggestion="omit cmaddr: the program runs in the simulator"
             )
-        seed = read_environment("SEED") if seed is None else seed
-        compiled = bindir if isinstance(bindir, CompiledProgram) else load_compiled(Path(bindir))
+        seed = read_environment("SEED") if seed is None else require_integer("seed", seed)
+        compiled = bindir if isinstance(bindir, CompiledProgram) else load_compiled(require_folder(bindir))
         self._compiled, self._layout = compiled, compiled.layout
         self._simulation = Simulation(self._layout, seed, limit=read_environment("LIMIT") or CYCLE_LIMIT,
                                       lockstep=not read_environment("PLAIN"))  # fmt: skip
@@ -280,7 +292,7 @@ class SdkRuntime:
 
     def get_id(self, symbol: str) -> int:
         """The id of an exported symbol for copies."""
-        if symbol not in self._layout.exports:
+        if require_text("a symbol", symbol) not in self._layout.exports:
             raise ArgumentError(
                 f"the program exports no symbol '{symbol}'",
                 expected=", ".join(self._layout.exports) or "an @export_name",
@@ -295,7 +307,9 @@ class SdkRuntime:
 
     def call(self, symbol: str, args: Sequence[Any] = (), nonblock: bool = False) -> HostCommand:
         """`launch` with the arguments in a list; a string is a hexadecimal number: the bits of the argument."""
-        words = [int(arg, 16) if isinstance(arg, str) else arg for arg in args]
+        if isinstance(args, str) or not isinstance(args, (Sequence, np.ndarray)):
+            raise ArgumentError("the arguments are no list", expected="a list", received=describe_value(args))
+        words = [_read_hexadecimal(arg) if isinstance(arg, str) else arg for arg in args]
         return self.launch(symbol, *words, nonblock=nonblock)
 
     def memcpy_h2d(
@@ -313,10 +327,10 @@ class SdkRuntime:
     ) -> HostCommand:  # fmt: skip
         """Copy `src`, a tensor (h, 1, elem_per_pe), with each row broadcast to all PEs of the row."""
         self._expect(RuntimeState.RUNNING, "memcpy_h2d_rowbcast")
-        one = HostTensor(src, [(px, y) for y in range(py, py + h)], (h, 1, elem_per_pe), data_type, order).rows(
-            streaming
-        )
-        rows = {(x, y): one[px, y] for x, y in self._region(px, py, w, h)}
+        region = self._region(px, py, w, h)
+        places = [(px, y) for y in range(py, py + h)]
+        one = HostTensor(src, places, (h, 1, elem_per_pe), data_type, order).rows(streaming)
+        rows = {(x, y): one[px, y] for x, y in region}
         return self._send_rows(dest, rows, streaming, nonblock)
 
     def memcpy_h2d_colbcast(
@@ -325,10 +339,10 @@ class SdkRuntime:
     ) -> HostCommand:  # fmt: skip
         """Copy `src`, a tensor (1, w, elem_per_pe), with each column broadcast to all PEs of the column."""
         self._expect(RuntimeState.RUNNING, "memcpy_h2d_colbcast")
-        one = HostTensor(src, [(x, py) for x in range(px, px + w)], (1, w, elem_per_pe), data_type, order).rows(
-            streaming
-        )
-        rows = {(x, y): one[x, py] for x, y in self._region(px, py, w, h)}
+        region = self._region(px, py, w, h)
+        places = [(x, py) for x in range(px, px + w)]
+        one = HostTensor(src, places, (1, w, elem_per_pe), data_type, order).rows(streaming)
+        rows = {(x, y): one[x, py] for x, y in region}
         return self._send_rows(dest, rows, streaming, nonblock)
 
     def memcpy_d2h(
@@ -340,14 +354,15 @@ class SdkRuntime:
         check_destination(dest)
         tensor = HostTensor(dest, self._region(px, py, w, h), (h, w, elem_per_pe), data_type, order)
         rows = tensor.empty(streaming)
-        copy = self._simulation.stream_out(src, rows) if streaming else self._simulation.copy_out(self._name(src), rows)
+        run = self._simulation
+        copy = run.stream_out(_require_color(src), rows) if streaming else run.copy_out(self._name(src), rows)
         return self._issued(copy, tensor, nonblock)
 
     def send(self, stream: Port, data: np.ndarray, nonblock: bool = False) -> HostCommand:
         """Send 32-bit elements on a stream of an `SdkLayout`."""
         self._expect(RuntimeState.RUNNING, "send")
         place, color = self._find_stream(stream)
-        rows = {place: np.ascontiguousarray(data).reshape(-1).view(np.uint32)}
+        rows = {place: _view_words(require_array("the data", data))}
         return self._issued(self._simulation.stream_in(color, rows), None, nonblock)
 
     def _find_stream(self, stream: Any) -> tuple[tuple[int, int], int]:
@@ -363,22 +378,23 @@ class SdkRuntime:
         check_destination(data)
         if not data.flags.c_contiguous:
             raise ArgumentError("the host array to fill is not contiguous", expected="an array in row-major order")
-        words = data.reshape(-1).view(np.uint32)[:size]
+        words = _view_words(data)[: require_integer("the size", size, 0)]
         return self._issued(self._simulation.stream_out(color, {place: words}), None, nonblock)
 
     def task_wait(self, task: HostCommand) -> None:
         """Wait until a non-blocking command is complete."""
+        require_member("the task", task, HostCommand)
         for command, tensor in list(self._open):
             if command is task:
                 self._finish(command, tensor)
 
     def is_task_done(self, task: HostCommand) -> bool:
         """Whether a command is complete."""
-        return task.done
+        return bool(require_member("the task", task, HostCommand).done)
 
     def read_symbol(self, x: int, y: int, symbol: str, dtype: Any = np.uint16) -> np.ndarray:
         """The bytes of a variable of the PE at (x, y), as elements of `dtype`."""
-        if (x, y) not in self._simulation.pes:
+        if (require_integer("x", x), require_integer("y", y)) not in self._simulation.pes:
             width, height = self._layout.width, self._layout.height
             raise ArgumentError(f"the program has no PE ({x}, {y})", expected=f"inside {width} x {height}")
         return read_variable(self._simulation.pes[x, y], symbol, dtype)
@@ -386,7 +402,7 @@ class SdkRuntime:
     def coord_logical_to_physical(self, x: int, y: int) -> tuple[int, int]:
         """The fabric coordinates of the program's PE (x, y)."""
         dx, dy = self._layout.fabric_offsets or (0, 0)
-        return x + dx, y + dy
+        return require_integer("x", x) + dx, require_integer("y", y) + dy
 
     def dump_core(self, corefile: str) -> None:
         """Do nothing: the debug tools read the memory of the run."""
@@ -395,12 +411,13 @@ class SdkRuntime:
         return self._send_rows(dest, tensor.rows(streaming), streaming, nonblock)
 
     def _send_rows(self, dest: int, rows: dict, streaming: bool, nonblock: bool) -> HostCommand:
-        copy = self._simulation.stream_in(dest, rows) if streaming else self._simulation.copy_in(self._name(dest), rows)
+        run = self._simulation
+        copy = run.stream_in(_require_color(dest), rows) if streaming else run.copy_in(self._name(dest), rows)
         return self._issued(copy, None, nonblock)
 
     def _issued(self, command: HostCommand, tensor: HostTensor | None, nonblock: bool) -> HostCommand:
         self._open.append((command, tensor))
-        if not nonblock:
+        if not require_flag("nonblock", nonblock):
             self._finish(command, tensor)
         return command
 
@@ -411,10 +428,12 @@ class SdkRuntime:
             tensor.fill()
 
     def _region(self, x: int, y: int, width: int, height: int) -> list[tuple[int, int]]:
+        for name, value in (("px", x), ("py", y), ("w", width), ("h", height)):
+            require_integer(name, value)
         return list(list_region((self._layout.width, self._layout.height), x, y, width, height))
 
     def _name(self, number: int) -> str:
-        if number not in self._ids:
+        if require_integer("the id of a symbol", number) not in self._ids:
             raise ArgumentError(
                 f"{number} is not the id of a symbol", expected="the result of get_id(), or streaming=True for a color"
             )
@@ -426,6 +445,41 @@ class SdkRuntime:
                 f"{call}() is called out of order", expected="load(), run(), copies and launches, stop()",
                 received=f"{call}() on a runtime that is {self._state.name.lower()}",
             )  # fmt: skip
+
+
+def require_folder(bindir: Any) -> Path:
+    """The folder of a compiled program.
+
+    Raises:
+        ArgumentError: it is no path.
+    """
+    if not isinstance(bindir, (str, os.PathLike)):
+        raise ArgumentError(
+            "this is no compiled program",
+            expected="the folder that cslc -o wrote, or the result of SdkLayout.compile()",
+            received=describe_value(bindir),
+        )
+    return Path(bindir)
+
+
+def _require_color(color: Any) -> int:
+    return require_integer("the color of a stream", color, 0, 23)
+
+
+def _read_hexadecimal(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError as error:
+        raise ArgumentError(
+            "an argument of a call is no number", expected="a number, or hexadecimal digits", received=repr(text)
+        ) from error
+
+
+def _view_words(data: np.ndarray) -> np.ndarray:
+    """The 32-bit words of an array; those of a contiguous one are not copied."""
+    if data.dtype.itemsize != 4:
+        raise ArgumentError("a stream carries elements of 32 bits", received=str(data.dtype))
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint32)
 
 
 def read_environment(name: str) -> int | None:
@@ -476,14 +530,14 @@ class debug_util:  # noqa: N801  the vendor's name
     """
 
     def __init__(self, bindir: str | Path, cmaddr: str | None = None) -> None:
-        folder = str(Path(bindir).resolve())
+        folder = str(require_folder(bindir).resolve())
         if folder not in RUNS:
             raise FileError(f"no program of {bindir} ran in this process", suggestion="run it with SdkRuntime first")
         self._run = RUNS[folder]
 
     def _pe(self, col: int, row: int) -> Any:
         dx, dy = self._run.layout.fabric_offsets or (0, 0)
-        place = (col - dx, row - dy)
+        place = (require_integer("the column", col) - dx, require_integer("the row", row) - dy)
         if place not in self._run.pes:
             raise ArgumentError(
                 f"the program has no PE at column {col}, row {row} of the fabric",
@@ -497,11 +551,18 @@ class debug_util:  # noqa: N801  the vendor's name
 
     def get_symbol_rect(self, rectangle: Any, symbol: str, dtype: Any) -> np.ndarray:
         """A variable of the PEs in a rectangle ((col, row), (width, height)): an array (width, height, elements)."""
-        (col, row), (width, height) = rectangle
+        try:
+            (col, row), (width, height) = rectangle
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                "this is no rectangle", expected="((col, row), (width, height))", received=describe_value(rectangle)
+            ) from error
+        for name, value in (("col", col), ("row", row), ("width", width), ("height", height)):
+            require_integer(name, value)
         return np.array(
             [[self.get_symbol(x, y, symbol, dtype) for y in range(row, row + height)] for x in range(col, col + width)]
         )
 
     def read_trace(self, col: int, row: int, trace: str) -> list[Any]:
         """The records of a PE under a key."""
-        return list(self._pe(col, row).traces.get(trace, []))
+        return list(self._pe(col, row).traces.get(require_text("a trace", trace), []))

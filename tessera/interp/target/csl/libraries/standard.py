@@ -94,12 +94,15 @@ def _make_time(unit: Any, params: Members) -> Members:
         for i in range(3):
             p.array[p.index + i] = now >> 16 * i & 0xFFFF
 
+    def enable(pe: Any) -> None:
+        pe.state.setdefault("tsc", pe.clock)
+
     def reset(pe: Any) -> None:
         pe.state["tsc"] = pe.clock
 
     return {
         "tsc_size_words": ComptimeValue(t.COMPTIME_INT, 3),
-        "enable_tsc": make_native("enable_tsc", (), t.VOID, lambda pe: None, live=True),
+        "enable_tsc": make_native("enable_tsc", (), t.VOID, enable, live=True),
         "disable_tsc": make_native("disable_tsc", (), t.VOID, lambda pe: None, live=True),
         "reset_tsc_counter": make_native("reset_tsc_counter", (), t.VOID, reset, live=True),
         "get_timestamp": make_native("get_timestamp", (_TIMESTAMP,), t.VOID, get_timestamp, COSTS.timestamp, True),

@@ -316,6 +316,7 @@ class CompilationUnit:
         self._names: dict[Any, str] = {}
         self._count = 0
         self.instances: dict[Any, FunctionInstance] = {}
+        self.constant_calls: dict[str, int] = {}  # the code of calls that return a constant, which are inlined
         self.tables = ComptimeTables()
         self.references: dict[int, FunctionValue] = {}
         self.pending: list[CslModule] = []

@@ -265,6 +265,8 @@ def _make_fabric_dsd(f: AnalysisContext, fields: dict[str, ExprValue], loc: Loca
     if "fabric_color" not in fields and side not in fields:
         fail(loc, f"missing field 'fabric_color' for '{kind}'")
     color = _coerce_field(f, fields, "fabric_color", t.COLOR, -1, loc)
+    if color.code in f.unit.constant_calls:  # the vendor's compiler inlines the call: the descriptor is constant
+        color = make_known(t.COLOR, f.unit.constant_calls[color.code], loc)
     queue = _coerce_field(f, fields, side, queue_type, -1, loc)
     extent = coerce(f, _require_field(fields, "extent", str(kind), loc), t.U16, loc)
     parts, dsd_class = [color, extent, queue], Fabin if kind is t.FABIN else Fabout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,15 @@ class FunctionInstance:
     waits: bool = False
     done: bool = False
 
+    @property
+    def constant(self) -> int | None:
+        """The whole number that the function always returns, and does nothing else; None: there is no such."""
+        found = _CONSTANT_BODY.fullmatch(self.lines[0].text) if self.done and self.lines else None
+        return None if found is None else int(found[1])
+
+
+_CONSTANT_BODY = re.compile(r"return (\d+)")
+
 
 def compute_signature(value: FunctionValue) -> t.CslFunctionType:
     """The type of a function; generic parameters have none."""
@@ -124,6 +134,8 @@ def call_function(f: AnalysisContext, target: FunctionValue, args: list[ExprValu
     passed = [o for p, o in zip(target.decl.params, typed, strict=True) if not p.comptime]
     f.flush(loc)
     text = f"{instance.name}({', '.join(render_code(f, o) for o in passed)})"
+    if instance.constant is not None and not passed:
+        f.unit.constant_calls[text] = instance.constant
     return make_runtime(result, f"(yield from {text})" if instance.waits else text, loc)
 
 

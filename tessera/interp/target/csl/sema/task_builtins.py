@@ -155,7 +155,7 @@ def _set_block_state(f: AnalysisContext, node: s.BuiltinCall, blocked: bool) -> 
     kinds = (t.LOCAL_TASK, t.DATA_TASK, t.COLOR, t.INPUT_QUEUE, t.CONTROL_TASK)
     text = render_task_id(f, o, node.args[0].loc, kinds)
     if not f.comptime:
-        f.cost += COSTS.task_call
+        f.cost += COSTS.task_block[f.unit.options.arch == "wse3"]
         f.emit(f"pe.{node.name[1:]}({text})", node.loc)
         return VOID
     require_section(f, node, "comptime")
