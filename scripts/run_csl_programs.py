@@ -190,7 +190,20 @@ def write_page(outcomes: list[Outcome], path: Path) -> None:
             f"| `{_cell(o.program)}` | {o.size} | {o.outcome} | {o.seconds:g} | {_cell(o.reason)} |" for o in rows
         ]
         lines.append("")
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join([*lines, *_list_open(outcomes)]))
+
+
+def _list_open(outcomes: list[Outcome]) -> list[str]:
+    """The section of the programs that fail without a fault of their own, with what is known of each."""
+    known = json.loads(TABLE.read_text())["open"]
+    failed = [o for o in outcomes if o.outcome not in ("passes", "runs", "own fault")]
+    lines = ["## Programs that do not pass", ""]
+    for o in failed:
+        reason = next(
+            (text for start, text in known.items() if f"{o.repository}/{o.program}".startswith(start)), o.reason
+        )
+        lines.append(f"- {o.repository}, `{_cell(o.program.split(':')[0])}`: {reason}")
+    return [*lines, ""]
 
 
 def _cell(text: str) -> str:
