@@ -185,13 +185,12 @@ class WindowSum:
         """The sum that an addition completes, or None where it is none that gains."""
         spreads = [find_spread(uses, v) for v in _list_terms(uses, node)]
         axes = _find_axes(spreads, get_shape(node.out)) if None not in spreads else None  # type: ignore[arg-type]
-        if axes is None or all(a.step == 1 for a in axes):  # padding costs less than windows found
-            return None
-        if math.prod(len(a.list_turns()) for a in axes) > MAX_TERMS:
+        if axes is None or math.prod(len(a.list_turns()) for a in axes) > MAX_TERMS:
             return None
         match = TermMatch(uses, spreads, get_shape(node.out))  # type: ignore[arg-type]
         term = match.unify([s.values for s in spreads])  # type: ignore[union-attr]
-        return WindowSum(uses, axes, term) if term is not None else None
+        gains = match.has_elements or any(a.step > 1 for a in axes)
+        return WindowSum(uses, axes, term) if term is not None and gains else None
 
     def compute(self, rewriter: Rewriter) -> Value:
         """The sum, element by element."""
@@ -251,6 +250,7 @@ class TermMatch:
     spreads: Sequence[Spread]
     sizes: Sequence[Any]
     nodes: int = 0
+    has_elements: bool = False
 
     def unify(self, values: Sequence[Value]) -> WindowValue | ElementValue | Computed | None:
         """One value of each spread as one term; None where they are not computed alike."""
@@ -281,6 +281,7 @@ class TermMatch:
             n.args[0] is source and (tuple(n.attrs["start"]), tuple(n.attrs["step"])) == (s.start, s.step)
             for n, s in zip(slices, self.spreads, strict=True)
         )
+        self.has_elements |= same
         return ElementValue(source) if same else None
 
 
