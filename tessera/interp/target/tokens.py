@@ -60,6 +60,11 @@ class TextLexer:
         self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
         self.tokens = self._scan(text)
 
+    def line_of(self, offset: int) -> tuple[int, int]:
+        """The first offset of the line of an offset, and that of the line after it, which the last line lacks."""
+        line = bisect_right(self._starts, offset)
+        return self._starts[line - 1], self._starts[line] if line < len(self._starts) else -1
+
     def place(self, offset: int) -> Location:
         """The line and column of an offset."""
         line = bisect_right(self._starts, offset)
@@ -74,9 +79,13 @@ class TextLexer:
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
 
     def _scan(self, text: str) -> list[TextToken]:
+        return [*self.scan_part(text, 0, len(text)), TextToken("end", self.end, len(text))]
+
+    def scan_part(self, text: str, first: int, last: int) -> list[TextToken]:
+        """The tokens between two offsets."""
         tokens: list[TextToken] = []
-        position, make, append = 0, self.token, tokens.append
-        for match in self.pattern.finditer(text):
+        position, make, append = first, self.token, tokens.append
+        for match in self.pattern.finditer(text, first, last):
             start, end = match.span()
             if start != position:
                 break
@@ -86,9 +95,9 @@ class TextLexer:
             if end - start > MAX_DIGITS and kind not in self.long_kinds:
                 check_digits(match.group(), self.place(start))
             append(make(kind, match.group(), start))
-        if position != len(text):
+        if position != last:
             self.unexpected(text, position)
-        return [*tokens, TextToken("end", self.end, len(text))]
+        return tokens
 
 
 class TokenCursor:

@@ -7,6 +7,8 @@ import pytest
 
 from tessera.core.errors import OutOfBoundsError, ParseError, ResourceError, UnsupportedOpError
 from tessera.interp.target.llvm import LlvmModule
+from tessera.interp.target.llvm.text import instruction_memo
+from tessera.interp.target.llvm.text.module_parser import parse_module
 
 # As clang writes it at -O2 -g.
 CLANG = """; ModuleID = 'saxpy.c'
@@ -213,3 +215,34 @@ def test_a_text_that_ends_early(text):
 def test_a_splat_has_a_limit():
     with pytest.raises(ParseError, match="a splat has at most"):
         LlvmModule("@x = constant <999999999999 x i32> splat (i32 9)\n")
+
+
+BODY = "define i64 @f(i64 %a) {\n  %s = add i64 %a, 7, !dbg !3\n  ret i64 %s\n}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BODY,
+        "\n" + BODY.replace("!3", "!4"),
+        BODY.replace("  ret", "    ret"),
+        BODY.replace(", !dbg !3", "\n  , !dbg !3"),
+        BODY.replace(", !dbg !3", " ; a comment\n ; another\n, !dbg !3"),
+        "%a = type i64\n" + BODY,
+        '@g = constant [28 x i8] c"\n  %s = add i64 %a, 7\n"\n' + BODY,
+    ],
+)
+def test_a_line_parsed_before_means_the_same(monkeypatch, text):
+    monkeypatch.setattr(instruction_memo, "_LINES", {})
+    first = parse_module(text)
+    instruction_memo._LINES.clear()
+    parse_module(BODY)
+    assert parse_module(text) == first and parse_module(text) == first
+
+
+def test_an_error_after_a_line_parsed_before_is_at_its_place():
+    for _ in range(2):
+        with pytest.raises(ParseError, match="expected '=', found '}'") as caught:
+            parse_module(BODY.replace("  ret i64 %s", "  ret i64 %s\n  %b"))
+        assert caught.value.location is not None and caught.value.location.line == 5
+        parse_module(BODY)

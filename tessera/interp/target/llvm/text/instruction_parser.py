@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tessera.core.errors import UnsupportedOpError
+from tessera.core.errors import UNKNOWN, Location, UnsupportedOpError
+from tessera.interp.target.llvm.text.instruction_memo import remember_line, split_debug
 from tessera.interp.target.llvm.text.operand_parser import (
     LlvmTypeCursor,
     parse_flags,
@@ -26,6 +27,7 @@ from tessera.interp.target.llvm.text.syntax import (
     LlvmType,
     LlvmVector,
 )
+from tessera.interp.target.tokens import TextToken
 
 # Calls.
 
@@ -92,8 +94,31 @@ _UNSUPPORTED = frozenset(
 
 
 def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
-    """One instruction with its result, metadata and location."""
-    location, result = c.place(), ""
+    """One instruction with its result, metadata and location; what a line means is known if it was parsed before."""
+    first, location = c.here, c.place()
+    parsed = c.lexer.parsed.get(first.offset)
+    if parsed is not None:
+        c.index += 1
+        return replace(parsed[0], where=location, debug=parsed[1])
+    instruction = _parse_anew(c, location)
+    if c.lexer.line_based:
+        _remember(c, first, instruction)
+    return instruction
+
+
+def _remember(c: LlvmTypeCursor, first: TextToken, instruction: LlvmInstruction) -> None:
+    """Record an instruction that is alone in its line."""
+    start, end = c.lexer.line_of(first.offset)
+    line = c.lexer.text[start : end - 1]
+    last = c.tokens[c.index - 1]
+    if line[: first.offset - start].strip() or not last.offset < end <= c.here.offset:
+        return
+    if instruction.debug == split_debug(line)[1]:
+        remember_line(line, first._replace(offset=first.offset - start), replace(instruction, where=UNKNOWN, debug=""))
+
+
+def _parse_anew(c: LlvmTypeCursor, location: Location) -> LlvmInstruction:
+    result = ""
     if c.here.kind == "local":
         result = c.take().text
         c.expect("=")

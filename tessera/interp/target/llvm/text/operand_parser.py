@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.core.errors import Location, UnsupportedOpError
 from tessera.interp.target import tokens
+from tessera.interp.target.llvm.text import instruction_memo
 from tessera.interp.target.llvm.text.syntax import (
     I8,
     PTR,
@@ -19,6 +20,7 @@ from tessera.interp.target.llvm.text.syntax import (
     GlobalOperand,
     LlvmArray,
     LlvmFloat,
+    LlvmInstruction,
     LlvmInt,
     LlvmOperand,
     LlvmStruct,
@@ -66,9 +68,29 @@ def _unquote(kind: str, text: str) -> str:
 
 
 class LlvmLexer(tokens.TextLexer):
-    """The tokens of a text; names have no sigil, colon or quotes."""
+    """The tokens of a text; names have no sigil, colon or quotes. Of an instruction that is in `parsed`, by the offset
+    of its first token, with its debug metadata, the tokens are that one alone."""
 
     pattern = _TOKEN_PATTERN
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.line_based = instruction_memo.is_line_based(text)
+        self.parsed: dict[int, tuple[LlvmInstruction, str]] = {}
+        super().__init__(text, file)
+
+    def _scan(self, text: str) -> list[TextToken]:
+        if not self.line_based:
+            return super()._scan(text)
+        result: list[TextToken] = []
+        position = 0
+        for start, end, (first, instruction), debug in instruction_memo.find_parsed_lines(text):
+            result += self.scan_part(text, position, start)
+            offset, position = start + first.offset, end
+            result.append(tokens.make_token((first.kind, first.text, offset)))
+            self.parsed[offset] = instruction, debug
+        result += self.scan_part(text, position, len(text))
+        return [*result, TextToken("end", self.end, len(text))]
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The token of a match."""
@@ -79,6 +101,7 @@ class LlvmCursor(tokens.TokenCursor):
     """A reading position in the tokens of a text."""
 
     spelled = ("word", "punct")
+    lexer: LlvmLexer
 
     def expect_kind(self, kind: str) -> str:
         """Consume a token of this kind; its text."""
