@@ -30,27 +30,36 @@ class Parts(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """How a class is flattened and rebuilt."""
+    """How a class is flattened and rebuilt; `list_children` gives the children alone, in any order, at less cost."""
 
     take_apart: Callable[[Any], Parts]
     build: Callable[[type, Hashable, tuple[str, ...], list[Any]], Any]
+    list_children: Callable[[Any], Sequence[Any]]
 
 
 REGISTERED: dict[type, Registration] = {}
 
 
-def register_class(cls: type, take_apart: Callable[[Any], Parts], build: Callable[..., Any]) -> None:
+def register_class(
+    cls: type,
+    take_apart: Callable[[Any], Parts],
+    build: Callable[..., Any],
+    list_children: Callable[[Any], Sequence[Any]] | None = None,
+) -> None:
     """Make the instances of a class containers: `build(cls, aux, keys, children)` makes one."""
-    REGISTERED[cls] = Registration(take_apart, build)
+    REGISTERED[cls] = Registration(take_apart, build, list_children or (lambda x: take_apart(x).children))
 
 
 class StaticFields:
-    """Named values that are no tensors: equal by value, hashable even where a value is not."""
+    """Named values that are no tensors: equal by value, hashable even where a value is not.
 
-    __slots__ = ("_hash", "values")
+    `immutable` says that none of the values can change in place.
+    """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = dict(values)
+    __slots__ = ("_hash", "immutable", "values")
+
+    def __init__(self, values: Mapping[str, Any], immutable: bool = False) -> None:
+        self.values, self.immutable = dict(values), immutable
         self._hash = hash(tuple((name, _hash_value(value)) for name, value in self.values.items()))
 
     def __hash__(self) -> int:

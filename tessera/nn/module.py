@@ -108,7 +108,7 @@ class Module:
     def __init_subclass__(cls, **named: Any) -> None:
         """Register the subclass as a pytree."""
         super().__init_subclass__(**named)
-        register_class(cls, _take_apart, _build)
+        register_class(cls, _take_apart, _build, _list_tensors)
 
     # Attributes.
 
@@ -482,8 +482,8 @@ def _get_static(module: Module) -> StaticFields:
     own = module.__dict__
     if own["_static"] is None:
         values = {name: own[name] for name in sorted(own.keys() - _PRIVATE)}
-        static = StaticFields(values)
-        if not all(_is_immutable(v) for v in values.values()):
+        static = StaticFields(values, all(_is_immutable(v) for v in values.values()))
+        if not static.immutable:
             return static  # a list may change in place: looked at anew each time
         own["_static"] = static
     return own["_static"]
@@ -543,6 +543,21 @@ def _take_apart(module: Module) -> Parts:
     return Parts(tuple(found.paths), found.tensors, spec, tuple(found.fixed), tuple(found.renewed))
 
 
+def _list_tensors(module: Module) -> list[Any]:
+    """All tensors of a module; a tied one as often as it occurs."""
+    found: list[Any] = []
+    work, seen = [module], {id(module)}
+    for each in work:
+        own = each.__dict__
+        found += own["_parameters"].values()
+        found += own["_buffers"].values()
+        for part in own["_modules"].values():
+            if part is not None and id(part) not in seen:
+                seen.add(id(part))
+                work.append(part)
+    return found
+
+
 def _build(cls: type, spec: Any, paths: tuple[str, ...], leaves: list[Any]) -> Module:
     return _build_module(spec, leaves, [])
 
@@ -555,7 +570,7 @@ def _build_module(spec: Any, leaves: list[Any], made: list[Module]) -> Module:
     made.append(module)
     own = module.__dict__
     own.update(static.values)
-    own["_static"], own["_trace"] = None, CURRENT_BUILDER.get()
+    own["_static"], own["_trace"] = static if static.immutable else None, CURRENT_BUILDER.get()
     own["_parameters"] = {name: leaves[i] for name, i in parameters}
     own["_buffers"] = {name: leaves[i] for name, i in buffers}
     own["_modules"] = {n: None if m is None else _build_module(m, leaves, made) for n, m in modules}

@@ -84,7 +84,7 @@ def _collect_tensors(value: Any, found: list[Tensor]) -> bool:
     if cls is list or cls is tuple:
         return all([_collect_tensors(x, found) for x in value])
     if cls in REGISTERED:
-        return all([_collect_tensors(x, found) for x in REGISTERED[cls].take_apart(value).children])
+        return all([_collect_tensors(x, found) for x in REGISTERED[cls].list_children(value)])
     leaves = flatten(value)[0]
     if len(leaves) != 1 or leaves[0][1] is not value:
         return all([_collect_tensors(x, found) for _, x in leaves])

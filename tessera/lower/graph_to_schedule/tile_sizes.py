@@ -178,7 +178,7 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
-MAX_LOADED_DEPTH = 16384  # a contraction beside which the loads of a matrix for the results take time
+MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
 def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
@@ -263,17 +263,17 @@ def _prefers_narrow_blocks(tiling: TileSizeSearch, node: Node, m: Sequence[int],
 def _has_costly_epilogue(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> bool:
     """Whether functions that cost more than a few instructions are in a product's kernel, but not in its operands.
 
-    A matrix that is loaded for the results, such as a residual, costs as much, unless the contraction is deep.
+    A matrix that is loaded for the results, such as a residual, costs as much. A deep contraction outlasts both.
     """
-    block, deep = tiling.block, tiling.extents[product.attrs["dim"]] > MAX_LOADED_DEPTH
+    if tiling.extents[product.attrs["dim"]] > MAX_EPILOGUE_DEPTH:
+        return False
+    block = tiling.block
     made: set[Value] = set(product.args)
     for node in reversed(block.nodes[: block.nodes.index(product)]):
         made |= set(node.args) if made & set(node.results) else set()
     rest = [node for node in block.nodes if node.results and node.out not in made]
     loaded = [tiling.forms.depends[node.out] for node in rest if node.op is schedule.load]
-    return any(node.op.is_transcendental for node in rest) or any(
-        not deep and dims & set(m) and dims & set(n) for dims in loaded
-    )
+    return any(node.op.is_transcendental for node in rest) or any(dims & set(m) and dims & set(n) for dims in loaded)
 
 
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
@@ -328,11 +328,22 @@ def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
     Several programs then share a processor: one reads while another computes.
     """
     plan = tiling.plan
-    walked_again = tiling.dims[row][2] == "parallel" and tiling.extents[row] > plan.row_limit
-    if plan.row_tile is None or not walked_again:
+    walked_again = tiling.dims[row][2] == "parallel" or _has_dependent_reductions(tiling.block)
+    if plan.row_tile is None or not walked_again or tiling.extents[row] <= plan.row_limit:
         return plan.row_limit
     held = plan.row_tile * (plan.parallel or 1) // math.prod(tiling.extents[d] for d in others)
     return max(plan.row_tile, min(plan.row_limit, 1 << max(held - 1, 0).bit_length()))
+
+
+def _has_dependent_reductions(block: Block) -> bool:
+    """Whether a reduction reads what another one gives, as a sum of squared deviations reads the mean."""
+    made: set[Value] = set()
+    for node in block.nodes:
+        if node.op is schedule.reduce and made & set(node.args):
+            return True
+        if node.op is schedule.reduce or made & set(node.args):
+            made |= set(node.results)
+    return False
 
 
 def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:

@@ -5,17 +5,21 @@ After Radul, Paszke, Frostig, Johnson and Maclaurin, "You Only Linearize Once" (
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import TesseraError
 from tessera.core.types import TensorType
-from tessera.ir.builder import evaluate_block
+from tessera.ir.builder import CURRENT_BUILDER, evaluate_block
 from tessera.ir.core import Block, Node, Value
 from tessera.ir.rewrite import lower_node
 from tessera.ir.rules import Rules, jvp, lower, transpose
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import shape
 from tessera.ops.tensor.basic import splat
 from tessera.transforms.recording import eval_block, rebind_node, record_block, set_location
 
@@ -103,17 +107,18 @@ class LinearisedBlock:
 
     def pull_back(self, cotangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Cotangents of the arguments with tangents, from those of the results."""
-        sums: dict[Value, Tensor] = {}
+        sums = CotangentSums()
         for value, g in zip(self.outputs, cotangents, strict=True):
             if value is not None and g is not None:
-                _accumulate_cotangent(sums, value, g)
+                sums.add(value, g)
         for node in reversed(self.nodes):
             with set_location(node.loc):
                 self._pull_back(node, sums)
-        return [sums[v] if v in sums else splat(0, v.type) for v in self.inputs]  # type: ignore[arg-type]
+        found = {v: sums.take(v) for v in dict.fromkeys(self.inputs)}
+        return [splat(0, v.type) if (g := found[v]) is None else g for v in self.inputs]  # type: ignore[arg-type]
 
-    def _pull_back(self, node: Node, sums: dict[Value, Tensor]) -> None:
-        found = [sums.pop(v, None) for v in node.results]
+    def _pull_back(self, node: Node, sums: CotangentSums) -> None:
+        found = [sums.take(v) for v in node.results]
         if all(g is None for g in found):
             return
         dense = [splat(0, v.type) if g is None else g for g, v in zip(found, node.results, strict=True)]  # type: ignore[arg-type]
@@ -125,11 +130,58 @@ class LinearisedBlock:
             raise error.at(node.loc) from None
         for value, part in zip(node.args, parts, strict=True):
             if part is not None and value not in self.known:
-                _accumulate_cotangent(sums, value, part)
+                sums.add(value, part)
 
 
-def _accumulate_cotangent(sums: dict[Value, Tensor], value: Value, g: Tensor) -> None:
-    sums[value] = sums[value] + g if value in sums else g
+class CotangentSums:
+    """The cotangents of values, each a sum of parts in the order in which they come.
+
+    Parts that slices of a traced value give are padded with zeros. Those that cover the value side by side are
+    concatenated: no element is added to zeros.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[Value, list[Tensor]] = {}
+
+    def add(self, value: Value, g: Tensor) -> None:
+        """Add a part to the cotangent of a value."""
+        parts = self._parts.setdefault(value, [])
+        parts[:] = [*parts, g] if not parts or _find_padding(g) is not None else [self._sum(parts) + g]
+
+    def take(self, value: Value) -> Tensor | None:
+        """The cotangent of a value, which is then forgotten; None if there is none."""
+        parts = self._parts.pop(value, None)
+        return self._sum(parts) if parts else None
+
+    def _sum(self, parts: list[Tensor]) -> Tensor:
+        return _concatenate_slices(parts) if len(parts) > 1 else parts[0]
+
+
+def _find_padding(g: Tensor) -> Node | None:
+    """The node that pads a part of a traced value with zeros."""
+    builder = CURRENT_BUILDER.get()
+    node = builder.producers.get(g.data) if builder is not None and g.is_traced else None
+    return node if node is not None and node.op is shape.pad and node.attrs["value"] == 0 else None
+
+
+def _concatenate_slices(parts: list[Tensor]) -> Tensor:
+    """The sum of parts: concatenated where they are slices that cover an axis side by side."""
+    nodes = [_find_padding(g) for g in parts]
+    axes = {
+        a
+        for n in nodes
+        if n
+        for a, widths in enumerate(zip(n.attrs["low"], n.attrs["high"], strict=True))
+        if any(widths)
+    }
+    if len(axes) == 1 and all(nodes):
+        (axis,) = axes
+        ordered = sorted((n for n in nodes if n), key=lambda n: n.attrs["low"][axis])
+        sizes = [n.args[0].type.shape[axis] for n in ordered]  # type: ignore[union-attr]
+        ends = list(itertools.accumulate(sizes))
+        if [n.attrs["low"][axis] for n in ordered] == [0, *ends[:-1]] and ends[-1] == parts[0].shape[axis]:
+            return shape.concatenate([Tensor(n.args[0]) for n in ordered], axis=axis)
+    return functools.reduce(operator.add, parts)
 
 
 def linearise(

@@ -74,6 +74,7 @@ class LayoutInference:
         self.of: dict[Value, MaybeLayout] = {}
         self.direct: set[Node] = set()  # products whose left operand stays in registers
         self.smem_operands: set[Value] = set()  # operands in shared memory, which have no registers
+        self.fragments: set[DistributedLayout] = set()  # the layouts of accumulators of main loops
         self._depths: dict[Value, int] = {}
         self._depth = 0
         self.reduced = find_reduced_bits(function)
@@ -121,6 +122,10 @@ class LayoutInference:
             return False
         again = self._depths.get(left, 0) < self._depth
         return again or self.of[left] == make_mma_layout(shape, self.threads, True)
+
+    def is_fragment(self, layout: DistributedLayout) -> bool:
+        """Whether a layout is that of a main loop's accumulator, but for axes of one element."""
+        return layout.reshaped(tuple(n for n in layout.shape if n != 1)) in self.fragments
 
     def inside(self, run: Callable[[], list[MaybeLayout]]) -> list[MaybeLayout]:
         """Infer the layouts of a loop's body."""
@@ -201,7 +206,14 @@ def _(inference, node):
     return [pack_layout(make_wgmma_layout(static_shape(node.args[0]), inference.threads))]
 
 
-@natural_layout_rules(gemm_mainloop, resident_operand, async_mma)
+@natural_layout_rules(gemm_mainloop)
+def _(inference, node):
+    found = make_wgmma_layout(static_shape(node.out), inference.threads)
+    inference.fragments.add(found)
+    return [found]
+
+
+@natural_layout_rules(resident_operand, async_mma)
 def _(inference, node):
     return [make_wgmma_layout(static_shape(node.out), inference.threads)]
 
@@ -261,7 +273,9 @@ def _(inference, node):
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
 
 
-# Small blocks are loaded in the layout of their only use, which saves a conversion.
+# Small blocks are loaded in the layout of their only use, which saves a conversion. What an epilogue reads beside an
+# accumulator is loaded in the accumulator's layout whatever its size: quads of threads read whole sectors, while a
+# conversion holds the whole block in registers twice.
 
 
 def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, DistributedLayout]:
@@ -269,10 +283,33 @@ def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, D
     uses = Counter(v for node in function.body.walk() for v in node.args)
     found: dict[Value, DistributedLayout] = {}
     for v, wanted in walk.conversions.items():
-        if len(wanted) == 1 and v not in walk.plain:
-            source = _trace_to_load(walk, uses, v, next(iter(wanted)))
+        layout = next(iter(wanted))
+        if len(wanted) == 1 and walk.inference.is_fragment(layout):
+            found.update(_trace_to_loads(walk, v, layout))
+        elif len(wanted) == 1 and v not in walk.plain:
+            source = _trace_to_load(walk, uses, v, layout)
             found.update([source] if source is not None else [])
     return found
+
+
+def _trace_to_loads(
+    walk: LayoutAssigner, v: Value, layout: DistributedLayout
+) -> Iterator[tuple[Value, DistributedLayout]]:
+    """The loads from which a block is computed element by element, with the layouts that give it its own."""
+    work, seen = [(v, layout)], set[Value]()
+    while work:
+        v, layout = work.pop()
+        node = walk.producers.get(v)
+        if node is None or v in seen or layout.shape != static_shape(v):
+            continue
+        seen.add(v)
+        if node.op is tile.load:
+            yield v, layout
+        elif node.op is shape.reshape:
+            moved = layout.reshaped(static_shape(node.args[0]))
+            work += [(node.args[0], moved)] if moved is not None else []
+        elif node.op.pointwise:
+            work += [(x, layout) for x in node.args]
 
 
 def _trace_to_load(

@@ -25,8 +25,8 @@ MIN_PROGRAMS = 256  # with fewer there is hardly more than one tile for each tea
 # of transcendental functions, which are worth two groups; without such functions one group is enough.
 ACCUMULATOR_REGISTERS = {1: 128, 2: 64}
 # Instructions for each element: of a transcendental function, another op, a store; an MMA iteration costs four. A load
-# of a block waits for memory, with few registers to load ahead: measured, as long as a third of 128 iterations.
-FUNCTION_COST, PLAIN_COST, STORE_COST, ITERATION_COST, LOAD_COST = 15, 1, 3, 4, 64
+# of a block waits for memory, too.
+FUNCTION_COST, PLAIN_COST, STORE_COST, ITERATION_COST, LOAD_COST = 15, 1, 3, 4, 16
 EPILOGUE_SHARE = {1: 20, 2: 8}  # the epilogue must cost at least this part of the mainloop, by warp groups
 
 
@@ -44,8 +44,6 @@ def choose_pingpong_groups(function: Function, grid: Sequence[int]) -> int:
     groups = 2 if any(n.op in MATH_FUNCTIONS for n in epilogue) else 1
     fits = rows == PINGPONG_ROWS and rows * columns // (WARPGROUP_THREADS * groups) <= ACCUMULATOR_REGISTERS[groups]
     if not fits or trip_count is None or loop.args[1].type.dtype not in HALF_TYPES:  # type: ignore[union-attr]
-        return 0
-    if groups > 1 and any(n.op is tile.load for n in epilogue):  # too few registers for whole blocks
         return 0
     cost = sum(map(_estimate_cost, epilogue))
     return groups if cost * EPILOGUE_SHARE[groups] >= trip_count * ITERATION_COST else 0
