@@ -239,7 +239,8 @@ class GpuProgram:
         self.params = plan["params"]
         self.arguments = ArgumentBinder(plan)
         self._written = set(plan["written"])
-        self._steps, self.flags = plan.get("steps", ()), plan.get("flags", ())
+        self._steps = plan.get("steps") or [{"run": [0, len(plan["launches"])]}]
+        self.flags = plan.get("flags", ())
         self.calls = plan.get("calls", ())
         with device.active():
             self._text = artifact.text(TEXT_FILE)
@@ -313,14 +314,19 @@ class GpuProgram:
         self._check_alignment(given)
         handle = _handle_of(stream)
 
-        def queue(handle: int, workspace: int | None = None) -> None:
+        def queue(steps: Sequence[Mapping[str, Any]], handle: int, workspace: int | None = None) -> None:
             for _ in range(times):
-                self._queue(given, handle, workspace)
+                self._queue(given, handle, workspace, steps)
 
         if not _is_recordable(self._steps):
-            return lambda: queue(handle)
+            return lambda: queue(self._steps, handle)
         workspace = self.find_workspace(handle)
-        return CudaGraph(self.device, lambda recording: queue(recording.handle, workspace)).bind(handle)
+
+        def record(steps: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+            return CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(handle)
+
+        graphs = [record(steps) for steps in (_split_steps(self._steps) if times == 1 else [self._steps])]
+        return graphs[0] if len(graphs) == 1 else functools.partial(_launch_all, graphs)
 
     def _bind_launches(self, given: Sequence[Any], stream: int) -> list[BoundLaunch]:
         """The launches of a program without loops or branches, with fixed arguments."""
@@ -332,10 +338,15 @@ class GpuProgram:
         launches = self._bind_launches(given, LEGACY_STREAM)
         yield from zip((each.name for each in self.launches if each), launches, strict=True)
 
-    def _queue(self, given: Sequence[Any], stream: int, workspace: int | None = None) -> None:
+    def _queue(
+        self,
+        given: Sequence[Any],
+        stream: int,
+        workspace: int | None = None,
+        steps: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         workspace = self.find_workspace(stream) if workspace is None else workspace
-        engine = _QueuedPlan(self, given, stream, workspace)
-        execute_plan(self._steps or [{"run": [0, len(self.launches)]}], engine)
+        execute_plan(self._steps if steps is None else steps, _QueuedPlan(self, given, stream, workspace))
 
     def _bind_resident(self, given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
         """What runs the program on arrays of the device; arguments that come again are recorded as a CUDA graph.
@@ -579,6 +590,25 @@ class _QueuedPlan(PlanEngine):
 def _handle_of(stream: Any) -> int:
     """The handle of a stream, or the handle itself; None is the default stream."""
     return LEGACY_STREAM if stream is None else int(getattr(stream, "handle", stream))
+
+
+def _launch_all(graphs: Sequence[Callable[[], None]]) -> None:
+    for launch in graphs:
+        launch()
+
+
+# A CUDA graph starts once the driver has queued all of it. The first launches of a long program are a graph of their
+# own: the GPU runs them meanwhile.
+HEAD_LAUNCHES, MIN_SPLIT_LAUNCHES = 24, 160
+
+
+def _split_steps(steps: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+    """The steps of a program as those of one graph, or of two where many launches come first."""
+    begin, end = steps[0].get("run", (0, 0))
+    if end - begin < MIN_SPLIT_LAUNCHES:
+        return [steps]
+    cut = begin + HEAD_LAUNCHES
+    return [[{"run": [begin, cut]}], [{"run": [cut, end]}, *steps[1:]]]
 
 
 def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:
