@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.codegen.artifact import Artifact, BoundPlans
-from tessera.codegen.plan_execution import ArgumentBinder, PlanEngine, execute_plan, run_host_call
+from tessera.codegen.plan_execution import (
+    ArgumentBinder,
+    PlanEngine,
+    PlanSteps,
+    execute_plan,
+    find_steps,
+    run_host_call,
+)
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.codegen.ptx.runtime.driver_api import (
     ARGUMENT_TYPES,
@@ -239,7 +246,7 @@ class GpuProgram:
         self.params = plan["params"]
         self.arguments = ArgumentBinder(plan)
         self._written = set(plan["written"])
-        self._steps = plan.get("steps") or [{"run": [0, len(plan["launches"])]}]
+        self._steps = find_steps(plan)
         self.flags = plan.get("flags", ())
         self.calls = plan.get("calls", ())
         with device.active():
@@ -314,7 +321,7 @@ class GpuProgram:
         self._check_alignment(given)
         handle = _handle_of(stream)
 
-        def queue(steps: Sequence[Mapping[str, Any]], handle: int, workspace: int | None = None) -> None:
+        def queue(steps: PlanSteps, handle: int, workspace: int | None = None) -> None:
             for _ in range(times):
                 self._queue(given, handle, workspace, steps)
 
@@ -322,7 +329,7 @@ class GpuProgram:
             return lambda: queue(self._steps, handle)
         workspace = self.find_workspace(handle)
 
-        def record(steps: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
+        def record(steps: PlanSteps) -> Callable[[], None]:
             return CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(handle)
 
         graphs = [record(steps) for steps in (_split_steps(self._steps) if times == 1 else [self._steps])]
@@ -343,7 +350,7 @@ class GpuProgram:
         given: Sequence[Any],
         stream: int,
         workspace: int | None = None,
-        steps: Sequence[Mapping[str, Any]] | None = None,
+        steps: PlanSteps | None = None,
     ) -> None:
         workspace = self.find_workspace(stream) if workspace is None else workspace
         execute_plan(self._steps if steps is None else steps, _QueuedPlan(self, given, stream, workspace))
@@ -602,7 +609,7 @@ def _launch_all(graphs: Sequence[Callable[[], None]]) -> None:
 HEAD_LAUNCHES, MIN_SPLIT_LAUNCHES = 24, 160
 
 
-def _split_steps(steps: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+def _split_steps(steps: PlanSteps) -> list[PlanSteps]:
     """The steps of a program as those of one graph, or of two where many launches come first."""
     begin, end = steps[0].get("run", (0, 0))
     if end - begin < MIN_SPLIT_LAUNCHES:
@@ -611,7 +618,7 @@ def _split_steps(steps: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[st
     return [[{"run": [begin, cut]}], [{"run": [cut, end]}, *steps[1:]]]
 
 
-def _is_recordable(steps: Sequence[Mapping[str, Any]]) -> bool:
+def _is_recordable(steps: PlanSteps) -> bool:
     """Whether steps do not depend on results, so that a CUDA graph can record them: launches, and loops of them."""
     return all("run" in step or ("loop" in step and _is_recordable(step["body"])) for step in steps)
 
