@@ -516,11 +516,11 @@ class _Collector:
         frozen = own["_frozen"]
         kept = module.renewed
         parameters = tuple(
-            (n, self.add(t, prefix + n, n in frozen, True, n in kept)) for n, t in own["_parameters"].items()
+            [(n, self.add(t, prefix + n, n in frozen, True, n in kept)) for n, t in own["_parameters"].items()]
         )
-        buffers = tuple((n, self.add(t, prefix + n, True, False)) for n, t in own["_buffers"].items())
-        modules = tuple((n, None if m is None else self.walk(m, prefix + n)) for n, m in own["_modules"].items())
-        return module.__class__, _get_static(module), parameters, buffers, modules
+        buffers = tuple([(n, self.add(t, prefix + n, True, False)) for n, t in own["_buffers"].items()])
+        modules = tuple([(n, None if m is None else self.walk(m, prefix + n)) for n, m in own["_modules"].items()])
+        return module.__class__, own["_static"] or _get_static(module), parameters, buffers, modules
 
     def add(self, tensor: Any, path: str, fixed: bool, share: bool, renewed: bool = False) -> int:
         place = self.places.get(id(tensor)) if share and tensor is not None else None

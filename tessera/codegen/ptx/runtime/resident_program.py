@@ -44,7 +44,7 @@ class ResidentProgram:
         zeroed, first = set(plan["read"]), len(self._inputs)
         self._outputs = [(i, p, i in zeroed) for i, p in enumerate(params[first:], first)]
         self._types = [(p.shape, p.dtype.numpy) for p in self._inputs]
-        self._results = [(p.shape, p.dtype.numpy, z) for _, p, z in self._outputs]
+        self._results = [(p.shape, p.dtype.numpy, z, self._reused.get(i)) for i, p, z in self._outputs]
         self._empty = memory.empty
         self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
@@ -69,13 +69,14 @@ class ResidentProgram:
             if x.__class__ is not DeviceArray or x.stream != stream or x.shape != shape or x.dtype is not dtype:
                 return self._call_any(arrays, constants, stream)
             key.append(x.address)
-        if len(key) != len(self._types) + 1 or len(arrays) != len(self._types) or self._reused:
+        if len(key) != len(self._types) + 1 or len(arrays) != len(self._types):
             return self._call_any(arrays, constants, stream)
         results = []
-        for shape, dtype, zeroed in self._results:
-            results.append(made := self._empty(shape, dtype, stream))
+        for shape, dtype, zeroed, source in self._results:
+            made = self._empty(shape, dtype, stream) if source is None else arrays[source]  # which the caller gave up
+            results.append(made)
             key.append(made.address)
-            if zeroed:
+            if zeroed and source is None:
                 self.memory.clear(made, stream)
         found = tuple(key)
         with self._lock:
