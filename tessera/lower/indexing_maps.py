@@ -402,7 +402,19 @@ def keeps_long_axes(node: Node) -> bool:
 @indexing_rules(shape.reshape)
 def _(node, point, reduced):
     before, after = get_shape(node.args[0]), get_shape(node.out)
-    return [point.moved(delinearise(linearise(point.indices, after), before))]
+    # Only the axes between those that both shapes begin and end with are folded.
+    first = _count_common(before, after)
+    last = _count_common(before[first:][::-1], after[first:][::-1])
+    inner = slice(first, len(before) - last)
+    middle = linearise(point.indices[first : len(after) - last], after[first : len(after) - last])
+    tail = point.indices[len(after) - last :]
+    return [point.moved([*point.indices[:first], *delinearise(middle, before[inner]), *tail])]
+
+
+def _count_common(one: Sequence[Size], other: Sequence[Size]) -> int:
+    """How many sizes two shapes begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (n, m) in pairs if n != m), min(len(one), len(other)))
 
 
 @indexing_rules(shape.permute)
