@@ -10,7 +10,7 @@ LONG = {
     "tessera/core/symbolic_dim.py": (620, "polynomials and the proofs about them, which call each other"),
     "tessera/frontend/jit/tracing.py": (740, "the state of a traced function, its calls and its programs: one class"),
     "tessera/frontend/kernel/kernel_function.py": (640, "a kernel, its launches and its decorators"),
-    "tessera/nn/module.py": (740, "a module and the containers into which it wraps lists and dicts of modules"),
+    "tessera/nn/module.py": (760, "a module and the containers into which it wraps lists and dicts of modules"),
     "tessera/ops/tensor/shape.py": (660, "each op with all its rules"),
     "tessera/stablehlo/parser.py": (660, "one recursive-descent parser"),
 }

@@ -340,3 +340,26 @@ def test_summary_and_repr_count(capsys):
 def test_initialisation_of_a_tensor_is_refused(name):
     with pytest.raises(ts.errors.ArgumentError, match="takes a shape"):
         getattr(nn.init, name)(nn.Linear(4, 2).weight)
+
+
+def test_a_donated_module_may_hold_itself_and_is_given_whole():
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    model[1].weight = model[0].weight
+    before = [t for _, t in model.named_parameters()]
+    step = ts.jit(lambda m: m, donate=("m",))
+    for _ in range(3):  # traced, then known by its key
+        after = step(model)
+        with pytest.raises(ts.errors.TesseraError, match="donated"):
+            model[0].bias.numpy()
+        model = after
+    assert model[0].weight is model[1].weight and len(before) == len(dict(model.named_parameters()))
+
+
+def test_a_configuration_set_after_a_call_is_seen_by_the_next():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    step = ts.jit(lambda m, x: (m, m(x)))
+    model, _ = step(model, np.ones((1, 2), np.float32))
+    model, drawn = step(model, np.ones((64, 2), np.float32))
+    model.eval()
+    _, kept = step(model, np.ones((64, 2), np.float32))
+    assert len(np.unique(drawn.numpy()[:, 0])) > 1 and len(np.unique(kept.numpy()[:, 0])) == 1

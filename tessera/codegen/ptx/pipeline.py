@@ -99,7 +99,6 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
-_carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
 SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
@@ -117,7 +116,7 @@ LOOPS: NamedPasses = (
     ("FMA contraction of asynchronous loops", for_async_loops(selection.contract_fma)),
     ("software pipelining", for_async_loops(lambda f: pipeline_loops(f, LaunchFacts.of(f).grid))),
     ("loop peeling", for_async_loops(lambda f: loops.peel_masked_loops(f, LaunchFacts.of(f).grid))),
-    ("index comparison narrowing", for_async_loops(loops.narrow_index_comparisons)),
+    ("index comparison narrowing of asynchronous loops", for_async_loops(loops.narrow_index_comparisons)),
 )
 COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
@@ -129,6 +128,7 @@ COPIES: NamedPasses = (
     ),
 )
 MAPPING: NamedPasses = (
+    ("index comparison narrowing", for_kernels(loops.narrow_index_comparisons, UNIFORM)),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
     ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from tessera.codegen.ptx.runtime import driver_api
+from tessera.codegen.ptx.runtime import driver_api, gpu_program
 from tessera.codegen.ptx.runtime.driver_api import GPU, CudaGraph, LoadedModule
 from tessera.codegen.ptx.runtime.gpu_program import BoundLaunch, DriverKernel, _is_recordable
 from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError
@@ -174,3 +174,13 @@ def test_refused_text_shows_its_line(library):
     library(cuModuleLoadDataEx=218, cuGetErrorName=1)
     with pytest.raises(ArtifactError, match="cannot assemble"):
         LoadedModule(".version 99.9")
+
+
+def test_a_long_program_is_two_graphs():
+    most = gpu_program.MIN_SPLIT_LAUNCHES
+    loop = {"loop": 3, "body": [{"run": [0, 2]}]}
+    assert gpu_program._split_steps([{"run": [0, most - 1]}]) == [[{"run": [0, most - 1]}]]
+    assert gpu_program._split_steps([loop, {"run": [0, most]}]) == [[loop, {"run": [0, most]}]]
+    head, rest = gpu_program._split_steps([{"run": [2, most + 2]}, loop])
+    cut = 2 + gpu_program.HEAD_LAUNCHES
+    assert (head, rest) == ([{"run": [2, cut]}], [{"run": [cut, most + 2]}, loop])

@@ -129,3 +129,34 @@ def test_setmaxnreg_fits_the_register_file(working):
     threads = working + WARPGROUP_THREADS
     begun = (1 << 16) // threads // 8 * 8 * threads  # what the assembler gives to all of them at first
     assert working * many + WARPGROUP_THREADS * few <= begun and many % 8 == few % 8 == 0
+
+
+@kernel
+def added(a, b, c, out, *, SCALED: bool = False):
+    """c + a b, or tanh(c) a b: what an epilogue reads beside its accumulator."""
+    m, n = tile.program_id(0) * 128, tile.program_id(1) * 128
+    acc = tile.zeros((128, 128), f32)
+    for k in tile.range(0, a.shape[1], 64):
+        left = tile.load(a[m : m + 128, k : k + 64], edge="clip")
+        acc += tile.dot(left, tile.load(b[k : k + 64, n : n + 128], edge="clip"))
+    held = tile.cast(tile.load(c[m : m + 128, n : n + 128], edge="clip"), f32)
+    found = acc * tile.tanh(held) if SCALED else acc + held
+    tile.store(out[m : m + 128, n : n + 128], tile.cast(found, out.dtype), edge="clip")
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_an_epilogue_loads_in_the_layout_of_its_accumulator(few, dtype, scaled):
+    """Rows and columns past the end, two teams; no block is converted through shared memory."""
+    random, (m, n, k) = np.random.default_rng(0), (328, 264, 136)
+    a, b = (random.standard_normal(s).astype(bf16.numpy) for s in ((m, k), (k, n)))
+    c = random.standard_normal((m, n)).astype(dtype.numpy)
+    arguments = {"a": a, "b": b, "c": c, "out": np.zeros((m, n), dtype.numpy), "SCALED": scaled}
+    artifact = emit_checked(prepare(added, arguments, "ptx", (3, 3)).levels["tile"], "sm_90a")
+    text = artifact.text(TEXT_FILE)
+    assert "wgmma" in text and "ld.shared" not in text
+    found = arguments["out"]
+    BACKEND.interpreter(artifact)([a, b, c, found])
+    a, b, c = (x.astype(np.float32) for x in (a, b, c))
+    want = a @ b * np.tanh(c) if scaled else a @ b + c
+    np.testing.assert_allclose(found.astype(np.float32), want, rtol=2e-2, atol=0.1)

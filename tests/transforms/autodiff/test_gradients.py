@@ -90,3 +90,24 @@ def test_errors(call, error, text):
 def test_an_argument_of_integers_is_named_in_the_error(function, args, name):
     with pytest.raises(DTypeError, match=f"no derivative with respect to {name}: "):
         ts.grad(function, argnums=1)(*args)
+
+
+@pytest.mark.parametrize(
+    ("ends", "joined"), [([(0, 3), (3, 7), (7, 10)], True), ([(7, 10), (0, 7)], True), ([(0, 6), (4, 10)], False),
+                         ([(0, 3), (4, 10)], False), ([(0, 10), (0, 3), (3, 10)], True)],
+)  # fmt: skip
+def test_cotangents_of_slices_side_by_side_are_concatenated(ends, joined):
+    x = np.random.default_rng(0).standard_normal((4, 10)).astype(np.float32)
+    gradient = ts.jit(ts.grad(lambda x: sum(ts.sum(x[:, a:b] ** (i + 2)) for i, (a, b) in enumerate(ends))))
+    ops = [n.op.__name__ for n in gradient.trace(x).function.body.walk()]
+    want = np.zeros_like(x)
+    for i, (a, b) in enumerate(ends):
+        want[:, a:b] += (i + 2) * x[:, a:b] ** (i + 1)
+    assert ("concatenate" in ops) == joined
+    np.testing.assert_allclose(gradient(x).numpy(), want, rtol=1e-5)
+
+
+def test_a_part_that_is_no_slice_is_added_to_those_that_are():
+    x = np.arange(6, dtype=np.float32)
+    found = ts.jit(ts.grad(lambda x: ts.sum(x[:2]) + ts.sum(x * x) + ts.sum(3 * x[2:])))(x).numpy()
+    np.testing.assert_array_equal(found, 2 * x + [1, 1, 3, 3, 3, 3])

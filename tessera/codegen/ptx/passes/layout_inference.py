@@ -74,7 +74,7 @@ class LayoutInference:
         self.of: dict[Value, MaybeLayout] = {}
         self.direct: set[Node] = set()  # products whose left operand stays in registers
         self.smem_operands: set[Value] = set()  # operands in shared memory, which have no registers
-        self.fragments: set[DistributedLayout] = set()  # the layouts of accumulators of main loops
+        self.fragments: set[DistributedLayout] = set()  # layouts of accumulators of main loops
         self._depths: dict[Value, int] = {}
         self._depth = 0
         self.reduced = find_reduced_bits(function)
@@ -85,7 +85,7 @@ class LayoutInference:
 
     def plain(self, v: Value) -> DistributedLayout:
         """The blocked layout of a block."""
-        return self.plain_shape(static_shape(v))
+        return make_blocked_layout(static_shape(v), self.threads, self.vector)
 
     def plain_shape(self, shape: Sizes) -> DistributedLayout:
         """The blocked layout of blocks of a shape."""
@@ -206,16 +206,11 @@ def _(inference, node):
     return [pack_layout(make_wgmma_layout(static_shape(node.args[0]), inference.threads))]
 
 
-@natural_layout_rules(gemm_mainloop)
+@natural_layout_rules(gemm_mainloop, resident_operand, async_mma)
 def _(inference, node):
     found = make_wgmma_layout(static_shape(node.out), inference.threads)
-    inference.fragments.add(found)
+    inference.fragments |= {found} if node.op is gemm_mainloop else set()
     return [found]
-
-
-@natural_layout_rules(resident_operand, async_mma)
-def _(inference, node):
-    return [make_wgmma_layout(static_shape(node.out), inference.threads)]
 
 
 @natural_layout_rules(tile.collect, element)
@@ -273,9 +268,8 @@ def _(inference, node):
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
 
 
-# Small blocks are loaded in the layout of their only use, which saves a conversion. What an epilogue reads beside an
-# accumulator is loaded in the accumulator's layout whatever its size: quads of threads read whole sectors, while a
-# conversion holds the whole block in registers twice.
+# Small blocks are loaded in the layout of their only use, which saves a conversion; what an epilogue reads beside an
+# accumulator whatever its size: quads of threads read whole sectors, a conversion holds the block twice.
 
 
 def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, DistributedLayout]:
@@ -284,18 +278,16 @@ def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, D
     found: dict[Value, DistributedLayout] = {}
     for v, wanted in walk.conversions.items():
         layout = next(iter(wanted))
-        if len(wanted) == 1 and walk.inference.is_fragment(layout):
-            found.update(_trace_to_loads(walk, v, layout))
-        elif len(wanted) == 1 and v not in walk.plain:
-            source = _trace_to_load(walk, uses, v, layout)
-            found.update([source] if source is not None else [])
+        if len(wanted) == 1 and (v not in walk.plain or walk.inference.is_fragment(layout)):
+            found.update(_trace_to_loads(walk, uses, v, layout))
     return found
 
 
 def _trace_to_loads(
-    walk: LayoutAssigner, v: Value, layout: DistributedLayout
+    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout
 ) -> Iterator[tuple[Value, DistributedLayout]]:
-    """The loads from which a block is computed element by element, with the layouts that give it its own."""
+    """The loads that a block is computed from: small ones through casts and reshapes; all beside accumulators."""
+    wide, most = walk.inference.is_fragment(layout), walk.inference.threads * walk.inference.vector
     work, seen = [(v, layout)], set[Value]()
     while work:
         v, layout = work.pop()
@@ -303,34 +295,16 @@ def _trace_to_loads(
         if node is None or v in seen or layout.shape != static_shape(v):
             continue
         seen.add(v)
-        if node.op is tile.load:
+        if node.op is tile.load and (wide or math.prod(layout.shape) <= most):
             yield v, layout
-        elif node.op is shape.reshape:
+        elif node.op is shape.reshape and (wide or uses[node.args[0]] == 1):
             moved = layout.reshaped(static_shape(node.args[0]))
             work += [(node.args[0], moved)] if moved is not None else []
-        elif node.op.pointwise:
+        elif node.op.pointwise and (wide or (node.op is basic.cast and uses[node.args[0]] == 1)):
             work += [(x, layout) for x in node.args]
 
 
-def _trace_to_load(
-    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout
-) -> tuple[Value, DistributedLayout] | None:
-    """The small load that a block comes from through casts and reshapes alone, with its layout; or None."""
-    node = walk.producers.get(v)
-    while node is not None and node.op in (basic.cast, shape.reshape) and uses[node.args[0]] == 1:
-        (v,) = node.args
-        moved = layout.reshaped(static_shape(v)) if node.op is shape.reshape else layout
-        if moved is None:
-            return None
-        node, layout = walk.producers.get(v), moved
-    if node is None or node.op is not tile.load:
-        return None
-    return (v, layout) if math.prod(static_shape(v)) <= walk.inference.threads * walk.inference.vector else None
-
-
 # Assignment: each use of a block in another layout than its own goes through a `convert_layout`.
-
-
 # rule(assigner, node, layout of the result) gives the layout of each operand; None for a ref.
 operand_layout_rules = Rules("ptx operand layout")
 WantedLayouts = Sequence[DistributedLayout | None]

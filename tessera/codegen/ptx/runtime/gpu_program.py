@@ -345,15 +345,9 @@ class GpuProgram:
         launches = self._bind_launches(given, LEGACY_STREAM)
         yield from zip((each.name for each in self.launches if each), launches, strict=True)
 
-    def _queue(
-        self,
-        given: Sequence[Any],
-        stream: int,
-        workspace: int | None = None,
-        steps: PlanSteps | None = None,
-    ) -> None:
+    def _queue(self, given: Sequence[Any], stream: int, workspace: int | None = None, steps: PlanSteps = ()) -> None:
         workspace = self.find_workspace(stream) if workspace is None else workspace
-        execute_plan(self._steps if steps is None else steps, _QueuedPlan(self, given, stream, workspace))
+        execute_plan(steps or self._steps, _QueuedPlan(self, given, stream, workspace))
 
     def _bind_resident(self, given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
         """What runs the program on arrays of the device; arguments that come again are recorded as a CUDA graph.
