@@ -99,6 +99,8 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
+_carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
+_narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
@@ -122,13 +124,10 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
-    (
-        "partial sums",
-        for_kernels(with_ops(lambda f: carry_partial_sums(f, choose_team_size(f)), control_flow.for_), UNIFORM),
-    ),
+    ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
-    ("index comparison narrowing", for_kernels(loops.narrow_index_comparisons, UNIFORM)),
+    ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
     ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),
