@@ -8,10 +8,10 @@ from tessera.ops.dialects import schedule
 from tessera.runtime.driver import lower
 
 
-def choose(function, *shapes):
+def choose(function, *shapes, target="llvm"):
     """The dims of the kernel of a function, each with its tile."""
     traced = ts.jit(function).trace(*(np.zeros(s, np.float32) for s in shapes))
-    kernel = next(n for n in lower(traced.function, "llvm")["schedule"].main.body.nodes if n.op is schedule.kernel)
+    kernel = next(n for n in lower(traced.function, target)["schedule"].main.body.nodes if n.op is schedule.kernel)
     return [
         (n, kind, t) for (_, n, kind), t in zip(kernel.attrs["dims"], kernel.attrs["schedule"]["tile"], strict=True)
     ]
@@ -114,3 +114,12 @@ def test_blocks_of_few_rows_are_those_of_a_warp_group(m):
     assert find_block(m, 512, 16384, ts.f32) == m
     assert find_block(16, 512, 16384) == 16  # an instruction of a warp has as many rows
     assert find_block(640, 512, 128) < 64  # one of several blocks: there would be fewer programs
+
+
+def test_long_rows_that_are_walked_twice_have_shorter_tiles_on_a_gpu():
+    """Several programs share a multiprocessor: one reads while another computes. A row that is read once fills it."""
+    once, twice = (
+        choose(f, (4096, 50304), target="ptx")[1][2]
+        for f in (lambda x: ts.max(x, axis=1), lambda x: ts.logsumexp(x, axis=1))
+    )
+    assert once > twice

@@ -4,6 +4,7 @@ import numpy as np
 from ptxcheck import emit_checked
 from tilekernels import Kernel
 
+import tessera as ts
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import convert_layout, gemm_mainloop, matmul_accumulate
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
@@ -15,6 +16,7 @@ from tessera.core.types import bf16, f32
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, reduce
 from tessera.ops.tensor import elementwise as e
+from tessera.runtime.program import prepare
 
 
 def looped(block=(64, 64, 64), masked=False):
@@ -115,3 +117,11 @@ def test_many_warps_results_are_combined_by_lanes():
     out, artifact = np.zeros(1, np.float32), emit_checked(k.module())
     BACKEND.interpreter(artifact)([x, out])
     assert out[0] == x.sum() and artifact.text(TEXT_FILE).count("shfl.sync") >= 8
+
+
+def test_masks_of_a_uniform_kernel_compare_in_32_bits():
+    x, y = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 5), np.float32)
+    join = ts.jit(lambda x, y: ts.concatenate([x, y], axis=1) * 2, target="ptx")
+    text = BACKEND.emit(prepare(join, [x, y], "ptx").levels["tile"], {}).text(TEXT_FILE)
+    assert "setp.gt.s32" in text and "setp.ge.s64" not in text
+    np.testing.assert_array_equal(join(x, y).numpy(), np.concatenate([x, y], axis=1) * 2)
