@@ -219,11 +219,19 @@ class KernelFusion:
         cluster.inline_node(node)
         if node.op is contractions.dot or (node.out in self.operands and self.is_view(node)):
             self.operands |= set(node.args)
-        if node.op is shape.reshape and not (
-            (self.gathers and keeps_long_axes(node)) or all(p.is_clean for p in cluster.points(node.args[0]))
-        ):
+        if node.op is shape.reshape and not self.folds(node, cluster):
             # A reshape whose indices do not split reads memory: a reshape of memory is free.
             self.forced_roots.add(node.args[0])
+
+    def folds(self, node: Node, cluster: FusionCluster) -> bool:
+        """Whether what is read through an inlined reshape stays a block, or is gathered at no cost."""
+        if self.gathers and keeps_long_axes(node):
+            return True
+        # The index of an axis of one element may be 0 under a guard alone. Without it, a block has gaps.
+        single = [a for a, n in enumerate(get_shape(node.out)) if n == 1]
+        if any(p.indices[a].terms for p in cluster.points(node.out) for a in single):
+            return False
+        return all(p.is_clean for p in cluster.points(node.args[0]))
 
     def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether a node may be inlined in all clusters that read it."""
