@@ -6,14 +6,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.frontend.jit.tracing import jit
 from tessera.lower.indexing_maps import (
     ZERO,
+    AccessPoint,
     IndexDigit,
     IndexExpr,
     OpaqueIndex,
     add_exprs,
     delinearise,
     divide_expr,
+    find_operand_points,
     linearise,
     make_constant,
     make_index,
@@ -80,6 +83,14 @@ def test_reshape_keeps_the_value(shape, data):
     found = delinearise(linearise([make_index(d, n) for d, n in enumerate(shape)], shape), to)
     for place, want in zip(itertools.product(*map(range, shape)), np.ndindex(*to), strict=True):
         assert tuple(value(e, place) for e in found) == want
+
+
+def test_reshapes_fold_only_the_axes_that_change():
+    """The row before, which a guard may leave out, is no multiple of the columns: it stays as it is."""
+    node = jit(lambda x: x.reshape(2, 6, 3, 4)).trace(np.zeros((2, 6, 12), np.float32)).function.body.nodes[-1]
+    before = add_exprs(S, make_constant(-1))
+    (point,) = find_operand_points(node, AccessPoint((B, before, H, D)))
+    assert point.is_clean and point.indices == (B, before, add_exprs(scale_expr(H, 4), D))
 
 
 def test_a_merged_axis_is_one_block():

@@ -224,6 +224,15 @@ def test_attention_takes_heads_after_positions_as_they_are():
     assert names(program, *x) == ["attend", "mul"]
 
 
+@pytest.mark.parametrize("parallel, kernels", [(None, 2), (264, 1)], ids=["blocks", "a thread for each element"])
+def test_stacks_of_computed_arrays(parallel, kernels):
+    """The elements of each part lie apart in the result: threads gather them, blocks read them from memory."""
+    found = names(
+        lambda x: shape.stack([x, x + 1], axis=-1).reshape(8, 24), *zeros((8, 12)), plan=LoweringPlan(parallel=parallel)
+    )
+    assert len(found) == kernels
+
+
 def test_long_chains_are_kernels_of_bounded_size():
     def program(x):
         for _ in range(600):
