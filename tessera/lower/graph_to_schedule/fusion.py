@@ -23,10 +23,12 @@ from tessera.lower.indexing_maps import (
     AccessPoint,
     IndexDigit,
     IndexExpr,
+    delinearise,
     find_operand_points,
     find_reduced_axes,
     get_shape,
     keeps_long_axes,
+    linearise,
     make_index,
 )
 from tessera.ops.dialects import control_flow
@@ -224,14 +226,15 @@ class KernelFusion:
             self.forced_roots.add(node.args[0])
 
     def folds(self, node: Node, cluster: FusionCluster) -> bool:
-        """Whether what is read through an inlined reshape stays a block, or is gathered at no cost."""
+        """Whether what a kernel reads through an inlined reshape has an index without divisions of sums."""
         if self.gathers and keeps_long_axes(node):
             return True
-        # The index of an axis of one element may be 0 under a guard alone. Without it, a block has gaps.
-        single = [a for a, n in enumerate(get_shape(node.out)) if n == 1]
-        if any(p.indices[a].terms for p in cluster.points(node.out) for a in single):
-            return False
-        return all(p.is_clean for p in cluster.points(node.args[0]))
+        read = [i for p in cluster.points(node.args[0]) for i in p.indices]
+        if not self.gathers:
+            before, after = get_shape(node.args[0]), get_shape(node.out)
+            torn = [p for p in cluster.points(node.out) if _is_torn(p, after)]
+            read += [i for p in torn for i in delinearise(linearise(p.indices, after), before)]
+        return all(i.is_clean for i in read)
 
     def fits(self, node: Node, wanting: list[FusionCluster]) -> bool:
         """Whether a node may be inlined in all clusters that read it."""
@@ -373,6 +376,18 @@ class KernelFusion:
         others = [v for c in self.clusters if not any(c is w for w in wanting) for v in c.access_points]
         read = {n for v in dict.fromkeys(others) if v not in self.forced_roots for n in self.walk_producers(v)}
         return all(n in read for n in reductions)
+
+
+def _is_torn(point: AccessPoint, sizes: Sequence[Size]) -> bool:
+    """Whether an axis of one element has digits of a dim that another axis walks, too.
+
+    They are 0 under a guard alone. Without them, the elements of a block lie apart.
+    """
+    single, others = (
+        frozenset().union(*(i.dims for i, n in zip(point.indices, sizes, strict=True) if (n == 1) == alone))
+        for alone in (True, False)
+    )
+    return bool(single & others)
 
 
 def _is_contiguous(node: Node) -> bool:
