@@ -171,8 +171,8 @@ class PlanEngine(ABC):
 
     def find_offset(self, argument: Mapping[str, Any]) -> int:
         """The byte offset of an argument in its parameter or in the workspace, at the current loop indices."""
-        moved = sum(self.loop_indices[loop] * count for loop, count in argument.get("moves", ()))
-        return argument.get("offset", 0) + moved
+        offset, moves = argument.get("offset", 0), argument.get("moves")
+        return offset + sum(self.loop_indices[loop] * count for loop, count in moves) if moves else offset
 
 
 @dataclass

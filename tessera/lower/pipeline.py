@@ -31,10 +31,17 @@ from tessera.lower.lowering_plan import (
 )
 from tessera.lower.mesh import MeshShape, to_mesh
 from tessera.lower.mesh.op_rules import mesh_op_rules
-from tessera.lower.passes.canonicalisation import canonicalise, narrow_dots, sink_widening, turn_products
+from tessera.lower.passes.canonicalisation import (
+    canonicalise,
+    narrow_dots,
+    sink_widening,
+    split_concatenations,
+    turn_products,
+)
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
+from tessera.lower.passes.multi_output_fusion import fuse_multi_output
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
@@ -169,10 +176,12 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("sink casts", rewrite_main(sink_widening)),
     ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
+    ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
     ("vector products", rewrite_vector_products),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
+    ("multi-output fusion", with_ops(fuse_multi_output, host.loop, host.while_)),
     ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),
 )

@@ -190,7 +190,7 @@ def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
     dtypes = [type.dtype for type in results]
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [t.detach().resolve_neg().cuda().contiguous() for t in tensors]
+        held = [t.detach() if _is_plain(t) else t.detach().resolve_neg().cuda().contiguous() for t in tensors]
         try:
             found = runtime.call(held)
         finally:
@@ -198,3 +198,8 @@ def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
         return [torch.from_dlpack(export_device_array(a, d, a.stream)) for a, d in zip(found, dtypes, strict=True)]
 
     return run
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory on a GPU holds its elements in order."""
+    return tensor.is_cuda and tensor.is_contiguous() and not tensor.is_neg()

@@ -114,6 +114,7 @@ MIN_RECOMPUTATIONS = 256
 MIN_REDUCED = 16
 # The most points at which kernels compute one value; it bounds recomputation in chains of stencils.
 MAX_ACCESS_POINTS = 4
+MAX_PARTS = 32  # of concatenations that one kernel chooses between, and holds in registers
 MAX_PADDED_POINTS = 32  # of padded memory
 # The most nodes of a kernel: passes and generators take longer than in proportion, and walk chains recursively.
 MAX_KERNEL_NODES = 1024
@@ -467,7 +468,15 @@ def _(fusion, node, wanting):
         return len(wanting[0].points(node.out)) <= MAX_PADDED_POINTS  # it reads memory, under guards
     if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
         return False
+    if node.op is shape.concatenate and any(_count_parts(fusion, c) + len(node.args) > MAX_PARTS for c in wanting):
+        return False
     return len(wanting) == 1 or fusion.is_cheap(node.out)
+
+
+def _count_parts(fusion: KernelFusion, cluster: FusionCluster) -> int:
+    """The parts of the concatenations of a kernel."""
+    nodes = [fusion.uses[v] for v in cluster.inlined]
+    return sum(len(n.args) for n in nodes if n.op is shape.concatenate)
 
 
 @_FUSION_RULES(*EXPENSIVE)

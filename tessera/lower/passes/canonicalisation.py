@@ -180,6 +180,28 @@ def _(rewriter, node, args):
     return kept[0] if len(kept) == 1 else rewriter.add(shape.concatenate, *kept, axis=node.attrs["axis"])
 
 
+# Concatenations of many parts.
+
+MAX_PARTS = 16  # of a concatenation: a kernel chooses between them for each element, and holds them in registers
+wide_concatenations = RewritePatterns("wide concatenations", same_types=True)
+
+
+@wide_concatenations(shape.concatenate)
+def _(rewriter, node, args):
+    """A tree of concatenations: the results of an unrolled loop are stacked in two kernels, or in three."""
+    if len(args) <= MAX_PARTS:
+        return None
+    while len(args) > 1:
+        groups = [args[i : i + MAX_PARTS] for i in range(0, len(args), MAX_PARTS)]
+        args = [g[0] if len(g) == 1 else rewriter.add(shape.concatenate, *g, axis=node.attrs["axis"]) for g in groups]
+    return args[0]
+
+
+def split_concatenations(function: Function) -> Function:
+    """A Graph function without concatenations of many parts."""
+    return rewrite_function(function, wide_concatenations)
+
+
 @canonicalisation(elementwise.where)
 def _(rewriter, node, args):
     chosen = get_splat_number(rewriter, args[0])

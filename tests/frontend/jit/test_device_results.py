@@ -156,3 +156,29 @@ def test_pointwise_ops_on_broadcast_numbers_give_broadcast_numbers():
     assert (ts.Tensor(np.ones((2, 3), "f4")).to("ptx") + y).numpy().tolist() == [[16.0] * 3] * 2
     assert np.array_equal((ts.full((0, 3), 1.0) + 1.0).numpy(), np.zeros((0, 3), "f4"))
     assert (ts.full((3,), 2.0) + ts.Tensor(np.arange(3, dtype="f4"))).numpy().tolist() == [2.0, 3.0, 4.0]
+
+
+def many_results(x):
+    """Twelve small results, and a large one."""
+    return [x[i] * float(i) for i in range(12)] + [ts.broadcast_to(x[0], (4096, 8)) + 1.0]
+
+
+def test_small_results_share_a_block_and_keep_their_values():
+    run, x = ts.jit(many_results, target="ptx"), np.arange(96, dtype=np.float32).reshape(12, 8)
+    *first, large = run(x)
+    *second, _ = run(x + 1.0)
+    addresses = [t.data.address for t in first]
+    assert len(set(addresses)) == 12 and max(addresses) - min(addresses) < 12 * 512
+    assert not min(addresses) <= large.data.address <= max(addresses) + 32
+    kept = second[7]
+    del second
+    others = [run(x + float(i)) for i in range(3)]
+    np.testing.assert_array_equal(kept.numpy(), (x[7] + 1.0) * 7.0)
+    for i, t in enumerate(first):
+        np.testing.assert_array_equal(t.numpy(), x[i] * float(i))
+    np.testing.assert_array_equal(others[2][5].numpy(), (x[5] + 2.0) * 5.0)
+
+
+def test_few_small_results_have_blocks_of_their_own():
+    run = ts.jit(lambda x: (x + 1.0, x * 2.0), target="ptx")
+    assert all(t.data.memory.owns(t.data) for t in run(np.ones(8, np.float32)))

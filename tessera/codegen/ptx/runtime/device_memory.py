@@ -255,8 +255,9 @@ class GpuMemory(DeviceMemory):
         """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""
         self.make_wait(stream, array.stream)
         array.stream = stream
-        if array.free is not None and stream != array.home:
-            array.others = {*(array.others or ()), stream}
+        block = array.owner if isinstance(array.owner, DeviceArray) else array  # results may share a block
+        if block.free is not None and stream != block.home:
+            block.others = {*(block.others or ()), stream}
 
     def settle(self, array: DeviceArray) -> None:
         """Make the stream that an array was allocated for wait for the other streams that used it."""

@@ -7,6 +7,7 @@ the second time on, a program of several kernels is one CUDA graph.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from threading import Lock
@@ -22,6 +23,10 @@ from tessera.core.types import as_dtype
 from tessera.ir.array_interchange import READERS, import_device_array, is_on_device
 
 MAX_BOUND = 64  # sets of addresses whose launches are kept
+# Results of at most so many bytes share a block where there are as many: blocks that are freed and taken again in
+# another order give other addresses, and launches are laid out anew for each set of them.
+SMALL_RESULT, MIN_SHARED, SHARED_ALIGN = 1 << 15, 8, 256
+BYTE = np.dtype(np.uint8)
 BIT_FORMATS = {"bool": "B", "f16": "H", "bf16": "H"}  # scalars that are passed as their bits
 # bind(given, stream, repeated) gives what runs the program on a stream; `given` has an address or number each.
 Bind = Callable[[Sequence[Any], int, bool], Callable[[], None]]
@@ -44,7 +49,10 @@ class ResidentProgram:
         zeroed, first = set(plan["read"]), len(self._inputs)
         self._outputs = [(i, p, i in zeroed) for i, p in enumerate(params[first:], first)]
         self._types = [(p.shape, p.dtype.numpy) for p in self._inputs]
-        self._results = [(p.shape, p.dtype.numpy, z, self._reused.get(i)) for i, p, z in self._outputs]
+        self._places, self._shared = _share_block([p for i, p, _ in self._outputs if i not in self._reused])
+        self._results = [
+            (p.shape, p.dtype.numpy, z, self._reused.get(i), self._places.get(p)) for i, p, z in self._outputs
+        ]
         self._empty = memory.empty
         self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
@@ -71,14 +79,8 @@ class ResidentProgram:
             key.append(x.address)
         if len(key) != len(self._types) + 1 or len(arrays) != len(self._types):
             return self._call_any(arrays, constants, stream)
-        results = []
-        for shape, dtype, zeroed, source in self._results:
-            made = self._empty(shape, dtype, stream) if source is None else arrays[source]  # which the caller gave up
-            results.append(made)
-            key.append(made.address)
-            if zeroed and source is None:
-                self.memory.clear(made, stream)
-        found = tuple(key)
+        results = self._make_results(arrays, stream)
+        found = (*key, *[r.address for r in results])
         with self._lock:
             (self._bound.get(found) or self._find(found, stream))()
         return results
@@ -110,19 +112,28 @@ class ResidentProgram:
             else:
                 held[i] = self._place(i, x, stream, constants)
                 key.append(held[i].address)
-        results = [self._make_result(held, *each, stream) for each in self._outputs]
+        results = self._make_results(held, stream)
         self._run((*key, *[r.address for r in results]), stream)
         if self._imported:
             memory.keep_until_done([self._imported.pop() for _ in range(len(self._imported))], stream)
         return results
 
-    def _make_result(self, held: list[Any], i: int, param: PlanParameter, zeroed: bool, stream: int) -> DeviceArray:
-        if i in self._reused:
-            return held[self._reused[i]]  # type: ignore[no-any-return]  # the caller gave it up
-        made = self.memory.empty(param.shape, param.dtype.numpy, stream)
-        if zeroed:
-            self.memory.clear(made, stream)
-        return made
+    def _make_results(self, arrays: Sequence[Any], stream: int) -> list[DeviceArray]:
+        """New arrays for the results, some of them in one block, and the arguments that the caller gave up."""
+        memory, results = self.memory, []
+        shared = self._empty((self._shared,), BYTE, stream) if self._shared else None
+        for shape, dtype, zeroed, source, place in self._results:
+            if source is not None:
+                results.append(arrays[source])
+                continue
+            if place is None or shared is None:
+                made = self._empty(shape, dtype, stream)
+            else:
+                made = DeviceArray(shared.address + place, shape, dtype, shared, memory, stream)
+            results.append(made)
+            if zeroed:
+                memory.clear(made, stream)
+        return results
 
     def _find(self, key: tuple[Any, ...], stream: int) -> Callable[[], None]:
         """What runs the program on these addresses; what comes a second time is kept."""
@@ -159,6 +170,16 @@ class ResidentProgram:
         if known.placed.stream != stream:
             self.memory.order(known.placed, stream)
         return known.placed
+
+
+def _share_block(results: Sequence[PlanParameter]) -> tuple[dict[PlanParameter, int], int]:
+    """The places of small results in a block that they share, and its size; nothing where there are few."""
+    places, size = dict[PlanParameter, int](), 0
+    small = [p for p in results if 0 < math.prod(p.shape) * p.dtype.numpy.itemsize <= SMALL_RESULT]
+    for param in small if len(small) >= MIN_SHARED else ():
+        places[param] = size
+        size += -(-math.prod(param.shape) * param.dtype.numpy.itemsize // SHARED_ALIGN) * SHARED_ALIGN
+    return places, size
 
 
 class _Constant:

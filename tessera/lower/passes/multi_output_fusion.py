@@ -1,0 +1,350 @@
+"""Multi-output fusion: pointwise kernels over the same elements become one kernel with several results (XLA's term).
+
+A step of a host loop takes as long as its launches: the gates of a recurrent cell, the state that it updates, and the
+copies of the state to the next step and to the stacked results are one kernel. What one of them stores, the next ones
+read in registers; memory that nothing else reads goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tessera.core.symbolic_dim import Size
+from tessera.core.types import RefType
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Block, Module, Node, Value
+from tessera.lower.graph_to_schedule.tile_sizes import choose_tile_sizes
+from tessera.lower.indexing_maps import BodyIndexing, KernelDims, analyse_body, linearise, make_index
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.ops.dialects import host, schedule
+
+ACCESSES = (schedule.load, schedule.store)
+COMBINING = (schedule.reduce, schedule.contract)  # ops that need other elements than the kernel's own
+VIEWS = (host.view, host.at)
+MAX_NODES = 1024  # of a kernel: generators walk chains recursively
+MAX_MEMORIES = 24  # that a kernel takes
+
+
+def fuse_multi_output(module: Module, plan: LoweringPlan) -> Module:
+    """Join the pointwise kernels of each step of a Schedule module's host loops, where order and elements allow it."""
+    memory = MemoryMap.of(module.main.body)
+    body = replace(module.main.body, nodes=tuple(_fuse_inside(n, memory, plan) for n in module.main.body.nodes))
+    return module.replace(replace(module.main, body=body), *module.functions[1:])
+
+
+def _fuse_inside(node: Node, memory: MemoryMap, plan: LoweringPlan) -> Node:
+    """A node of the entry function whose regions are fused: those of loops and branches."""
+    if node.op not in (host.loop, host.while_, host.if_):
+        return node
+    inner = [replace(r, nodes=tuple(_fuse_inside(n, memory, plan) for n in r.nodes)) for r in node.regions]
+    return replace(node, regions=tuple(_RegionFusion(memory, plan, block).run() for block in inner))
+
+
+# What kernels touch.
+
+
+@dataclass(frozen=True)
+class MemoryMap:
+    """The views and slices of an entry function: which values are the same memory, and which may overlap."""
+
+    views: Mapping[Value, Node]
+
+    @staticmethod
+    def of(block: Block) -> MemoryMap:
+        """The views and slices of a block and of its regions."""
+        return MemoryMap({n.out: n for n in block.walk() if n.op in VIEWS})
+
+    def base(self, value: Value) -> Value:
+        """The value below reshapes: equal ones are the same memory, element by element."""
+        while value in self.views and self.views[value].op is host.view:
+            value = self.views[value].args[0]
+        return value
+
+    def storage(self, value: Value) -> Value:
+        """The buffer or parameter below reshapes and slices: only values of one storage overlap."""
+        while value in self.views:
+            value = self.views[value].args[0]
+        return value
+
+
+@dataclass(frozen=True)
+class PointwiseKernel:
+    """A kernel of parallel dims alone; `aligned` are the accesses at the element that its indices count."""
+
+    node: Node
+    bases: tuple[Value, ...]
+    found: BodyIndexing
+    aligned: frozenset[Node]
+
+    @property
+    def block(self) -> Block:
+        """Its body."""
+        return self.node.regions[0]
+
+    @property
+    def extents(self) -> tuple[Size, ...]:
+        """The sizes of its dims."""
+        return tuple(extent for _, extent, _ in self.node.attrs["dims"])
+
+    @property
+    def accesses(self) -> list[Node]:
+        """Its loads and stores, in order."""
+        return [n for n in self.block.nodes if n.op in ACCESSES]
+
+    def base(self, access: Node) -> Value:
+        """The memory that an access touches."""
+        return self.bases[self.block.params.index(access.args[0])]
+
+    @property
+    def written(self) -> set[Value]:
+        """The memories that it stores to."""
+        return {self.base(n) for n in self.accesses if n.op is schedule.store}
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it may run over any dims of as many elements: it uses indices for aligned accesses alone."""
+        needed = _find_needed(self)
+        return self.aligned.issuperset(self.accesses) and all(
+            n.out not in needed for n in self.block.nodes if n.op is schedule.index
+        )
+
+
+def find_pointwise(node: Node, memory: MemoryMap) -> PointwiseKernel | None:
+    """A Schedule node as a pointwise kernel, if it is one of formats without a policy."""
+    if node.op is not schedule.kernel or any(kind != "parallel" for _, _, kind in node.attrs["dims"]):
+        return None
+    (block,) = node.regions
+    if any(v.type.policy is not None for v in block.params):  # type: ignore[union-attr]
+        return None
+    if any(n.op in COMBINING or (n.op not in ACCESSES and (n.op.effects or n.regions)) for n in block.nodes):
+        return None
+    found = analyse_body(block, node.attrs["dims"])
+    own = _count_elements(found.dims)
+    aligned = frozenset(n for n in block.nodes if n.op in ACCESSES and _is_aligned(n, found, own))
+    return PointwiseKernel(node, tuple(map(memory.base, node.args)), found, aligned)
+
+
+def _count_elements(dims: KernelDims) -> Size:
+    return math.prod(extent for _, extent, _ in dims)
+
+
+def _is_aligned(access: Node, found: BodyIndexing, count: Size) -> bool:
+    """Whether an access without a mask touches the element that the kernel's indices count."""
+    ref, extents = access.args[0].type, [extent for _, extent, _ in found.dims]
+    assert isinstance(ref, RefType)
+    indices = found.indices(access)
+    if len(access.args) != len(indices) + (1 if access.op is schedule.load else 2):
+        return False
+    own = linearise([make_index(d, extent) for d, extent in enumerate(extents)], extents)
+    return bool(math.prod(ref.shape) == count) and linearise(indices, ref.shape) == own
+
+
+def _find_needed(kernel: PointwiseKernel) -> set[Value]:
+    """The values of a body that it needs where aligned accesses take their indices from elsewhere."""
+    needed: set[Value] = set()
+    for node in reversed(kernel.block.nodes):
+        if node in kernel.aligned:
+            needed.update(node.args[1:2] if node.op is schedule.store else ())
+        elif node.op is schedule.store or not needed.isdisjoint(node.results):
+            needed.update(node.args)
+    return needed
+
+
+# Regions.
+
+
+@dataclass
+class _RegionFusion:
+    """The nodes of a region with the kernels that are joined so far; what they take is defined first."""
+
+    memory: MemoryMap
+    plan: LoweringPlan
+    block: Block
+    defined: list[Node] = field(default_factory=list)
+    made: list[Node | PointwiseKernel] = field(default_factory=list)
+
+    def run(self) -> Block:
+        """The region with fewer kernels."""
+        for node in self.block.nodes:
+            if node.op in (host.alloc, *VIEWS):
+                self.defined.append(node)
+                continue
+            kernel = find_pointwise(node, self.memory)
+            place = None if kernel is None else self.find_partner(kernel)
+            if kernel is not None and place is not None:
+                self.made[place] = self.join(self.made[place], kernel)  # type: ignore[arg-type]
+            else:
+                self.made.append(kernel or node)
+        if len(self.made) + len(self.defined) == len(self.block.nodes):
+            return self.block
+        nodes = [self.drop_unread(k) if isinstance(k, PointwiseKernel) else k for k in self.made]
+        return replace(self.block, nodes=(*_keep_used(self.defined, nodes), *nodes))
+
+    def find_partner(self, kernel: PointwiseKernel) -> int | None:
+        """The last kernel that a kernel can join; the nodes after it touch other memory, or only read the same."""
+        for place in range(len(self.made) - 1, -1, -1):
+            other = self.made[place]
+            if isinstance(other, PointwiseKernel) and self.may_join(other, kernel):
+                return place
+            if self.conflicts(other, kernel):
+                return None
+        return None
+
+    def conflicts(self, other: Node | PointwiseKernel, kernel: PointwiseKernel) -> bool:
+        """Whether a node touches memory that a kernel writes, or may write memory that it touches."""
+        touched, written = self.find_storages(other)
+        own, stored = self.find_storages(kernel)
+        return not touched.isdisjoint(stored) or not written.isdisjoint(own)
+
+    def find_storages(self, node: Node | PointwiseKernel) -> tuple[set[Value], set[Value]]:
+        """What a node touches and what it may write."""
+        if isinstance(node, PointwiseKernel):
+            return set(map(self.memory.storage, node.bases)), set(map(self.memory.storage, node.written))
+        inner = [n for r in node.regions for n in r.walk()]
+        touched = {self.memory.storage(v) for n in (node, *inner) for v in n.args}
+        return touched, touched
+
+    def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
+        """Whether two kernels, one after the other, may run element by element."""
+        if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
+            return False
+        if len({*one.bases, *other.bases}) > MAX_MEMORIES:
+            return False
+        if one.extents != other.extents and not (
+            _count_elements(one.found.dims) == _count_elements(other.found.dims) and (one.is_flat or other.is_flat)
+        ):
+            return False
+        written = {self.memory.storage(v) for k in (one, other) for v in k.written}
+        accesses = [(k, n) for k in (one, other) for n in k.accesses]
+        shared = [(k, n) for k, n in accesses if self.memory.storage(k.base(n)) in written]
+        bases: dict[Value, Value] = {}
+        for kernel, access in shared:
+            base = kernel.base(access)
+            if access not in kernel.aligned or bases.setdefault(self.memory.storage(base), base) is not base:
+                return False
+        return True
+
+    def join(self, one: PointwiseKernel, other: PointwiseKernel) -> PointwiseKernel:
+        """One kernel that computes an element of both."""
+        dims = (other if one.is_flat and not other.is_flat else one).node.attrs["dims"]
+        body = _JoinedBody(tuple(extent for _, extent, _ in dims))
+        for kernel in (one, other):
+            body.add(kernel)
+        return self.make_kernel(one.node, dims, body)
+
+    def make_kernel(self, node: Node, dims: KernelDims, body: _JoinedBody) -> PointwiseKernel:
+        """The kernel of a body, on views of the memories that it touches at its own element."""
+        block, args = body.finish()
+        refs = [self.view(v, p) for v, p in zip(args, block.params, strict=True)]
+        attrs = Attrs({"dims": dims, "schedule": choose_tile_sizes(block, dims, self.plan)})
+        made = find_pointwise(replace(node, args=tuple(refs), attrs=attrs, regions=(block,)), self.memory)
+        assert made is not None, "a joined kernel is pointwise"
+        return made
+
+    def view(self, value: Value, param: Value) -> Value:
+        """A memory with the shape of a parameter."""
+        if value.type.shape == param.type.shape:  # type: ignore[union-attr]
+            return value
+        builder = Builder()
+        made = builder.add(host.view, [value], {"shape": tuple(param.type.shape)})  # type: ignore[union-attr]
+        self.defined.append(made)
+        self.memory.views[made.out] = made  # type: ignore[index]
+        return made.out
+
+    def drop_unread(self, kernel: PointwiseKernel) -> Node:
+        """A kernel without stores to buffers of the region that no other node touches."""
+        own = {n.out for n in self.defined if n.op is host.alloc}
+        others = [k for k in self.made if k is not kernel]
+        read = {v for k in others for v in self.find_storages(k)[0]}
+        read |= {self.memory.storage(kernel.base(n)) for n in kernel.accesses if n.op is schedule.load}
+        dead = {v for v in kernel.written if self.memory.storage(v) in own - read}
+        if not dead or dead == kernel.written:
+            return kernel.node
+        body = _JoinedBody(kernel.extents)
+        body.add(kernel)
+        for value in dead:
+            del body.stored[value]
+        return self.make_kernel(kernel.node, kernel.node.attrs["dims"], body).node
+
+
+def _keep_used(defined: Sequence[Node], nodes: Iterable[Node]) -> Iterator[Node]:
+    """Of allocations and views, those that nodes use."""
+    used = {v for n in nodes for each in (n, *(m for r in n.regions for m in r.walk())) for v in each.args}
+    kept: set[Node] = set()
+    for node in reversed(defined):
+        if node.out in used:
+            kept.add(node)
+            used.update(node.args)
+    return (n for n in defined if n in kept)
+
+
+# Bodies.
+
+
+@dataclass
+class _JoinedBody:
+    """The body of a joined kernel: stores come last, and loads of what is stored are the stored values."""
+
+    extents: tuple[Size, ...]
+    builder: Builder = field(default_factory=Builder)
+    env: dict[Value, Value] = field(default_factory=dict)
+    params: dict[tuple[Value, tuple[Size, ...]], Value] = field(default_factory=dict)  # by memory and shape
+    loaded: dict[Value, Value] = field(default_factory=dict)
+    stored: dict[Value, tuple[Value, Node]] = field(default_factory=dict)
+    places: list[Value] = field(default_factory=list)
+
+    def add(self, kernel: PointwiseKernel) -> None:
+        """Add the ops of a kernel."""
+        needed, args = _find_needed(kernel), dict(zip(kernel.block.params, kernel.node.args, strict=True))
+        for node in kernel.block.nodes:
+            with self.builder.at(node.loc):
+                if node in kernel.aligned:
+                    self.access(node, kernel.base(node))
+                elif node.op is schedule.store or not needed.isdisjoint(node.results):
+                    self.copy(node, args)
+
+    def access(self, node: Node, base: Value) -> None:
+        """A load or store of the kernel's own element."""
+        if node.op is schedule.store:
+            self.stored[base] = (self.env[node.args[1]], node)
+        elif base in self.stored:
+            self.env[node.out] = self.stored[base][0]
+        else:
+            if base not in self.loaded:
+                ref = self.make_param(base, node.args[0], self.extents)
+                self.loaded[base] = self.builder.add(schedule.load, [ref, *self.index()]).out
+            self.env[node.out] = self.loaded[base]
+
+    def index(self) -> list[Value]:
+        """The kernel's own index."""
+        if not self.places:
+            self.places += [self.builder.add(schedule.index, [], {"dim": d}).out for d in range(len(self.extents))]
+        return self.places
+
+    def copy(self, node: Node, args: Mapping[Value, Value]) -> None:
+        """An op as it is; memory that it touches elsewhere is a parameter of its own."""
+        operands = [
+            self.make_param(args[v], v, v.type.shape) if v in args else self.env[v]  # type: ignore[union-attr]
+            for v in node.args
+        ]
+        made = self.builder.add(node.op, operands, node.attrs, types=tuple(v.type for v in node.results))
+        self.env.update(zip(node.results, made.results, strict=True))
+
+    def make_param(self, memory: Value, like: Value, shape: Sequence[Size]) -> Value:
+        """The parameter of a memory, seen with a shape."""
+        key = memory, tuple(shape)
+        if key not in self.params:
+            assert isinstance(like.type, RefType)
+            self.params[key] = Value(replace(like.type, shape=key[1]), like.hint)
+        return self.params[key]
+
+    def finish(self) -> tuple[Block, list[Value]]:
+        """The body with its stores, whose memories are its last parameters, and what the parameters are."""
+        for base, (value, node) in self.stored.items():
+            with self.builder.at(node.loc):
+                ref = self.make_param(base, node.args[0], self.extents)
+                self.builder.add(schedule.store, [ref, value, *self.index()])
+        order = sorted(self.params, key=lambda key: key[0] in self.stored)
+        return self.builder.block([self.params[key] for key in order], ()), [memory for memory, _ in order]
