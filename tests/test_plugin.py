@@ -267,3 +267,9 @@ def test_conformance_ranks_what_a_generator_lacks(numpy_backend, capsys):
         r"numpy: rows for these ops would turn cases green.* op cases turned green .*? (tile\.\w+) (\d+)", out
     )
     assert found and found[1] == "tile.atomic" and int(found[2]) >= 3
+
+
+@pytest.mark.parametrize("line", [None, 3])
+def test_a_syntax_error_of_a_package_has_its_line_if_it_is_known(line):
+    place = contract._locate_failure(SyntaxError("wrong", ("made.py", line, line, "x")))
+    assert (place.file, place.line, place.column) == ("made.py", line or 0, line or 0)

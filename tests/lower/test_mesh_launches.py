@@ -14,6 +14,7 @@ from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
 from tessera.lower.mesh.launch_programs import partition_kernel
+from tessera.lower.mesh.launch_windows import LaunchTiling
 from tessera.lower.pipeline import lower
 from tessera.runtime.program import prepare
 
@@ -231,3 +232,10 @@ def test_a_launch_that_cannot_be_cut_and_does_not_fit_names_the_line():
     with pytest.raises(ts.errors.UnsupportedOpError, match="several programs access the elements of `out`") as error:
         emit(lambda x: ts.launch(totals, (300,), x * 2.0, ts.zeros((1,)))[0], (2, 2), r(300, 100))
     assert "tile.atomic_add(out[0], total)" in str(error.value)
+
+
+def test_axes_with_programs_past_the_end():
+    tiling = LaunchTiling((7, 4), (2, 2), (4, 2), ())
+    assert tiling.padded_axes(8) == [0]  # 4 tiles of 2 programs for 7
+    even = LaunchTiling((8, 4), (2, 2), (4, 2), ())
+    assert even.padded_axes(4) == [] and even.padded_axes(3) == [0]  # 8 tiles in 3 rounds of 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import DTypeError, TesseraError
+from tessera.core.errors import ArgumentError, DTypeError, TesseraError
 from tessera.ir.rules import Op
 
 FUNCTIONS = {
@@ -143,3 +143,8 @@ def test_the_error_tells_the_line(name):
     with pytest.raises(TesseraError, match=says) as caught:
         call()
     assert caught.value.location.file == __file__ and "|" in str(caught.value)
+
+
+def test_a_selection_has_three_operands():
+    with pytest.raises(ArgumentError, match="where takes 3 operands, not 1"):
+        ts.where(ts.tensor([True]))

@@ -107,3 +107,8 @@ def test_moveaxis_of_several(source, destination):
 def test_diff_between_ends():
     x = np.array([1, 4, 9])
     np.testing.assert_array_equal(ts.diff(x, prepend=[0], append=[20]), np.diff(x, prepend=[0], append=[20]))
+
+
+def test_two_axes_are_summed_by_default():
+    a, b = np.arange(24.0).reshape(2, 3, 4), np.arange(36.0).reshape(3, 4, 3)
+    assert ts.tensordot(ts.tensor(a), ts.tensor(b)).tolist() == np.tensordot(a, b).tolist()

@@ -177,3 +177,7 @@ def test_the_mask_of_backward_is_that_of_the_call():
     out = f(x)
     out.sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), out.detach().numpy())
+
+
+def test_a_permutation_of_nothing():
+    assert ts.permutation(0).tolist() == []

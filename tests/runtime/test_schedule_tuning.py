@@ -160,3 +160,9 @@ def test_errors_of_the_program_are_its_own_and_a_schedule_that_cannot_be_compile
     function = ts.jit(lambda x: ts.exp(x)).trace(np.ones(70000, "f4")).function
     found = tune_schedule(function, "llvm", [np.ones(70000, "f4")], ScheduleSearch(keep=2, samples=1))
     assert [t.refused for t in found.trials].count("too large") == 1 and dict(found.config) != dict(made[1])
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3"])
+def test_counts_of_a_search(wrong):
+    with pytest.raises(ArgumentError, match="no count of schedules"):
+        ScheduleSearch(samples=wrong)

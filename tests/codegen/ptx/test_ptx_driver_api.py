@@ -5,6 +5,8 @@ import types
 
 import pytest
 
+from tessera.codegen.contract import get_backend
+from tessera.codegen.ptx import generator
 from tessera.codegen.ptx.runtime import driver_api, gpu_program
 from tessera.codegen.ptx.runtime.driver_api import GPU, CudaGraph, LoadedModule
 from tessera.codegen.ptx.runtime.gpu_program import BoundLaunch, DriverKernel, _is_recordable
@@ -184,3 +186,18 @@ def test_a_long_program_is_two_graphs():
     head, rest = gpu_program._split_steps([{"run": [2, most + 2]}, loop])
     cut = 2 + gpu_program.HEAD_LAUNCHES
     assert (head, rest) == ([{"run": [2, cut]}], [{"run": [cut, most + 2]}, loop])
+
+
+def test_a_launch_without_attributes(library, monkeypatch):
+    found, counts = library(), []
+    monkeypatch.setattr(found, "cuLaunchKernelEx", lambda c, *_: counts.append(c._obj.count) or 0, raising=False)
+    module = LoadedModule(".version 7.8")
+    for how in ({}, {"cooperative": True}, {"dependent": True}):
+        BoundLaunch(DriverKernel(module, "k", "P", **how), (1, 1, 1), 32, 0, [64], 0)()
+    assert counts == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("count", "has"), [(0, False), (1, True)])
+def test_a_generator_knows_whether_there_is_a_gpu(count, has, monkeypatch):
+    monkeypatch.setattr(generator, "count_gpus", lambda: count)
+    assert get_backend("ptx").has_device is has

@@ -121,3 +121,32 @@ def test_blocks_that_share_elements_are_not_written_in_place():
     update = ts.jit(lambda x: ts.launch(overlapping, (3,), x, ts.like(x)), target="llvm", donate=("x",))
     x = np.arange(32, dtype=np.float32)
     assert update(ts.tensor(x)).tolist() == (3.0 * x).tolist()
+
+
+@ts.kernel
+def read_again(x, out, more):
+    """What the first result overwrites is read again for the second."""
+    at = ts.tile.program_id(0) * 8
+    ts.tile.store(out[at : at + 8], 3.0 * ts.tile.load(x[at : at + 8]))
+    ts.tile.store(more[at : at + 8], ts.tile.load(x[at : at + 8]) + 1.0)
+
+
+def test_memory_that_is_read_after_the_store_is_not_overwritten():
+    launched = lambda x: ts.launch(read_again, (4,), x, ts.like(x), ts.like(x))  # noqa: E731
+    x = np.arange(32, dtype=np.float32)
+    out, more = ts.jit(launched, target="llvm", donate=("x",))(ts.tensor(x))
+    assert (out.tolist(), more.tolist()) == ((3.0 * x).tolist(), (x + 1.0).tolist())
+
+
+@ts.kernel
+def moved(x, place, out):
+    """A place that memory holds is added to the program's."""
+    at = ts.tile.program_id(0) * 8 + place[0]
+    ts.tile.store(out[at : at + 8], 3.0 * ts.tile.load(x[at : at + 8]))
+
+
+def test_blocks_at_places_that_memory_holds():
+    launched = lambda x, place: ts.launch(moved, (4,), x, place, ts.like(x))  # noqa: E731
+    x = np.arange(32, dtype=np.float32)
+    found = ts.jit(launched, target="llvm", donate=("x",))(ts.tensor(x), np.zeros(1, np.int64))
+    assert found.tolist() == (3.0 * x).tolist()

@@ -187,3 +187,8 @@ def test_a_load_is_done_when_all_its_parts_are():
     gate.set()  # before what may fail: a pool of threads is joined at exit
     assert begun == (1, False)
     assert load.wait() == [1, True] and load.done()
+
+
+def test_loads_after_the_call_are_no_part_of_the_pipeline():
+    pipelined_compute(batches(2))
+    assert async_copies.ACTIVE_PIPELINE.get() is None
