@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_several_builders_of_one_folder(tmp_path):
         builder.stderr.close()
 
 
+def wait_until_it_works(process, at_most):
+    """Until a command has had a child for a second, where the system tells; else so many seconds."""
+    children, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + at_most
+    while time.monotonic() < end and process.poll() is None:
+        time.sleep(0.1)
+        if children.is_file() and children.read_text().strip():
+            time.sleep(1.0)
+            return
+
+
 @posix
 @pytest.mark.parametrize(
     ("arguments", "number", "status"),
@@ -86,7 +97,7 @@ def test_a_signal_ends_a_command_and_its_processes(arguments, number, status, tm
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     try:
-        time.sleep(6.0)
+        wait_until_it_works(process, at_most=6.0)
         process.send_signal(number)
         _, said = process.communicate(timeout=30)  # the pipes are closed when the last process has ended
         assert process.returncode == status and "Traceback" not in said

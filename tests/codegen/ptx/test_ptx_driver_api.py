@@ -201,3 +201,26 @@ def test_a_launch_without_attributes(library, monkeypatch):
 def test_a_generator_knows_whether_there_is_a_gpu(count, has, monkeypatch):
     monkeypatch.setattr(generator, "count_gpus", lambda: count)
     assert get_backend("ptx").has_device is has
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_at_exit_queued_failures_are_examined_while_the_context_exists(monkeypatch, fails):
+    made, order = GPU.__new__(GPU), []
+    context = types.SimpleNamespace(push=lambda: None)
+    made._here, made.context, made._modules = types.SimpleNamespace(active=False), context, {}
+    made._held = [types.SimpleNamespace(free=lambda: order.append("free"))]
+    made._pool = types.SimpleNamespace(stop_holding=lambda: order.append("pool"))
+    made.driver = types.SimpleNamespace(Context=types.SimpleNamespace(pop=lambda: order.append("pop")))
+
+    def examine():
+        order.append("examine")
+        if fails:
+            raise ExecutionError("index out of bounds")
+
+    monkeypatch.setattr(driver_api, "wait_and_examine", examine)
+    if fails:
+        with pytest.raises(ExecutionError, match="out of bounds"):
+            made._leave()
+    else:
+        made._leave()
+    assert order == ["examine", "free", "pool", "pop"]

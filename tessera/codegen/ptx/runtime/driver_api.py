@@ -22,6 +22,7 @@ import numpy as np
 from tessera.codegen.artifact import hash_content
 from tessera.core.device import count_gpus
 from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError, TesseraError
+from tessera.core.queued_failures import wait_and_examine
 from tessera.core.types import as_dtype
 
 # CUDA driver calls that pycuda lacks, by ctypes: cooperative launches, CUDA graphs, tensor maps, cluster occupancy.
@@ -386,11 +387,14 @@ class GPU:
     def _leave(self) -> None:
         """Release everything while the context exists; otherwise pycuda aborts the process."""
         self.enter()
-        for each in list(self._held):
-            each.free()
-        self._modules.clear()
-        self._pool.stop_holding()
-        self.driver.Context.pop()
+        try:
+            wait_and_examine()  # the context is gone when its own exit handler runs
+        finally:
+            for each in list(self._held):
+                each.free()
+            self._modules.clear()
+            self._pool.stop_holding()
+            self.driver.Context.pop()
 
     @property
     def name(self) -> str:
