@@ -18,7 +18,7 @@ from benchmarks.gpu import compiled, in_pairs, result
 from benchmarks.minilm import FLOPS_PER_TOKEN
 from examples.minilm import model
 from examples.minilm.weights import Config
-from tessera.codegen.ptx.runtime.gpu_program import measure_kernel_times
+from tessera.codegen.ptx.runtime.event_timing import measure_kernel_times
 from tessera.core.pytree import flatten
 from tessera.core.types import bf16
 

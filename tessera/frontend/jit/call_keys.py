@@ -5,7 +5,8 @@ A key has the types of tensors and arrays, the structure of containers, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -67,6 +68,9 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
 _NUMBERS = {float: as_dtype(float).numpy, int: as_dtype(int).numpy}
 _ELEMENTS = frozenset((np.ndarray, DeviceArray))
 _STATIC = frozenset((bool, str, type(None)))
+# By the names of a dict in its own order: what a key says of it, and what gives its values in the order of the key.
+_DICTS: dict[tuple[Any, ...], tuple[Hashable, Callable[[Any], Sequence[Any]]]] = {}
+_MAX_DICTS = 4096
 
 
 def walk_call(
@@ -80,13 +84,7 @@ def walk_call(
     leaves: list[Any] = []
     if named or static_places:
         return _walk_rest(args, named, static_places, static_names)
-    for x in args:
-        if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ in _ELEMENTS:  # as most are
-            kinds.append(x.type)
-            leaves.append(x.data)
-        elif not _add(x, kinds, leaves):
-            return None, leaves
-    return tuple(kinds), leaves
+    return (tuple(kinds) if _add_all(args, kinds, leaves) else None), leaves
 
 
 def _walk_rest(
@@ -110,6 +108,18 @@ def _add_static(x: Any, kinds: list[Hashable]) -> bool:
     return x.__class__ in _STATIC or x.__class__ in _NUMBERS
 
 
+def _add_all(values: Iterable[Any], kinds: list[Hashable], leaves: list[Any]) -> bool:
+    """Add arguments or what a container holds; False if one takes the general way."""
+    known = True
+    for x in values:
+        if x.__class__ is Tensor and not x.requires_grad and x.data.__class__ in _ELEMENTS:  # as most are
+            kinds.append(x.type)
+            leaves.append(x.data)
+        elif not _add(x, kinds, leaves):
+            known = False
+    return known
+
+
 def _add(x: Any, kinds: list[Hashable], leaves: list[Any]) -> bool:
     """Add an argument; False for one that takes the general way."""
     cls = x.__class__
@@ -128,25 +138,34 @@ def _add(x: Any, kinds: list[Hashable], leaves: list[Any]) -> bool:
     return _add_other(x, cls, kinds, leaves)
 
 
+def _note_dict(names: tuple[Any, ...]) -> tuple[Hashable, Callable[[Any], Sequence[Any]]]:
+    keys = tuple(sorted(names))
+    get = itemgetter(*keys) if len(keys) > 1 else lambda x: [x[k] for k in keys]
+    if len(_DICTS) >= _MAX_DICTS:
+        _DICTS.clear()
+    found = _DICTS[names] = (dict, keys), get
+    return found
+
+
 def _add_other(x: Any, cls: type, kinds: list[Hashable], leaves: list[Any]) -> bool:
     """Add a container, a static value, or an array of another library."""
     if cls is dict:
-        keys = tuple(sorted(x))
-        kinds.append((cls, keys))
-        return all([_add(x[k], kinds, leaves) for k in keys])
+        kind, get = _DICTS.get(names := tuple(x)) or _note_dict(names)
+        kinds.append(kind)
+        return _add_all(get(x), kinds, leaves)
     if cls is list or cls is tuple:
         kinds.append((cls, len(x)))
-        return all([_add(each, kinds, leaves) for each in x])
+        return _add_all(x, kinds, leaves)
     if cls in REGISTERED:
         parts = REGISTERED[cls].take_apart(x)
         kinds.append((cls, parts.keys, parts.aux, parts.fixed))
-        return all([_add(each, kinds, leaves) for each in parts.children])
+        return _add_all(parts.children, kinds, leaves)
     if cls in _STATIC:
         kinds.append((cls, x))
         return True
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):  # a named tuple
         kinds.append((cls, len(x)))
-        return all([_add(each, kinds, leaves) for each in x])
+        return _add_all(x, kinds, leaves)
     reader = READERS.get(cls)
     kind = None if reader is None else reader.kind(x)
     kinds.append(kind)

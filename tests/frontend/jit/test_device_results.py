@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.ptx.runtime.resident_program import ResidentProgram
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, ShapeError
 from tessera.core.hooks import find_device_memory
@@ -182,3 +183,16 @@ def test_small_results_share_a_block_and_keep_their_values():
 def test_few_small_results_have_blocks_of_their_own():
     run = ts.jit(lambda x: (x + 1.0, x * 2.0), target="ptx")
     assert all(t.data.memory.owns(t.data) for t in run(np.ones(8, np.float32)))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_array_of_the_host_among_those_of_a_device_is_copied_alone(memory, place, monkeypatch):
+    add = ts.jit(lambda a, b, c: a + 2.0 * b + 4.0 * c, target="ptx")
+    held = [ts.Tensor(X + i).to("ptx") for i in range(3)]
+    held[place] = X + place
+    add(*held)
+    monkeypatch.setattr(ResidentProgram, "_call_any", None)  # the short way suffices
+    y, copies = counted(memory, lambda: add(*held))
+    assert copies == (1, 0)
+    np.testing.assert_array_equal(y.numpy(), X + 2 * (X + 1) + 4 * (X + 2))
+    assert [type(x) for x in held].count(np.ndarray) == 1  # the caller's list keeps what it had

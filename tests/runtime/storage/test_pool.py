@@ -58,7 +58,7 @@ def test_results_lie_in_the_pool_and_views_keep_them():
     row = y[1]
     before = pool.report().used
     del x, y
-    gc.collect()
+    gc.collect(1)
     assert 0 < pool.report().used <= before
     np.testing.assert_array_equal(row.numpy(), [16, 23])
     outside = ts.zeros(100)

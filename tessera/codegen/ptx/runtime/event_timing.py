@@ -4,13 +4,15 @@ driver API, "Event Management").
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.runtime.driver_api import GPU
+    from tessera.codegen.ptx.runtime.gpu_program import GpuProgram
 
 ROUNDS = 7  # the median of so many measurements is taken
 SHORTEST = 5e-3  # seconds that the runs between two events should take: an event is exact to about half a microsecond
@@ -67,3 +69,23 @@ def measure_alone(prepare: Run, run: Run, check: Run, clock: DeviceClock) -> flo
         found.append(clock.measure(run))
         check()
     return statistics.median(found[1:])
+
+
+def measure_kernel_times(program: GpuProgram, given: Sequence[Any]) -> list[tuple[str, float]]:
+    """The milliseconds of each kernel of a program without loops, in order, by events (`measure_repeated`).
+
+    `given` holds an address (or a number) for each parameter. The launches write the program's arrays.
+    """
+    found, clock = [], EventClock(program.device)
+    with program.device.active():
+        for name, run in program.bind_kernels(given):
+            found.append((name, 1e3 * measure_repeated(functools.partial(_repeat, run), clock)))
+    return found
+
+
+def _repeat(run: Callable[[], None], times: int) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in range(times):
+            run()
+
+    return repeated

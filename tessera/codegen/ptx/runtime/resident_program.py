@@ -73,13 +73,20 @@ class ResidentProgram:
         """
         stream = self.memory.find_stream()
         key: list[Any] = [stream]
+        held: Any = arrays
         for x, (shape, dtype) in zip(arrays, self._types, strict=False):
             if x.__class__ is not DeviceArray or x.stream != stream or x.shape != shape or x.dtype is not dtype:
-                return self._call_any(arrays, constants, stream)
+                i = len(key) - 1
+                if x.__class__ is not np.ndarray or self._inputs[i].scalar:
+                    return self._call_any(arrays, constants, stream)
+                held = [*arrays] if held is arrays else held
+                held[i] = self._place(i, x, stream, constants)
+                key.append(held[i].address)
+                continue
             key.append(x.address)
         if len(key) != len(self._types) + 1 or len(arrays) != len(self._types):
             return self._call_any(arrays, constants, stream)
-        results = self._make_results(arrays, stream)
+        results = self._make_results(held, stream)
         found = (*key, *[r.address for r in results])
         with self._lock:
             (self._bound.get(found) or self._find(found, stream))()

@@ -1,0 +1,42 @@
+"""Call keys of dicts: by names and values, in whatever order the names were given."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.frontend.jit import call_keys
+from tessera.frontend.jit.call_keys import walk_call
+
+A, B = ts.tensor([1.0]), ts.tensor([[2.0]])
+
+
+def walk(*args):
+    return walk_call(args, {}, frozenset(), frozenset())
+
+
+def test_the_order_of_the_names_does_not_matter():
+    assert walk({"a": A, "b": B}) == walk({"b": B, "a": A})
+    assert [x.shape for x in walk({"b": B, "a": A})[1]] == [(1,), (1, 1)]
+
+
+@pytest.mark.parametrize("value", [{}, {"a": A}, {"b": A}, {"a": A, "b": A}, {"a": {"b": A}}, [A], (A,), {"a": B}])
+def test_structures_have_keys_of_their_own(value):
+    others = [{}, {"a": A}, {"b": A}, {"a": A, "b": A}, {"a": {"b": A}}, [A], (A,), {"a": B}]
+    assert sum(walk(value)[0] == walk(other)[0] for other in others) == 1
+
+
+def test_kinds_of_dicts_are_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(call_keys, "_MAX_DICTS", 2)
+    call_keys._DICTS.clear()
+    keys = [walk({f"name{i}": A, "x": B})[0] for i in range(6)]
+    assert len(set(keys)) == 6 and len(call_keys._DICTS) <= 2
+    assert walk({"x": B, "name0": A})[0] == keys[0]
+
+
+def test_a_dict_with_what_needs_gradients_takes_the_general_way():
+    learned = ts.tensor([1.0], requires_grad=True)
+    assert walk({"a": A, "b": learned})[0] is None and walk([{"a": learned}, A])[0] is None
+    f = ts.jit(lambda p: ts.sum(p["a"] * p["b"]))
+    out = f({"b": learned, "a": A})
+    out.backward()
+    np.testing.assert_array_equal(learned.grad.numpy(), [1.0])
