@@ -2,6 +2,7 @@
 
     python scripts/mutate.py --record build/mutation.coverage [--seconds 60]
     python scripts/mutate.py --count 20 [--component bounds] [--seed 0] [--report scripts/mutation_results.json]
+    python scripts/mutate.py --count 20 --seed 3 --since COMMIT
     python scripts/mutate.py --planted --report build/planted.json
     python scripts/mutate.py --score
 
@@ -23,6 +24,8 @@ import importlib  # noqa: E402
 import json  # noqa: E402
 import pickle  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
+import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
@@ -281,19 +284,41 @@ def _find_failed(outcome: Outcome) -> str:
 
 
 def list_drawn(
-    components: Iterable[str], numbers: Iterable[int], seed: int, rows: list[dict[str, Any]]
+    components: Iterable[str], numbers: Iterable[int], seed: int, rows: list[dict[str, Any]], since: str = ""
 ) -> Iterator[tuple[str, Mutant]]:
     """Mutants that the report does not have, number after number, each component in turn; none is drawn twice."""
     known, drawn = {r["name"] for r in rows}, {(r["file"], r["kind"], r["change"], r["line"]) for r in rows}
+    changed = list_changed_lines(since) if since else None
     for number in numbers:
         for component in components:
+            files = list_component_files(component)
+            if changed is not None:
+                files = [f for f in files if changed.get(str(f.relative_to(ROOT)))]
             name = f"{component}/{seed}/{number}"
-            if name not in known:
+            if name not in known and files:
                 draw = random.Random(name)
-                while (m := draw_mutant(component, list_component_files(component), ROOT, draw)).place in drawn:
+                while (m := draw_mutant(component, files, ROOT, draw)).place in drawn or (
+                    changed is not None and m.line not in changed[m.file]
+                ):
                     pass
                 drawn.add(m.place)
                 yield name, m
+
+
+def list_changed_lines(commit: str) -> dict[str, set[int]]:
+    """The lines of each file of the package that a commit did not have."""
+    lines: dict[str, set[int]] = {}
+    said = subprocess.run(
+        ["git", "diff", "--unified=0", "--no-color", commit, "--", "tessera"], cwd=ROOT, capture_output=True, text=True
+    )
+    said.check_returncode()
+    for line in said.stdout.splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ b/")
+        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines.setdefault(path, set()).update(range(first, first + count))
+    return lines
 
 
 def list_planted(word: str = "") -> list[tuple[str, Mutant]]:
@@ -362,6 +387,7 @@ def main() -> int:
     options.add_argument("--planted", action="store_true", help="the bugs of scripts/planted_bugs.json instead")
     options.add_argument("--bug", default="", help="only the planted bugs whose name has this text")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--since", default="", help="only changes of lines that this commit did not have")
     options.add_argument("--first", type=int, default=0, help="the number of the first mutant")
     options.add_argument("--seconds", type=float, default=20.0, help="processor seconds of each stage")
     options.add_argument("--fuzz-seconds", type=float, default=10.0, help="the same of random programs")
@@ -388,7 +414,7 @@ def _judge_all(given: argparse.Namespace, rows: list[dict[str, Any]], folder: st
     coverage = replace(parts[0], checks=checks, modules=modules, imported=imported)
     judge = Judge(coverage, given.seconds, given.fuzz_seconds, folder, LoadedFunctions())
     chosen, numbers = given.component or list(COMPONENTS), range(given.first, given.first + given.count)
-    drawn = list_drawn(chosen, numbers, given.seed, rows)
+    drawn = list_drawn(chosen, numbers, given.seed, rows, given.since)
     known = {r["name"] for r in rows}
     planted = ((n, m) for n, m in list_planted(given.bug) if m.component in chosen and n not in known)
     for name, mutant in planted if given.planted else drawn:

@@ -84,6 +84,12 @@ COMPONENTS: dict[str, Component] = {
     ),
     "interpreters": Component(("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("levels",)),
     "sanitizers": Component(("tessera/interp/sanitizer/*.py",), ("levels",)),
+    "ops": Component(("tessera/ops/tensor/*.py",), ("levels",)),
+    "plan execution": Component(
+        ("tessera/codegen/p*.py", "tessera/codegen/ptx/runtime/*_program.py",
+         "tessera/codegen/llvm/generator.py", "tessera/runtime/program.py", "tessera/runtime/planning.py",
+         "tessera/core/kept_memory.py"), ("llvm", "ptx", "levels"),
+    ),
 }  # fmt: skip
 FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memory plan": "llvm", "passes": "llvm"}
 TEST_FOLDERS = (

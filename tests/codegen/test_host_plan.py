@@ -6,12 +6,14 @@ from tilekernels import Kernel
 
 import tessera as ts
 from tessera import tile
+from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.host_plan import HostBufferSlice, find_aliased_parameters, find_touched_parameters
 from tessera.codegen.plan_execution import check_plan
 from tessera.core.errors import ArtifactError, ResourceError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
 from tessera.ops.dialects import host
+from tessera.runtime.driver import lower
 from tessera.runtime.program import prepare
 
 
@@ -93,3 +95,14 @@ def test_pairs_of_parameters_that_share_memory_are_the_same_or_overlap():
     main = Function("main", entry.block(params, []), Attrs({"outputs": 0}))
     found = find_aliased_parameters(Module("tile", (main, kernel)))
     assert found == {"k": {(0, 1): True, (0, 2): True}}
+
+
+def test_buffers_of_the_workspace_are_aligned_for_vectors():
+    def function(x):
+        y = ts.softmax(x @ x, axis=1)
+        return ts.softmax(y @ x, axis=0) @ y
+
+    module = lower(ts.jit(function).trace(np.ones((7, 7), "f4")).function, "ptx")["tile"]
+    launches = emit_artifact(get_backend("ptx"), module, {}).manifest["plan"]["launches"]
+    offsets = {a["offset"] for each in launches for a in each["args"] if "offset" in a}
+    assert len(offsets) > 1 and not any(n % 64 for n in offsets)
