@@ -246,11 +246,11 @@ class Decoding(Row):
         reader = LateReader()
 
         def queue_step(found: Any) -> Any:
-            return reader.mark(session.run_step(found.reshape(-1, 1), ones, greedy=True))
+            return reader.mark(session.run_step(found, ones, greedy=True))
 
         def run() -> float:
             session.past = np.full(self.batch, START, np.int32)
-            queued = queue_step(self.first[-1])
+            queued = queue_step(self.first[-1].reshape(-1))
             reader.read(queued)
             start = time.perf_counter()
             for _ in range(count):  # as `generate` does
@@ -262,7 +262,7 @@ class Decoding(Row):
 
         def take_one() -> Any:
             session.past = np.full(self.batch, START, np.int32)
-            return reader.read(queue_step(self.first[-1]))
+            return reader.read(queue_step(self.first[-1].reshape(-1)))
 
         self.take_one = take_one
         return run

@@ -110,7 +110,7 @@ def decode_alone(
         yield from state.give_all(found)
         if not state.open.any():
             return
-        out = session.run_step(found.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
+        out = session.run_step(found, state.open.astype(np.int32), greedy=chooser.greedy)
         found = chooser.choose(out, session.past)
 
 
@@ -122,7 +122,7 @@ def _decode_ahead(session: Any, chooser: TokenChooser, state: _Requests, found: 
     reader = LateReader()
 
     def queue(tokens: Any) -> tuple[Tensor, Any]:
-        out = session.run_step(tokens.reshape(-1, 1), state.open.astype(np.int32), greedy=chooser.greedy)
+        out = session.run_step(tokens, state.open.astype(np.int32), greedy=chooser.greedy)
         return reader.mark(chooser.choose_there(out, session.past))
 
     queued: Any = queue(found)
@@ -194,8 +194,8 @@ def _propose(session: Any, drafter: TokenChooser, first: np.ndarray, open_: np.n
     """The next `count` tokens of each open request by the draft model; it also takes its own last one."""
     guesses, last = [], first
     for _ in range(count):
-        out = session.run_step(last.reshape(-1, 1), open_.astype(np.int32), greedy=drafter.greedy)
+        out = session.run_step(last, open_.astype(np.int32), greedy=drafter.greedy)
         last = drafter.choose(out, session.past)
         guesses.append(last)
-    session.run_step(last.reshape(-1, 1), open_.astype(np.int32), greedy=True)
+    session.run_step(last, open_.astype(np.int32), greedy=True)
     return np.stack(guesses, axis=1) if guesses else np.zeros((len(first), 0), np.int32)

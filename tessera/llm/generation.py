@@ -74,6 +74,7 @@ class LanguageModel:
         fresh: bool = False,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """Logits [B, V] after the last counted token of each request, or of `every` one [B, S, V]; and the cache."""
+        tokens = tokens if tokens.ndim == 2 else reshape(tokens, shape=(-1, 1))
         batch = Batch(tokens, table, past, count, fresh)
         x, cache = run_layers(self.config, weights, batch, PagedCache(keys, values))
         logits = compute_logits(weights, x if every else take_last(x, count))
@@ -244,7 +245,7 @@ class Session:
     def run_step(self, tokens: Any, count: np.ndarray, every: bool = False, greedy: bool = False) -> Tensor:
         """One step: the first count[b] of tokens [B, S] follow what request b has; logits, or the greedy tokens.
 
-        Tokens [B, 1] may be a tensor, the result of a step before: they are not read here.
+        Tokens [B] are one for each request. They may be a tensor, the result of a step before: it is not read here.
 
         Raises:
             ArgumentError: a request would write the cache past its end.
@@ -253,11 +254,12 @@ class Session:
         """
         known, count = not isinstance(tokens, Tensor), np.asarray(count)
         tokens = np.asarray(tokens) if known else tokens
-        fits = tokens.ndim == 2 and count.shape == self.past.shape == tokens.shape[:1]
-        if not fits or count.min(initial=0) < 0 or count.max(initial=0) > tokens.shape[1]:
+        width = tokens.shape[1] if tokens.ndim == 2 else 1
+        fits = tokens.ndim in (1, 2) and count.shape == self.past.shape == tokens.shape[:1]
+        if not fits or count.min(initial=0) < 0 or count.max(initial=0) > width:
             raise ShapeError(
                 "the tokens of a step do not fit the requests", location=user_location(),
-                expected=f"tokens [{len(self.past)}, S], and for each request a count of up to S",
+                expected=f"tokens [{len(self.past)}, S] or [{len(self.past)}], and for each request a count of up to S",
                 received=f"{tokens.shape}, counts {count.tolist()}",
             )  # fmt: skip
         if known:
@@ -269,7 +271,7 @@ class Session:
         table[:, : self.pool.table.shape[1]] = self.pool.table
         model = self.model
         run = model._greedy if greedy else model._step
-        fresh = model._resident and tokens.shape[1] > 1 and not self.past.any()
+        fresh = model._resident and width > 1 and not self.past.any()
         count = count.astype(np.int32)
         out, self.keys, self.values = run(
             model.weights, tokens, self._place("table", table), self.past.astype(np.int32),

@@ -124,7 +124,8 @@ def test_bad_tokens(llama):
 
 STEPS = (
     ([[99]], [1], OutOfBoundsError), ([[1]], [2], ShapeError), ([[1], [2]], [1, 1], ShapeError),
-    ([[1]], [-1], ShapeError), ([1], [1], ShapeError),
+    ([[1]], [-1], ShapeError), ([1, 2], [1], ShapeError), ([1], [2], ShapeError), ([99], [1], OutOfBoundsError),
+    ([[[1]]], [1], ShapeError),
 )  # fmt: skip
 
 
@@ -134,6 +135,19 @@ def test_misuse_of_sessions(llama):
         with pytest.raises(error):
             session.run_step(np.array(tokens), np.array(count))
     assert session.run_step(np.array([[1]]), np.array([1])).shape == (1, 96)  # nothing was lost
+
+
+def test_tokens_of_one_axis_are_one_for_each_request(llama):
+    plain, column, held = (llama.new_session(2, 8) for _ in range(3))
+    ones, tokens = np.ones(2, np.int32), np.array([3, 5])
+    found = [
+        plain.run_step(tokens, ones),
+        column.run_step(tokens[:, None], ones),
+        held.run_step(ts.tensor(tokens), ones),
+    ]
+    assert found[0].shape == (2, 96) and [s.past.tolist() for s in (plain, column, held)] == [[1, 1]] * 3
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].numpy(), other.numpy())
 
 
 def test_misuse_of_models(llama):
