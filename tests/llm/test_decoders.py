@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tessera as ts
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from tessera.core.device import device  # noqa: E402
