@@ -60,6 +60,7 @@ from mutation_operators import Mutant, draw_mutant  # noqa: E402
 from mutation_planting import LoadedFunctions, import_all, list_needed  # noqa: E402
 
 RESULTS = ROOT / "scripts" / "mutation_results.json"
+MOST_DRAWS = 3000  # until a component counts as one without another mutant
 CASES_OF_CHILD, FILES_OF_CHILD = 250, 20
 CHECK_SECONDS = 30.0  # of the processor
 LOADED_BEFORE = ("numpy", "ml_dtypes", "llvmlite.binding", "pytest", "scipy.special", "torch", "hypothesis")
@@ -297,12 +298,12 @@ def list_drawn(
             name = f"{component}/{seed}/{number}"
             if name not in known and files:
                 draw = random.Random(name)
-                while (m := draw_mutant(component, files, ROOT, draw)).place in drawn or (
-                    changed is not None and m.line not in changed[m.file]
-                ):
-                    pass
-                drawn.add(m.place)
-                yield name, m
+                found = (draw_mutant(component, files, ROOT, draw) for _ in range(MOST_DRAWS))
+                new = (m for m in found if m.place not in drawn)
+                m = next((m for m in new if changed is None or m.line in changed[m.file]), None)
+                if m is not None:
+                    drawn.add(m.place)
+                    yield name, m
 
 
 def list_changed_lines(commit: str) -> dict[str, set[int]]:
@@ -311,7 +312,8 @@ def list_changed_lines(commit: str) -> dict[str, set[int]]:
     said = subprocess.run(
         ["git", "diff", "--unified=0", "--no-color", commit, "--", "tessera"], cwd=ROOT, capture_output=True, text=True
     )
-    said.check_returncode()
+    if said.returncode:
+        raise SystemExit(f"--since {commit}: {said.stderr.strip()}")
     for line in said.stdout.splitlines():
         if line.startswith("+++ "):
             path = line.removeprefix("+++ b/")

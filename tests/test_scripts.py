@@ -123,6 +123,33 @@ def test_the_score_of_the_page_is_that_of_the_report():
     assert [line for line in mutate.describe_score(rows) if line not in page] == []
 
 
+def test_mutants_of_new_lines_alone(monkeypatch):
+    file = "tessera/ir/rewrite.py"
+    lines = [i for i, line in enumerate((ROOT / file).read_text().splitlines(), 1) if " is not " in line]
+    monkeypatch.setattr(mutate, "list_changed_lines", lambda commit: {file: set(lines)})
+    drawn = list(mutate.list_drawn(["simplify", "csl"], range(2), 0, [], since="HEAD"))
+    assert [name for name, _ in drawn] == ["simplify/0/0", "simplify/0/1"]
+    assert all(m.file == file and m.line in lines for _, m in drawn)
+    monkeypatch.setattr(mutate, "list_changed_lines", lambda commit: {file: {1}})  # a docstring
+    monkeypatch.setattr(mutate, "MOST_DRAWS", 20)
+    assert list(mutate.list_drawn(["simplify"], range(2), 0, [], since="HEAD")) == []
+
+
+def test_new_lines_are_those_of_the_difference(monkeypatch):
+    said = "+++ b/tessera/a.py\n@@ -1 +2,3 @@ def f():\n@@ -9,2 +10 @@\n+++ /dev/null\n@@ -1,4 +0,0 @@\n"
+    found = {"args": None}
+
+    def run(command, **named):
+        found["args"] = command
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    monkeypatch.setattr(mutate.subprocess, "run", run)
+    assert mutate.list_changed_lines("abc")["tessera/a.py"] == {2, 3, 4, 10} and "abc" in found["args"]
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="no-such-commit"):
+        mutate.list_changed_lines("no-such-commit")
+
+
 def test_planted_bugs_still_fit_their_files():
     planted = [m for _, m in mutate.list_planted()]
     assert len(planted) >= 25 and {m.change.partition(":")[0] for m in planted} == {

@@ -1,10 +1,13 @@
 """The shared-memory carve-out of a program: timed on its calls, chosen once, on a fake driver."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from tessera.codegen.ptx.runtime import carveout_trial
+from tessera.codegen.ptx.runtime import carveout_trial, device_memory
 from tessera.codegen.ptx.runtime.carveout_trial import CARVEOUTS, DEFAULT, ROUNDS, CarveoutTrial, TrialLaunch
 from tessera.codegen.ptx.runtime.device_memory import NOT_READY
+from tessera.codegen.ptx.runtime.gpu_program import GpuProgram
 
 TIMED = len(CARVEOUTS) * (ROUNDS + 1)
 
@@ -18,7 +21,7 @@ def driver(monkeypatch):
     def create(handle, flags):
         handle._obj.value = len(timed) + 1
         timed[handle._obj.value] = None
-        return state["status"]
+        return 0
 
     def record(event, stream):
         timed[event.value] = state["ran"][-1] if state["ran"] else None
@@ -26,24 +29,36 @@ def driver(monkeypatch):
 
     def measure(found, first, last):
         found._obj.value = state["times"][timed[last.value]]
-        return 0
+        return state["status"]
 
     calls = {
         "cuEventCreate": create, "cuEventRecord": record, "cuEventElapsedTime": measure,
         "cuEventDestroy_v2": lambda event: 0, "cuEventQuery": lambda event: NOT_READY if state["running"] else 0,
     }  # fmt: skip
-    monkeypatch.setattr(carveout_trial, "find_driver_call", calls.__getitem__)
+    monkeypatch.setattr(device_memory, "find_driver_call", calls.__getitem__)
+    monkeypatch.setattr(device_memory, "call_driver", lambda name, *arguments: calls[name](*arguments))
     return state
+
+
+class StandInKernel:
+    """A kernel that notes the carve-out it prefers."""
+
+    carveout = DEFAULT
+
+    def prefer_carveout(self, percent):
+        self.carveout = percent
 
 
 def bind(driver, trial, recorded):
     """A launch whose graphs note the carve-out they were recorded with."""
+    kernels = [StandInKernel(), StandInKernel()]
 
-    def record(percent):
+    def record():
+        (percent,) = {kernel.carveout for kernel in kernels}
         recorded.append(percent)
         return lambda: driver["ran"].append(percent)
 
-    return TrialLaunch(trial, record, 1)
+    return TrialLaunch(trial, kernels, record, 1)
 
 
 @pytest.mark.parametrize("fastest", CARVEOUTS)
@@ -83,7 +98,7 @@ def test_the_drivers_choice_runs_while_timed_calls_do(driver):
 
 def test_the_drivers_choice_stays_where_events_tell_nothing_or_all_take_as_long(driver):
     for status in (0, 1):
-        driver["status"], trial = status, CarveoutTrial()
+        driver["status"], trial = status, CarveoutTrial()  # of cuEventElapsedTime
         launch = bind(driver, trial, [])
         for _ in range(TIMED + 1):
             launch()
@@ -93,3 +108,25 @@ def test_the_drivers_choice_stays_where_events_tell_nothing_or_all_take_as_long(
 def test_programs_of_few_kernels_or_of_kernels_alike_are_not_tried():
     assert carveout_trial.is_worth_a_trial([0, 1024] * 4)
     assert not carveout_trial.is_worth_a_trial([0, 1024]) and not carveout_trial.is_worth_a_trial([1024] * 100)
+
+
+def test_a_failed_recording_leaves_the_drivers_choice(driver):
+    kernel = StandInKernel()
+    with pytest.raises(ZeroDivisionError):
+        TrialLaunch(CarveoutTrial(), [kernel], lambda: 1 / 0, 1)()
+    assert kernel.carveout == DEFAULT
+
+
+@pytest.mark.parametrize(("shared", "tried"), [([0, 1024] * 4, True), ([0] * 8, False), ([0, 1024], False)])
+def test_programs_on_a_gpu_are_tried(driver, shared, tried):
+    """Calls with arguments that come again, of programs that a CUDA graph can hold."""
+    made, kernels = GpuProgram.__new__(GpuProgram), [StandInKernel() for _ in shared]
+    made.launches = [None, *(SimpleNamespace(kernel=k, shared=n) for k, n in zip(kernels, shared, strict=True))]
+    made._steps, made._carveout = [{"run": [0, len(shared) + 1]}], CarveoutTrial()
+    recorded = []
+    made.bind = lambda given, stream: lambda: recorded.append((tuple(given), stream))
+    run = made._bind_repeated([64], 1)
+    assert isinstance(run, TrialLaunch) == tried
+    run()
+    made._steps = [{"while": 0, "test": [], "body": []}]
+    assert not isinstance(made._bind_repeated([64], 1), TrialLaunch) and recorded == [((64,), 1)]

@@ -196,3 +196,11 @@ def test_an_array_of_the_host_among_those_of_a_device_is_copied_alone(memory, pl
     assert copies == (1, 0)
     np.testing.assert_array_equal(y.numpy(), X + 2 * (X + 1) + 4 * (X + 2))
     assert [type(x) for x in held].count(np.ndarray) == 1  # the caller's list keeps what it had
+
+
+def test_what_was_copied_is_not_copied_again_where_an_argument_is_of_another_library(memory):
+    torch = pytest.importorskip("torch")
+    add = ts.jit(lambda a, b: a + 2.0 * b, target="ptx")
+    y, copies = counted(memory, lambda: add(X, torch.tensor(X + 1)))
+    assert copies[0] <= 2
+    np.testing.assert_array_equal(y.numpy(), X + 2 * (X + 1))

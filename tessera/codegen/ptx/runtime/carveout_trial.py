@@ -9,51 +9,42 @@ CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT).
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from tessera.codegen.ptx.runtime.device_memory import NOT_READY
-from tessera.codegen.ptx.runtime.driver_api import find_driver_call
+from tessera.codegen.ptx.runtime.device_memory import StreamEvent
 
 DEFAULT = -1  # the driver chooses for each kernel
 CARVEOUTS = (DEFAULT, 100)  # percent of the largest carve-out
 ROUNDS = 8  # calls timed with each; the shortest counts
 MIN_LAUNCHES = 8  # of a program whose kernels are worth a trial
-WITH_TIMING = 0  # flags of cuEventCreate
 Run = Callable[[], object]
 
 
+class ConfigurableKernel(Protocol):
+    """A kernel whose carve-out can be chosen."""
+
+    def prefer_carveout(self, percent: int) -> None:
+        """Prefer a carve-out in launches from now on."""
+
+
 class TimedCall:
-    """A call between two events of its stream, which tell its milliseconds once it has ended."""
+    """A call between two events of its stream."""
 
     def __init__(self, run: Run, stream: int) -> None:
-        self._events = ctypes.c_void_p(), ctypes.c_void_p()
-        self._stream = ctypes.c_void_p(stream)
-        self._failed = any([find_driver_call("cuEventCreate")(ctypes.byref(e), WITH_TIMING) for e in self._events])
-        self._record(0)
+        self._first = StreamEvent(stream, timed=True)
         run()
-        self._record(1)
-
-    def _record(self, which: int) -> None:
-        self._failed = self._failed or bool(find_driver_call("cuEventRecord")(self._events[which], self._stream))
+        self._last = StreamEvent(stream, timed=True)
 
     @property
     def has_ended(self) -> bool:
         """Whether the GPU has done it."""
-        return self._failed or find_driver_call("cuEventQuery")(self._events[1]) != NOT_READY
+        return self._last.done()
 
     @property
     def milliseconds(self) -> float:
-        """The time on the GPU once it has ended; infinite where events tell nothing (a stream under capture)."""
-        found = ctypes.c_float()
-        failed = self._failed or find_driver_call("cuEventElapsedTime")(ctypes.byref(found), *self._events)
-        return math.inf if failed else found.value
-
-    def __del__(self) -> None:
-        for event in self._events:
-            if event:
-                find_driver_call("cuEventDestroy_v2")(event)
+        """The time on the GPU, once it has ended."""
+        return self._last.measure_since(self._first)
 
 
 class CarveoutTrial:
@@ -78,10 +69,15 @@ class CarveoutTrial:
 
 
 class TrialLaunch:
-    """A program with fixed arguments: during the trial a graph for each carve-out, then that of the chosen one."""
+    """A program with fixed arguments: during the trial a graph for each carve-out, then that of the chosen one.
 
-    def __init__(self, trial: CarveoutTrial, record: Callable[[int], Run], stream: int) -> None:
-        self._trial, self._record, self._stream = trial, record, stream
+    `bind` records the launches of the program's `kernels`, with the carve-out that these prefer at that time.
+    """
+
+    def __init__(
+        self, trial: CarveoutTrial, kernels: Sequence[ConfigurableKernel], bind: Callable[[], Run], stream: int
+    ) -> None:
+        self._trial, self._kernels, self._bind, self._stream = trial, kernels, bind, stream
         self._run: Run | None = None
         self._variants: dict[int, Run] = {}
 
@@ -96,6 +92,15 @@ class TrialLaunch:
         else:
             self._variants = self._variants or {each: self._record(each) for each in CARVEOUTS}
             self._trial.run_next(self._variants, self._stream)
+
+    def _record(self, percent: int) -> Run:
+        for kernel in self._kernels:
+            kernel.prefer_carveout(percent)
+        try:
+            return self._bind()
+        finally:
+            for kernel in self._kernels:
+                kernel.prefer_carveout(DEFAULT)
 
 
 def is_worth_a_trial(shared: Sequence[int]) -> bool:

@@ -152,7 +152,7 @@ class GpuMemory(DeviceMemory):
         self._free: dict[tuple[int, int], list[DeviceAllocation]] = {}
         self._known: dict[tuple[Any, ...], tuple[int, list[DeviceAllocation]]] = {}  # by shape, dtype and stream
         self._stream_finder: Callable[[], int] | None = None
-        self._kept: deque[tuple[_StreamEvent, list[DeviceArray]]] = deque()
+        self._kept: deque[tuple[StreamEvent, list[DeviceArray]]] = deque()
 
     def find_stream(self) -> int:
         """The current stream of PyTorch, else that of CuPy, where they have chosen one; else the default stream."""
@@ -249,7 +249,7 @@ class GpuMemory(DeviceMemory):
         """Keep arrays of other libraries alive until what is queued on a stream has ended."""
         while self._kept and self._kept[0][0].done():
             self._kept.popleft()
-        self._kept.append((_StreamEvent(stream), arrays))
+        self._kept.append((StreamEvent(stream), arrays))
 
     def order(self, array: DeviceArray, stream: int) -> None:
         """Make a stream wait for what writes an array; the memory is reused after what the stream does from now on."""
@@ -267,7 +267,7 @@ class GpuMemory(DeviceMemory):
     def make_wait(self, stream: int, other: int) -> None:
         """Make what a stream does from now on wait for what is queued on another."""
         self.gpu.enter()
-        event = _StreamEvent(other)
+        event = StreamEvent(other)
         call_driver("cuStreamWaitEvent", ctypes.c_void_p(stream), event.handle, 0)
 
     def make_stream(self) -> int:
@@ -281,7 +281,7 @@ class GpuMemory(DeviceMemory):
     def mark(self, stream: int) -> Any:
         """The end of what is queued on a stream by now."""
         self.gpu.enter()
-        return _StreamEvent(stream)
+        return StreamEvent(stream)
 
     def wait(self, stream: int, mark: Any) -> None:
         """Make what a stream does from now on wait for a mark."""
@@ -307,17 +307,23 @@ class GpuMemory(DeviceMemory):
         call_driver(name, *words, ctypes.c_void_p(stream))
 
 
-class _StreamEvent:
-    """An event: the end of what was queued on a stream when it was made."""
+class StreamEvent:
+    """An event: the end of what was queued on a stream when it was made; a `timed` one says when that was."""
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, stream: int, timed: bool = False) -> None:
         self.handle = ctypes.c_void_p()
-        call_driver("cuEventCreate", ctypes.byref(self.handle), NO_TIMING)
+        call_driver("cuEventCreate", ctypes.byref(self.handle), 0 if timed else NO_TIMING)
         call_driver("cuEventRecord", self.handle, ctypes.c_void_p(stream))
 
     def done(self) -> bool:
         """Whether all that has ended."""
         return find_driver_call("cuEventQuery")(self.handle) != NOT_READY
+
+    def measure_since(self, first: StreamEvent) -> float:
+        """The milliseconds since another timed event; infinite where they say nothing (a stream under capture)."""
+        found = ctypes.c_float()
+        failed = find_driver_call("cuEventElapsedTime")(ctypes.byref(found), first.handle, self.handle)
+        return math.inf if failed else found.value
 
     def __del__(self) -> None:
         find_driver_call("cuEventDestroy_v2")(self.handle)

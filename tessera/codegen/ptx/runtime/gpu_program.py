@@ -25,7 +25,7 @@ from tessera.codegen.plan_execution import (
     find_steps,
     run_host_call,
 )
-from tessera.codegen.ptx.runtime.carveout_trial import DEFAULT, CarveoutTrial, TrialLaunch, is_worth_a_trial
+from tessera.codegen.ptx.runtime.carveout_trial import CarveoutTrial, TrialLaunch, is_worth_a_trial
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.codegen.ptx.runtime.driver_api import (
     ARGUMENT_TYPES,
@@ -374,17 +374,7 @@ class GpuProgram:
         if not (_is_recordable(self._steps) and is_worth_a_trial([each.shared for each in launches])):
             return self.bind(given, stream)
         kernels = [each.kernel for each in launches]
-
-        def record(percent: int) -> Callable[[], None]:
-            for kernel in kernels:
-                kernel.prefer_carveout(percent)
-            try:
-                return self.bind(given, stream)
-            finally:
-                for kernel in kernels:
-                    kernel.prefer_carveout(DEFAULT)
-
-        return TrialLaunch(self._carveout, record, stream)
+        return TrialLaunch(self._carveout, kernels, lambda: self.bind(given, stream), stream)
 
     def _run_examined(self, given: Sequence[Any], stream: int, reporting: Sequence[EntryLaunch]) -> None:
         drv = self.device.driver

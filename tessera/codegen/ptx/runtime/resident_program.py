@@ -78,7 +78,7 @@ class ResidentProgram:
             if x.__class__ is not DeviceArray or x.stream != stream or x.shape != shape or x.dtype is not dtype:
                 i = len(key) - 1
                 if x.__class__ is not np.ndarray or self._inputs[i].scalar:
-                    return self._call_any(arrays, constants, stream)
+                    return self._call_any(held, constants, stream)
                 held = [*arrays] if held is arrays else held
                 held[i] = self._place(i, x, stream, constants)
                 key.append(held[i].address)
