@@ -76,6 +76,11 @@ class _EntryUses:
                 kernel = self.module.function(each.attrs["kernel"])
                 read |= {places[k] for k in find_touched_parameters(kernel, "read")}
                 written |= {places[k] for k in find_touched_parameters(kernel, "write")}
+            elif each.op in (host.call, host.start):
+                read |= set(places[: each.attrs["operands"]])
+                written |= set(places[each.attrs["operands"] :])
+            elif each.op is host.wait:  # until here a collective reads and writes; which is known where it starts
+                read |= set(places)
             elif each.op not in (host.view, host.at):
                 read |= set(places)
                 written |= set(places)

@@ -1,7 +1,8 @@
 """Host plans: the entry function of a Tile module as JSON data, which `tessera.codegen.plan_execution` executes.
 
 A plan's steps are `{"run": [first, last]}` for launches one after the other, `{"call": number}` for an op that NumPy
-runs, `{"loop": number, "first": …, "step": …, "count": …, "body": steps}`, `{"while": flag, "test": steps,
+runs, `{"start": [first, last]}` for collectives that start together, `{"wait": number}` for the end of one, `{"agree":
+pairs}` for a comparison of the order of collectives (groups, digest) with the ranks of each group, `{"loop": number, "first": …, "step": …, "count": …, "body": steps}`, `{"while": flag, "test": steps,
 "body": steps}` and `{"if": flag, "then": steps, "else": steps}`. A flag is the number of a buffer that holds a bool.
 """
 
@@ -81,8 +82,9 @@ class HostPlanBuilder:
         self.launches: list[Node] = []
         self.flags: list[HostBufferSlice] = []
         self.calls: list[dict[str, Any]] = []
+        self.started: dict[tuple[Value, ...], int] = {}  # the numbers of collectives, by their buffers
         self.loops: dict[Value, int] = {}
-        self.steps = self.walk(main.body)
+        self.steps = [*_make_agreement(main), *self.walk(main.body)]
 
     def walk(self, block: Block) -> list[dict[str, Any]]:
         """The steps of a block; consecutive launches form one step."""
@@ -93,7 +95,11 @@ class HostPlanBuilder:
                 buffer_rule.of(node.op)(self, node)
                 continue
             steps += _make_launch_step(first, len(self.launches))
-            steps.append(control_rule.of(node.op)(self, node))
+            step = control_rule.of(node.op)(self, node)
+            if steps and "start" in step and "start" in steps[-1]:
+                steps[-1]["start"][1] = step["start"][1]
+            else:
+                steps.append(step)
             first = len(self.launches)
         return steps + _make_launch_step(first, len(self.launches))
 
@@ -109,6 +115,12 @@ class HostPlanBuilder:
         return start
 
 
+def _make_agreement(main: Function) -> list[dict[str, Any]]:
+    orders = main.attrs.get("collective_order", ())
+    pairs = [[[list(group) for group in groups], digest] for groups, digest in orders]
+    return [{"agree": pairs}] if pairs else []
+
+
 def _make_launch_step(first: int, last: int) -> list[dict[str, Any]]:
     return [{"run": [first, last]}] if last > first else []
 
@@ -121,10 +133,25 @@ control_rule = Rules("host control flow")
 
 @control_rule(host.call)
 def _(plan, node):
+    return {"call": _add_call(plan, node)}
+
+
+@control_rule(host.start)
+def _(plan, node):
+    number = plan.started[node.args] = _add_call(plan, node)
+    return {"start": [number, number + 1]}
+
+
+@control_rule(host.wait)
+def _(plan, node):
+    return {"wait": plan.started[node.args]}
+
+
+def _add_call(plan: HostPlanBuilder, node: Node) -> int:
     args = [{**plan.slices[v].describe(), **_describe_type(v)} for v in node.args]
     plan.calls.append({"op": node.attrs["op"], "operands": node.attrs["operands"], "args": args})
     plan.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": str(node.loc)}
-    return {"call": len(plan.calls) - 1}
+    return len(plan.calls) - 1
 
 
 def _describe_type(v: Value) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from tessera.codegen.artifact import (
     is_text,
 )
 from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
+from tessera.core.hooks import agree_on_order, start_exchange
 from tessera.core.kept_memory import make_array
 from tessera.core.types import DTYPES, TensorType, as_dtype
 from tessera.ir.rules import REGISTRY
@@ -165,6 +166,14 @@ class PlanEngine(ABC):
     def call(self, number: int) -> None:
         """Run an op on the host."""
 
+    def start(self, first: int, last: int) -> None:
+        """Start the collectives from `first` to before `last`; one that cannot be started runs to its end."""
+        for number in range(first, last):
+            self.call(number)
+
+    def wait(self, number: int) -> None:
+        """Wait for a collective that was started."""
+
     def set_loop_index(self, loop: int, index: int) -> None:
         """Set the index of a loop before each of its iterations."""
         self.loop_indices[loop] = index
@@ -182,6 +191,7 @@ class ArrayPlanEngine(PlanEngine):
     plan: Mapping[str, Any]
     arrays: list[Any]
     workspace: np.ndarray
+    pending: dict[int, Callable[[], None]] = field(default_factory=dict, kw_only=True)
 
     def holds(self, flag: int) -> bool:
         """Whether a flag is true."""
@@ -189,8 +199,20 @@ class ArrayPlanEngine(PlanEngine):
 
     def call(self, number: int) -> None:
         """Run an op on the host."""
+        run_host_call(*self._find_call(number))
+
+    def start(self, first: int, last: int) -> None:
+        """Start collectives."""
+        for number in range(first, last):
+            self.pending[number] = start_host_call(*self._find_call(number))
+
+    def wait(self, number: int) -> None:
+        """Wait for a collective that was started."""
+        self.pending.pop(number)()
+
+    def _find_call(self, number: int) -> tuple[Mapping[str, Any], list[np.ndarray]]:
         call = self.plan["calls"][number]
-        run_host_call(call, [view_as_array(self._view_bytes(a), a) for a in call["args"]])
+        return call, [view_as_array(self._view_bytes(a), a) for a in call["args"]]
 
     def argument(self, argument: Mapping[str, Any]) -> Any:
         """The value bound to a parameter, or the bytes of a slice of a parameter or of the workspace."""
@@ -211,6 +233,27 @@ def find_steps(plan: Mapping[str, Any]) -> PlanSteps:
     return plan.get("steps") or [{"run": [0, len(plan["launches"])]}]
 
 
+def list_steps(steps: PlanSteps) -> Iterator[Mapping[str, Any]]:
+    """Every step, and those inside of loops and branches."""
+    for step in steps:
+        yield step
+        for name in ("test", "body", "then", "else"):
+            yield from list_steps(step.get(name, ()))
+
+
+def find_overlapped_launches(steps: PlanSteps) -> set[int]:
+    """The launches that run beside a collective: between its start and its wait."""
+    found: set[int] = set()
+    started: set[int] = set()
+    for step in steps:
+        started = (started | set(range(*step.get("start", (0, 0))))) - {step.get("wait", -1)}
+        for name in ("test", "body", "then", "else"):
+            found |= find_overlapped_launches(step.get(name, ()))
+        if started:
+            found.update(n for inner in list_steps([step]) for n in range(*inner.get("run", (0, 0))))
+    return found
+
+
 def execute_plan(steps: PlanSteps, engine: PlanEngine) -> None:
     """Execute steps in order."""
     for step in steps:
@@ -223,6 +266,18 @@ def _execute_launches(step: Mapping[str, Any], engine: PlanEngine) -> None:
 
 def _execute_call(step: Mapping[str, Any], engine: PlanEngine) -> None:
     engine.call(step["call"])
+
+
+def _execute_start(step: Mapping[str, Any], engine: PlanEngine) -> None:
+    engine.start(*step["start"])
+
+
+def _execute_wait(step: Mapping[str, Any], engine: PlanEngine) -> None:
+    engine.wait(step["wait"])
+
+
+def _execute_agreement(step: Mapping[str, Any], engine: PlanEngine) -> None:
+    agree_on_order(step["agree"])
 
 
 def _execute_loop(step: Mapping[str, Any], engine: PlanEngine) -> None:
@@ -244,6 +299,7 @@ def _execute_if(step: Mapping[str, Any], engine: PlanEngine) -> None:
 
 _EXECUTORS: Mapping[str, Callable[[Mapping[str, Any], PlanEngine], None]] = {
     "run": _execute_launches, "call": _execute_call, "loop": _execute_loop, "while": _execute_while, "if": _execute_if,
+    "start": _execute_start, "wait": _execute_wait, "agree": _execute_agreement,
 }  # fmt: skip
 
 
@@ -252,6 +308,16 @@ _EXECUTORS: Mapping[str, Callable[[Mapping[str, Any], PlanEngine], None]] = {
 
 def _is_whole(value: Any) -> bool:
     return type(value) is int and abs(value) <= MAX_COUNT
+
+
+def _is_pair(value: Any) -> bool:
+    return is_list(is_count)(value) and len(value) == 2
+
+
+def _is_order(value: Any) -> bool:
+    """Whether a value is a list of groups, and a digest."""
+    pair = isinstance(value, list) and len(value) == 2
+    return pair and is_list(is_list(is_count))(value[0]) and is_text(value[1])
 
 
 _is_argument = has_fields()
@@ -275,8 +341,11 @@ _OPTIONAL_PLAN_FIELDS: dict[str, FieldCheck] = {
     "meeting": is_list(is_text),
 }  # fmt: skip
 _STEP_FIELDS: dict[str, dict[str, FieldCheck]] = {
-    "run": {"run": lambda v: is_list(is_count)(v) and len(v) == 2},
+    "run": {"run": _is_pair},
     "call": {"call": is_count},
+    "start": {"start": _is_pair},
+    "wait": {"wait": is_count},
+    "agree": {"agree": is_list(_is_order)},
     "loop": {"loop": is_count, "first": _is_whole, "step": _is_whole, "count": is_count, "body": is_list(has_fields())},
     "while": {"while": is_count, "test": is_list(has_fields()), "body": is_list(has_fields())},
     "if": {"if": is_count, "then": is_list(has_fields()), "else": is_list(has_fields())},
@@ -339,6 +408,7 @@ class _PlanChecker:
 
     def check_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Check steps: a kind that exists, its fields, and what they refer to."""
+        started: set[int] = set()
         for step in steps:
             kind = next((k for k in step if k in _STEP_FIELDS), "")
             self.expect(kind != "", step)
@@ -346,6 +416,10 @@ class _PlanChecker:
             first, last = step["run"] if kind == "run" else (0, 0)
             self.expect(first <= last <= len(self.plan["launches"]), step)
             self.expect(kind != "call" or step["call"] < len(self.plan.get("calls", [])), step)
+            begun = range(*step["start"]) if kind == "start" else range(0)
+            self.expect(begun.stop <= len(self.plan.get("calls", [])), step)
+            self.expect(kind != "wait" or step["wait"] in started, step)
+            started = (started | {*begun}) - {step.get("wait", -1)}
             self.expect(kind not in ("while", "if") or step[kind] < len(self.plan.get("flags", [])), step)
             if kind == "loop":
                 ends = step["first"], step["first"] + max(step["count"] - 1, 0) * step["step"]
@@ -393,6 +467,18 @@ def view_as_array(memory: np.ndarray, argument: Mapping[str, Any]) -> np.ndarray
     dtype = as_dtype(argument["dtype"]).numpy
     count = math.prod(argument["shape"]) * dtype.itemsize
     return memory[:count].view(dtype).reshape(argument["shape"])
+
+
+def start_host_call(call: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Callable[[], None]:
+    """Start a collective on the first array; what is returned waits for its result, and writes the second."""
+    given, out = arrays
+    attrs = {k: v for k, v in call["attrs"].items() if k != "site"}
+    pending = start_exchange(call["op"].removeprefix("ts."), given, attrs, call["attrs"].get("site", ""))
+
+    def finish() -> None:
+        out[...] = pending.wait()
+
+    return finish
 
 
 def run_host_call(call: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +95,11 @@ LEAST_REFERENCES = 0
 LEAST_REFERENCES = count_holders([object()], 0)  # those of the list and of the call, in this version of Python
 
 
+# Blocks of a collective that runs beside kernels: each occupies a multiprocessor, and kernels that fill the device leave
+# so many free meanwhile.
+COMMUNICATION_BLOCKS = 8
+
+
 class DeviceMemory(ABC):
     """The memory of one device: its arrays, the copies to and from the host, and the streams that order its work.
 
@@ -106,6 +113,17 @@ class DeviceMemory(ABC):
     dlpack_device: tuple[int, int]
     copies_in = 0
     copies_out = 0
+    # While a CUDA graph is recorded: arrays that it uses again each time, and that must live as long as it.
+    recorded: list[DeviceArray] | None = None
+
+    @contextmanager
+    def record(self) -> Iterator[list[DeviceArray]]:
+        """A block in which a CUDA graph is recorded: the arrays that must live as long as it."""
+        self.recorded = kept = []
+        try:
+            yield kept
+        finally:
+            self.recorded = None
 
     @abstractmethod
     def find_stream(self) -> int:

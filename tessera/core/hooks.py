@@ -73,6 +73,11 @@ sequence_ops = Hook("tessera.compiler.fusion:sequence")
 # runtime and codegen, a collective on arrays of a device -> dist: in the device's memory, where the engine can.
 exchange_on_device = Hook("tessera.dist.ranks:exchange_on_device")
 exchange_in_place = Hook("tessera.dist.ranks:exchange_in_place")
+start_in_place = Hook("tessera.dist.ranks:start_in_place")
+prepare_recorded = Hook("tessera.dist.ranks:prepare_recorded")
+# codegen, a collective of a plan on arrays -> dist: started, and the order of a plan's collectives compared.
+start_exchange = Hook("tessera.dist.ranks:start_exchange")
+agree_on_order = Hook("tessera.dist.ranks:agree_on_order")
 # core, a method of an element type -> research: `ts.int8.saturating_add`.
 find_typed_op = Hook("tessera.research.typed_ops:find_typed_op")
 # train -> tools: the first op that makes a NaN or an infinity is an error, in a block.

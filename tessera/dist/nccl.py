@@ -12,7 +12,7 @@ import importlib
 import itertools
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tessera.core.device_array import DeviceArray, DeviceMemory, Rows
+from tessera.core.device_array import COMMUNICATION_BLOCKS, DeviceArray, DeviceMemory, Rows
 from tessera.core.errors import CollectiveError, DeviceUnavailable, TesseraError
 from tessera.core.hooks import find_device_memory
 from tessera.core.types import TensorType, as_dtype
@@ -45,6 +45,7 @@ FLOATS = frozenset((6, 7, 8, 9))
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}  # ncclRedOp_t
 LAZY = frozenset(("collective_permute",))  # their results are waited for where they are used
 BINDINGS = "nccl.bindings.nccl"
+GROUP, BESIDE = "group", "beside"  # communicators of collectives alone on the GPU, and of those beside kernels
 _WORLDS = itertools.count()
 
 
@@ -110,7 +111,7 @@ class NcclWorld:
         if library is None:
             _close_at_exit(self)
 
-    def find_comm(self, members: tuple[int, ...], name: str = "group") -> Any:
+    def find_comm(self, members: tuple[int, ...], name: str = GROUP) -> Any:
         """The communicator of a group, which all its members ask for."""
         key = (name, *members)
         comm = self._comms.get(key)
@@ -120,9 +121,17 @@ class NcclWorld:
             self.memory.find_stream()  # the GPU's context is current from here on
             with self.errors(None, f"to join {where}"):
                 found = self.library.UniqueId.from_buffer(data)
-                comm = self.library.comm_init_rank(len(members), found, members.index(self.rank))
+                comm = self._join(len(members), found, members.index(self.rank), name)
             self._comms[key] = comm
         return comm
+
+    def _join(self, count: int, id: Any, number: int, name: str) -> Any:
+        """A new communicator; that of collectives beside kernels leaves them most multiprocessors."""
+        if name != BESIDE or not hasattr(self.library, "comm_init_rank_config"):
+            return self.library.comm_init_rank(count, id, number)
+        config = self.library.Config()
+        config.max_ctas = COMMUNICATION_BLOCKS
+        return self.library.comm_init_rank_config(count, id, number, config.ptr)
 
     @contextmanager
     def errors(self, comm: Any, call: str) -> Iterator[None]:
@@ -182,13 +191,13 @@ class NcclWorld:
 
     def run(
         self, kind: str, x: DeviceArray, out: DeviceArray | None, members: tuple[int, ...], attrs: Mapping[str, Any],
-        stream: int,
+        stream: int, name: str = GROUP,
     ) -> DeviceArray:  # fmt: skip
-        """Queue a collective on a stream; `out`, or a new array, receives its result."""
+        """Queue a collective on a stream; `out`, or a new array, receives its result. `name` is of the communicators."""
         if out is None:
             out = self.memory.empty(find_shape(kind, x.shape, len(members), attrs), x.dtype, stream)
         alone = len(members) == 1 and kind not in LAZY
-        comm = None if alone else self._comms.get(("group", *members)) or self.find_comm(members)
+        comm = None if alone else self._comms.get((name, *members)) or self.find_comm(members, name)
         if alone:
             self.memory.copy_rows(Rows(out.address, x.nbytes), Rows(x.address, x.nbytes), x.nbytes, 1, stream)
         elif x.nbytes:
@@ -201,6 +210,59 @@ class NcclWorld:
         elif out.nbytes:
             self.memory.clear(out, stream)
         return out
+
+    # Collectives of a program: beside what its kernels compute, and recorded in its CUDA graph.
+
+    def start_together(
+        self, calls: Sequence[tuple[str, DeviceArray, DeviceArray, tuple[int, ...], Mapping[str, Any]]], stream: int
+    ) -> Any:
+        """Queue collectives on the stream of communication, behind what is queued on a stream: what to wait for."""
+        if self._side is None:
+            self._side = self.memory.make_stream()
+        self.memory.wait(self._side, self.memory.mark(stream))
+        alike = [c for c in calls if _is_one_call(c[0], c[2], len(c[3]), c[4])]
+        for _, _, _, members, _ in alike:
+            self._find_beside(members)
+        with self.group():
+            for call in alike:
+                self._run_beside(*call)
+        for call in calls:
+            if call not in alike:
+                self._run_beside(*call)
+        return self.memory.mark(self._side)
+
+    def _run_beside(
+        self, kind: str, x: DeviceArray, out: DeviceArray, members: tuple[int, ...], attrs: Mapping[str, Any]
+    ) -> None:
+        assert self._side is not None
+        self.run(kind, x, out, members, attrs, self._side, BESIDE)
+
+    def _find_beside(self, members: tuple[int, ...]) -> None:
+        if len(members) > 1:
+            self.find_comm(members, BESIDE)
+
+    def prepare_recorded(
+        self, kind: str, dtype: np.dtype, members: tuple[int, ...], attrs: Mapping[str, Any], beside: bool
+    ) -> bool:
+        """Whether a collective can be part of a CUDA graph, as where neither the host nor another program computes.
+
+        If it can, its communicator is there afterwards.
+        """
+        reduces = kind in ("all_reduce", "reduce_scatter", "reduce_to")
+        if kind not in _RUNS or (reduces and not _is_native(dtype, attrs.get("kind", "sum"))):
+            return False
+        if len(members) > 1 or kind in LAZY:
+            self.find_comm(members, BESIDE if beside else GROUP)
+        return True
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Calls of NCCL that run at the same time."""
+        self.library.group_start()
+        try:
+            yield
+        finally:
+            self.library.group_end()
 
     def repeat(self, done: Exchanged, x: DeviceArray) -> DeviceArray:
         """Run a collective as before, on another array of the same type."""
@@ -300,7 +362,9 @@ class _Call:
         """A new array for this call, in memory that no other stream uses."""
         home = self.memory.find_stream()
         made = self.memory.empty(shape, self.x.dtype, home)
-        if home != self.stream:  # the call began behind what is queued at home, and its end is marked afterwards
+        if self.memory.recorded is not None:  # a CUDA graph runs behind what is queued at home
+            self.memory.recorded.append(made)
+        elif home != self.stream:  # the call began behind what is queued at home, and its end is marked afterwards
             self.memory.wait(self.stream, self.memory.mark(home))
             made.others = {self.stream}
         return made
@@ -326,14 +390,9 @@ class _Call:
         rows = Rows(target.address, target.nbytes), Rows(source.address, source.nbytes)
         self.memory.copy_rows(*rows, target.nbytes, 1, self.stream)
 
-    @contextmanager
-    def group(self) -> Iterator[None]:
+    def group(self) -> Any:
         """Sends and receives that run at the same time."""
-        self.library.group_start()
-        try:
-            yield
-        finally:
-            self.library.group_end()
+        return self.world.group()
 
     def send(self, address: int, count: int, to: int) -> None:
         """Send bytes to a member."""
@@ -350,13 +409,26 @@ class _Call:
         return rows
 
 
+def _is_native(dtype: np.dtype, kind: str) -> bool:
+    """Whether NCCL has a reduction; its maximum of floats drops NaN."""
+    type = TYPES.get(dtype)
+    return type is not None and not (type in FLOATS and kind in ("max", "min"))
+
+
+def _is_one_call(kind: str, out: DeviceArray, count: int, attrs: Mapping[str, Any]) -> bool:
+    """Whether a collective is a call of NCCL after which nothing is queued: such calls may be grouped."""
+    if kind == "all_gather":
+        return PartsOfAxis(out, attrs["axis"], count).outer == 1
+    return kind in ("all_reduce", "reduce_scatter") and _is_native(out.dtype, attrs["kind"])
+
+
 def _all_reduce(c: _Call) -> None:
-    kind, type = c.attrs["kind"], TYPES.get(c.x.dtype)
-    if type is None or (type in FLOATS and kind in ("max", "min")):
+    kind = c.attrs["kind"]
+    if not _is_native(c.x.dtype, kind):
         _combine(c, kind)
         return
     size = c.x.nbytes // c.x.dtype.itemsize
-    c.library.all_reduce(c.x.address, c.out.address, size, type, OPS[kind], c.comm, c.stream)
+    c.library.all_reduce(c.x.address, c.out.address, size, TYPES[c.x.dtype], OPS[kind], c.comm, c.stream)
 
 
 def _combine(c: _Call, kind: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.errors import ArgumentError, user_location
+from tessera.core.errors import ArgumentError, CollectiveError, user_location
 from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh, MeshAxis, current_mesh
 from tessera.dist.parts import cut_device_part, place_device_part
@@ -161,6 +162,75 @@ def exchange_in_place(kind: str, x: DeviceArray, out: DeviceArray, attrs: Attrib
     rest = {k: v for k, v in attrs.items() if k not in ("groups", "site")}
     context.world.run(kind, x, out, members, rest, out.stream)  # type: ignore[attr-defined]
     return True
+
+
+def start_in_place(calls: Sequence[tuple[str, DeviceArray, DeviceArray, Attributes]], stream: int) -> Any:
+    """Start collectives (kind, operand, result, attributes) together behind what is queued on a stream.
+
+    Gives what `DeviceMemory.wait` waits for; None if the host must compute them.
+    """
+    if not takes_device_arrays():
+        return None
+    context, found = require_rank("a collective"), []
+    for kind, x, out, attrs in calls:
+        rest = {k: v for k, v in attrs.items() if k not in ("groups", "site")}
+        found.append((kind, x, out, find_members(attrs["groups"], context.rank), rest))
+    return context.world.start_together(found, stream)  # type: ignore[attr-defined]
+
+
+def prepare_recorded(calls: Sequence[tuple[str, Any, Attributes, bool]]) -> bool:
+    """Whether all collectives (kind, element type, attributes, beside kernels) can be part of a CUDA graph of this rank.
+
+    Those that can are prepared: what they need of the other ranks is there.
+    """
+    context = CURRENT_RANK.get()
+    if context is None or not context.world.on_device:
+        return False
+    world: Any = context.world
+    return all(
+        kind in LOCAL_OPS
+        or world.prepare_recorded(kind, dtype, find_members(attrs["groups"], context.rank), attrs, beside)
+        for kind, dtype, attrs, beside in calls
+    )
+
+
+# The order of a program's collectives.
+
+_AGREED: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()  # by world: ranks, and digests they share
+
+
+def agree_on_order(orders: Sequence[tuple[Any, str]]) -> None:
+    """Compare the order of a compiled program's collectives with that of the other ranks, before its first run.
+
+    `orders` are pairs (groups, digest). The compiler may change the order, and ranks that exchange other tensors than
+    each other believe would compute wrong numbers.
+
+    Raises:
+        CollectiveError: another rank of a group has another order.
+    """
+    context = require_rank("a program with collectives")
+    agreed = _AGREED.setdefault(context.world, set())
+    for groups, digest in orders:
+        if (context.rank, digest) in agreed:
+            continue
+        own = np.frombuffer(bytes.fromhex(digest), np.uint8)
+        attrs = {"axis": 0, "groups": tuple(map(tuple, groups))}
+        rows = start_exchange("all_gather", own, attrs, "the order of collectives", blocking=True).wait()
+        _check_orders(np.asarray(rows).reshape(-1, own.size), find_members(groups, context.rank), context.rank)
+        agreed.add((context.rank, digest))
+
+
+def _check_orders(rows: np.ndarray, members: tuple[int, ...], rank: int) -> None:
+    own = rows[members.index(rank)]
+    for member, row in zip(members, rows, strict=True):
+        if (row != own).any():
+            raise CollectiveError(
+                f"the programs of rank {rank} and rank {member} have other collectives, or in another order",
+                location=user_location(), expected="the same collectives in each rank of a group",
+                received="programs that were compiled from different functions, or for different types",
+                suggestion="let all ranks call the same function, and choose what depends on the rank with ts.where; or "
+                "run it without jit, in the order in which it is written",
+            )  # fmt: skip
 
 
 def _cut_or_place(kind: str, x: DeviceArray, out: DeviceArray | None, attrs: Attributes, stream: int) -> DeviceArray:

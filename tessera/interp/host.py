@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError, UnsupportedOpError
+from tessera.core.errors import ArgumentError, AsyncCopyError, DTypeError, ShapeError, UnsupportedOpError
 from tessera.core.types import RefType, TensorType, Type
 from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Function, Node, Value
@@ -17,6 +18,7 @@ from tessera.ir.numerics.interval_arithmetic import require_exact
 from tessera.ir.rules import REGISTRY, Rules
 from tessera.ops.dialects import host
 
+POISON = 0xFF
 # The largest size to which glibc raises its mmap threshold (DEFAULT_MMAP_THRESHOLD_MAX), less its header.
 HEAP_BLOCK_BYTES = (1 << 25) - (1 << 16)
 
@@ -40,6 +42,15 @@ host_rules = Rules("host")
 host_control_flow_rules = Rules("host control flow")
 
 
+@dataclass
+class StartedCall:
+    """A collective between its start and its wait: copies of its operands, and the results that nobody may see yet."""
+
+    arrays: Sequence[np.ndarray]
+    operands: list[np.ndarray]
+    results: list[np.ndarray]
+
+
 class BufferWorkspace:
     """The memory that planned buffers share.
 
@@ -50,6 +61,7 @@ class BufferWorkspace:
         self.bytes = np.zeros(size, np.uint8)
         self.lift = lift
         self.wrote = wrote
+        self.started: list[StartedCall] = []
 
     def buffer(self, type: RefType, offset: int) -> Any:
         """The buffer at a byte offset; memory of its own where the plan gives none."""
@@ -129,6 +141,41 @@ def _(node, args, workspace):
     for array in args[node.attrs["operands"] :]:
         workspace.wrote(array)
     return ()
+
+
+@host_rules(host.start)
+def _(node, args, workspace):
+    """The result is known at once, but lies apart until the wait: what reads it too early finds poison."""
+    if workspace.lift is not None:
+        raise UnsupportedOpError(f"{node.attrs['op']} runs on the host: its error is not bounded", location=node.loc)
+    count = node.attrs["operands"]
+    results = [np.empty_like(a) for a in args[count:]]
+    call_op(node.attrs["op"], count, node.attrs["attrs"], [v.type for v in node.args], [*args[:count], *results])
+    workspace.started.append(StartedCall(args, [np.array(a) for a in args[:count]], results))
+    for array in args[count:]:
+        _poison(array)
+    return ()
+
+
+@host_rules(host.wait)
+def _(node, args, workspace):
+    call = next(c for c in workspace.started if all(a.ctypes.data == b.ctypes.data for a, b in zip(c.arrays, args)))
+    workspace.started.remove(call)
+    count = len(call.operands)
+    if any(a.tobytes() != before.tobytes() for a, before in zip(args, call.operands, strict=False)):
+        raise AsyncCopyError(
+            "the operand of a collective is overwritten before its wait", location=node.loc,
+            expected="a write after the wait",
+        )  # fmt: skip
+    for array, result in zip(args[count:], call.results, strict=True):
+        array[...] = result
+        workspace.wrote(array)
+    return ()
+
+
+def _poison(array: np.ndarray) -> None:
+    """Fill memory with what is a NaN in every float format."""
+    array.reshape(-1).view(np.uint8)[...] = POISON
 
 
 def call_op(op: str, operands: int, attrs: Mapping[str, Any], types: Sequence[Type], arrays: Sequence[Any]) -> None:

@@ -38,6 +38,7 @@ from tessera.lower.passes.canonicalisation import (
     split_concatenations,
     turn_products,
 )
+from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
@@ -182,6 +183,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
     ("multi-output fusion", with_ops(fuse_multi_output, host.loop, host.while_)),
+    ("collective scheduling", with_ops(rewrite_module(schedule_collectives), host.call)),
     ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),
 )

@@ -60,6 +60,25 @@ def call(*refs: Any, op: str, operands: int, attrs: Any):
     """Run the tensor op called `op` on the host with NumPy, from the first `operands` buffers into the others."""
 
 
+@op(
+    infer=lambda *refs, op, operands, attrs: None,
+    coerce=refuse_direct_call,
+    numerics=STORAGE,
+    dialect="host",
+    effects=("memory",),
+)
+def start(*refs: Any, op: str, operands: int, attrs: Any):
+    """Start the collective called `op` from the first `operands` buffers into the others (asynchronous).
+
+    Until `host.wait` on the same buffers nothing writes the operands, and nothing touches the results.
+    """
+
+
+@op(infer=lambda *refs: None, coerce=refuse_direct_call, numerics=STORAGE, dialect="host", effects=("memory",))
+def wait(*refs: Any):
+    """Wait for the collective that `host.start` started on these buffers: its results are there afterwards."""
+
+
 def _infer_at(ref: RefType, index: Any) -> RefType:
     if not ref.shape:
         raise ShapeError(f"{ref} has no axis to take a slice of")

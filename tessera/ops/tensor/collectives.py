@@ -211,6 +211,10 @@ COMMUNICATING = (
 )  # fmt: skip
 # The ops that an engine may run in the memory of a device.
 EXCHANGES = frozenset(each.name for each in COMMUNICATING)
+# Collectives of a whole group, which may be started before their results are needed.
+ASYNCHRONOUS = frozenset(each.name for each in COMMUNICATING if each not in (local_part, place_part, send, receive))
+# Messages between two ranks: a program's order of them and of collectives is what the other ranks rely on.
+MESSAGES = frozenset((send.name, receive.name))
 
 
 # Derivatives: most collectives are linear, and come in pairs of transposes.

@@ -30,6 +30,7 @@ from tessera.codegen.plan_execution import (
     PlanEngine,
     execute_plan,
     run_host_call,
+    start_host_call,
     view_as_array,
     view_memory,
 )
@@ -58,6 +59,7 @@ class NativePlanEngine(PlanEngine):
     ) -> None:
         super().__init__()
         self._steps, self._slots, self._first_flag, self._launch = plan["steps"], slots, first_flag, launch
+        self._pending: dict[int, Callable[[], None]] = {}
         self._calls, start = [], first_flag + len(plan["flags"])
         for call in plan.get("calls", ()):
             self._calls.append((call, start))
@@ -90,10 +92,21 @@ class NativePlanEngine(PlanEngine):
 
     def call(self, number: int) -> None:
         """Run an op on the host, on the memory at the addresses in its slots."""
+        run_host_call(*self._find_call(number))
+
+    def start(self, first: int, last: int) -> None:
+        """Start collectives."""
+        for number in range(first, last):
+            self._pending[number] = start_host_call(*self._find_call(number))
+
+    def wait(self, number: int) -> None:
+        """Wait for a collective that was started."""
+        self._pending.pop(number)()
+
+    def _find_call(self, number: int) -> tuple[Mapping[str, Any], list[np.ndarray]]:
         call, start = self._calls[number]
         addresses = (int(address) for address in self._slots[start : start + len(call["args"])])
-        arrays = [view_as_array(view_memory(at, a), a) for at, a in zip(addresses, call["args"], strict=True)]
-        run_host_call(call, arrays)
+        return call, [view_as_array(view_memory(at, a), a) for at, a in zip(addresses, call["args"], strict=True)]
 
     def holds(self, flag: int) -> bool:
         """Whether a flag is true."""

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from tessera.codegen.plan_execution import (
     PlanEngine,
     PlanSteps,
     execute_plan,
+    find_overlapped_launches,
     find_steps,
+    list_steps,
     run_host_call,
 )
 from tessera.codegen.ptx.runtime.carveout_trial import CarveoutTrial, TrialLaunch, is_worth_a_trial
@@ -61,9 +63,9 @@ from tessera.codegen.ptx.runtime.event_timing import (
 from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
-from tessera.core.device_array import LEGACY_STREAM, DeviceArray
+from tessera.core.device_array import COMMUNICATION_BLOCKS, LEGACY_STREAM, DeviceArray
 from tessera.core.errors import ArgumentError, ResourceError
-from tessera.core.hooks import exchange_in_place
+from tessera.core.hooks import exchange_in_place, prepare_recorded, start_in_place
 from tessera.core.types import as_dtype
 from tessera.ir.builder import CURRENT_RANK_NUMBER
 from tessera.ops.tensor.collectives import EXCHANGES
@@ -259,12 +261,19 @@ class GpuProgram:
             module = device.module(self._text)
             self._workspace_bytes = plan["workspace"]
             self._workspaces: dict[tuple[int, int | None], Any] = {}
-            self.launches = [self._prepare_launch(module, plan, each) for each in plan["launches"]]
+            beside = find_overlapped_launches(self._steps)
+            self.launches = [
+                self._prepare_launch(module, plan, each, COMMUNICATION_BLOCKS if number in beside else 0)
+                for number, each in enumerate(plan["launches"])
+            ]
         self._watch = LaunchWatch(self._find_reporting(), device.driver)
         self._carveout = CarveoutTrial()
         self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
 
-    def _prepare_launch(self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any]) -> EntryLaunch | None:
+    def _prepare_launch(
+        self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any], occupied: int
+    ) -> EntryLaunch | None:
+        """A launch; so many multiprocessors are occupied by what runs beside it."""
         if 0 in launch["grid"]:
             return None
         name, entry = launch["kernel"], plan["entries"][launch["kernel"]]
@@ -277,7 +286,7 @@ class GpuProgram:
             kernel.allow_shared(entry["shared"])
         clustered = "cluster" in entry
         blocks = count_resident_cluster_blocks(self._text, name, entry) if clustered else self.device.processors
-        grid = choose_hardware_grid(launch, entry, blocks)
+        grid = choose_hardware_grid(launch, entry, max(blocks - occupied, 1))
         if kernel.cooperative:
             kernel.check_residency(self.device, math.prod(grid), entry["threads"], entry["shared"])
         buffers = {
@@ -331,15 +340,32 @@ class GpuProgram:
             for _ in range(times):
                 self._queue(given, handle, workspace, steps)
 
-        if not _is_recordable(self._steps):
+        if not self._is_recordable():
             return lambda: queue(self._steps, handle)
-        workspace = self.find_workspace(handle)
+        workspace, memory = self.find_workspace(handle), get_device_memory()
+        steps = [step for step in self._steps if "agree" not in step]
+        if len(steps) < len(self._steps):
+            execute_plan(self._steps[:1], _QueuedPlan(self, given, handle, workspace))
 
         def record(steps: PlanSteps) -> Callable[[], None]:
-            return CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(handle)
+            with memory.record() as kept:
+                launch = CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(handle)
+            launch.kept = kept  # type: ignore[attr-defined]  # as long as the graph
+            return launch
 
-        graphs = [record(steps) for steps in (_split_steps(self._steps) if times == 1 else [self._steps])]
+        graphs = [record(part) for part in (_split_steps(steps) if times == 1 else [steps])]
         return graphs[0] if len(graphs) == 1 else functools.partial(_launch_all, graphs)
+
+    def _is_recordable(self) -> bool:
+        """Whether a CUDA graph can record the program: its steps depend on no results, and its calls are collectives."""
+        if not _is_recordable(self._steps) or any(c["op"] not in EXCHANGES for c in self.calls):
+            return False
+        beside = {n for step in list_steps(self._steps) if "start" in step for n in range(*step["start"])}
+        calls = [
+            (c["op"].removeprefix("ts."), as_dtype(c["args"][0]["dtype"]).numpy, c["attrs"], number in beside)
+            for number, c in enumerate(self.calls)
+        ]
+        return not calls or prepare_recorded(calls)
 
     def _bind_launches(self, given: Sequence[Any], stream: int) -> list[BoundLaunch]:
         """The launches of a program without loops or branches, with fixed arguments."""
@@ -371,7 +397,7 @@ class GpuProgram:
     def _bind_repeated(self, given: Sequence[Any], stream: int) -> Callable[[], None]:
         """As `bind`, with the carve-out that the program's first calls show to be the fastest."""
         launches = [each for each in self.launches if each is not None]
-        if not (_is_recordable(self._steps) and is_worth_a_trial([each.shared for each in launches])):
+        if not (self._is_recordable() and is_worth_a_trial([each.shared for each in launches])):
             return self.bind(given, stream)
         kernels = [each.kernel for each in launches]
         return TrialLaunch(self._carveout, kernels, lambda: self.bind(given, stream), stream)
@@ -433,7 +459,7 @@ class GpuProgram:
             given = [x if isinstance(x, (int, float)) else int(x) for x in held]
             clock = clock or EventClock(self.device)
             reporting = self._find_reporting()
-            if not all(each.is_mapped for each in reporting) or not _is_recordable(self._steps):
+            if not all(each.is_mapped for each in reporting) or not self._is_recordable():
                 return self._measure_alone(bound, given, clock)
             if reporting:
                 self._watch.run(lambda: self.launch(given), LEGACY_STREAM)
@@ -552,6 +578,8 @@ class _QueuedPlan(PlanEngine):
     given: Sequence[Any]
     stream: int
     workspace: int
+    _marks: dict[int, tuple[int, Any]] = field(default_factory=dict)  # of collectives: ordinals, and what to wait for
+    _reached: int = -1
 
     def launch(self, first: int, last: int) -> None:
         """Queue launches in order."""
@@ -586,12 +614,30 @@ class _QueuedPlan(PlanEngine):
         """Queue a collective or a part of an array, where the engine of this rank works on the GPU."""
         if call["op"] not in EXCHANGES:
             return False
+        return bool(exchange_in_place(*self._find_exchange(call)))
+
+    def _find_exchange(self, call: Mapping[str, Any]) -> tuple[str, DeviceArray, DeviceArray, Mapping[str, Any]]:
         memory = get_device_memory()
         x, out = (
             DeviceArray(self.argument(a), tuple(a["shape"]), as_dtype(a["dtype"]).numpy, None, memory, self.stream)
             for a in call["args"]
         )
-        return bool(exchange_in_place(call["op"].removeprefix("ts."), x, out, call["attrs"]))
+        return call["op"].removeprefix("ts."), x, out, call["attrs"]
+
+    def start(self, first: int, last: int) -> None:
+        """Queue collectives beside the launches that follow; where the host computes them, they are complete."""
+        mark = start_in_place([self._find_exchange(call) for call in self.program.calls[first:last]], self.stream)
+        if mark is None:
+            super().start(first, last)
+        else:
+            self._marks |= dict.fromkeys(range(first, last), (first, mark))
+
+    def wait(self, number: int) -> None:
+        """Make the launches that follow wait for a collective, and so for those that began before it."""
+        ordinal, mark = self._marks.pop(number, (-1, None))
+        if ordinal > self._reached:
+            self._reached = ordinal
+            get_device_memory().wait(self.stream, mark)
 
     def argument(self, arg: Mapping[str, Any]) -> Any:
         """The address, or number, of an argument."""
@@ -627,5 +673,5 @@ def _split_steps(steps: PlanSteps) -> list[PlanSteps]:
 
 
 def _is_recordable(steps: PlanSteps) -> bool:
-    """Whether steps do not depend on results, so that a CUDA graph can record them: launches, and loops of them."""
-    return all("run" in step or ("loop" in step and _is_recordable(step["body"])) for step in steps)
+    """Whether steps do not depend on results: launches, calls, and loops of them."""
+    return not any("while" in step or "if" in step for step in list_steps(steps))
