@@ -2,7 +2,7 @@
 
     python -m benchmarks.dist --engine nccl -n 2 --out results
 
-Starts a process for each GPU. A step that takes longer than 25 s (training: 60 s) prints where, and all end. NVLink
+Starts a process for each GPU. A step that takes longer than 25 s (`SECONDS`: some may) prints where, and all end. NVLink
 multicast stays off. Rank 0 writes nccl.json into the folder after each step, so that what was measured is kept.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 STEP_SECONDS = 25  # of one step; a step that takes longer prints all stacks, and the process ends
-TRAINING_SECONDS = 60
+SECONDS = {"training": 60, "step": 400, "products": 90}
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes of the operand on each rank
 SMALL = 1 << 16
 DTYPES = ("f32", "f64", "f16", "bf16", "int8", "int32", "int64", "uint8", "fp8_e4m3")
@@ -57,7 +57,7 @@ class Report:
     def run(self, name: str, step: Callable[[], Any]) -> None:
         """Run a step; an error is its result."""
         self.log(name, "...")
-        faulthandler.dump_traceback_later(TRAINING_SECONDS if name == "training" else STEP_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(SECONDS.get(name, STEP_SECONDS), exit=True)
         try:
             self.found[name] = step()
         except Exception:
@@ -352,9 +352,16 @@ def work(options: argparse.Namespace) -> None:
     import tessera as ts
     from tessera.dist.engines import load_world
 
+    from benchmarks import dist_training
+
     world = load_world("nccl", False)
     mesh = ts.Mesh(size, "ranks", engine="nccl")
     report.log("joining NCCL")
+
+    def wait() -> None:
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
 
     def in_ranks(step: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: ts.spmd(step, mesh=mesh, out_specs="ranks")()[rank]
@@ -366,6 +373,9 @@ def work(options: argparse.Namespace) -> None:
         "overlap": in_ranks(measure_overlap),
         "prediction": in_ranks(lambda: validate_prediction(report, world)),
         "training": lambda: train(report, world),
+        "blocks": in_ranks(lambda: dist_training.measure_blocks(world, report.log, wait)),
+        "products": in_ranks(lambda: dist_training.measure_products(world, report.log, wait)),
+        "step": in_ranks(lambda: dist_training.measure_steps(world, report.log, wait)),
         "others": in_ranks(lambda: check_others(report)),
     }
     for name, step in steps.items():

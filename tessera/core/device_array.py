@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ LEAST_REFERENCES = count_holders([object()], 0)  # those of the list and of the 
 
 # Blocks of a collective that runs beside kernels: each occupies a multiprocessor, and kernels that fill the device leave
 # so many free meanwhile.
-COMMUNICATION_BLOCKS = 8
+COMMUNICATION_BLOCKS = int(os.environ.get("TESSERA_COMMUNICATION_BLOCKS", 8))
 
 
 class DeviceMemory(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import f32, f64, int64
-from tessera.dist.collectives import all_reduce, all_to_all, collective_permute
+from tessera.dist.collectives import all_reduce, all_to_all, collective_permute, reduce_scatter
 from tessera.dist.ranks import current_axes, get_rank
 from tessera.dist.routing import route_function
 from tessera.ir.tensor import Tensor, as_tensor
@@ -21,7 +21,7 @@ from tessera.ops.tensor.elementwise import equal, exp, greater_equal, maximum, w
 from tessera.ops.tensor.matrices import matrix_transpose
 from tessera.ops.tensor.rearrange import one_hot
 from tessera.ops.tensor.reduce import argmax, cumsum, max, sum
-from tessera.ops.tensor.shape import expand_dims, iota, reshape, squeeze
+from tessera.ops.tensor.shape import concatenate, expand_dims, iota, reshape, squeeze
 
 # Tensor parallelism: a product with columns of the weight on each rank, then one with rows of the next weight.
 
@@ -38,17 +38,44 @@ def column_parallel(x: Any, weight: Any, bias: Any = None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def row_parallel(x: Any, weight: Any, bias: Any = None, axis: Any = None) -> Tensor:
+def row_parallel(
+    x: Any, weight: Any, bias: Any = None, axis: Any = None, scatter: bool = False, parts: int = 1
+) -> Tensor:  # fmt: skip
     """This rank's part of `x` [..., K / ranks] times its rows of a weight [K / ranks, N], summed over the ranks.
 
-    Shapes: [..., N], for each rank; `bias` [N] is added once. `axis` is the mesh axis.
+    Shapes: [..., N], for each rank; `bias` [N] is added once. `axis` is the mesh axis. With `scatter` each rank gets its
+    part of the sum along the first axis (sequence parallelism: Korthikanti et al. 2022). The product is then computed
+    in so many `parts`: in compiled programs the ranks exchange each while they compute the next (collective matmul:
+    Wang et al. 2023).
 
     Raises:
-        ShapeError: the operands do not fit.
+        ShapeError: the operands do not fit, or the first axis has no equal parts.
         ArgumentError: the mesh has no such axis, or the caller is not a rank.
     """
-    y = all_reduce(matmul(x, weight), "sum", axis=axis)
+    if scatter:
+        y = _multiply_and_scatter(as_tensor(x), weight, axis, parts)
+    else:
+        y = all_reduce(matmul(x, weight), "sum", axis=axis)
     return y if bias is None else y + bias
+
+
+def _multiply_and_scatter(x: Tensor, weight: Any, axis: Any, parts: int) -> Tensor:
+    """The product in parts of the rows of every rank, each reduced and scattered by itself."""
+    where_ = current_axes(None, axis, "row_parallel")
+    rows = int(x.shape[0]) if x.ndim > 1 else 0
+    if parts < 1 or not rows or rows % (where_.size * parts):
+        raise ShapeError(
+            f"the rows of row_parallel have no {parts} equal parts on each of {where_.size} ranks",
+            location=user_location(), expected=f"x [M, ..., K], M a multiple of {where_.size * max(parts, 1)}",
+            received=f"{x.type}, parts={parts}",
+        )  # fmt: skip
+    size = rows // (where_.size * parts)
+    split = reshape(x, shape=(where_.size, parts, size, *x.shape[1:]))
+    found = []
+    for part in range(parts):
+        y = matmul(split[:, part], weight)
+        found.append(reduce_scatter(reshape(y, shape=(-1, *y.shape[2:])), axis=0, mesh=where_))
+    return found[0] if parts == 1 else concatenate(found, axis=0)
 
 
 # Context parallelism: each rank has a part of the sequence; keys and values travel around the ring.

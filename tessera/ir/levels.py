@@ -33,8 +33,16 @@ _BLOCK_OPS = (
 _BLOCK_OP_NAMES = CONTROL_OPS | {f"ts.{name}" for name in _BLOCK_OPS}
 _HOST_OPS = frozenset(
     (
-        "host.alloc", "host.view", "host.at", "host.call", "host.start", "host.wait", "host.loop", "host.while",
-        "host.if", LAUNCH_OP,
+        "host.alloc",
+        "host.view",
+        "host.at",
+        "host.call",
+        "host.start",
+        "host.wait",
+        "host.loop",
+        "host.while",
+        "host.if",
+        LAUNCH_OP,
     )
 )
 _POINT_OPS = frozenset(f"schedule.{name}" for name in ("index", "load", "store", "reduce", "contract")) | {

@@ -349,7 +349,9 @@ class GpuProgram:
 
         def record(steps: PlanSteps) -> Callable[[], None]:
             with memory.record() as kept:
-                launch = CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(handle)
+                launch = CudaGraph(self.device, lambda recording: queue(steps, recording.handle, workspace)).bind(
+                    handle
+                )
             launch.kept = kept  # type: ignore[attr-defined]  # as long as the graph
             return launch
 
