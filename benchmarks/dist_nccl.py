@@ -2,8 +2,8 @@
 
     python -m benchmarks.dist --engine nccl -n 2 --out results
 
-Starts a process for each GPU. A step that takes longer than 25 s (`SECONDS`: some may) prints where, and all end. NVLink
-multicast stays off. Rank 0 writes nccl.json into the folder after each step, so that what was measured is kept.
+Starts a process for each GPU. A step that takes longer than 25 s (some may: `SECONDS`) prints where, and all end.
+NVLink multicast stays off. Rank 0 writes nccl.json into the folder after each step, so that what was measured is kept.
 """
 
 from __future__ import annotations
@@ -350,9 +350,8 @@ def work(options: argparse.Namespace) -> None:
     torch.cuda.synchronize()
     report.log("torch.distributed is ready; importing tessera")
     import tessera as ts
-    from tessera.dist.engines import load_world
-
     from benchmarks import dist_training
+    from tessera.dist.engines import load_world
 
     world = load_world("nccl", False)
     mesh = ts.Mesh(size, "ranks", engine="nccl")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.dist --engine nccl -n 2 --out results step products
 
-The model is a GPT of 350 million parameters (24 layers of width 1024) with batches of 8 x 1024 tokens on each GPU. Every
-program computes in bf16 and exchanges gradients in bf16; the optimizer holds f32 weights. `alone` is the step of one GPU
-without exchange, run by all GPUs at the same time. Rounds of all programs follow each other.
+The model is a GPT of 350 million parameters (24 layers of width 1024) with batches of 8 x 1024 tokens on each GPU.
+Every program computes in bf16; the optimizer holds f32 weights. Ours exchanges gradients in bf16, as `ddp, bf16` and
+`fsdp2` do; `ddp` exchanges f32. `alone` is the step of one GPU without exchange, run by all GPUs at the same time. Rounds
+of all programs follow each other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tessera import nn, optim
 
 SIZES = GptSizes(50304, 1024, 16, 24, 1024)
 SMALL = GptSizes(256, 64, 4, 2, 32)
-BATCH, STEPS, ROUNDS = 8, 5, 5
+BATCH, STEPS, ROUNDS = 8, 6, 6
+PEERS = ("alone", "ddp", "ddp, bf16", "fsdp2")
 Run = Callable[[], Any]
 
 
@@ -71,7 +73,7 @@ def make_own_step(model: Any, sizes: GptSizes, target: str, exchange: bool) -> C
 
 
 def make_peer(kind: str, state: dict[str, np.ndarray], sizes: GptSizes, rank: int) -> Callable[[], float]:
-    """A step of PyTorch: compiled, with the fused AdamW; `kind` is alone, ddp or fsdp2."""
+    """A step of PyTorch: compiled, with the fused AdamW; `kind` is one of `PEERS`."""
     import torch
     import torch.nn.functional as f
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -82,8 +84,9 @@ def make_peer(kind: str, state: dict[str, np.ndarray], sizes: GptSizes, rank: in
     model = make_gpt(torch.nn, f.scaled_dot_product_attention, partial(f.gelu, approximate="tanh"), arange, sizes)
     model.load_state_dict({n: torch.tensor(a) for n, a in state.items()})
     model = model.cuda()
-    if kind == "ddp":
-        model = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
+    if kind.startswith("ddp"):
+        model = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True, static_graph=True)
+    if kind == "ddp, bf16":
         model.register_comm_hook(None, bf16_compress_hook)
     if kind == "fsdp2":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -136,14 +139,11 @@ def compare(runs: dict[str, Run], calls: int, world: Any, wait: Run, log: Any) -
 def measure_steps(world: Any, log: Any, wait: Run, tiny: bool = False) -> dict[str, Any]:
     """Steps of one GPU and of all, ours and PyTorch's."""
     sizes, rank = SMALL if tiny else SIZES, ts.get_rank()
-    model = make_own_model(sizes)
-    state = {n: t.numpy() for n, t in model.state_dict().items()}
+    state = {n: t.numpy() for n, t in make_own_model(sizes).state_dict().items()}
     makers: dict[str, Callable[[], Run]] = {
-        "alone": lambda: make_own_step(model, sizes, "ptx", False),
-        "data parallel": lambda: make_own_step(model, sizes, "ptx", True),
-        "torch alone": lambda: make_peer("alone", state, sizes, rank),
-        "torch ddp": lambda: make_peer("ddp", state, sizes, rank),
-        "torch fsdp2": lambda: make_peer("fsdp2", state, sizes, rank),
+        "alone": lambda: make_own_step(make_own_model(sizes), sizes, "ptx", False),
+        "data parallel": lambda: make_own_step(make_own_model(sizes), sizes, "ptx", True),
+        **{f"torch {kind}": partial(make_peer, kind, state, sizes, rank) for kind in PEERS},
     }
     runs: dict[str, Run] = {}
     found: dict[str, Any] = {"losses": {}}
@@ -151,7 +151,7 @@ def measure_steps(world: Any, log: Any, wait: Run, tiny: bool = False) -> dict[s
         start = time.monotonic()
         try:
             run = make()
-            losses = [run() for _ in range(4)]
+            losses = [run() for _ in range(8)]
         except Exception as error:
             log(name, type(error).__name__, str(error)[:600])
             found[name] = {"error": str(error)[-2000:]}
@@ -160,23 +160,73 @@ def measure_steps(world: Any, log: Any, wait: Run, tiny: bool = False) -> dict[s
         log(f"{name}: prepared in {time.monotonic() - start:.1f} s, losses {[round(v, 4) for v in losses]}")
     found["milliseconds"] = times = compare(runs, STEPS, world, wait, log)
     best = {n: t["best"] for n, t in times.items()}
+    found |= predict_step(sizes, world, best)
     if "data parallel" in best:
         found["speedup over one GPU"] = world.size * best["alone"] / best["data parallel"]
         found |= {f"ratio to {n}": best[n] / best["data parallel"] for n in best if n.startswith("torch ")}
-    log({k: round(v, 3) for k, v in found.items() if isinstance(v, float)})
+    log({k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, found["prediction"])
     return found
+
+
+def predict_step(sizes: GptSizes, world: Any, best: dict[str, float]) -> dict[str, Any]:
+    """The predicted milliseconds of our steps, from measured peaks: a copy, a product, an all_reduce."""
+    from tessera.dist import Compute, Link, simulate
+
+    n, x, small, large = 8192, *(ts.ones((k,)).to("ptx") for k in (1 << 28, 256, 1 << 25))
+    a = ts.tensor(np.random.default_rng(0).standard_normal((n, n)).astype("f4")).to(ts.bf16).to("ptx")
+    copy, product = ts.jit(lambda x: x + 1.0, target="ptx"), ts.jit(lambda a: a @ a, target="ptx")
+
+    def best_of(run: Run) -> float:
+        import torch
+
+        run()
+        times = [time_round(run, 10, torch.cuda.synchronize) for _ in range(4)]
+        return min(max(each) for each in zip(*world.gather_objects(times), strict=True))
+
+    latency, moved = (best_of(lambda v=v: ts.all_reduce(v)) for v in (small, large))
+    share = 2 * (1 - 1 / world.size)
+    link = Link(share * (1 << 27) / (moved - latency), latency / (2 * (world.size - 1)))
+    bandwidth, matrix = 2 * (1 << 30) / best_of(lambda: copy(x)), 2 * n**3 / best_of(lambda: product(a))
+    compute = Compute(matrix=matrix, flops=60e12, bandwidth=bandwidth, launch=1.5e-6)
+    model = make_own_model(sizes)
+    optimizer = optim.AdamW(lr=1e-4, master_weights=True)
+
+    def step(exchange: bool, model: Any, state: Any, x: Any, y: Any) -> Any:
+        def loss(model: Any) -> Any:
+            logits = model(x)
+            return ts.cross_entropy(logits.reshape(-1, logits.shape[-1]), y)
+
+        value, grads = ts.value_and_grad(loss)(model)
+        grads = ts.dist.reduce_gradients(grads) if exchange else grads
+        return value, *optimizer.update(model, grads, state)
+
+    state = optimizer.init(model)
+    given = (
+        model.to(ts.bf16),
+        state,
+        ts.Tensor[BATCH, sizes.length, ts.int32],
+        ts.Tensor[BATCH * sizes.length, ts.int32],
+    )
+    mesh, found = ts.Mesh(world.size, "ranks"), {"matrix": matrix, "bandwidth": bandwidth, "link": link.bandwidth}
+    for name, exchange in (("alone", False), ("data parallel", True)):
+        predicted = simulate(
+            partial(step, exchange), mesh, *given, links={"ranks": link}, compute=compute, overlap=True
+        )
+        found[name] = 1e3 * predicted.seconds
+        if name in best:
+            found[f"{name}, error"] = 1e3 * predicted.seconds / best[name] - 1
+    return {"prediction": found}
 
 
 SHAPES = ((8192, 8192, 4096), (8192, 14336, 4096), (16384, 28672, 8192))  # M, K of all ranks, N
 
 
 def measure_products(world: Any, log: Any, wait: Run) -> dict[str, Any]:
-    """Products with rows of the weight on each rank, whose sum is scattered: ours in parts, PyTorch's both ways."""
+    """Products with rows of the weight on each rank, whose sum is scattered: ours in parts, PyTorch's as two calls."""
     import torch
     import torch.distributed as dist
 
     found: dict[str, Any] = {}
-    group = dist.group.WORLD.group_name
     for m, k, n in SHAPES:
         rng = np.random.default_rng(ts.get_rank())
         part = k // world.size
@@ -188,19 +238,7 @@ def measure_products(world: Any, log: Any, wait: Run) -> dict[str, Any]:
         def plain(tx: Any = tx, tw: Any = tw, out: Any = out) -> None:
             dist.reduce_scatter_tensor(out, tx @ tw)
 
-        def fused(tx: Any = tx, tw: Any = tw) -> Any:
-            return torch.ops.symm_mem.fused_matmul_reduce_scatter(tx, tw, "sum", 0, group)
-
         runs: dict[str, Run] = {"torch": plain, "torch product alone": lambda tx=tx, tw=tw: tx @ tw}
-        try:
-            import torch.distributed._symmetric_memory as memory
-
-            memory.enable_symm_mem_for_group(group)
-            fused()
-            torch.cuda.synchronize()
-            runs["torch async"] = fused
-        except Exception as error:
-            log("torch's asynchronous product:", str(error)[:300])
         for parts in (1, 2, 4, 8):
             program = ts.jit(partial(_multiply, parts=parts), target="ptx")
             runs[f"parts {parts}"] = lambda program=program, x=x, w=w: program(x, w)

@@ -2,8 +2,9 @@
 
 A plan's steps are `{"run": [first, last]}` for launches one after the other, `{"call": number}` for an op that NumPy
 runs, `{"start": [first, last]}` for collectives that start together, `{"wait": number}` for the end of one, `{"agree":
-pairs}` for a comparison of the order of collectives (groups, digest) with the ranks of each group, `{"loop": number, "first": …, "step": …, "count": …, "body": steps}`, `{"while": flag, "test": steps,
-"body": steps}` and `{"if": flag, "then": steps, "else": steps}`. A flag is the number of a buffer that holds a bool.
+pairs}` for a comparison of the order of collectives (groups, digest) with the other ranks of the groups,
+`{"loop": number, "first": …, "step": …, "count": …, "body": steps}`, `{"while": flag, "test": steps, "body": steps}`
+and `{"if": flag, "then": steps, "else": steps}`. A flag is the number of a buffer that holds a bool.
 """
 
 from __future__ import annotations

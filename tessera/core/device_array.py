@@ -8,7 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -96,9 +98,9 @@ LEAST_REFERENCES = 0
 LEAST_REFERENCES = count_holders([object()], 0)  # those of the list and of the call, in this version of Python
 
 
-# Blocks of a collective that runs beside kernels: each occupies a multiprocessor, and kernels that fill the device leave
-# so many free meanwhile.
-COMMUNICATION_BLOCKS = int(os.environ.get("TESSERA_COMMUNICATION_BLOCKS", 8))
+# Blocks of a collective that runs beside kernels: each occupies a multiprocessor, and kernels that fill the device
+# leave so many free meanwhile.
+COMMUNICATION_BLOCKS = int(os.environ.get("TESSERA_COMMUNICATION_BLOCKS", 4))
 
 
 class DeviceMemory(ABC):
@@ -116,6 +118,11 @@ class DeviceMemory(ABC):
     copies_out = 0
     # While a CUDA graph is recorded: arrays that it uses again each time, and that must live as long as it.
     recorded: list[DeviceArray] | None = None
+
+    @cached_property
+    def exchanging_graphs(self) -> WeakSet[Any]:
+        """The CUDA graphs with collectives: communicators wait at their end until these are freed."""
+        return WeakSet()
 
     @contextmanager
     def record(self) -> Iterator[list[DeviceArray]]:

@@ -312,7 +312,12 @@ class NcclWorld:
         return self.mailbox.receive(like, source, tag, site)
 
     def close(self) -> None:
-        """Wait for what is queued, and leave the communicators: NCCL waits for their other members."""
+        """Wait for what is queued, and leave the communicators: NCCL waits for their other members.
+
+        CUDA graphs with collectives are freed first: programs that are called afterwards fail.
+        """
+        for graph in list(self.memory.exchanging_graphs):
+            graph.free()
         for comm in self._comms.values():
             self.library.comm_destroy(comm)
         self._comms.clear()

@@ -23,7 +23,7 @@ from tessera.dist.engines import run_as_rank
 from tessera.dist.mesh import Mesh
 from tessera.dist.partition import Partitioned
 from tessera.dist.propagation import NVLINK, Link
-from tessera.dist.rank_program import Compute, Item, RankProgram, make_program
+from tessera.dist.rank_program import Compute, Item, RankProgram, hoist_collectives, make_program
 from tessera.dist.ranks import PredictedWorld, RankContext, UnknownMessage
 from tessera.dist.sharding import check_spec
 from tessera.dist.spmd import Spmd, check_mesh, match_specs
@@ -116,7 +116,8 @@ def simulate(
     `function` is one of `ts.spmd` (or a function of a rank) or of `ts.dist.partition`; `args` are its arguments, or
     their types (`ts.Tensor[8, ts.f32]`), on the whole mesh. `links` are the connections along mesh axes (default
     `ts.dist.NVLINK`), `compute` the peaks of a device, `speeds` the speed of some ranks against the others (0.5: half
-    as fast). With `overlap` collectives run beside kernels until their results are needed. Up to 64 ranks may run
+    as fast). With `overlap` collectives run beside kernels, from where their operands are computed until their results
+    are needed, as in compiled programs on GPUs. Up to 64 ranks may run
     different programs; of more, rank 0 stands for all unless it sends or receives messages.
 
     >>> import tessera as ts
@@ -138,6 +139,9 @@ def simulate(
     factors = check_speeds(mesh, speeds)
     body, local, name = _find_body(function, mesh, args, named)
     programs = trace_ranks(body, mesh, local, known, compute or Compute())
+    if overlap:
+        hoisted = {id(p): hoist_collectives(p) for p in programs}
+        programs = [hoisted[id(p)] for p in programs]
     return Prediction(name, mesh, programs, run_events([p.items for p in programs], factors, overlap))
 
 

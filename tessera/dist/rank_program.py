@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh
 from tessera.dist.propagation import Link, estimate_collective
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.rewrite import eliminate_dead_code, expand_composites
+from tessera.ir.rewrite import eliminate_dead_code, expand_composites, lower_node
+from tessera.ir.rules import lower
 from tessera.lower.op_chains import CONSTANT_OPS, VIEW_OPS
 from tessera.ops.tensor import contractions
 from tessera.ops.tensor.collectives import COMMUNICATING, local_part, place_part, receive, send
@@ -56,6 +58,7 @@ class Item:
     place: str = ""
     members: tuple[int, ...] = ()
     needs: tuple[int, ...] = ()  # communication before it, by its numbers
+    after: int = -1  # the last item whose result it takes
     bytes: int = 0
     flops: float = 0.0
     message: Message | None = None
@@ -71,6 +74,24 @@ class RankProgram:
     peak_bytes: int = 0
 
 
+def hoist_collectives(program: RankProgram) -> RankProgram:
+    """The program with each collective behind the item that makes its operand, but in its place among messages.
+
+    So do compiled programs (`tessera.lower.passes.collective_scheduling`).
+    """
+    slots: list[tuple[int, int]] = []
+    barrier = -1
+    for number, item in enumerate(program.items):
+        barrier = number if item.message is not None else barrier
+        moves = bool(item.members) and item.message is None
+        slots.append((max(item.after, barrier), 1) if moves else (number, 0))
+    order = sorted(range(len(slots)), key=lambda number: (*slots[number], number))
+    places = {number: place for place, number in enumerate(order)}
+    moved = [program.items[number] for number in order]
+    items = [replace(i, needs=tuple(sorted(places[n] for n in i.needs)), after=places.get(i.after, -1)) for i in moved]
+    return replace(program, items=items)
+
+
 def count_bytes(value: Value) -> int:
     """The bytes of a value."""
     if not isinstance(value.type, TensorType):
@@ -84,11 +105,19 @@ def make_program(function: Function, mesh: Mesh, rank: int, links: Mapping[str, 
     Raises:
         UnsupportedOpError: a loop ends by a computed value.
     """
-    function = eliminate_dead_code(expand_composites(function, lambda op: op.pointwise or op is contractions.dot))
+    pointwise = {n.op for n in function.body.walk() if n.op in lower and _is_pointwise(n)}
+    function = eliminate_dead_code(expand_composites(function, lambda op: op not in pointwise))
     made = _Maker(mesh, rank, links, compute)
     made.walk(function.body, {})
     argument_bytes = sum(count_bytes(v) for v in function.params)
     return RankProgram(made.items, argument_bytes, argument_bytes + made.peak)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether a node is a chain of pointwise ops, which joins the kernel of its operand."""
+    if node.op in lower and not node.regions and not node.op.pointwise:
+        return all(map(_is_pointwise, lower_node(node).nodes))
+    return node.op.pointwise or node.op in (*VIEW_OPS, *CONSTANT_OPS)
 
 
 class _Maker:
@@ -99,24 +128,28 @@ class _Maker:
 
     def walk(self, block: Block, needed: Mapping[Value, tuple[int, ...]]) -> None:
         """Add the items of a block; `needed` are the collectives behind values from outside."""
-        behind = dict(needed)
+        behind, made, first = dict(needed), dict[Value, int](), len(self.items) - 1
         kernels = list(_list_kernels(block))
         self.peak = max(self.peak, _find_peak(block, kernels))
         for kernel in kernels:
             needs = tuple(sorted({n for node in kernel for v in node.args for n in behind.get(v, ())}))
             node = kernel[0]
+            after = max((made.get(v, first) for each in kernel for v in each.args), default=first)
             if node.regions:
                 self._repeat(node, behind, needs)
+                made.update(dict.fromkeys(node.results, len(self.items) - 1))
                 continue
             found = needs
             if node.op in COMMUNICATING and node.op not in (local_part, place_part):
                 self._add_collective(node, needs)
-                found = (len(self.items) - 1,)
+                self.items[-1].after = after
+                after, found = len(self.items) - 1, (len(self.items) - 1,)
             elif item := self._make_kernel(block, kernel, needs):
                 self.items.append(item)
-                found = ()  # what waits for the kernel waits for them, too
+                after, found = len(self.items) - 1, ()  # what waits for the kernel waits for them, too
             for each in kernel:
                 behind.update(dict.fromkeys(each.results, found))
+                made.update(dict.fromkeys(each.results, after))
 
     def _repeat(self, node: Node, behind: dict[Value, tuple[int, ...]], needs: tuple[int, ...]) -> None:
         if node.op.name.endswith("while_loop"):
@@ -142,10 +175,11 @@ class _Maker:
         if not moved:
             return None
         bytes = sum(map(count_bytes, {*_find_inputs(kernel), *_find_outputs(block, kernel)}))
-        flops = {wide: sum(_count_flops(n) for n in moved if _uses_matrix_units(n) is wide) for wide in (True, False)}
+        counts = {n: _count_flops(n) for n in moved}
+        flops = {wide: sum(c for n, c in counts.items() if _uses_matrix_units(n) is wide) for wide in (True, False)}
         arithmetic = flops[True] / self.compute.matrix + flops[False] / self.compute.flops
         seconds = max(arithmetic, bytes / self.compute.bandwidth) + self.compute.launch
-        head = max(moved, key=_count_flops)
+        head = max(moved, key=counts.__getitem__)
         return Item(head.op.__name__, seconds, str(head.loc), needs=needs, bytes=bytes, flops=sum(flops.values()))
 
     def _add_collective(self, node: Node, needs: tuple[int, ...]) -> None:
@@ -225,13 +259,34 @@ def _count_elements(value: Value) -> int:
 
 
 def _count_flops(node: Node) -> int:
-    if node.op is contractions.dot:
-        return 2 * _count_elements(node.out) * int(node.types[0].shape[-1])
+    """The arithmetic of a node: that of its products, or one operation an element.
+
+    A composite op is one kernel: what its lowering holds in between stays in registers or in shared memory.
+    """
+    if products := _count_products(node):
+        return products
     return max((_count_elements(v) for v in (*node.args, *node.results)), default=0)
 
 
+def _count_products(node: Node) -> int:
+    """The operations of the products in a node, and in its lowering if it has one."""
+    if node.op is contractions.dot:
+        return 2 * _count_elements(node.out) * int(node.types[0].shape[-1])
+    if node.op not in lower or node.op.pointwise:
+        return 0
+    key = node.op, node.types, node.attrs
+    if key not in _PRODUCTS:
+        total = sum(map(_count_products, lower_node(node).walk()))
+        _PRODUCTS[key] = total // 2 if node.attrs.get("causal") else total  # half of the pairs are hidden, and skipped
+    return _PRODUCTS[key]
+
+
+_PRODUCTS: dict[Any, int] = {}
+
+
 def _uses_matrix_units(node: Node) -> bool:
-    return node.op is contractions.dot and node.types[0].dtype.numpy.itemsize * 8 <= MATRIX_BITS
+    """Whether a node multiplies on matrix units: what narrow operands are widened to in a lowering makes no difference."""
+    return bool(_count_products(node)) and node.types[0].dtype.numpy.itemsize * 8 <= MATRIX_BITS
 
 
 def _find_peak(block: Block, kernels: Sequence[Sequence[Node]]) -> int:

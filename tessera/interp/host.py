@@ -159,7 +159,7 @@ def _(node, args, workspace):
 
 @host_rules(host.wait)
 def _(node, args, workspace):
-    call = next(c for c in workspace.started if all(a.ctypes.data == b.ctypes.data for a, b in zip(c.arrays, args)))
+    call = next(c for c in workspace.started if _find_addresses(c.arrays) == _find_addresses(args))
     workspace.started.remove(call)
     count = len(call.operands)
     if any(a.tobytes() != before.tobytes() for a, before in zip(args, call.operands, strict=False)):
@@ -171,6 +171,10 @@ def _(node, args, workspace):
         array[...] = result
         workspace.wrote(array)
     return ()
+
+
+def _find_addresses(arrays: Sequence[np.ndarray]) -> list[int]:
+    return [a.ctypes.data for a in arrays]
 
 
 def _poison(array: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Collective scheduling: starts collectives when their operands are ready, and waits where their results are used.
 
-Between the two the device computes (XLA's latency-hiding scheduler). Collectives that become ready near each other start
-together, since each start has a latency of its own (XLA's collective combiners, the buckets of PyTorch's DDP).
+Between the two the device computes (XLA's latency-hiding scheduler). Collectives that become ready near each other
+start together, since each start has a latency of its own (XLA's collective combiners, the buckets of PyTorch's DDP).
 """
 
 from __future__ import annotations

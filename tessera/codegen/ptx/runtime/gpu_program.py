@@ -353,6 +353,8 @@ class GpuProgram:
                     handle
                 )
             launch.kept = kept  # type: ignore[attr-defined]  # as long as the graph
+            if self.calls:
+                memory.exchanging_graphs.add(launch.graph)  # type: ignore[attr-defined]
             return launch
 
         graphs = [record(part) for part in (_split_steps(steps) if times == 1 else [steps])]
