@@ -4,7 +4,7 @@
 
 The model is a GPT of 350 million parameters (24 layers of width 1024) with batches of 8 x 1024 tokens on each GPU.
 Every program computes in bf16; the optimizer holds f32 weights. Ours exchanges gradients in bf16, as `ddp, bf16` and
-`fsdp2` do; `ddp` exchanges f32. `alone` is the step of one GPU without exchange, run by all GPUs at the same time. Rounds
+`fsdp2` do; `ddp` exchanges f32. `alone` is the step of one GPU without exchange, run by all GPUs at a time. Rounds
 of all programs follow each other.
 """
 

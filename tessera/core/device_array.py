@@ -127,7 +127,8 @@ class DeviceMemory(ABC):
     @contextmanager
     def record(self) -> Iterator[list[DeviceArray]]:
         """A block in which a CUDA graph is recorded: the arrays that must live as long as it."""
-        self.recorded = kept = []
+        kept: list[DeviceArray] = []
+        self.recorded = kept
         try:
             yield kept
         finally:

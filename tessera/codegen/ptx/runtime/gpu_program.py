@@ -361,7 +361,7 @@ class GpuProgram:
         return graphs[0] if len(graphs) == 1 else functools.partial(_launch_all, graphs)
 
     def _is_recordable(self) -> bool:
-        """Whether a CUDA graph can record the program: its steps depend on no results, and its calls are collectives."""
+        """Whether a CUDA graph can record the program: no step depends on a result, and calls are collectives."""
         if not _is_recordable(self._steps) or any(c["op"] not in EXCHANGES for c in self.calls):
             return False
         beside = {n for step in list_steps(self._steps) if "start" in step for n in range(*step["start"])}
