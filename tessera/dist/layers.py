@@ -39,14 +39,14 @@ def column_parallel(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 def row_parallel(
-    x: Any, weight: Any, bias: Any = None, axis: Any = None, scatter: bool = False, parts: int = 1
+    x: Any, weight: Any, bias: Any = None, axis: Any = None, scatter: bool = False, parts: int | None = None
 ) -> Tensor:  # fmt: skip
     """This rank's part of `x` [..., K / ranks] times its rows of a weight [K / ranks, N], summed over the ranks.
 
     Shapes: [..., N], for each rank; `bias` [N] is added once. `axis` is the mesh axis. With `scatter` each rank gets its
     part of the sum along the first axis (sequence parallelism: Korthikanti et al. 2022). The product is then computed
-    in so many `parts`: in compiled programs the ranks exchange each while they compute the next (collective matmul:
-    Wang et al. 2023).
+    in `parts`: in compiled programs the ranks exchange each while they compute the next (collective matmul: Wang et al.
+    2023). By default it has four where a part takes longer than its exchange beside it, and one elsewhere.
 
     Raises:
         ShapeError: the operands do not fit, or the first axis has no equal parts.
@@ -59,10 +59,24 @@ def row_parallel(
     return y if bias is None else y + bias
 
 
-def _multiply_and_scatter(x: Tensor, weight: Any, axis: Any, parts: int) -> Tensor:
+# What a GPU multiplies, and sends beside products, in a second (two H200s: `benchmarks/results/dist_nccl.json`).
+PRODUCT_RATE, RATE_BESIDE = 750e12, 40e9
+OVERLAPPED_PARTS = 4
+
+
+def _choose_parts(rows: int, x: Tensor, weight: Tensor, ranks: int) -> int:
+    """How many parts of a product pay: all of them but the last are exchanged beside the next one."""
+    if not rows or rows % (ranks * OVERLAPPED_PARTS):
+        return 1
+    seconds = 2 * int(weight.shape[0]) / PRODUCT_RATE  # for each element of the result
+    return OVERLAPPED_PARTS if seconds > x.dtype.numpy.itemsize * (1 - 1 / ranks) / RATE_BESIDE else 1
+
+
+def _multiply_and_scatter(x: Tensor, weight: Any, axis: Any, parts: int | None) -> Tensor:
     """The product in parts of the rows of every rank, each reduced and scattered by itself."""
     where_ = current_axes(None, axis, "row_parallel")
     rows = int(x.shape[0]) if x.ndim > 1 else 0
+    parts = _choose_parts(rows, x, as_tensor(weight), where_.size) if parts is None else parts
     if parts < 1 or not rows or rows % (where_.size * parts):
         raise ShapeError(
             f"the rows of row_parallel have no {parts} equal parts on each of {where_.size} ranks",

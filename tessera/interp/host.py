@@ -42,7 +42,7 @@ host_rules = Rules("host")
 host_control_flow_rules = Rules("host control flow")
 
 
-@dataclass
+@dataclass(eq=False)
 class StartedCall:
     """A collective between its start and its wait: copies of its operands, and the results that nobody may see yet."""
 

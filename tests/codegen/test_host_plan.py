@@ -8,7 +8,7 @@ import tessera as ts
 from tessera import tile
 from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.host_plan import HostBufferSlice, find_aliased_parameters, find_touched_parameters
-from tessera.codegen.plan_execution import check_plan
+from tessera.codegen.plan_execution import check_plan, find_overlapped_launches
 from tessera.core.errors import ArtifactError, ResourceError
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
@@ -75,6 +75,34 @@ def test_a_plan_whose_slices_leave_the_memory_is_refused(plan, wrong):
     check_plan(plan, 1000, 1)
     with pytest.raises(ArtifactError):
         check_plan(wrong, 1000, 1)
+
+
+CALLS = {
+    "calls": [
+        {"op": "ts.all_reduce", "operands": 1, "attrs": {}, "args": [{"param": 0, "shape": [4], "dtype": "f32"}] * 2}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{"wait": 0}], [{"start": [0, 2]}, {"wait": 0}], [{"start": [0, 1]}, {"wait": 1}], [{"start": [0]}],
+        [{"start": [0, 1]}, {"wait": 0}, {"wait": 0}], [{"agree": [[[0, 1], "ab"]]}], [{"agree": [[[[0, 1]], 1]]}],
+    ],
+)  # fmt: skip
+def test_a_wait_for_what_was_not_started_is_refused(wrong):
+    check_plan({**make_plan({"agree": [[[[0, 1]], "ab"]]}, {"start": [0, 1]}, {"wait": 0}), **CALLS}, 1000, 1)
+    with pytest.raises(ArtifactError):
+        check_plan({**make_plan(*wrong), **CALLS}, 1000, 1)
+
+
+def test_launches_beside_collectives():
+    steps = [
+        {"run": [0, 1]}, {"start": [0, 2]}, {"run": [1, 3]}, {"wait": 1}, {"loop": 0, "body": [{"run": [3, 4]}]},
+        {"wait": 0}, {"run": [4, 5]}, {"loop": 1, "body": [{"start": [2, 3]}, {"run": [5, 6]}, {"wait": 2}, {"run": [6, 7]}]},
+    ]  # fmt: skip
+    assert find_overlapped_launches(steps) == {1, 2, 3, 5}
 
 
 def test_the_scratch_memory_of_a_kernel_counts():

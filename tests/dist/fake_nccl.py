@@ -4,6 +4,7 @@ import ctypes
 import functools
 import tempfile
 import threading
+import types
 from collections import defaultdict
 from queue import Queue
 
@@ -70,6 +71,16 @@ class UniqueId:
         return UniqueId(bytes(buffer))
 
 
+def in_order(call):
+    """A call that runs at the end of its group, after those before it."""
+
+    @functools.wraps(call)
+    def queue(self, *args):
+        self._queue(0, lambda: call(self, *args))
+
+    return queue
+
+
 class FakeNccl:
     """The functions with the parameters of nccl4py 0.6 (test_nccl.py compares them where it is installed)."""
 
@@ -77,6 +88,7 @@ class FakeNccl:
 
     def __init__(self, hub):
         self.hub, self.here, self.calls = hub, threading.local(), []
+        self.configs, self.limits, self.groups = [], [], []
 
     def get_unique_id(self):
         with self.hub.lock:
@@ -94,6 +106,16 @@ class FakeNccl:
     def get_last_error(self, comm):
         return "the last error"
 
+    def comm_init_rank_config(self, nranks, comm_id, rank, config):
+        self.limits.append(self.configs[config].max_ctas)
+        return self.comm_init_rank(nranks, comm_id, rank)
+
+    def Config(self):  # noqa: N802  # the name of the bindings
+        made = types.SimpleNamespace(max_ctas=0, ptr=len(self.configs))
+        self.configs.append(made)
+        return made
+
+    @in_order
     def all_reduce(self, sendbuff, recvbuff, count, datatype, op, comm, stream):
         rows = comm.exchange(("all_reduce", count, datatype, op), view(sendbuff, count, datatype))
         with np.errstate(all="ignore"):
@@ -101,6 +123,7 @@ class FakeNccl:
             view(recvbuff, count, datatype)[...] = total / total.dtype.type(comm.size) if op == 4 else total
         self.calls.append(("all_reduce", count, datatype, op))
 
+    @in_order
     def reduce_scatter(self, sendbuff, recvbuff, recvcount, datatype, op, comm, stream):
         whole = view(sendbuff, recvcount * comm.size, datatype)
         total = functools.reduce(OPS[op], comm.exchange(("reduce_scatter", recvcount, datatype, op), whole))
@@ -108,11 +131,13 @@ class FakeNccl:
         view(recvbuff, recvcount, datatype)[...] = total.reshape(comm.size, -1)[comm.rank]
         self.calls.append(("reduce_scatter", recvcount, datatype, op))
 
+    @in_order
     def all_gather(self, sendbuff, recvbuff, sendcount, datatype, comm, stream):
         rows = comm.exchange(("all_gather", sendcount, datatype), view(sendbuff, sendcount, datatype))
         view(recvbuff, sendcount * comm.size, datatype)[...] = np.concatenate(rows)
         self.calls.append(("all_gather", sendcount, datatype))
 
+    @in_order
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, comm, stream):
         rows = comm.exchange(("broadcast", count, datatype, root), view(sendbuff, count, datatype))
         view(recvbuff, count, datatype)[...] = rows[root]
@@ -122,6 +147,7 @@ class FakeNccl:
 
     def group_end(self):
         queued, self.here.queued = self.here.queued, None
+        self.groups.append(len(queued))
         for run in sorted(queued, key=lambda pair: pair[0]):
             run[1]()
 

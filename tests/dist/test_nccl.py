@@ -16,8 +16,12 @@ from fake_nccl import FakeNccl, NCCLError, run_on_fake
 
 import tessera as ts
 from examples.dist import gpt
+from tessera.codegen.ptx.runtime.device_memory import get_device_memory
+from tessera.core.device_array import COMMUNICATION_BLOCKS
 from tessera.core.effects import watch_effects
 from tessera.dist import engines
+from tessera.dist.parts import find_shape
+from tessera.dist.ranks import CURRENT_RANK, start_in_place
 from tessera.dist.rendezvous import FileRendezvous, find_rendezvous
 from tessera.errors import CollectiveError, DeadlockError, DeviceUnavailable, EffectError
 from tessera.tools.cli.launch import run_on_gpus
@@ -325,3 +329,61 @@ def test_a_process_that_fails_ends_the_others(monkeypatch):
 def test_a_mesh_without_a_launcher():
     with pytest.raises(DeviceUnavailable, match="no launcher started"):
         ts.spmd(lambda: 1, mesh=ts.Mesh(2, engine="nccl"))()
+
+
+# Compiled programs: collectives on the stream of communication.
+
+
+def test_collectives_start_together_beside_kernels():
+    """Those that are one call of NCCL form a group; what is queued after a call is not part of one."""
+    libraries, cases = [], ("all_reduce", "reduce_scatter", "all_gather", "all_gather of columns", "all_to_all", "max")
+    x = np.random.default_rng(0).standard_normal((2, 4, 6)).astype("f4")
+
+    def program():
+        memory, rank, world = get_device_memory(), ts.get_rank(), CURRENT_RANK.get().world
+        attrs = {"groups": ((0, 1),), "site": "here"}
+        kinds = [
+            ("all_reduce", {"kind": "sum"}), ("reduce_scatter", {"kind": "mean", "axis": -2}),
+            ("all_gather", {"axis": -2}), ("all_gather", {"axis": -1}), ("all_to_all", {"split": -2, "join": -1}),
+            ("all_reduce", {"kind": "max"}),
+        ]  # fmt: skip
+        given, calls = memory.copy_in(x[rank], 0), []
+        for kind, more in kinds:
+            out = memory.empty(find_shape(kind, given.shape, 2, more), given.dtype, 0)
+            calls.append((kind, given, out, {**attrs, **more}))
+        memory.wait(0, start_in_place(calls, 0))
+        assert world.prepare_recorded("all_reduce", given.dtype, (0, 1), {"kind": "sum"}, True)
+        assert not world.prepare_recorded("all_reduce", given.dtype, (0, 1), {"kind": "max"}, True)
+        return [out.numpy() for _, _, out, _ in calls]
+
+    found = run_on_fake(ts.Mesh(2), program, wrap=lambda lib: libraries.append(lib) or lib)
+    rows = np.split(x.sum(0) / 2, 2)
+    for rank, results in enumerate(found):
+        columns = np.concatenate([np.split(x[r], 2)[rank] for r in (0, 1)], 1)
+        wanted = [x.sum(0), rows[rank], x.reshape(8, 6), np.concatenate([*x], 1), columns, x.max(0)]
+        for name, got, want in zip(cases, results, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6, err_msg=name)
+    for library in libraries:
+        assert library.groups[0] == 3 and set(library.limits) == {COMMUNICATION_BLOCKS}
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_compiled_step(check):
+    """Gradients that are exchanged while others are computed, on tensors of the device."""
+    rng = np.random.default_rng(0)
+    x, *weights = (rng.standard_normal(s).astype("f4") / 3 for s in ((4, 6), (6, 6), (6, 6), (6, 6)))
+
+    def loss(weights, x):
+        for w in weights:
+            x = ts.tanh(x @ w)
+        return (x * x).mean()
+
+    def program():
+        step = ts.jit(lambda ws, x: ts.dist.reduce_gradients(ts.grad(loss)(ws, x)), target="ptx")
+        mine = ts.shard(ts.Tensor(x)).to("ptx")
+        return [g.numpy() for g in step([ts.Tensor(w).to("ptx") for w in weights], mine)]
+
+    wanted = ts.grad(loss)([ts.Tensor(w) for w in weights], ts.Tensor(x))
+    for found in run_on_fake(ts.Mesh(2), program, check):
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want.numpy(), atol=1e-6)

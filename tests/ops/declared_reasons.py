@@ -33,6 +33,7 @@ NO_CASE = {
     "ts.strided_view": "made of slices by the lowering: tests/lower/test_lower_levels.py",
     "ts.fusion_barrier": "made by ts.fusion: tests/compiler/test_fusion.py",
     "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
+    **dict.fromkeys(("host.start", "host.wait"), "made of collectives: tests/lower/passes/test_collective_scheduling"),
     "host.call": "runs NumPy on the host, at every level the same",
     "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",
     "tile.group_size": "a constant in every specialised kernel",

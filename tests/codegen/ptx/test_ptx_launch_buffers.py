@@ -8,11 +8,12 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import gpu_program, launch_watch
+from tessera.codegen.ptx.runtime import launch_watch, queued_plan
 from tessera.codegen.ptx.runtime.driver_api import MappedMemory
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE, LaunchBuffers, choose_hardware_grid
-from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch, _QueuedPlan
+from tessera.codegen.ptx.runtime.gpu_program import EntryLaunch
 from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
+from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan
 from tessera.core import queued_failures
 from tessera.core.errors import ExecutionError
 from tessera.interp.target.ptx import PtxModule
@@ -71,10 +72,10 @@ def test_host_call(monkeypatch):
     places = [(arg["param"] if "param" in arg else 1000 + arg["offset"]) for arg in call["args"]]
     rooms = dict(zip(places, (np.diag(np.arange(1, 34, dtype="f4") ** 2), np.zeros((33, 33), "f4")), strict=True))
     waited = []
-    monkeypatch.setattr(gpu_program, "synchronize_stream", waited.append)
+    monkeypatch.setattr(queued_plan, "synchronize_stream", waited.append)
     device = types.SimpleNamespace(driver=Memory(rooms))
     program = types.SimpleNamespace(device=device, calls=plan["calls"])
-    _QueuedPlan(program, list(range(9)), 1, 1000).call(0)
+    QueuedPlan(program, list(range(9)), 1, 1000).call(0)
     np.testing.assert_array_equal(rooms[places[1]], np.diag(np.arange(1, 34)))
     assert waited == [1]
 
@@ -149,3 +150,44 @@ def test_failures_of_several_launches_are_raised_once(monkeypatch):
         watch.raise_seen()
     watch.raise_seen()  # the second launch ran on what the first one left
     assert (first.raised, second.raised) == (1, 0) and not second.failed
+
+
+class Communication:
+    """A device's memory that tells what waits for what; `mark` gives what is queued on a stream by now."""
+
+    def __init__(self):
+        self.log = []
+
+    def wait(self, stream, mark):
+        self.log.append((stream, mark))
+
+
+def test_launches_wait_once_for_collectives_that_started_together(monkeypatch):
+    """A wait for a later collective is one for those before it: they follow each other on their stream."""
+    call = {"op": "ts.all_reduce", "args": [{"param": i, "shape": [4], "dtype": "f32"} for i in (0, 1)], "attrs": {}}
+    memory, started = Communication(), []
+
+    def start(calls, stream):
+        started.append([(kind, x.address, out.address) for kind, x, out, _ in calls])
+        return f"mark {len(started)}"
+
+    monkeypatch.setattr(queued_plan, "get_device_memory", lambda: memory)
+    monkeypatch.setattr(queued_plan, "start_in_place", start)
+    engine = QueuedPlan(types.SimpleNamespace(calls=[call] * 4), [256, 512], 1, 0)
+    engine.start(0, 2)
+    engine.start(2, 4)
+    for number in (0, 1, 3, 2):
+        engine.wait(number)
+    assert started == [[("all_reduce", 256, 512)] * 2] * 2
+    assert memory.log == [(1, "mark 1"), (1, "mark 2")]
+
+
+def test_collectives_of_the_host_run_where_they_start(monkeypatch):
+    called = []
+    monkeypatch.setattr(queued_plan, "start_in_place", lambda calls, stream: None)
+    monkeypatch.setattr(queued_plan, "get_device_memory", Communication)
+    monkeypatch.setattr(QueuedPlan, "call", lambda engine, number: called.append(number))
+    engine = QueuedPlan(types.SimpleNamespace(calls=[]), [], 1, 0)
+    engine.start(0, 2)
+    engine.wait(1)
+    assert called == [0, 1]

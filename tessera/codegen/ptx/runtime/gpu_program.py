@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,11 @@ import numpy as np
 from tessera.codegen.artifact import Artifact, BoundPlans
 from tessera.codegen.plan_execution import (
     ArgumentBinder,
-    PlanEngine,
     PlanSteps,
     execute_plan,
     find_overlapped_launches,
     find_steps,
     list_steps,
-    run_host_call,
 )
 from tessera.codegen.ptx.runtime.carveout_trial import CarveoutTrial, TrialLaunch, is_worth_a_trial
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
@@ -61,11 +58,12 @@ from tessera.codegen.ptx.runtime.event_timing import (
     measure_repeated,
 )
 from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
+from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
-from tessera.core.device_array import COMMUNICATION_BLOCKS, LEGACY_STREAM, DeviceArray
+from tessera.core.device_array import COMMUNICATION_BLOCKS, LEGACY_STREAM
 from tessera.core.errors import ArgumentError, ResourceError
-from tessera.core.hooks import exchange_in_place, prepare_recorded, start_in_place
+from tessera.core.hooks import prepare_recorded
 from tessera.core.types import as_dtype
 from tessera.ir.builder import CURRENT_RANK_NUMBER
 from tessera.ops.tensor.collectives import EXCHANGES
@@ -345,7 +343,7 @@ class GpuProgram:
         workspace, memory = self.find_workspace(handle), get_device_memory()
         steps = [step for step in self._steps if "agree" not in step]
         if len(steps) < len(self._steps):
-            execute_plan(self._steps[:1], _QueuedPlan(self, given, handle, workspace))
+            execute_plan(self._steps[:1], QueuedPlan(self, given, handle, workspace))
 
         def record(steps: PlanSteps) -> Callable[[], None]:
             with memory.record() as kept:
@@ -373,7 +371,7 @@ class GpuProgram:
 
     def _bind_launches(self, given: Sequence[Any], stream: int) -> list[BoundLaunch]:
         """The launches of a program without loops or branches, with fixed arguments."""
-        argument = _QueuedPlan(self, given, stream, self.find_workspace(stream)).argument
+        argument = QueuedPlan(self, given, stream, self.find_workspace(stream)).argument
         return [each.bind(argument, stream) for each in self.launches if each]
 
     def bind_kernels(self, given: Sequence[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -383,7 +381,7 @@ class GpuProgram:
 
     def _queue(self, given: Sequence[Any], stream: int, workspace: int | None = None, steps: PlanSteps = ()) -> None:
         workspace = self.find_workspace(stream) if workspace is None else workspace
-        execute_plan(steps or self._steps, _QueuedPlan(self, given, stream, workspace))
+        execute_plan(steps or self._steps, QueuedPlan(self, given, stream, workspace))
 
     def _bind_resident(self, given: Sequence[Any], stream: int, repeated: bool) -> Callable[[], None]:
         """What runs the program on arrays of the device; arguments that come again are recorded as a CUDA graph.
@@ -572,84 +570,6 @@ class EntryLaunch:
         values = [*(encode_tensor_map(m, values[m["param"]]) for m in self.maps), *values]
         values += [int(buffer) for buffer in self.buffers.values()]
         return BoundLaunch(self.kernel, self.grid, self.threads, self.shared, values, stream)
-
-
-@dataclass
-class _QueuedPlan(PlanEngine):
-    """A plan engine that queues launches on a stream; `given` holds an address or a number for each parameter."""
-
-    program: GpuProgram
-    given: Sequence[Any]
-    stream: int
-    workspace: int
-    _marks: dict[int, tuple[int, Any]] = field(default_factory=dict)  # of collectives: ordinals, and what to wait for
-    _reached: int = -1
-
-    def launch(self, first: int, last: int) -> None:
-        """Queue launches in order."""
-        for each in self.program.launches[first:last]:
-            if each:
-                each.bind(self.argument, self.stream)()
-
-    def holds(self, flag: int) -> bool:
-        """Wait for the queued launches; whether a flag is set."""
-        drv, found = self.program.device.driver, np.zeros(1, np.uint8)
-        synchronize_stream(self.stream)
-        drv.memcpy_dtoh(found, self.argument(self.program.flags[flag]))
-        return bool(found[0])
-
-    def call(self, number: int) -> None:
-        """Queue a collective, or wait for the queued launches and run an op on the host."""
-        drv, call = self.program.device.driver, self.program.calls[number]
-        if self._exchange(call):
-            return
-        synchronize_stream(self.stream)
-        arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
-        addresses = [self.argument(arg) for arg in call["args"]]
-        for array, address in zip(arrays[: call["operands"]], addresses, strict=False):
-            if array.nbytes:
-                drv.memcpy_dtoh(array.reshape(-1).view(np.uint8), address)
-        run_host_call(call, arrays)
-        for array, address in zip(arrays[call["operands"] :], addresses[call["operands"] :], strict=True):
-            if array.nbytes:
-                drv.memcpy_htod(address, array.reshape(-1).view(np.uint8))
-
-    def _exchange(self, call: Mapping[str, Any]) -> bool:
-        """Queue a collective or a part of an array, where the engine of this rank works on the GPU."""
-        if call["op"] not in EXCHANGES:
-            return False
-        return bool(exchange_in_place(*self._find_exchange(call)))
-
-    def _find_exchange(self, call: Mapping[str, Any]) -> tuple[str, DeviceArray, DeviceArray, Mapping[str, Any]]:
-        memory = get_device_memory()
-        x, out = (
-            DeviceArray(self.argument(a), tuple(a["shape"]), as_dtype(a["dtype"]).numpy, None, memory, self.stream)
-            for a in call["args"]
-        )
-        return call["op"].removeprefix("ts."), x, out, call["attrs"]
-
-    def start(self, first: int, last: int) -> None:
-        """Queue collectives beside the launches that follow; where the host computes them, they are complete."""
-        mark = start_in_place([self._find_exchange(call) for call in self.program.calls[first:last]], self.stream)
-        if mark is None:
-            super().start(first, last)
-        else:
-            self._marks |= dict.fromkeys(range(first, last), (first, mark))
-
-    def wait(self, number: int) -> None:
-        """Make the launches that follow wait for a collective, and so for those that began before it."""
-        ordinal, mark = self._marks.pop(number, (-1, None))
-        if ordinal > self._reached:
-            self._reached = ordinal
-            get_device_memory().wait(self.stream, mark)
-
-    def argument(self, arg: Mapping[str, Any]) -> Any:
-        """The address, or number, of an argument."""
-        if "value" in arg:
-            return arg["value"]
-        start = self.given[arg["param"]] if "param" in arg else self.workspace
-        offset = self.find_offset(arg)
-        return start + offset if offset else start
 
 
 def _handle_of(stream: Any) -> int:
