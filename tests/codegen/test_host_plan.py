@@ -100,7 +100,8 @@ def test_a_wait_for_what_was_not_started_is_refused(wrong):
 def test_launches_beside_collectives():
     steps = [
         {"run": [0, 1]}, {"start": [0, 2]}, {"run": [1, 3]}, {"wait": 1}, {"loop": 0, "body": [{"run": [3, 4]}]},
-        {"wait": 0}, {"run": [4, 5]}, {"loop": 1, "body": [{"start": [2, 3]}, {"run": [5, 6]}, {"wait": 2}, {"run": [6, 7]}]},
+        {"wait": 0}, {"run": [4, 5]},
+        {"loop": 1, "body": [{"start": [2, 3]}, {"run": [5, 6]}, {"wait": 2}, {"run": [6, 7]}]},
     ]  # fmt: skip
     assert find_overlapped_launches(steps) == {1, 2, 3, 5}
 
