@@ -336,8 +336,9 @@ def _make_block_access(
         starts = [require_exact(a) for a in starts]
     if machine.active is not None:  # indices of inactive instances are ignored
         starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in machine.arrays(starts)]
-    if rest:
-        rest = machine.arrays(rest)
+    if rest:  # a mask or value that is one for the whole block varies with the instance alone
+        given = zip(machine.arrays(rest), node.args[end:], strict=True)
+        rest = [a if v.type.rank else expand_block_axes(a, len(block)) for a, v in given]
         rest[0] = require_exact(rest[0])
     return BlockAccess(memory, starts, block, machine.count), rest
 
