@@ -422,7 +422,7 @@ def _judge_all(given: argparse.Namespace, rows: list[dict[str, Any]], folder: st
     for name, mutant in planted if given.planted else drawn:
         start, found = time.process_time() + sum(os.times()[2:4]), judge.judge(mutant)
         spent = time.process_time() + sum(os.times()[2:4]) - start
-        facts = {k: getattr(mutant, k) for k in ("component", "file", "line", "kind", "change")}
+        facts = {k: getattr(mutant, k) for k in ("component", "file", "line", "position", "kind", "change")}
         rows.append({"name": name, **facts, **found, "seconds": round(spent, 1)})
         where = f"{name}: {mutant.file}:{mutant.line} {mutant.kind}: {mutant.change}"
         print(f"{where}: {found['killed'] or 'SURVIVED'} ({spent:.0f} s)", flush=True)

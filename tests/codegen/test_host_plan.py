@@ -7,9 +7,15 @@ from tilekernels import Kernel
 import tessera as ts
 from tessera import tile
 from tessera.codegen.contract import emit_artifact, get_backend
-from tessera.codegen.host_plan import HostBufferSlice, find_aliased_parameters, find_touched_parameters
+from tessera.codegen.host_plan import (
+    HostBufferSlice,
+    HostPlanBuilder,
+    find_aliased_parameters,
+    find_touched_parameters,
+)
 from tessera.codegen.plan_execution import check_plan, find_overlapped_launches
 from tessera.core.errors import ArtifactError, ResourceError
+from tessera.core.types import f32
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
 from tessera.ops.dialects import host
@@ -135,3 +141,12 @@ def test_buffers_of_the_workspace_are_aligned_for_vectors():
     launches = emit_artifact(get_backend("ptx"), module, {}).manifest["plan"]["launches"]
     offsets = {a["offset"] for each in launches for a in each["args"] if "offset" in a}
     assert len(offsets) > 1 and not any(n % 64 for n in offsets)
+
+
+def test_buffers_without_a_place_are_aligned_for_vectors_too():
+    """Before memory is planned they follow each other, each at a multiple of 64 bytes."""
+    entry = Builder()
+    buffers = [entry.add(host.alloc, [], {"shape": (n,), "dtype": f32, "offset": -1}).out for n in (3, 17, 5, 1)]
+    main = Function("main", entry.block((), ()), Attrs({"outputs": 0}))
+    plan = HostPlanBuilder(main)
+    assert [plan.slices[v].offset for v in buffers] == [0, 64, 192, 256] and plan.workspace == 260

@@ -53,6 +53,34 @@ def test_composite_lies_within_the_bound_of_its_parts(program, dtype, scale):
         assert agreement.ok and not agreement.useless and not agreement.ambiguous_share, agreement
 
 
+@pytest.mark.parametrize("storage", [bf16, f16], ids=str)
+def test_stochastic_rounding_goes_to_either_neighbour_in_storage(storage):
+    """The sum has a number between two of storage: in the type of the computation it is exact."""
+    x, y = np.ones(64, storage.numpy), np.full(64, 2.0**-12, storage.numpy)
+
+    def add(x, y):
+        rounded = [ts.cast(v, storage @ ts.stochastic_round) for v in (x, y)]
+        return rounded[0] + rounded[1]
+
+    function = Jit(add).trace(x, y).function
+    (limit,) = bound.run(function, [x, y])
+    step = 2.0**-7 if storage == bf16 else 2.0**-10
+    low, *_, high = interval_ends(limit)
+    assert (low <= 1).all() and (high >= 1 + step).all() and (high < 1 + 3 * step).all()
+    assert bound.compare_with_bound(graph.run(function, [x, y])[0], limit).ok
+
+
+def test_an_infinity_times_what_has_a_sign_is_known():
+    x, y = np.array([[np.inf, 1], [0.5, 2]], np.float32), np.array([[0.3, 0.7], [1.1, 0.9]], np.float32)
+    for function in (lambda x, y: x @ ts.exp(y), lambda x, y: (ts.exp(y) @ x.T).T):
+        (limit,) = bound.run(Jit(function).trace(x, y).function, [x, y])
+        low, *_, high = interval_ends(limit)
+        assert (low[0] == np.inf).all() and np.isfinite(high[1]).all()
+    far = np.full((2, 2), np.pi, np.float32)  # rounded, its sine has either sign
+    (limit,) = bound.run(Jit(lambda x, y: x @ ts.sin(ts.exp(y))).trace(x, far).function, [x, np.log(far)])
+    assert np.isinf(limit.radius[0]).all()
+
+
 def test_a_wrong_answer_is_found():
     x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
     function = Jit(nn.softmax).trace(x).function

@@ -6,6 +6,7 @@ from tiles import kernel
 
 from tessera.core.errors import ExecutionError, OutOfBoundsError
 from tessera.core.types import f32, int64
+from tessera.interp.sanitizer.report import Checks
 from tessera.interp.tile import interpreter
 from tessera.interp.tile.affine import AffineScalar
 from tessera.ops.dialects import tile
@@ -43,6 +44,33 @@ def test_clipped_edges(size, rng):
         start = k.op(tile.program_id, axis=0) * 8
         k.store("out", k.load("x", start, shape=(8,), edge="clip") + 1.0, start, edge="clip")
     assert np.array_equal(run(k.module(-(-size // 8)), x, out), x + 1)
+
+
+@pytest.mark.parametrize("debug", [None, Checks()])
+@pytest.mark.parametrize("how", ["block", "scatter", "atomic", "gather"])
+def test_one_value_and_one_mask_of_a_program_count_for_its_whole_block(how, debug):
+    """There are as many programs as elements in a row."""
+    x, out = np.arange(9, dtype=np.int64).reshape(3, 3), np.zeros((3, 3), np.int64)
+    with kernel(x=((3, 3), int64), out=((3, 3), int64)) as k:
+        i, columns = k.op(tile.program_id, axis=0), k.op(shape.iota, shape=(3,))
+        value, mask = i * 10 + 1, i < 2
+        if how in ("block", "gather"):
+            value = (
+                k.load("x", i, 0, shape=(1, 3), rest=[mask, value])
+                if how == "block"
+                else k.op(tile.gather, k.refs["x"], i, columns, mask, value)
+            )
+        if how == "block":
+            k.store("out", value, i, 0, rest=[i > 0])
+        elif how == "atomic":
+            k.op(tile.atomic, k.refs["out"], value, i, columns, mask, kind="add")
+        else:
+            k.op(tile.scatter, k.refs["out"], value, i, columns, *([mask] if how == "scatter" else []))
+    interpreter.run(k.module(3), [x, out], debug=debug)
+    kept = np.arange(3)[:, None]
+    loaded = np.where(kept < 2, x, 21)
+    wanted = {"block": np.where(kept > 0, loaded, 0), "gather": loaded}
+    np.testing.assert_array_equal(out, wanted.get(how, np.where(kept < 2, 10 * kept + 1, x * 0)))
 
 
 def test_masked_lanes_may_lie_outside(rng):

@@ -36,6 +36,13 @@ def test_rows_are_summed_along_themselves():
     assert rows[2] <= 2
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(1000, 8), (2048, 4), (4096, 1)])
+def test_a_program_sums_a_row_for_each_warp_where_rows_are_many(columns, rows):
+    """As long as at least four rows of a program have 8,192 elements at most."""
+    (_, _, together), _ = choose(lambda x: ts.sum(x, axis=1), (100_000, columns), target="ptx")
+    assert together == rows
+
+
 def test_norms_over_outer_axes_recompute_differences_from_the_mean():
     """A difference takes as long to compute from its operands as to read: it has no memory of its own."""
     x = np.zeros((8, 16, 20, 20), np.float32)

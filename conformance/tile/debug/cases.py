@@ -110,6 +110,10 @@ FIRST = {
         "M8", copies.target_changed, copies.target_kept, AsyncCopyError,
         ("writes the shared", "copy to it"), None, (1,),
     ),
+    "copy-of-a-neighbour": Pair(  # a barrier orders the tiles, and not their copies
+        "M8", copies.neighbour_under_way, copies.neighbour_waited_for, AsyncCopyError,
+        ("program (0,), tile 0 reads the shared", "copy to it is under way"), 2,
+    ),
     "waited-but-not-met": Pair(
         "M9", copies.no_barrier, copies.barrier_after_wait, RaceError, ("no barrier", "cp_async"), 8,
     ),

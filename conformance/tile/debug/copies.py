@@ -102,3 +102,29 @@ def barrier_after_wait(x, out):
     tile.cp_wait_group(0)
     tile.barrier()
     out[me] = row[7 - me]
+
+
+@ts.kernel
+def neighbour_under_way(x, out):
+    me = tile.local_id()
+    row = tile.alloc_shared((6,), ts.f32)
+    tile.store(row[2 * me + 2 : 2 * me + 4], tile.load(x[0:2]))
+    tile.barrier()
+    tile.cp_async(row[2 * me : 2 * me + 2], x[2 * me : 2 * me + 2])
+    tile.cp_commit_group()
+    tile.barrier()
+    tile.store(out[2 * me : 2 * me + 2], tile.load(row[2 * me + 2 : 2 * me + 4]))
+    tile.cp_wait_group(0)
+
+
+@ts.kernel
+def neighbour_waited_for(x, out):
+    me = tile.local_id()
+    row = tile.alloc_shared((6,), ts.f32)
+    tile.store(row[2 * me + 2 : 2 * me + 4], tile.load(x[0:2]))
+    tile.barrier()
+    tile.cp_async(row[2 * me : 2 * me + 2], x[2 * me : 2 * me + 2])
+    tile.cp_commit_group()
+    tile.cp_wait_group(0)
+    tile.barrier()
+    tile.store(out[2 * me : 2 * me + 2], tile.load(row[2 * me + 2 : 2 * me + 4]))

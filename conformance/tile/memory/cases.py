@@ -33,6 +33,14 @@ def masked(x, out, N: ts.constexpr, B: ts.constexpr):
 
 
 @ts.kernel
+def replaced(x, out):
+    """What a load gives for elements that it leaves out differs between programs; a row has as many as the grid."""
+    i = tile.program_id(0)
+    row = tile.load(x[i, 1:4], other=tile.cast(i * 10, ts.f32))
+    tile.store(out[i, 0:3], row + tile.load(x[i, 0:3], mask=i % 2 == 0, other=tile.cast(i, ts.f32)))
+
+
+@ts.kernel
 def gathered(x, index, out, B: ts.constexpr):
     i = tile.program_id(0) * B
     places = tile.load(index[i : i + B])
@@ -98,6 +106,7 @@ def cases() -> Iterator[Case]:
         )
     x = tensor("memory", (50,))
     yield _make("masked", masked, {"x": x, "out": np.zeros(50, "f4"), "N": 50, "B": 32}, (2,))
+    yield _make("replaced", replaced, {"x": tensor("replaced", (3, 3)), "out": np.zeros((3, 3), "f4")}, (3,))
     index = tensor("index", (48,), "int32", 0, 49)
     yield _make("gathered", gathered, {"x": x, "index": index, "out": np.zeros(48, "f4"), "B": 16}, (3,))
     grid = tensor("reversed", (6, 20))

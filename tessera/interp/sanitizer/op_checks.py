@@ -101,7 +101,7 @@ def _active_mask(machine: TileMachine, depth: int) -> np.ndarray | None:
 def _make_gather_access(machine: TileMachine, node: Node, args: list[Any], skip: int) -> InstanceAccess:
     """The access of a gather, scatter or atomic: the elements at blocks of indices."""
     args = machine.arrays(args)
-    memory, indices, rest = op_rules._align_indices(machine, node, args, skip)
+    memory, _, indices, rest = op_rules._align_indices(machine, node, args, skip)
     depth = max((v.type.rank for v in node.args[skip:]), default=0)
     keep = _active_mask(machine, depth)
     if rest:

@@ -336,8 +336,9 @@ def _make_block_access(
         starts = [require_exact(a) for a in starts]
     if machine.active is not None:  # indices of inactive instances are ignored
         starts = [s if s.size == 1 else np.where(machine.active, s, 0) for s in machine.arrays(starts)]
-    if rest:
-        rest = machine.arrays(rest)
+    if rest:  # a mask or value that is one for the whole block varies with the instance alone
+        given = zip(machine.arrays(rest), node.args[end:], strict=True)
+        rest = [a if v.type.rank else expand_block_axes(a, len(block)) for a, v in given]
         rest[0] = require_exact(rest[0])
     return BlockAccess(memory, starts, block, machine.count), rest
 
@@ -353,7 +354,7 @@ def _(machine, node, args, run):
 
 @array_rules(tile.gather)
 def _(machine, node, args, run):
-    memory, indices, rest = _align_indices(machine, node, args, 1)
+    memory, _, indices, rest = _align_indices(machine, node, args, 1)
     mask, other = (*rest, None, None)[:2]
     depth = node.out.type.rank
     wanted = _combine_masks(machine, mask, depth)
@@ -366,11 +367,11 @@ def _(machine, node, args, run):
 
 @array_rules(tile.scatter)
 def _(machine, node, args, run):
-    memory, indices, rest = _align_indices(machine, node, args, 2)
+    memory, (value,), indices, rest = _align_indices(machine, node, args, 2)
     depth = max(v.type.rank for v in node.args[2:]) if node.args[2:] else 0
     keep = _combine_masks(machine, rest[0] if rest else None, depth)
     safe, _ = check_indices(memory, indices, keep)
-    scatter_elements(memory.array, safe, args[1], keep)
+    scatter_elements(memory.array, safe, value, keep)
     return ()
 
 
@@ -383,18 +384,19 @@ def _combine_masks(machine: TileMachine, mask: Any, depth: int) -> Any:
 
 def _align_indices(
     machine: TileMachine, node: Node, args: list[Any], skip: int
-) -> tuple[InstanceMemory, list[Any], list[Any]]:
-    """Align the memory, an index for each axis, and the remaining operands to one rank."""
+) -> tuple[InstanceMemory, list[Any], list[Any], list[Any]]:
+    """Align the values before the operand `skip`, an index for each axis, and the remaining operands to one rank."""
     memory: InstanceMemory = args[0]
-    values = list(zip(args[skip:], node.args[skip:], strict=True))
-    depth = max((v.type.rank for _, v in values), default=0)
-    level = [
-        a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :]) for a, v in values
+    depth = max((v.type.rank for v in node.args[skip:]), default=0)
+    aligned = [
+        a.reshape(a.shape[: machine.rank] + (1,) * (depth - v.type.rank) + a.shape[machine.rank :])
+        for a, v in zip(args[1:], node.args[1:], strict=True)
     ]
+    values, level = aligned[: skip - 1], aligned[skip - 1 :]
     own = [_instance_index(n, a, machine.rank + depth) for a, n in enumerate(memory.array.shape[: memory.lead])]
     count = len(memory.shape)
     sure = [require_exact(a) for a in level[: count + 1]]  # the indices and the mask
-    return memory, [*own, *sure[:count]], sure[count:] + level[count + 1 :]
+    return memory, values, [*own, *sure[:count]], sure[count:] + level[count + 1 :]
 
 
 def _instance_index(size: int, axis: int, rank: int) -> np.ndarray:
@@ -404,12 +406,12 @@ def _instance_index(size: int, axis: int, rank: int) -> np.ndarray:
 @array_rules(tile.atomic, tile.compare_exchange)
 def _(machine, node, args, run):
     skip = 2 if node.op is tile.atomic else 3
-    memory, indices, rest = _align_indices(machine, node, args, skip)
+    memory, values, indices, rest = _align_indices(machine, node, args, skip)
     keep = _combine_masks(machine, rest[0] if rest else None, node.out.type.rank)
     safe, _ = check_indices(memory, indices, keep)
     full = machine.count + node.out.type.shape
     kind = node.attrs.get("kind", "compare")
-    return (tile_memory.update_atomically(memory, node.args[0].type.dtype, safe, keep, full, kind, args[1:skip]),)
+    return (tile_memory.update_atomically(memory, node.args[0].type.dtype, safe, keep, full, kind, values),)
 
 
 @array_rules(tile.alloc)

@@ -283,7 +283,7 @@ def describe_window(window: Window, tiling: LaunchTiling) -> dict[str, Any]:
     Leading axes of one tile are left out: the first coordinate has no limit, so that the windows of elements without a
     tile lie outside the memory, and no axis of one tile moves a window.
     """
-    skipped = next((a for a, n in enumerate(tiling.tiles) if n > 1), len(tiling.tiles) - 1)
+    skipped = next((a for a, n in enumerate(tiling.tiles) if n > 1), 0)
     steps = tuple(s[skipped:] for s in window.steps)
     return {"first": window.first, "steps": steps, "tiles": tiling.tiles[skipped:]}
 

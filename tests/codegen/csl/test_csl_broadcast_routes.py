@@ -1,5 +1,6 @@
 """Broadcast routes: asynchronous panels in matrix products and all-gathers, by tasks and by routers."""
 
+import functools
 import sys
 
 import numpy as np
@@ -59,6 +60,18 @@ def test_products_use_asynchronously_received_panels(name, arch):
     artifact = generator.emit(module, {"arch": arch})
     assert "task after1()" in artifact.text("pe_program.csl")
     assert bound.compare_with_bound(generator.runtime(artifact).run(args)[0], wanted).ok
+
+
+@pytest.mark.usefixtures("cut_both_ways")
+@pytest.mark.parametrize("options", ["2x2,cannon", "2x2"])
+def test_products_one_after_the_other_share_arrays(options):
+    """An array is free again when what was sent from it has arrived."""
+    generator, args, held = Csl().configured(options), (r(7, 7), r(7, 7)), []
+    for count in (3, 4):
+        traced = ts.jit(lambda x, w, n=count: functools.reduce(lambda y, _: ts.tanh(y @ w), range(n), x)).trace(*args)
+        *_, module = (m for _, m in driver.iterate_passes(traced.function, generator.capabilities.plan))
+        held.append(generator.emit(module, {}).text("pe_program.csl").count("= @zeros("))
+    assert held[0] == held[1]
 
 
 @pytest.mark.usefixtures("cut_both_ways")

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera as ts
+from tessera import tile
+from tessera.codegen.artifact import read_artifact
 from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.llvm.table.index_sets import MAX_PARTS, strip_mine
 from tessera.runtime.driver import lower
@@ -94,3 +96,22 @@ def test_loops_of_the_last_tiles_end_with_the_array(shape):
     for function, wanted in ((lambda x: ts.flip(x, 0), np.flip(x, 0)), (lambda x: x * 2, x * 2)):
         found, _ = run_everywhere(function, x)
         np.testing.assert_array_equal(found, wanted)
+
+
+@ts.kernel
+def twice_and_once(x, y, z):
+    """Rows to two arrays of different lengths; the columns are whole, and so are the rows of `z`."""
+    row = tile.program_id(0) * 8
+    block = tile.load(x[row : row + 8, 0:64], edge="clip")
+    tile.store(y[row : row + 8, 0:64], 2.0 * block, edge="clip")
+    tile.store(z[row : row + 8, 0:64], block + 1.0)
+
+
+def test_the_last_tile_of_several_stores_ends_with_the_longest(tmp_path):
+    x, y, z = np.random.default_rng(0).random((21, 64), np.float32), np.zeros((21, 64), "f4"), np.zeros((24, 64), "f4")
+    folder = ts.build(twice_and_once[(3,)], x, y, z, out=tmp_path / "built")
+    ts.load(folder)(x, y, z)
+    np.testing.assert_array_equal(y, 2 * x)
+    np.testing.assert_array_equal(z, np.pad(x, ((0, 3), (0, 0))) + 1)
+    partial = read_artifact(folder).text("kernels.ll").split("\npartial")[1].split("\ndone")[0]
+    assert partial.count("@llvm.smin.i64") == 1  # of the columns there are as many as ever

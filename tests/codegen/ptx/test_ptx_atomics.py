@@ -1,10 +1,16 @@
 """Atomic updates of every element type: native atomics, and compare-and-swap loops on 16 bits or more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from ptxcheck import numbers, run
+from ptxcheck import emit_checked, numbers, run
+from tilekernels import Kernel
 
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
 from tessera.core.types import BY_NAME, SHARED, bool_, f16, f32, f64, int32, int64
+from tessera.ir.core import Attrs, Module
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, shape
 from tessera.ops.tensor import elementwise as e
@@ -82,3 +88,15 @@ def test_duplicate_indices(dtype, kind):
         k(tile.atomic, out, k(basic.cast, k(basic.cast, k.load(x), dtype=int32), dtype=dtype), bins, kind=kind)
 
     run(build, numbers(dtype, 96), np.zeros(4, dtype.numpy))
+
+
+def test_a_result_that_atomics_add_to_begins_at_zero():
+    """New memory of the emulated GPU is not zero."""
+    x, out = np.arange(96, dtype=np.int32), np.zeros(4, np.int32)
+    k = Kernel(x, out)
+    updated(k, *k.params, "add")
+    main, body = k.module((1,)).functions
+    program = BACKEND.runtime(emit_checked(Module("tile", (replace(main, attrs=Attrs({"outputs": 1})), body))))
+    for _ in range(2):
+        (found,) = program.call([ts.Tensor(x).to("ptx").data])
+        np.testing.assert_array_equal(ts.Tensor(found).numpy(), x.reshape(-1, 4).sum(0))

@@ -8,7 +8,7 @@ from fake_gpu import FakeGpu
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
-from tessera.codegen.ptx.runtime import driver_api
+from tessera.codegen.ptx.runtime import driver_api, gpu_program
 from tessera.codegen.ptx.runtime.event_timing import MOST, ROUNDS, SHORTEST, measure_alone, measure_repeated
 from tessera.codegen.ptx.runtime.gpu_program import GpuProgram
 from tessera.runtime.program import prepare
@@ -95,6 +95,18 @@ def test_a_replay_on_the_gpu_leaves_results_for_the_next_kernel(gpu):
     e = np.exp(X @ W - (X @ W).max(1, keepdims=True))
     np.testing.assert_allclose(out, e / e.sum(1, keepdims=True), rtol=1e-5)
     assert device.log[-2:] == [("kernel", "k0_matmul"), ("kernel", "k1_softmax")]
+
+
+def test_a_call_of_a_long_program_is_two_graphs_and_repetitions_are_one(gpu, monkeypatch):
+    monkeypatch.setattr(gpu_program, "HEAD_LAUNCHES", 1)
+    monkeypatch.setattr(gpu_program, "MIN_SPLIT_LAUNCHES", 2)
+    device = gpu()
+    program = BACKEND.runtime(BACKEND.emit(prepare(ts.jit(model), (X, W), "ptx").levels["tile"], {}))
+    given = [device.allocate(n) for n in (X.nbytes, W.nbytes, 64 * 48 * 4)]
+    program.bind(given)()
+    program.bind(given, times=2)()
+    both = ("k0_matmul", "k1_softmax")
+    assert [names for kind, names in device.log if kind == "graph"] == [both[:1], both[1:], both * 2]
 
 
 def test_kernels_that_report_are_reset_before_each_run(gpu, capsys):

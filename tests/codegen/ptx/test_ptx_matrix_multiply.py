@@ -1,5 +1,7 @@
 """Matrix products: by multiply-add, by mma.sync, and by wgmma with a TMA ring buffer."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,6 +68,12 @@ def check(dtype, m, n, k, block, arch="sm_80", turned=False, seed=0):
     limit = exact.get(dtype, 2.0**-8) * np.abs(want).max() + 1e-30
     assert np.abs(found.astype(np.float64) - want).max() <= limit
     return text
+
+
+def test_each_address_in_a_staging_buffer_is_computed_once():
+    text = check(bf16, 128, 128, 64, (64, 64, 32))
+    sums = re.findall(r"add.u32 %\w+, (%\w+, %\w+);", text)
+    assert sums and len(set(sums)) == len(sums)
 
 
 @pytest.mark.parametrize("dtype", (f64, f32, bf16, f16, int8, int32), ids=str)

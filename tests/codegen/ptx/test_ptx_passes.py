@@ -9,6 +9,7 @@ from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import convert_layout, gemm_mainloop, matmul_accumulate
 from tessera.codegen.ptx.passes.instruction_selection import fuse_accumulation
 from tessera.codegen.ptx.passes.layout_inference import lay_out_function
+from tessera.codegen.ptx.passes.loop_transformations import hoist_scalars
 from tessera.codegen.ptx.passes.mainloop import form_mainloop
 from tessera.codegen.ptx.passes.shared_memory import hoist_loads
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
@@ -125,3 +126,20 @@ def test_masks_of_a_uniform_kernel_compare_in_32_bits():
     text = BACKEND.emit(prepare(join, [x, y], "ptx").levels["tile"], {}).text(TEXT_FILE)
     assert "setp.gt.s32" in text and "setp.ge.s64" not in text
     np.testing.assert_array_equal(join(x, y).numpy(), np.concatenate([x, y], axis=1) * 2)
+
+
+def test_scalars_of_every_round_are_computed_before_a_loop_but_quotients_by_what_may_be_zero():
+    k = Kernel(np.zeros(64, np.int64), np.zeros((), np.int64))
+    out, n = k.params
+
+    def step(i, carried):
+        number = k(e.add, k(e.floor_divide, n, k.const(8)), k(e.remainder, k.const(8), n))
+        return k.add(carried, number)
+
+    (total,) = k.loop(0, n, 1, [k.const(0)], step)
+    k.store(out, k(basic.broadcast_to, total, shape=(64,)))
+    hoisted = hoist_scalars(k.module().functions[1])
+    (loop,) = [node for node in hoisted.body.nodes if node.regions]
+    before, inside = ([n.op for n in nodes] for nodes in (hoisted.body.nodes, loop.regions[0].nodes))
+    assert e.floor_divide in before and e.remainder not in before
+    assert e.floor_divide not in inside and e.remainder in inside

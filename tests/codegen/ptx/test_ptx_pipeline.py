@@ -5,6 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
+from tilekernels import Kernel
 
 import tessera as ts
 from conformance.case import all_cases
@@ -16,6 +17,7 @@ from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ExecutionError, ParseError, VerifyError
 from tessera.core.types import bf16
 from tessera.frontend.kernel import kernel
+from tessera.interp.sanitizer.report import Checks
 from tessera.interp.tile import interpreter
 from tessera.interp.tile.op_rules import expansion_rules
 from tessera.ir.builder import make_copier, rebuild_function
@@ -178,6 +180,16 @@ def test_each_op_of_the_target_has_a_meaning():
     ours = [op for name, op in TARGET_OPS.items() if name.startswith("ptx.")]
     whole = {ptx_ops.pack_pairs, ptx_ops.unpack_pairs}
     assert len(ours) >= 17 and all(op in expansion_rules or op.pointwise or op in whole for op in ours)
+
+
+@pytest.mark.parametrize("debug", [None, Checks()])
+def test_words_of_a_block_that_is_the_same_everywhere(debug):
+    out = np.zeros((4, 8), bf16.numpy)
+    k = Kernel(out)
+    words = k(ptx_ops.pack_pairs, k.broadcast(k.const(1.5, bf16), 4, 8))
+    k.store(k.params[0], k(ptx_ops.unpack_pairs, words, dtype=bf16))
+    interpreter.run(k.module((1,)), [out], debug=debug)
+    assert (out == 1.5).all()
 
 
 def test_modules_are_verified_on_demand(monkeypatch):

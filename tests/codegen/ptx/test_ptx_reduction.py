@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
-from ptxcheck import numbers, run
+from ptxcheck import emit_checked, numbers, run
+from tilekernels import Kernel
 
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, bool_, f16, f32, f64, int32, int64
 from tessera.ops.tensor import reduce, shape
 
@@ -43,3 +46,16 @@ def test_nan_comes_first():
     x = numbers(f32, 100)
     x[[40, 70]] = np.nan
     run(build, x, np.zeros(1, np.float32), np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("size", [(4, 4, 512), (16, 512)], ids=str)
+def test_threads_sum_whole_columns_that_they_hold(size):
+    """What is summed along another axis than the contiguous one neither is shuffled nor passes shared memory."""
+    x, out = np.arange(16 * 512, dtype=np.float32).reshape(size) % 257, np.zeros((4, 512), np.float32)
+    k = Kernel(x, out)
+    block = k(shape.reshape, k.load(k.params[0]), shape=(4, 4, 512))
+    k.store(k.params[1], k(reduce.sum, block, axis=(-2,), keepdims=False))
+    artifact = emit_checked(k.module((1,)), "sm_90a")
+    BACKEND.interpreter(artifact)([x, out])
+    np.testing.assert_array_equal(out, x.reshape(4, 4, 512).sum(1))
+    assert not {w for w in ("shfl", "st.shared", "bar.sync") if w in artifact.text(TEXT_FILE)}

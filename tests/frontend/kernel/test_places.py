@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera import tile
 from tessera.core.errors import ShapeError
 from tessera.core.types import f16, f32, int32
@@ -103,6 +104,21 @@ def test_what_is_masked_reads_as_other():
     x, out = np.float32([5, 6, 7]), np.zeros(6, "f4")
     masked(x, out)
     assert out.tolist() == [5, 1, 7, 3, 4, 5]
+
+
+@kernel
+def replaced(x: Tensor["M", 3], out: Tensor["M", 6]):
+    i = tile.program_id(0)
+    out[i, 0:3] = tile.load(x[i, 0:3], mask=i % 2 == 0, other=tile.cast(10 * i, f32))
+    out[i, 3:6] = tile.load(x[i, 1:4], other=tile.cast(i, f32))
+
+
+@pytest.mark.parametrize("rows", [3, 4])  # a row has as many elements as the grid has programs, or not
+def test_what_is_read_instead_may_differ_between_programs(rows, rng):
+    x, out, i = rng.random((rows, 3), dtype="f4"), np.zeros((rows, 6), "f4"), np.arange(rows)[:, None]
+    with ts.debug.checked():
+        replaced[rows](x, out)
+    np.testing.assert_array_equal(out, np.hstack([np.where(i % 2 == 0, x, 10 * i), x[:, 1:], i]))
 
 
 @kernel

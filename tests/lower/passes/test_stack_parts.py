@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.ir.rewrite import eliminate_dead_code
+from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.ops.tensor import shape
 from tessera.runtime import driver
 
 
@@ -42,6 +45,32 @@ def test_parts_of_values_of_stacks():
     assert count == 3  # no kernel writes the stack
     for a, b in zip(ours, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_a_value_of_a_stack_may_be_used_twice(dtype):
+    x = np.random.default_rng(1).integers(-40, 40, (4, 6)).astype(dtype) / 8
+
+    def function(x):
+        stacked = ts.stack([x, x - 1.0, abs(x)], axis=1)
+        total = ts.sum(stacked * stacked, axis=1)  # accumulated in f32, then rounded
+        return total * total
+
+    simple = eliminate_dead_code(canonicalise(ts.jit(function).trace(x).function))
+    assert shape.concatenate not in {node.op for node in simple.body.nodes}
+    _, (ours,), _ = kernels(function, x)
+    total = (np.stack([x, x - 1, abs(x)], axis=1) ** 2).astype("f4").sum(1).astype(dtype)
+    np.testing.assert_array_equal(ours, total * total)
+
+
+def test_a_stack_beside_what_is_not_computed_is_reduced_as_it_is():
+    x, w = (
+        np.random.default_rng(1).integers(-9, 9, (2, 4, 6)).astype("f4"),
+        np.arange(48.0, dtype="f4").reshape(4, 3, 4),
+    )
+    _, (ours,), _ = kernels(lambda x, w: ts.sum(ts.stack([x[:, i : i + 4] for i in range(3)], axis=1) * w, 1), x[0], w)
+    windows = np.lib.stride_tricks.sliding_window_view(x[0], 4, axis=1)
+    np.testing.assert_array_equal(ours, (windows * w).sum(1))
 
 
 def test_slices_of_several_parts_stay():

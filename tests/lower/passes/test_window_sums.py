@@ -1,12 +1,15 @@
 """Gradients of windows, and sums of windows, are computed from the windows of each element, in few kernels."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tests.lower.levels import SMALL, agree
+from tessera.lower.passes.window_sums import gather_window_sums
+from tessera.ops.tensor import reduce, shape
+from tests.lower.levels import SMALL, agree, traced
 
 PLANS = {"threads": replace(SMALL, parallel=8), "rows": SMALL}
 
@@ -58,3 +61,43 @@ def test_adaptive_averages(size):
     want = torch.nn.functional.adaptive_avg_pool2d(torch.tensor(x), size)
     np.testing.assert_allclose(results[0], want.numpy(), rtol=1e-5, atol=1e-6)
     agree(pull_back(ts.adaptive_avg_pool2d, output_size=size), x, plans=PLANS)
+
+
+def test_slices_that_compute_other_things_are_summed_as_they_are():
+    x, w = draw(4, 30) / 3, draw(4, 10)
+
+    def two(x):
+        return ts.sum(ts.sin(x[:, ::2])) + ts.sum(ts.exp(x[:, 1::2]))
+
+    def three(x, w):
+        return ts.sum(ts.sin(x[:, ::3])) + ts.sum(x[:, 1::3] * w) + ts.sum(ts.exp(x[:, 2::3]))
+
+    for loss, parts in (
+        (two, [np.cos(x[:, ::2]), np.exp(x[:, 1::2])]), (three, [np.cos(x[:, ::3]), w, np.exp(x[:, 2::3])])
+    ):  # fmt: skip
+        (found,) = agree(ts.grad(loss), *(x, w)[: len(parts) - 1], plans={"threads": PLANS["threads"]})
+        np.testing.assert_allclose(found, np.stack(parts, axis=-1).reshape(x.shape), rtol=1e-6)
+
+
+def count_ops(function, op, *arrays):
+    """The ops of one kind that a function has after the pass."""
+    return [node.op for node in gather_window_sums(traced(function, *arrays)[0]).body.nodes].count(op)
+
+
+@pytest.mark.parametrize(("depth", "pads"), [(9, 0), (10, 4)])
+def test_an_element_computes_at_most_64_ops_for_a_window(depth, pads):
+    """Of sines of sines there are the products, the cosines, and for each of these the sines before it: 54 or 65."""
+
+    def chain(x):
+        return functools.reduce(lambda y, _: ts.sin(y), range(depth), x)
+
+    gradient = ts.grad(lambda x: ts.sum(chain(x[:, ::2]) + chain(x[:, 1::2])))
+    assert count_ops(gradient, shape.pad, draw(4, 30)) == pads
+
+
+@pytest.mark.parametrize(("stop", "sums"), [(35, 0), (36, 2)])
+def test_windows_of_more_than_32_elements_are_summed_alone(stop, sums):
+    def windows(x):
+        return ts.concatenate([ts.sum(x[:, a:b], axis=1, keepdims=True) for a, b in ((0, 3), (3, stop))], 1)
+
+    assert count_ops(windows, reduce.sum, draw(4, 40)) == sums

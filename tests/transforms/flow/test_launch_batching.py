@@ -7,6 +7,13 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import tile
+from tessera.core.types import RefType, f32, int64
+from tessera.interp.tile import interpreter
+from tessera.ir.builder import Builder
+from tessera.ir.core import Attrs, Function, Value
+from tessera.ops.dialects import control_flow, host
+from tessera.ops.dialects import tile as tile_ops
+from tessera.ops.tensor import basic, elementwise
 from tessera.transforms.flow import launch_batching
 
 TARGETS = ("interp", "llvm", "ptx")
@@ -160,3 +167,20 @@ def test_a_launch_for_one_example_after_the_other(place, monkeypatch):
     given, dims = ((x[0], w), (None, 0)) if place else ((x, w[0]), (0, None))
     found = ts.jit(lambda x, w: ts.vmap(launch_blocks, in_dims=dims)(x, w))(*given)
     np.testing.assert_array_equal(found, x[0] * w[:, None] if place else x * w[0])
+
+
+def test_masks_of_one_bool_stay_as_they_are():
+    """The kernel language broadcasts them; Tile IR may have them."""
+    builder, refs = Builder(), [Value(RefType((4, 3), f32), name) for name in ("x", "out")]
+    row = builder.add(tile_ops.program_id, []).out
+    first, half = (builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out for n in (0, 2))
+    mask = builder.add(elementwise.less, [row, half]).out
+    block = builder.add(tile_ops.load, [refs[0], row, first, mask], {"shape": (1, 3), "edge": "error", "vector": 1}).out
+    builder.add(tile_ops.store, [refs[1], block, row, first, mask], {"edge": "error", "vector": 1})
+    attrs = {"kernel": "k", "grid": (4,), "attrs": Attrs({}), "written": (1,)}
+    launch = Builder().add(control_flow.launch, refs, attrs, types=(), regions=(builder.block(refs, ()),))
+    body, grid = launch_batching.batch_body(launch, [True, True], 2)
+    x, out = np.arange(24, dtype="f4").reshape(2, 4, 3), np.full((2, 4, 3), 9, "f4")
+    function = Function("k", body, Attrs({"group": 1, "grid": grid}))
+    interpreter.run(host.make_launch_module(function, 0), [x, out])
+    np.testing.assert_array_equal(out, np.where(np.arange(4)[:, None] < 2, x, 9))

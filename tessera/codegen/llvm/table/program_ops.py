@@ -420,12 +420,12 @@ def _emit_unswitched(
 
 
 def _count_stored(kernel: LlvmKernelContext, group: Sequence[Node], limits: Mapping[Value, int]) -> dict[int, str]:
-    """For each axis that every store of a group clips, how many indices any of them stores at."""
+    """For each axis along which all stores of a group may end within the block, how many indices any stores at."""
     block, counts, text = static_shape(group[0].args[1].type), dict[int, str](), kernel.text
     for axis, n in enumerate(block):
         starts = [each.args[2 + axis] for each in group]
-        if n == 1 or any(each.attrs["edge"] != "clip" for each in group) or any(v not in limits for v in starts):
-            continue
+        if n == 1 or any(v not in limits for v in starts):
+            continue  # one of them stores at all
         count = ""
         for each, start in zip(group, starts, strict=True):
             lane = cast_to_index(LoopBody(kernel), start, emit_element(LoopBody(kernel), start, ()))
