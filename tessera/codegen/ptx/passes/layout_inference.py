@@ -34,6 +34,7 @@ from tessera.codegen.ptx.ops import (
     async_mma,
     convert_layout,
     element,
+    fetched_block,
     gemm_mainloop,
     get_fact,
     indices_below,
@@ -206,7 +207,7 @@ def _(inference, node):
     return [pack_layout(make_wgmma_layout(static_shape(node.args[0]), inference.threads))]
 
 
-@natural_layout_rules(gemm_mainloop, resident_operand, async_mma)
+@natural_layout_rules(gemm_mainloop, resident_operand, async_mma, fetched_block)
 def _(inference, node):
     found = make_wgmma_layout(static_shape(node.out), inference.threads)
     inference.fragments |= {found} if node.op is gemm_mainloop else set()
@@ -505,7 +506,7 @@ def _(arranger, node, out):
     return [out, None, None, *(scalar for _ in node.args[3:])]
 
 
-@operand_layout_rules(resident_operand, prefetched_load)
+@operand_layout_rules(resident_operand, prefetched_load, fetched_block)
 def _(arranger, node, out):
     scalar = arranger.inference.plain_shape(())
     return [None, *(scalar for _ in node.args[1:])]
