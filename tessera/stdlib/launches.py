@@ -474,7 +474,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return LibraryLowering((direct.product.windows.image, direct.product.weights), direct.compute)
     found: ThinProduct | SplitProduct | ChunkedProduct | None
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
-        return LibraryLowering((rows.left, rows.right.source), rows.compute)
+        return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
     found = match_thin_product(uses, *node.args) if dtype == f32 and same else None
     found = found or (match_split_product(uses, *node.args) if dtype == f32 and same else None)
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
