@@ -41,6 +41,7 @@ from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, 
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -468,6 +469,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not plan.tensor_cores or types[1].dtype != dtype or any(t.policy is not None for t in types):
         return None
     same = out == dtype
+    if same and dtype == f32 and (gathered := match_gathered(uses, *node.args)) is not None:
+        return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
     if same and dtype in (f32, bf16, f16) and (direct := match_direct(uses, *node.args)) is not None:

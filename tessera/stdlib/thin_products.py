@@ -46,15 +46,30 @@ from tessera.stdlib.split_products import (
 
 PARTS = (HIGH, MIDDLE, LOW)  # of the narrow operand, in memory
 ROWS, ROUND = 128, 64  # rows of a block of the wide operand, and elements of the contraction in a round
-COLUMNS = (64, 128, 256)  # of a block of the narrow operand
+COLUMNS = (64, 128)  # of a block of the narrow operand
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 64, 64, 32  # the block of results that a program checks
 LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
-MOST_COLUMNS = 512  # where more blocks of columns split the wide operand again than pays
+MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
 LEAST_ELEMENTS = 1 << 18  # of the wide operand
 MOST_CHUNKS = 33
-TENSOR_RATE = 550e12  # operations a second of the six products
-COPY_RATE = 2.5e12  # bytes a second of a copy in longer rows
+TENSOR_RATES = {64: 600e12, 128: 700e12}  # operations a second of the six products, by columns of a block
+COPY_RATE = 4e12  # bytes a second of a copy in longer rows
 ROUND_SECONDS, PROGRAM_SECONDS = 0.6e-6, 2e-6  # of a round that waits for memory, and of a program's start and end
+
+
+def add_products(total, rest, left, right):
+    """Sums of the products of the leading parts, and of the five others, which cut nothing off the first ones.
+
+    Products that share a right part follow each other.
+    """
+    high, middle, low = left
+    front, second, last = right
+    rest = rest + tile.dot(high, last)
+    rest = rest + tile.dot(middle, second)
+    rest = rest + tile.dot(high, second)
+    rest = rest + tile.dot(low, front)
+    rest = rest + tile.dot(middle, front)
+    return total + tile.dot(high, front), rest
 
 
 @kernel
@@ -67,13 +82,13 @@ def multiply_split(wide, parts, out, *, turned, flipped, depth, BM, BN, BK):
     chunk, z = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
     i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, chunk * depth
     zw, zp = z % wide.shape[0], z % parts.shape[0]
-    total = tile.zeros((BM, BN), "f32")
+    total, rest = tile.zeros((BM, BN), "f32"), tile.zeros((BM, BN), "f32")
     for k in tile.range(first, first + depth, BK):
         if turned:
             block = tile.transpose(tile.load(wide[zw, k : k + BK, i : i + BM], edge="clip"))
         else:
             block = tile.load(wide[zw, i : i + BM, k : k + BK], edge="clip")
-        high, middle, low = split_number(block)
+        left = split_number(block)
         if flipped:
             last = tile.transpose(tile.load(parts[zp, LOW, j : j + BN, k : k + BK], edge="clip"))
             second = tile.transpose(tile.load(parts[zp, MIDDLE, j : j + BN, k : k + BK], edge="clip"))
@@ -82,13 +97,8 @@ def multiply_split(wide, parts, out, *, turned, flipped, depth, BM, BN, BK):
             last = tile.load(parts[zp, LOW, k : k + BK, j : j + BN], edge="clip")
             second = tile.load(parts[zp, MIDDLE, k : k + BK, j : j + BN], edge="clip")
             front = tile.load(parts[zp, HIGH, k : k + BK, j : j + BN], edge="clip")
-        total = total + tile.dot(high, last)  # products that share a part follow each other
-        total = total + tile.dot(middle, second)
-        total = total + tile.dot(high, second)
-        total = total + tile.dot(low, front)
-        total = total + tile.dot(middle, front)
-        total = total + tile.dot(high, front)
-    tile.store(out[chunk, z, i : i + BM, j : j + BN], total, edge="clip")
+        total, rest = add_products(total, rest, left, (front, second, last))
+    tile.store(out[chunk, z, i : i + BM, j : j + BN], total + rest, edge="clip")
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ class ThinProduct:
         programs = batch * self.chunks * ceil_divide(rows, ROWS) * blocks
         waves = ceil_divide(programs, BUSY_PROGRAMS)
         rounds = ceil_divide(self.depth, ROUND)
-        multiplied = 2 * PRODUCTS * ROWS * self.columns * ROUND / (TENSOR_RATE / BUSY_PROGRAMS)
+        multiplied = 2 * PRODUCTS * ROWS * self.columns * ROUND / (TENSOR_RATES[self.columns] / BUSY_PROGRAMS)
         busy = waves * (rounds * max(multiplied, ROUND_SECONDS) + PROGRAM_SECONDS)
         read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
         moved = 4 * (self.chunks + 1) * batch * rows * columns + 10 * math.prod(self.narrow.folded)

@@ -106,7 +106,7 @@ def find(m, k, n, function=multiply):
 
 @pytest.mark.parametrize(
     ("sizes", "columns"),
-    [((128, 4096, 4096), 128), ((40, 4096, 4096), 64), ((4096, 4096, 200), 256), ((2, 4096, 4096), None),
+    [((128, 4096, 4096), 128), ((40, 4096, 4096), 64), ((4096, 4096, 200), 128), ((2, 4096, 4096), None),
      ((4096, 512, 4096), None), ((64, 256, 256), None)],
 )  # fmt: skip
 def test_which_products_are_thin(sizes, columns):

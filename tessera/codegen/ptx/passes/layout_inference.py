@@ -181,7 +181,7 @@ def _(inference, node):
 @natural_layout_rules(tile.gather, tile.atomic, tile.compare_exchange)
 def _(inference, node):
     blocks = [v for v in node.args if not isinstance(v.type, RefType)]
-    return [inference.chosen(blocks, node.out) or inference.plain(node.out)]
+    return [inference.given.get(node.out) or inference.chosen(blocks, node.out) or inference.plain(node.out)]
 
 
 @natural_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
@@ -269,6 +269,33 @@ def _(inference, node):
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
 
 
+# What the register operand of a product is computed of is loaded in the operand's layout.
+
+
+def find_fragment_loads(function: Function, threads: int) -> dict[Value, DistributedLayout]:
+    """The layouts of loads and gathers that packed left operands are computed of, elementwise or as views."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    packed = [node.args[0] for node in function.body.walk() if node.op is pack_pairs]
+    work, found, seen = [(v, make_wgmma_layout(static_shape(v), threads)) for v in packed], {}, set[Value]()
+    while work:
+        v, layout = work.pop()
+        node = producers.get(v)
+        if node is None or v in seen or layout.shape != static_shape(v):
+            continue
+        seen.add(v)
+        if node.op in (tile.load, tile.gather):
+            found[v] = layout
+        elif node.op is shape.permute:
+            axes = node.attrs["axes"]
+            work.append((node.args[0], layout.permuted([axes.index(a) for a in range(len(axes))])))
+        elif node.op is shape.reshape:
+            moved = layout.reshaped(static_shape(node.args[0]))
+            work += [(node.args[0], moved)] if moved is not None else []
+        elif node.op.pointwise:
+            work += [(x, layout) for x in node.args]
+    return found
+
+
 # Small blocks are loaded in the layout of their only use, which saves a conversion; what an epilogue reads beside an
 # accumulator whatever its size: quads of threads read whole sectors, a conversion holds the block twice.
 
@@ -350,10 +377,11 @@ def _walk_block_values(block: Block) -> Iterator[Value]:
 
 def lay_out_function(function: Function, threads: int, vector: int) -> LaidOutFunction:
     """The function with each block in its layout, for a team of `threads` threads a tile."""
-    walk = LayoutAssigner(LayoutInference(function, threads, vector))
+    fragments = find_fragment_loads(function, threads)
+    walk = LayoutAssigner(LayoutInference(function, threads, vector, fragments))
     block = walk.whole(function)
     if loads := find_load_layouts(function, walk):
-        walk = LayoutAssigner(LayoutInference(function, threads, vector, loads))
+        walk = LayoutAssigner(LayoutInference(function, threads, vector, {**loads, **fragments}))
         block = walk.whole(function)
     return LaidOutFunction(Function(function.name, block, function.attrs, function.loc), walk.layouts)
 

@@ -407,6 +407,7 @@ def is_scalar_arithmetic(node: Node) -> bool:
 
 
 ASYNC_MMA_COLUMNS = (64, 128, 256)
+NARROW_COLUMNS = (32,)  # of blocks by columns, whose rows in memory are those of the swizzle
 ASYNC_MMA_DEPTHS = (64, 128, 256)
 MAX_LOOP_REGISTERS = 200  # registers of a thread, for the accumulators and left operands of all products
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
@@ -563,9 +564,15 @@ def _loads_left_operand(loop: Node, fetched: dict[Value, OperandSource]) -> bool
         made = inside.get(product.args[-2])
         while made is not None and made.op in VIEW_OPS:
             made = inside.get(made.args[0])
-        if made is not None and made.op is tile.load and made.out not in fetched:
+        if made is not None and made.op is tile.load and made.out not in fetched and _is_only_viewed(inside, made.out):
             return True
     return False
+
+
+def _is_only_viewed(inside: UseDef, v: Value) -> bool:
+    """Whether products alone read a block, through views: nothing is computed of it."""
+    readers = inside.users(v)
+    return all(n.op in PRODUCT_OPS or (n.op in VIEW_OPS and _is_only_viewed(inside, n.out)) for n in readers)
 
 
 def _find_written_refs(function: Function) -> set[Value]:
@@ -594,7 +601,8 @@ def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Nod
     counted = step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
     known = {loop.regions[0].params[0], *function.params}
     ahead = all(_is_computable_ahead(uses, known, v) for v in (*loop.args[:2], *side.starts))
-    fits = depth in ASYNC_MMA_DEPTHS and columns in ASYNC_MMA_COLUMNS and side.ref in function.params
+    whole = columns in ASYNC_MMA_COLUMNS or (side.flipped and columns in NARROW_COLUMNS)
+    fits = depth in ASYNC_MMA_DEPTHS and whole and side.ref in function.params
     return side if fits and counted and ahead and left.type.accumulate == f32 else None  # type: ignore[union-attr]
 
 

@@ -262,6 +262,6 @@ def _find_address_nodes(function: Function) -> set[Node]:
     for node in function.body.walk():
         if node.op in PRODUCED_OPS:
             wanted += block_starts(node)
-        elif node.op is control_flow.for_:
+        elif node.op is control_flow.for_ and any(n.op in PRODUCED_OPS for n in node.regions[0].walk()):
             wanted += node.args[:3]
     return set(UseDef(function).backward_slice(wanted))

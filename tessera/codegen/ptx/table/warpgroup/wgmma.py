@@ -83,10 +83,10 @@ def record_commit(ctx: EmissionContext, node: Node, stage: str) -> None:
     """Append a committed MMA that reads a ring stage."""
     target = ctx.pipeline.carried_targets.get(node.out)
     reads_registers = node.args[0] not in ctx.pipeline.resident_operands
-    if node.attrs["keeps"]:
-        assert target is None
+    if node.attrs["keeps"] and target is None:
         ctx.pipeline.in_flight.append(InFlightMma(node.out, "", False, reads_registers))
         return
+    stage = str(NO_STAGE) if node.attrs["keeps"] else stage
     held = ctx.text.let("mov.u32", "b32", stage) if target is None else target[1]
     if target is not None:
         ctx.text.do("mov.u32", held, stage)
