@@ -140,8 +140,8 @@ class GatheredProduct:
         constants = {"taps": taps, "gaps": missing + windows.dilations, "sizes": sizes, "window": self.window}
         constants |= {"strides": missing + windows.strides, "counts": missing + windows.counts}
         tables = [OutputMemory(TensorType((n,), int32)) for n in (positions, depth)]
-        grid = (ceil_divide(max(positions, depth), TABLE_BLOCK),)
-        starts, steps = launch(index_windows, grid, *tables, **constants, BT=TABLE_BLOCK)
+        entries = ceil_divide(max(positions, depth), TABLE_BLOCK)
+        starts, steps = launch(index_windows, (entries,), *tables, **constants, BT=TABLE_BLOCK)
         grid = batch * groups, ceil_divide(positions, ROWS), ceil_divide(outputs, self.columns)
         memory = OutputMemory(TensorType((batch * groups, outputs, positions), f32))
         blocks = {"depth": self.depth, "chunks": self.chunks, "BP": ROWS, "BO": self.columns, "BK": ROUND}

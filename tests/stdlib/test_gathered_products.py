@@ -10,8 +10,6 @@ torch = pytest.importorskip("torch")
 import tessera as ts  # noqa: E402
 from tessera.codegen.ptx import BACKEND  # noqa: E402
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE  # noqa: E402
-from tessera.ir.rewrite import UseDef  # noqa: E402
-from tessera.ops.tensor import contractions  # noqa: E402
 from tessera.runtime import driver  # noqa: E402
 from tessera.stdlib import gathered_products  # noqa: E402
 
