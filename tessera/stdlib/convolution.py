@@ -359,9 +359,9 @@ LONGEST = 8192  # elements of a window with all channels: more are cut off too o
 def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
     """The product of weights and stacked windows as a convolution, or None where it is none or that does not pay."""
     found = find_windows(uses, weights, columns)
-    if found is None or (max(found.windows.strides) > 1 and max(found.windows.dilations) > 1):
+    if found is None:
         return None
-    return found if get_shape(weights)[-1] <= LONGEST and _pays(found) else None  # type: ignore[operator]
+    return found if estimate_positions(found) < min(estimate_gathered(found), estimate_stacked(found)) else None
 
 
 def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
@@ -404,8 +404,11 @@ def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
     return StackedWindows(first.args[0], tuple(map(len, axes)), dilations, tuple(first.attrs["step"])[2:], counts)
 
 
-def _pays(product: WindowProduct) -> bool:
-    """Whether the estimated time is less than that of a product of windows that are gathered or in memory."""
+def estimate_positions(product: WindowProduct) -> float:
+    """The seconds of a convolution over positions; infinite where it is none."""
+    strided = max(product.windows.strides) > 1 and max(product.windows.dilations) > 1
+    if strided or int(get_shape(product.weights)[-1]) > LONGEST:
+        return math.inf
     windows = product.windows
     f32_parts = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
     (batch, channels, *_), phases = get_shape(windows.image), math.prod(windows.strides)
@@ -418,8 +421,7 @@ def _pays(product: WindowProduct) -> bool:
     outputs = int(product.result[1] * product.result[2])
     computed = product.groups * round_up(product.result[2], LEAST_ROWS)
     moved = positions * (int(channels) * phases * (40 if f32_parts else 6) + outputs * (20 if f32_parts else 6))
-    apart = 2 * positions * computed * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
-    return apart < min(estimate_gathered(product), estimate_stacked(product))
+    return 2 * positions * computed * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
 
 
 GATHERED_RATE, GATHERED_NARROW_RATE = 20e12, 80e12  # operations a second where windows are gathered: f32, 16 bits

@@ -35,11 +35,13 @@ from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import row_scans, row_selection, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.attention_gradients import match_differentiable_attention
+from tessera.stdlib.column_extremes import find_extreme_places
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -47,6 +49,7 @@ from tessera.stdlib.small_matrices import factor_batch, is_small, solve_batch
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_keys import match_split_attention
 from tessera.stdlib.split_products import SplitProduct, match_split_product
+from tessera.stdlib.thin_products import ThinProduct, match_thin_product
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
@@ -239,7 +242,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan in one pass, or in chunks where a target has many programs to run; doubling needs to know the size."""
     if plan.serial_scans:
         return _scan_serially(node)
-    in_chunks = _scan_in_chunks(node, node, plan)
+    in_chunks = _scan_shifted(node, uses, plan) or _scan_in_chunks(node, node.args[0], plan)
     symbolic = isinstance(get_shape(node.args[0])[node.attrs["axis"]], Dim)
     return in_chunks or (_scan_serially(node) if symbolic else None)
 
@@ -254,7 +257,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     axis = scan.attrs["axis"]  # type: ignore[union-attr]
     if any(n.attrs["axis"] != axis or not _is_flip(n, uses) for n in (node, source)):
         return None
-    return _scan_in_chunks(scan, source, plan)  # type: ignore[arg-type]
+    return _scan_in_chunks(scan, source.args[0], plan, reverse=True)  # type: ignore[arg-type]
 
 
 def _is_flip(node: Node, uses: UseDef) -> bool:
@@ -268,10 +271,33 @@ def _is_flip(node: Node, uses: UseDef) -> bool:
     return value is not None and value.attrs["value"] == size - 1 and uses.find(place, shape.iota) is not None
 
 
-def _scan_in_chunks(node: Node, source: Node, plan: LoweringPlan) -> LibraryLowering | None:
-    """A scan in chunks; from the last element on, if `source` is the flip of its operand."""
-    type, out = get_tensor_type(node.args[0]), get_tensor_type(node.out)
-    sizes, at = get_shape(node.args[0]), node.attrs["axis"] + len(get_shape(node.args[0]))
+def _scan_shifted(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """A sum or product of elements that a constant precedes, without the last one: an exclusive scan."""
+    cut = uses.find(node.args[0], shape.slice_) if node.op in (reduce.cumsum, reduce.cumprod) else None
+    joined = uses.find(cut.args[0], shape.concatenate) if cut is not None else None
+    if cut is None or joined is None or len(joined.args) != 2 or any(n != 1 for n in cut.attrs["step"]):
+        return None
+    first, x = joined.args
+    value, axis = _find_constant(first, uses), node.attrs["axis"] % len(get_shape(x))
+    shifted = joined.attrs["axis"] % len(get_shape(x)) == axis and get_shape(first)[axis] == 1
+    whole = not any(cut.attrs["start"]) and get_shape(x) == get_shape(node.out)
+    return _scan_in_chunks(node, x, plan, initial=value) if value is not None and shifted and whole else None
+
+
+def _find_constant(value: Value, uses: UseDef) -> Any:
+    """The number that all elements of a tensor are, or None."""
+    node = uses.find(value, broadcast_to, shape.reshape, full)
+    while node is not None and node.op is not full:
+        node = uses.find(node.args[0], broadcast_to, shape.reshape, full)
+    return node.attrs["value"] if node is not None else None
+
+
+def _scan_in_chunks(
+    node: Node, x: Value, plan: LoweringPlan, reverse: bool = False, initial: Any = None
+) -> LibraryLowering | None:
+    """A scan of `x` in chunks: from the last element on if `reverse`, exclusive if it has an `initial` number."""
+    type, out = get_tensor_type(x), get_tensor_type(node.out)
+    sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     if plan.parallel is None or 0 in sizes or (isinstance(sizes[at], int) and sizes[at] <= MAX_DOUBLED):
         return None
     if type.policy is not None or out.policy is not None:
@@ -281,10 +307,10 @@ def _scan_in_chunks(node: Node, source: Node, plan: LoweringPlan) -> LibraryLowe
     state = _find_state(combine, type, out.dtype)
 
     def scan(x: Tensor) -> Tensor:
-        found = running_sums(shape.reshape(x, shape=folded), state, out.dtype, combine, source is not node)
+        found = running_sums(shape.reshape(x, shape=folded), state, out.dtype, combine, reverse, initial)
         return shape.reshape(found, shape=sizes)
 
-    return LibraryLowering(source.args[:1], scan)
+    return LibraryLowering((x,), scan)
 
 
 @library_lowerings(scatter_add)
@@ -436,51 +462,45 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(contractions.dot)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A convolution as an implicit GEMM, a large f32 product split into bf16, and a product of narrower types with few
-    results or unaligned rows cut along its contraction or of copied operands, where a target has tensor cores."""
+    """A convolution as an implicit GEMM, a large or thin f32 product split into bf16, and a product of narrower types
+    with few results or unaligned rows cut along its contraction or of copied operands, on tensor cores."""
     types = [get_tensor_type(v) for v in (*node.args, node.out)]
     dtype, out = types[0].dtype, types[2].dtype
     if not plan.tensor_cores or types[1].dtype != dtype or any(t.policy is not None for t in types):
         return None
     same = out == dtype
+    if same and dtype == f32 and (gathered := match_gathered(uses, *node.args)) is not None:
+        return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
     if same and dtype in (f32, bf16, f16) and (direct := match_direct(uses, *node.args)) is not None:
         return LibraryLowering((direct.product.windows.image, direct.product.weights), direct.compute)
-    found: SplitProduct | ChunkedProduct | None
+    found: ThinProduct | SplitProduct | ChunkedProduct | None
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
-        return LibraryLowering((rows.left, rows.right.source), rows.compute)
-    found = match_split_product(uses, *node.args) if dtype == f32 and same else None
+        return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
+    found = match_thin_product(uses, *node.args) if dtype == f32 and same else None
+    found = found or (match_split_product(uses, *node.args) if dtype == f32 and same else None)
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
 
 @library_lowerings(reduce.argmin, reduce.argmax)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The place of an extreme along an outer axis by two reductions, as the first element that is equal to it.
+    """The place of an extreme along an outer axis, whose threads exchange pairs of a value and a place only at the end.
 
-    A kernel that carries pairs would exchange both between its threads in each iteration.
+    A kernel that carries pairs along the axis would exchange both in each iteration.
     """
     type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
-    sizes = type.shape
+    sizes, out = type.shape, get_tensor_type(node.out)
     if plan.parallel is None or axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
         return None
     at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
-    if at == last or int(sizes[at]) >= 1 << 31:
+    if at == last or int(sizes[at]) >= 1 << 31 or type.dtype.bits < 8 or type.dtype == bool_:
         return None
-    extreme = reduce.min if node.op is reduce.argmin else reduce.max
 
     def find(x: Tensor) -> Tensor:
-        best = extreme(x, axis=(at,), keepdims=True)
-        # Where there is NaN, it is the extreme.
-        found = elementwise.where(
-            elementwise.equal(best, best), elementwise.equal(x, best), elementwise.not_equal(x, x)
-        )
-        places = shape.iota(shape=tuple(int(n) for n in sizes), axis=at, dtype=int32)
-        first = reduce.min(
-            elementwise.where(found, places, int(sizes[at])), axis=(at,), keepdims=node.attrs["keepdims"]
-        )
-        return cast(first, dtype=get_tensor_type(node.out).dtype)
+        places = find_extreme_places(x, at, node.op is reduce.argmin)
+        return cast(shape.reshape(places, shape=out.shape), dtype=out.dtype)
 
     return LibraryLowering(node.args, find)
 

@@ -1,6 +1,6 @@
-"""Row products: products of a few rows, which are bound by the bytes of the other matrix (BLAS's GEMV).
+"""Row products: products of a few rows or columns, which are bound by the bytes of the other matrix (BLAS's GEMV).
 
-A block of the matrix is read once, multiplied by each row, and added up element by element; the threads exchange sums
+A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by element; the threads exchange sums
 only at the end. The contraction is cut until the blocks fill a GPU, and the parts are added up in order. No row needs
 an alignment, and f32 is multiplied as f32.
 """
@@ -25,6 +25,8 @@ from tessera.stdlib.split_products import ProductOperand, find_operand, measure_
 
 MOST_ROWS = 2
 COLUMNS, DEPTH = 256, 32  # of the block of a round, for one row
+TURNED_ROWS, TURNED_DEPTH = 8, 256  # of that of a matrix that is transposed in memory
+LEAST_TURNED, LEAST_TURNED_DEPTH = 1 << 22, 1024  # elements of such a matrix; shorter rows are one program's each
 LEAST_ELEMENTS = 1 << 18  # of the matrix
 PROGRAMS = 1056  # that hide the latency of memory: eight on each multiprocessor
 LEAST_DEPTH = 128  # elements of a part of the contraction
@@ -47,47 +49,93 @@ def multiply_rows(a, b, out, *, depth, BM, BN, BK):
     tile.store(out[chunk, z, 0:BM, j : j + BN], tile.cast(tile.sum(total, axis=1), out.dtype), edge="clip")
 
 
+@kernel
+def multiply_turned_rows(a, b, out, *, depth, BM, BN, BK):
+    """As `multiply_rows` for b [Z or 1, N, K]."""
+    chunk, z, j = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
+    first, zb = chunk * depth, z % b.shape[0]
+    total = tile.zeros((BM, BN, BK), "f32")
+    for k in tile.range(first, tile.minimum(first + depth, b.shape[2]), BK):
+        rows = tile.cast(tile.load(a[z, 0:BM, k : k + BK], edge="clip"), "f32")
+        block = tile.cast(tile.load(b[zb, j : j + BN, k : k + BK], edge="clip"), "f32")
+        total = total + rows[:, None, :] * block[None, :, :]
+    tile.store(out[chunk, z, 0:BM, j : j + BN], tile.cast(tile.sum(total, axis=2), out.dtype), edge="clip")
+
+
 @dataclass(frozen=True)
 class RowProduct:
-    """A product [Z, M, K] · [Z, K, N] of few rows."""
+    """A product [Z, M, K] · [Z, K, N] of few rows: `vectors` are these, or the columns of a product of few columns."""
 
-    left: Value
-    right: ProductOperand
+    vectors: Value
+    matrix: ProductOperand
     sizes: tuple[int, int, int, int]  # Z, M, K, N
     result: tuple[int, ...]
     dtype: DType
+    columns: bool = False  # whether the product is the transpose of that of rows
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The columns and the depth of the block of a round."""
+        rows = 1 << (self.sizes[1] - 1).bit_length()
+        return (TURNED_ROWS // rows, TURNED_DEPTH) if self.matrix.turned else (COLUMNS, DEPTH // rows)
 
     @property
     def depth(self) -> int:
         """The elements of a part of the contraction."""
         batch, _, k, n = self.sizes
-        parts = max(1, min(PROGRAMS // (batch * ceil_divide(n, COLUMNS)), k // LEAST_DEPTH))
-        return round_up(ceil_divide(k, parts), DEPTH)
+        wide, unit = self.block[0], self.block[1] if self.matrix.turned else DEPTH
+        parts = max(1, min(PROGRAMS // (batch * ceil_divide(n, wide)), k // max(LEAST_DEPTH, unit)))
+        return round_up(ceil_divide(k, parts), unit)
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product of the left operand and the right one's source."""
-        batch, m, k, n = self.sizes
+        """The product of the vectors and the matrix's source."""
+        (batch, m, k, n), (wide, deep) = self.sizes, self.block
         rows = 1 << (m - 1).bit_length()
         parts = ceil_divide(k, self.depth)
         memory = OutputMemory(TensorType((parts, batch, m, n), f32 if parts > 1 else self.dtype))
-        a, b = shape.reshape(a, shape=(batch, m, k)), shape.reshape(b, shape=self.right.folded)
-        blocks = {"depth": self.depth, "BM": rows, "BN": COLUMNS, "BK": DEPTH // rows}
-        sums = launch(multiply_rows, (parts, batch, ceil_divide(n, COLUMNS)), a, b, memory, **blocks)
+        if self.columns and m > 1:
+            a = shape.permute(shape.reshape(a, shape=(batch, k, m)), axes=(0, 2, 1))
+        a, b = shape.reshape(a, shape=(batch, m, k)), shape.reshape(b, shape=self.matrix.folded)
+        multiply = multiply_turned_rows if self.matrix.turned else multiply_rows
+        grid, blocks = (parts, batch, ceil_divide(n, wide)), {"BM": rows, "BN": wide, "BK": deep}
+        sums = launch(multiply, grid, a, b, memory, depth=self.depth, **blocks)
         if parts > 1:
             sums = basic.cast(reduce.sum(sums, axis=(0,), keepdims=False), dtype=self.dtype)
+        if self.columns and m > 1:
+            sums = shape.permute(shape.reshape(sums, shape=(batch, m, n)), axes=(0, 2, 1))
         return shape.reshape(sums, shape=self.result)
 
 
 def match_row_product(uses: UseDef, left: Value, right: Value, out: DType | None = None) -> RowProduct | None:
-    """The product of few rows and a matrix by rows, or None where another way is as fast.
+    """The product of few rows, or columns, and a matrix, or None where another way is as fast.
 
     `out` is the type of the results; None: that of the operands.
     """
     measured, dtype = measure_product(left, right), get_tensor_type(left).dtype
-    if measured is None or dtype not in (f32, bf16, f16) or measured[0][1] > MOST_ROWS:
+    if measured is None or dtype not in (f32, bf16, f16):
         return None
-    side, (_, _, k, n) = find_operand(uses, right), measured[0]
+    (batch, m, k, n), result = measured
+    if min(m, n) > MOST_ROWS:
+        return None
+    columns = n < m
+    matrix = find_operand(uses, left if columns else right)
+    if columns:
+        matrix, m, n = ProductOperand(matrix.source, not matrix.turned), n, m
+    sizes, vectors = (batch, m, k, n), right if columns else left
+    pays = _pays_turned(sizes) if matrix.turned else _pays(sizes, dtype)
+    if uses.get(matrix.source) is not None or not pays:
+        return None
+    return RowProduct(vectors, matrix, sizes, result, out or dtype, columns)
+
+
+def _pays(sizes: tuple[int, int, int, int], dtype: DType) -> bool:
+    """Whether a block of rows of the matrix takes less time than products by tensor maps, and than a reduction."""
+    _, _, k, n = sizes
     mapped = dtype != f32 and n * dtype.bits // 8 % MAPPED_UNIT == 0
-    if side.turned or mapped or uses.get(side.source) is not None or k * n < LEAST_ELEMENTS or n < COLUMNS:
-        return None
-    return RowProduct(left, side, *measured, out or dtype)
+    return not mapped and k * n >= LEAST_ELEMENTS and n >= COLUMNS
+
+
+def _pays_turned(sizes: tuple[int, int, int, int]) -> bool:
+    """Whether programs of several rows take less time than a reduction of each row."""
+    _, _, k, n = sizes
+    return k >= LEAST_TURNED_DEPTH and n >= TURNED_ROWS and k * n >= LEAST_TURNED

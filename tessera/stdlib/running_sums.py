@@ -77,14 +77,14 @@ def scan_up_to(x, start, combine, neutral, reverse):
 
 
 @kernel
-def scan_rows(x, starts, out, *, state, rows, chunk, length, parts, combine, neutral, reverse):
-    """out = the running sums or products of x [R, N] along its rows, in type `state`.
+def scan_rows(x, starts, out, *, state, rows, chunk, length, parts, combine, neutral, reverse, initial, exclusive):
+    """out = the running sums or products of x [R, N] along its rows, from `initial` on, in type `state`.
 
     The grid is (ceil(R / rows), parts). A part has `length` elements, a multiple of `chunk`; if there are several, part
-    p of row r starts from starts[r, p].
+    p of row r starts from starts[r, p]. `exclusive`: of the elements before each one.
     """
     row, begin = tile.program_id(0) * rows, tile.program_id(1) * length
-    start = tile.full((rows, 1, 1), neutral, state)
+    start = tile.full((rows, 1, 1), initial, state)
     if parts > 1:
         given = tile.load(starts[row : row + rows, tile.program_id(1) : tile.program_id(1) + 1], edge="clip")
         start = tile.reshape(given, (rows, 1, 1))
@@ -92,20 +92,26 @@ def scan_rows(x, starts, out, *, state, rows, chunk, length, parts, combine, neu
     for at in tile.range(begin, end, chunk):
         first = begin + (end - 1 - at) // chunk * chunk if reverse else at
         block = tile.cast(tile.load(x[row : row + rows, first : first + chunk], other=neutral), state)
-        found, total = scan_up_to(tile.reshape(block, (rows, chunk, 1)), start, combine, neutral, reverse)
+        block = tile.reshape(block, (rows, chunk, 1))
+        if exclusive:
+            found, total = scan_before(block, start, combine, neutral, reverse)
+        else:
+            found, total = scan_up_to(block, start, combine, neutral, reverse)
         found = tile.cast(tile.reshape(found, (rows, chunk)), out.dtype)
         tile.store(out[row : row + rows, first : first + chunk], found, edge="clip")
         start = join(start, total, combine)
 
 
 @kernel
-def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts, combine, neutral, reverse):
+def scan_columns(
+    x, starts, out, *, state, lanes, chunk, length, parts, combine, neutral, reverse, initial, exclusive
+):  # fmt: skip
     """out = the running sums or products of x [L, N, R] along its middle axis, on the grid (L, parts, ceil(R / lanes)).
 
     As `scan_rows`; what the parts start from is [L, parts, R].
     """
     lead, part, lane = tile.program_id(0), tile.program_id(1), tile.program_id(2) * lanes
-    start = tile.full((1, 1, lanes), neutral, state)
+    start = tile.full((1, 1, lanes), initial, state)
     if parts > 1:
         start = tile.reshape(tile.load(starts[lead, part, lane : lane + lanes], edge="clip"), (1, 1, lanes))
     begin, end = part * length, tile.minimum(part * length + length, x.shape[1])
@@ -113,16 +119,22 @@ def scan_columns(x, starts, out, *, state, lanes, chunk, length, parts, combine,
         first = begin + (end - 1 - at) // chunk * chunk if reverse else at
         block = tile.load(x[lead, first : first + chunk, lane : lane + lanes], other=neutral)
         block = tile.reshape(tile.cast(block, state), (1, chunk, lanes))
-        found, total = scan_up_to(block, start, combine, neutral, reverse)
+        if exclusive:
+            found, total = scan_before(block, start, combine, neutral, reverse)
+        else:
+            found, total = scan_up_to(block, start, combine, neutral, reverse)
         found = tile.cast(tile.reshape(found, (chunk, lanes)), out.dtype)
         tile.store(out[lead, first : first + chunk, lane : lane + lanes], found, edge="clip")
         start = join(start, total, combine)
 
 
-def running_sums(x: Tensor, state: DType, dtype: DType, combine: str = "sum", reverse: bool = False) -> Tensor:
+def running_sums(
+    x: Tensor, state: DType, dtype: DType, combine: str = "sum", reverse: bool = False, initial: Any = None
+) -> Tensor:
     """The running sums of `x` [L, N, R] along its middle axis, in `state` and rounded to `dtype`.
 
-    `combine` may be "prod", "max" or "min", too; with `reverse` from the last element on.
+    `combine` may be "prod", "max" or "min", too; with `reverse` from the last element on. With `initial` they are
+    exclusive ones: of that number and the elements before each one.
 
     Where a size is symbolic, the axis is one part.
     """
@@ -136,15 +148,17 @@ def running_sums(x: Tensor, state: DType, dtype: DType, combine: str = "sum", re
         parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
         length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
         parts = ceil_divide(size, length)
-    kind = {"combine": combine, "neutral": find_neutral(combine, x.dtype), "reverse": reverse}
-    starts = _find_starts(x, state, length, parts, combine, reverse) if parts > 1 else x
+    neutral, exclusive = find_neutral(combine, x.dtype), initial is not None
+    kind = {"combine": combine, "neutral": neutral, "reverse": reverse, "exclusive": exclusive}
+    kind["initial"] = initial if exclusive else neutral
+    starts = _find_starts(x, state, length, parts, combine, reverse, initial) if parts > 1 else None
     if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
         numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts, **kind}
         return launch(scan_columns, grid, x, starts, memory, **numbers)
     flat, memory = reshape(x, shape=(lead, size)), OutputMemory(TensorType((lead, size), dtype))
     numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts, **kind}
-    starts = reshape(starts, shape=(lead, parts)) if parts > 1 else flat
+    starts = reshape(starts, shape=(lead, parts)) if starts is not None else None
     return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
 
 
@@ -153,7 +167,9 @@ def _fit_power_of_two(size: Size, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length()) if isinstance(size, int) else most
 
 
-def _find_starts(x: Tensor, state: DType, length: int, parts: int, combine: str, reverse: bool) -> Any:
+def _find_starts(
+    x: Tensor, state: DType, length: int, parts: int, combine: str, reverse: bool, initial: Any = None
+) -> Any:
     """What each part starts from [L, parts, R]: what the parts before it give."""
     lead, size, width = (int(n) for n in x.shape)
     neutral = find_neutral(combine, x.dtype)
@@ -161,4 +177,5 @@ def _find_starts(x: Tensor, state: DType, length: int, parts: int, combine: str,
     whole = REDUCTIONS[combine](reshape(wide, shape=(lead, parts, length, width)), axis=2)
     ended = running_sums(narrow(whole, 1, int(reverse), parts - 1 + int(reverse)), state, state, combine, reverse)
     low, high = (0, int(not reverse), 0), (0, int(reverse), 0)
-    return pad(ended, low=low, high=high, value=neutral)
+    starts = pad(ended, low=low, high=high, value=neutral)
+    return starts if initial is None else starts * initial if combine == "prod" else starts + initial

@@ -70,7 +70,7 @@ def has_nonfinite(block):
 
 @kernel
 def split_parts(x, parts, *, order, rows, columns):
-    """parts [S, P, 6, R', C'] = the parts of x [P, S, R, C] in this order, on the grid (P, S, blocks of R' · C').
+    """parts [S, P, O, R', C'] = the O parts of x [P, S, R, C] in this order, on the grid (P, S, blocks of R' · C').
 
     Rows after R and columns after C are zeros.
     """
@@ -79,21 +79,28 @@ def split_parts(x, parts, *, order, rows, columns):
     row, column = tile.program_id(2) // across * rows, tile.program_id(2) % across * columns
     block = tile.load(x[one, chunk, row : row + rows, column : column + columns], edge="clip")
     found = split_number(block)
-    for place in tile.static_range(PRODUCTS):
+    for place in tile.static_range(parts.shape[2]):
         part = select_part(order[place], found)
         tile.store(parts[chunk, one, place, row : row + rows, column : column + columns], part, edge="clip")
 
 
 @kernel
-def add_checked(sums, a, b, out, *, turned_a, turned_b, BM, BN, BK):
+def add_checked(sums, a, b, out, *, turned_a, turned_b, BM, BN, BK, turned_sums=False):
     """out [Z, M, N] = the sum of sums [S, Z, M, N'], or a · b in f32 where that is not finite.
 
-    On the grid (Z, blocks of M, blocks of N). `a` is [Z or 1, M, K], or [Z or 1, K, M] if turned; likewise `b`.
+    On the grid (Z, blocks of M, blocks of N). `a` is [Z or 1, M, K], or [Z or 1, K, M] if turned; likewise `b`, and
+    each of `sums`.
     """
     z, i, j = tile.program_id(0), tile.program_id(1) * BM, tile.program_id(2) * BN
-    total = tile.load(sums[0, z, i : i + BM, j : j + BN], edge="clip")
-    for part in tile.static_range(1, sums.shape[0]):
-        total = total + tile.load(sums[part, z, i : i + BM, j : j + BN], edge="clip")
+    if turned_sums:
+        total = tile.load(sums[0, z, j : j + BN, i : i + BM], edge="clip")
+        for part in tile.static_range(1, sums.shape[0]):
+            total = total + tile.load(sums[part, z, j : j + BN, i : i + BM], edge="clip")
+        total = tile.transpose(total)
+    else:
+        total = tile.load(sums[0, z, i : i + BM, j : j + BN], edge="clip")
+        for part in tile.static_range(1, sums.shape[0]):
+            total = total + tile.load(sums[part, z, i : i + BM, j : j + BN], edge="clip")
     depth = a.shape[1] if turned_a else a.shape[2]
     wrong = has_nonfinite(total)
     product = tile.zeros((BM, BN), "f32")
@@ -199,6 +206,13 @@ class SplitProduct:
         """The length of the contraction, with the zeros that make its parts even."""
         return round_up(self.sizes[2], self.chunks * ALIGNMENT) if self.chunks > 1 else self.sizes[2]
 
+    def estimate_seconds(self) -> float:
+        """The time of the launches: both splits and the check by bytes, the product by operations."""
+        batch, m, k, n = self.sizes
+        read = sum(math.prod(side.folded) for side in (self.left, self.right)) * (4 + 2 * PRODUCTS)
+        checked = batch * m * n * 4 * (2 * self.chunks + 1)
+        return (read + checked) / MEMORY_RATE + 2 * PRODUCTS * batch * m * n * k / BF16_RATE + 3 * LAUNCH_SECONDS
+
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
         batch, m, _, n = self.sizes
@@ -230,7 +244,7 @@ class SplitProduct:
 
 
 def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> Tensor:
-    """The parts of x [P, S, R, C] as [S, P, 6, R', C']: columns are padded to units of 16 bytes, rows as much."""
+    """The parts of x [P, S, R, C] as [S, P, O, R', C']: columns are padded to units of 16 bytes, rows as much."""
     count, chunks, rows, columns = (int(n) for n in x.shape)
     high, wide = round_up(rows, ALIGNMENT) if pad_rows else rows, round_up(columns, ALIGNMENT)
     split, folded = (high, wide), (high, wide) == (rows, columns)
@@ -238,10 +252,10 @@ def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> T
         x, split = shape.reshape(x, shape=(count, chunks, 1, rows * columns)), (1, rows * columns)
     width = min(SPLIT_BLOCK, 1 << (split[1] - 1).bit_length())
     height = min(SPLIT_BLOCK // width, 1 << (split[0] - 1).bit_length())
-    memory = OutputMemory(TensorType((chunks, count, PRODUCTS, *split), bf16))
+    memory = OutputMemory(TensorType((chunks, count, len(order), *split), bf16))
     grid = count, chunks, ceil_divide(split[0], height) * ceil_divide(split[1], width)
     out = launch(split_parts, grid, x, memory, order=order, rows=height, columns=width)
-    return shape.reshape(out, shape=(chunks, count, PRODUCTS, high, wide))
+    return shape.reshape(out, shape=(chunks, count, len(order), high, wide))
 
 
 # Where it pays: the time of both ways, by rates that a GPU with tensor cores reaches.
@@ -249,8 +263,18 @@ def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> T
 
 LEAST_SIZE = 64  # rows, columns and depth
 F32_RATE, BF16_RATE = 30e12, 600e12  # operations a second of products
+F32_ROWS, LEAST_F32_ROWS, F32_MEMORY_RATE = 64, 8, 2.5e12  # of a block of a product in f32; bytes a second of it
 MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
+
+
+def estimate_f32_seconds(sizes: tuple[int, int, int, int]) -> float:
+    """The time of a product in f32: of whole blocks, or of reading the operands."""
+    batch, m, k, n = sizes
+    few = min(m, n)
+    padded = max(LEAST_F32_ROWS, 1 << (few - 1).bit_length()) if few < F32_ROWS else round_up(few, F32_ROWS)
+    read = 4 * batch * k * (m + n)
+    return max(2 * batch * k * max(m, n) * padded / F32_RATE, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
 
 
 def measure_product(left: Value, right: Value) -> tuple[tuple[int, int, int, int], tuple[int, ...]] | None:
@@ -267,10 +291,7 @@ def match_split_product(uses: UseDef, left: Value, right: Value) -> SplitProduct
     if measured is None or find_narrow_type(uses, left) or find_narrow_type(uses, right):
         return None  # a product of narrow floats is one on tensor cores anyway
     sides = find_operand(uses, left), find_operand(uses, right)
-    found, (batch, m, k, n) = SplitProduct(*sides, *measured), measured[0]
-    if min(m, n, k) < LEAST_SIZE:
+    found = SplitProduct(*sides, *measured)
+    if min(measured[0][1:]) < LEAST_SIZE:
         return None
-    read = sum(math.prod(side.folded) for side in sides) * (4 + 2 * PRODUCTS)
-    checked = batch * m * n * 4 * (2 * found.chunks + 1)
-    apart = (read + checked) / MEMORY_RATE + 2 * PRODUCTS * batch * m * n * k / BF16_RATE + 3 * LAUNCH_SECONDS
-    return found if apart < 2 * batch * m * n * k / F32_RATE else None
+    return found if found.estimate_seconds() < estimate_f32_seconds(measured[0]) else None

@@ -13,7 +13,7 @@ from tessera.codegen.ptx import BACKEND  # noqa: E402
 from tessera.ir.rewrite import UseDef  # noqa: E402
 from tessera.ops.tensor import contractions  # noqa: E402
 from tessera.runtime import driver  # noqa: E402
-from tessera.stdlib import convolution, direct_convolution  # noqa: E402
+from tessera.stdlib import convolution, direct_convolution, launches  # noqa: E402
 
 nn = torch.nn.functional
 # name: rank, image, weights, arguments
@@ -31,7 +31,8 @@ CASES = {
 @pytest.fixture
 def direct(monkeypatch):
     """Nothing else pays."""
-    monkeypatch.setattr(convolution, "_pays", lambda product: False)
+    monkeypatch.setattr(convolution, "estimate_positions", lambda product: math.inf)
+    monkeypatch.setattr(launches, "match_gathered", lambda *a: None)
     monkeypatch.setattr(direct_convolution, "estimate_stacked", lambda product: math.inf)
 
 

@@ -16,7 +16,8 @@ from tessera.stdlib import row_products
 @pytest.fixture
 def small(monkeypatch):
     """Limits that small products exceed."""
-    for name, value in {"LEAST_ELEMENTS": 1, "COLUMNS": 32, "DEPTH": 16, "LEAST_DEPTH": 16, "PROGRAMS": 24}.items():
+    least = {"LEAST_ELEMENTS": 1, "LEAST_TURNED": 1, "LEAST_TURNED_DEPTH": 1, "TURNED_DEPTH": 16}
+    for name, value in {**least, "COLUMNS": 32, "DEPTH": 16, "LEAST_DEPTH": 16, "PROGRAMS": 24}.items():
         monkeypatch.setattr(row_products, name, value)
 
 
@@ -44,6 +45,23 @@ def test_products_of_rows(left, right, dtype, small):
     np.testing.assert_allclose(got.astype("f8"), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("function", "left", "right", "name"), [
+    (lambda a, b: a @ b.mT, (1, 50), (37, 50), "multiply_turned_rows"),
+    (lambda a, b: a @ b.mT, (3, 2, 130), (3, 37, 130), "multiply_turned_rows"),
+    (lambda a, b: a @ b, (37, 70), (70,), "multiply_turned_rows"),
+    (lambda a, b: a @ b, (3, 41, 70), (3, 70, 2), "multiply_turned_rows"),
+    (lambda a, b: a.mT @ b, (70, 41), (70, 2), "multiply_rows"),
+])  # fmt: skip
+def test_matrices_by_rows_and_products_of_columns(function, left, right, name, dtype, small):
+    a, b = draw(*left, dtype=dtype), draw(*right, dtype=dtype)
+    names, got = run(function, a, b)
+    assert any(each.startswith(name) for each in names)
+    want = np.asarray(function(a.astype("f8"), b.astype("f8")))
+    tolerance = 1e-5 if dtype == np.float32 else 2**-7
+    np.testing.assert_allclose(got.astype("f8"), want, rtol=tolerance, atol=tolerance)
+
+
 def test_special_numbers(small):
     a, b = np.array([1.0, 0.0, 2.0], np.float32), np.ones((3, 40), np.float32)
     b[0, 3], b[1, 5], b[2, 7] = np.inf, np.inf, np.nan
@@ -64,6 +82,7 @@ def test_only_where_it_pays():
     assert match(1, 8192, 8192) == 256 and match(2, 100, 4096) == 128 and match(1, 4096, 9716, bf16.numpy) == 160
     assert match(1, 4096, 4096, bf16.numpy) is None  # tensor maps load such rows
     assert match(3, 8192, 8192) is None and match(1, 100, 100) is None
-    assert match(1, 2048, 2048, function=lambda a, b: a @ b.T) is None  # a reduction along rows
+    assert match(1, 1024, 1024, function=lambda a, b: a @ b.T) is None  # a reduction along rows
+    assert match(1, 2048, 2048, function=lambda a, b: a @ b.T) == 512 and match(8192, 8192, 1) == 8192
     assert match(1, 2048, 2048, function=lambda a, b: a @ (b + 1)) is None  # computed where it is read
     assert match(1, 512, 8192, f32.numpy) == 128

@@ -117,3 +117,24 @@ def test_derivative_and_short_axes():
     for n in (1, 2, 16):
         lowered = driver.lower(ts.jit(lambda x: ts.cumsum(x, axis=-1)).trace(x[:, :n]).function, "ptx")
         np.testing.assert_allclose(driver.run_level(lowered, "tile", [x[:, :n]], "ptx")[0], x[:, :n].cumsum(-1), 1e-5)
+
+
+@pytest.mark.parametrize("part", [1, 4])
+@pytest.mark.parametrize(("scan", "first"), [("cumsum", 0.0), ("cumsum", 2.5), ("cumprod", 3.0)])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_a_constant_before_the_elements_makes_an_exclusive_scan(monkeypatch, shape, axis, scan, first, part):
+    monkeypatch.setattr(running_sums, "CHUNK", 64)
+    monkeypatch.setattr(running_sums, "PART_CHUNKS", part)
+    x = 1 + np.random.default_rng(0).standard_normal(shape) / 8
+    filler, cut = np.full_like(x.take([0], axis), first), tuple(slice(0, n) for n in shape)
+
+    def program(x):
+        filled = ts.concatenate([ts.full(filler.shape, first, dtype=ts.f64), x], axis=axis)
+        return getattr(ts, scan)(filled[cut], axis=axis)
+
+    lowered = driver.lower(ts.jit(program).trace(x).function, "ptx")
+    names = [f.name for f in lowered["tile"].functions]
+    assert names[-1].startswith("scan") and not any("concatenate" in n for n in names)
+    want = getattr(np, scan)(np.concatenate([filler, x], axis), axis=axis)[cut]
+    for level in ("tile", "target"):
+        np.testing.assert_allclose(driver.run_level(lowered, level, [x], "ptx")[0], want, rtol=1e-9, atol=1e-12)

@@ -242,7 +242,7 @@ class InFlightMma:
     """A committed wgmma that no wait has covered yet."""
 
     result: Value
-    stage: str  # the register with the ring stage that it reads
+    stage: str  # the register with the ring stage that it reads; "" where a later one still reads that stage
     optional: bool = False  # whether that register may hold NO_STAGE: the loop has not committed it yet
     reads_registers: bool = False  # whether its left operand is in registers rather than in shared memory
 
@@ -346,7 +346,7 @@ def make_context(
     producers: dict[Value, Node] = {}
     analyses = FunctionAnalyses(producers, IntervalAnalysis(producers, grid), _count_uses(function.body))
     smem = SharedMemory(SharedMemoryAllocator(team), HazardTracker(function, layouts, team, facts.noalias))
-    entry = EntryState(HiddenParameters(text), facts.arch)
+    entry, text.arch = EntryState(HiddenParameters(text), facts.arch), facts.arch
     return EmissionContext(function, layouts, text, team, vector_width, analyses, smem, entry, function.loc)
 
 

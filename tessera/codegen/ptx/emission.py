@@ -64,7 +64,7 @@ from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill t
 from tessera.codegen.ptx.table.blocks.program_grid import GRID_AXES, exit_grid_barrier, find_linear_grid
 from tessera.codegen.ptx.table.scalars import arithmetic, math_functions  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.scalars.arithmetic import has_policies
-from tessera.codegen.ptx.table.warpgroup import wgmma  # noqa: F401  (their rows fill the tables)
+from tessera.codegen.ptx.table.warpgroup import fetched_block, wgmma  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
 from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_ROWS
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes

@@ -17,7 +17,7 @@ from tessera.codegen.ptx.table.scalars.arithmetic import (
     round_to_narrow,
 )
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.warpgroup.wgmma import wait_for_all, wait_for_results
+from tessera.codegen.ptx.table.warpgroup.wgmma import find_accumulator, wait_for_all, wait_for_results
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, ptx_type, register_class
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.types import DType, TensorType
@@ -142,7 +142,8 @@ def _wait_for_operands(ctx: EmissionContext, nodes: Sequence[Node]) -> None:
     if any(node.regions and node.op is not control_flow.for_ for node in nodes):
         wait_for_all(ctx)
     elif ctx.pipeline.in_flight and not any(node.regions for node in nodes):
-        wait_for_results(ctx, [v for node in nodes for v in node.args])
+        # A product adds to the accumulator of one in flight in order.
+        wait_for_results(ctx, [v for node in nodes for v in node.args if v is not find_accumulator(node)])
 
 
 def emit_node(ctx: EmissionContext, node: Node) -> None:

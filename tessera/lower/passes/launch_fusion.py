@@ -1,9 +1,9 @@
 """Launch fusion: pointwise producers and consumers of a kernel's memories become part of its loads and stores.
 
 As the epilogues of products (CUTLASS): a tensor that only the launch uses, or that the launch makes for pointwise ops
-alone, is then never in memory. A producer is taken in if its elements are not loaded in a loop nor by many programs,
-and consumers if the memory is only stored to, outside of loops: all those with one result, whose other operands
-broadcast to what is stored.
+alone, is then never in memory. A producer is taken in if its elements are loaded about once by all programs and rounds
+of their loops, and consumers if the memory is only stored to, outside of loops: all those with one result, whose other
+operands broadcast to what is stored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 
 from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import RefType, TensorType, bool_, int64
+from tessera.ir.analysis import AffineAnalysis
 from tessera.ir.builder import Builder, evaluate_block, make_copier
 from tessera.ir.core import Attrs, Block, Function, Node, Value
+from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor import elementwise as e
 
 NAMED_OPS = 6  # of what is fused
@@ -74,10 +76,24 @@ class _Scope:
 def _fuse_producers(scope: _Scope, launch: Node) -> list[Node] | None:
     for number, value in enumerate(launch.args):
         node = scope.producers.get(value)
-        alone = node is not None and len(scope.uses[value]) == 1
-        if alone and (made := _take_producer(launch, number, node, scope.producers)):  # type: ignore[arg-type]
-            return [made if n is launch else n for n in scope.nodes if n is not node]
+        if node is None or len(scope.uses[value]) != 1:
+            continue
+        gone, views, producers = {node}, list[Node](), scope.producers
+        inner = scope.producers.get(node.args[0]) if node.op is shape.reshape else None
+        if inner is not None and len(scope.uses[node.args[0]]) == 1 and _is_pointwise(inner):
+            gone, (views, node) = {node, inner}, _reshape_operands(inner, value)
+            producers = {**producers, **{n.out: n for n in views}}
+        if made := _take_producer(launch, number, node, producers):
+            return [m for n in scope.nodes if n not in gone for m in ([*views, made] if n is launch else [n])]
     return None
+
+
+def _reshape_operands(node: Node, result: Value) -> tuple[list[Node], Node]:
+    """A pointwise node on reshaped operands, which makes the reshape of its result; and these reshapes."""
+    sizes = tuple(result.type.shape)  # type: ignore[union-attr]
+    made = {v: Value(v.type.with_shape(sizes), v.hint) for v in dict.fromkeys(node.args)}  # type: ignore[union-attr]
+    views = [Node(shape.reshape, (v,), Attrs({"shape": sizes}), (new,), (), node.loc) for v, new in made.items()]
+    return views, replace(node, args=tuple(made[v] for v in node.args), results=(result,))
 
 
 def _fuse_consumers(scope: _Scope, launch: Node) -> list[Node] | None:
@@ -98,9 +114,17 @@ def _is_plain(launch: Node) -> bool:
     return known["attrs"].get("group", 1) == 1 and all(isinstance(n, int) for n in known["grid"])
 
 
-def _is_fusible(node: Node) -> bool:
-    """Whether a node is pointwise, and all that it reads and makes can be in memory."""
-    return _is_pointwise(node) and all(v.type.dtype != bool_ for v in (*node.args, *node.results))  # type: ignore[union-attr]
+def _is_fusible(node: Node, producers: dict[Value, Node]) -> bool:
+    """Whether a node is pointwise, and all that it reads and makes can be in memory.
+
+    Where a pointwise node makes a bool, other kernels compute it where they read it.
+    """
+    made = (*(v for v in node.args if _makes_pointwise(producers.get(v))), *node.results)
+    return _is_pointwise(node) and all(v.type.dtype != bool_ for v in made)  # type: ignore[union-attr]
+
+
+def _makes_pointwise(node: Node | None) -> bool:
+    return node is not None and (node.op.pointwise or node.op in (basic.broadcast_to, shape.reshape))
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -119,6 +143,38 @@ def _find_splat(value: Value, producers: dict[Value, Node]) -> Any:
     while node is not None and node.op in (basic.broadcast_to, shape.reshape):
         node = producers.get(node.args[0])
     return node.attrs["value"] if node is not None and node.op is basic.full else None
+
+
+def _count_loads(body: Block, accesses: Sequence[Node]) -> float:
+    """How many elements a program loads at some nodes at most, in all rounds of its loops."""
+    uses = UseDef(body)
+    return sum(math.prod(map(int, n.out.type.shape)) * _count_rounds(uses, body, n) for n in accesses)  # type: ignore[union-attr]
+
+
+def _count_rounds(uses: UseDef, block: Block, node: Node) -> float:
+    """How often a block executes a node at most, of which it holds only one in its regions; infinity if unknown."""
+    if node in block.nodes:
+        return 1
+    outer = next(n for n in block.nodes for region in n.regions if node in region.walk())
+    inner = next(region for region in outer.regions if node in region.walk())
+    if outer.op is control_flow.if_:
+        return _count_rounds(uses, inner, node)
+    return _bound_rounds(uses, outer) * _count_rounds(uses, inner, node) if outer.op is control_flow.for_ else math.inf
+
+
+def _bound_rounds(uses: UseDef, loop: Node) -> float:
+    """A bound of the iterations of a loop: its bounds may differ by a constant, or the upper be a minimum of such."""
+    analysis = AffineAnalysis(uses)
+    lower, step = (analysis.find_form(v) for v in (loop.args[0], loop.args[2]))
+    least = uses.find(loop.args[1], e.minimum)
+    found = [math.inf]
+    for upper in (analysis.find_form(v) for v in (least.args if least is not None else loop.args[1:2])):
+        if lower is None or upper is None or step is None:
+            continue
+        length = upper.plus(lower, -1)
+        if length.is_constant and step.is_constant and step.constant > 0:
+            found.append(max(-(-length.constant // step.constant), 0))
+    return min(found)
 
 
 def _list_looped(body: Block) -> set[Node]:
@@ -165,11 +221,13 @@ def _take_producer(launch: Node, number: int, node: Node, producers: dict[Value,
     (body,) = launch.regions
     param = body.params[number]
     accesses = [n for n in body.walk() if param in n.args]
-    if not _is_fusible(node) or number in launch.attrs["written"] or not accesses:
+    if not _is_fusible(node, producers) or number in launch.attrs["written"] or not accesses:
         return None
-    loads = math.prod(launch.attrs["grid"]) * sum(math.prod(map(int, n.out.type.shape)) for n in accesses if n.results)
-    if any(n.op is not tile.load for n in accesses) or not _list_looped(body).isdisjoint(accesses):
+    if any(n.op is not tile.load for n in accesses):
         return None
+    if not _list_looped(body).isdisjoint(accesses) and any(n.op is contractions.dot for n in body.walk()):
+        return None  # copies fetch the blocks that a loop multiplies
+    loads = math.prod(launch.attrs["grid"]) * _count_loads(body, accesses)
     if loads > MOST_LOADS * math.prod(map(int, param.type.shape)):  # type: ignore[union-attr]
         return None
     splats = {v: n for v in node.args if (n := _find_splat(v, producers)) is not None}

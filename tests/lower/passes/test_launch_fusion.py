@@ -46,6 +46,17 @@ def looped(x, out):
 
 
 @ts.kernel
+def strided(x, out):
+    """Each program reads its part of the array in rounds, whose number follows from the bounds."""
+    first = tile.program_id(0) * 2 * B
+    total = tile.zeros((B,))
+    for k in tile.range(first, tile.minimum(first + 2 * B, x.shape[0]), B):
+        total += tile.load(x[k : k + B], edge="clip")
+    i = tile.program_id(0) * B
+    tile.store(out[i : i + B], total, edge="clip")
+
+
+@ts.kernel
 def rows(x, out):
     i = tile.program_id(0)
     out[i, :] = tile.load(x[i, :]) * 2.0
@@ -101,6 +112,8 @@ CASES = {
     "inside a scan": (lambda x: ts.scan(lambda c, _: (on(scale, c * 0.1), c[0]), x, None, length=3)[0], r(10),
                       ["k0_copy", "scale_with_mul", "k2_slice", "k3_copy"]),
     "a tensor that others use": (lambda x: (lambda y: on(scale, y) + y.sum())(ts.exp(x)), r(10), None),
+    "a load in each round": (lambda x: on(strided, ts.exp(x)), r(12), ["strided_with_exp"]),
+    "a producer behind a reshape": (lambda x: on(scale, ts.exp(x).reshape(10)), r(2, 5), ["scale_with_exp"]),
     "a load in a loop": (lambda x: on(looped, ts.exp(x)), r(10), ["k0_exp", "looped"]),
     "a memory in place": (lambda x: ts.launch(in_place, (3,), x * 2.0), r(10), ["k0_mul", "in_place"]),
     "partly written memory": (lambda x: ts.launch(half, (2,), x, ts.zeros(10)) + 1.0, r(10), None),
@@ -132,3 +145,12 @@ def test_gradients_of_fused_programs(f):
     x = ts.Tensor(r(10))
     whole = ts.jit(ts.grad(f), target="llvm")(x).numpy()
     np.testing.assert_allclose(whole, ts.grad(f)(x).numpy(), rtol=2e-5)
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_a_mask_in_memory_is_read_by_the_kernel(target):
+    x, mask = r(10), np.arange(10) % 3 == 1
+    f = ts.jit(lambda x, mask: on(scale, x * mask), target=target)
+    np.testing.assert_array_equal(f(x, mask).numpy(), x * mask * np.float32(3))
+    passes = dict(driver.iterate_passes(f.trace(x, mask).function, driver.find_plan("llvm")))
+    assert [name for name, *_ in summarise_kernels(passes["tile"])] == ["scale_with_mul_cast"]

@@ -34,6 +34,7 @@ from tessera.codegen.ptx.ops import (
     async_mma,
     convert_layout,
     element,
+    fetched_block,
     gemm_mainloop,
     get_fact,
     indices_below,
@@ -180,7 +181,7 @@ def _(inference, node):
 @natural_layout_rules(tile.gather, tile.atomic, tile.compare_exchange)
 def _(inference, node):
     blocks = [v for v in node.args if not isinstance(v.type, RefType)]
-    return [inference.chosen(blocks, node.out) or inference.plain(node.out)]
+    return [inference.given.get(node.out) or inference.chosen(blocks, node.out) or inference.plain(node.out)]
 
 
 @natural_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
@@ -206,7 +207,7 @@ def _(inference, node):
     return [pack_layout(make_wgmma_layout(static_shape(node.args[0]), inference.threads))]
 
 
-@natural_layout_rules(gemm_mainloop, resident_operand, async_mma)
+@natural_layout_rules(gemm_mainloop, resident_operand, async_mma, fetched_block)
 def _(inference, node):
     found = make_wgmma_layout(static_shape(node.out), inference.threads)
     inference.fragments |= {found} if node.op is gemm_mainloop else set()
@@ -266,6 +267,33 @@ def _prefer_layout(inference: LayoutInference, v: Value, ours: MaybeLayout, thei
 def _(inference, node):
     both = zip(*(inference.run(region) for region in node.regions), strict=True)
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
+
+
+# What the register operand of a product is computed of is loaded in the operand's layout.
+
+
+def find_fragment_loads(function: Function, threads: int) -> dict[Value, DistributedLayout]:
+    """The layouts of loads and gathers that packed left operands are computed of, elementwise or as views."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    packed = [node.args[0] for node in function.body.walk() if node.op is pack_pairs]
+    work, found, seen = [(v, make_wgmma_layout(static_shape(v), threads)) for v in packed], {}, set[Value]()
+    while work:
+        v, layout = work.pop()
+        node = producers.get(v)
+        if node is None or v in seen or layout.shape != static_shape(v):
+            continue
+        seen.add(v)
+        if node.op in (tile.load, tile.gather):
+            found[v] = layout
+        elif node.op is shape.permute:
+            axes = node.attrs["axes"]
+            work.append((node.args[0], layout.permuted([axes.index(a) for a in range(len(axes))])))
+        elif node.op is shape.reshape:
+            moved = layout.reshaped(static_shape(node.args[0]))
+            work += [(node.args[0], moved)] if moved is not None else []
+        elif node.op.pointwise:
+            work += [(x, layout) for x in node.args]
+    return found
 
 
 # Small blocks are loaded in the layout of their only use, which saves a conversion; what an epilogue reads beside an
@@ -349,10 +377,11 @@ def _walk_block_values(block: Block) -> Iterator[Value]:
 
 def lay_out_function(function: Function, threads: int, vector: int) -> LaidOutFunction:
     """The function with each block in its layout, for a team of `threads` threads a tile."""
-    walk = LayoutAssigner(LayoutInference(function, threads, vector))
+    fragments = find_fragment_loads(function, threads)
+    walk = LayoutAssigner(LayoutInference(function, threads, vector, fragments))
     block = walk.whole(function)
     if loads := find_load_layouts(function, walk):
-        walk = LayoutAssigner(LayoutInference(function, threads, vector, loads))
+        walk = LayoutAssigner(LayoutInference(function, threads, vector, {**loads, **fragments}))
         block = walk.whole(function)
     return LaidOutFunction(Function(function.name, block, function.attrs, function.loc), walk.layouts)
 
@@ -505,7 +534,7 @@ def _(arranger, node, out):
     return [out, None, None, *(scalar for _ in node.args[3:])]
 
 
-@operand_layout_rules(resident_operand, prefetched_load)
+@operand_layout_rules(resident_operand, prefetched_load, fetched_block)
 def _(arranger, node, out):
     scalar = arranger.inference.plain_shape(())
     return [None, *(scalar for _ in node.args[1:])]

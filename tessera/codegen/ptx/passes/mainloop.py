@@ -17,6 +17,7 @@ from typing import Any
 from tessera.codegen.ptx.layout import are_mma_compatible
 from tessera.codegen.ptx.ops import (
     async_mma,
+    fetched_block,
     gemm_mainloop,
     matmul_accumulate,
     pack_pairs,
@@ -24,6 +25,7 @@ from tessera.codegen.ptx.ops import (
     resident_operand,
 )
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.table.warpgroup.tensor_map import FETCHED_DEPTH
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import (
     GLOBAL,
@@ -295,7 +297,9 @@ def _is_data_movement(node: Node) -> bool:
     return node.op in (tile.load, shape.reshape, shape.permute, basic.full)
 
 
-def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
+def find_operand_source(
+    inside: UseDef, v: Value, dtypes: tuple[DType, ...] = tuple(ACCUMULATOR_TYPES)
+) -> OperandSource | None:
     """The load that a block comes from through transposes and reshapes of unit axes, or None."""
     node, flipped = inside.get(v), False
     while node is not None and node.op in (shape.permute, shape.reshape):
@@ -312,7 +316,7 @@ def find_operand_source(inside: UseDef, v: Value) -> OperandSource | None:
     ref, *starts = node.args
     rank = ref.type.rank  # type: ignore[union-attr]
     axis = find_row_axis(node.attrs["shape"])
-    if len(starts) != rank or not is_tma_fetchable(ref.type, tuple(ACCUMULATOR_TYPES)) or axis is None:
+    if len(starts) != rank or not is_tma_fetchable(ref.type, dtypes) or axis is None:
         return None
     return OperandSource(ref, tuple(starts), tuple(node.attrs["shape"]), flipped, axis)
 
@@ -398,10 +402,12 @@ def is_scalar_arithmetic(node: Node) -> bool:
 
 
 # `async_mma`: products in loops at the top level whose right operands TMA can fetch from global memory. The left
-# operand is computed by the loop, or loaded before it and resident in shared memory.
+# operand is computed by the loop, or loaded before it and resident in shared memory. Blocks of f32 that the loop
+# computes left operands of are fetched, too, and read into registers.
 
 
 ASYNC_MMA_COLUMNS = (64, 128, 256)
+NARROW_COLUMNS = (32,)  # of blocks by columns, whose rows in memory are those of the swizzle
 ASYNC_MMA_DEPTHS = (64, 128, 256)
 MAX_LOOP_REGISTERS = 200  # registers of a thread, for the accumulators and left operands of all products
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
@@ -415,6 +421,11 @@ class AsyncProducts:
     right: dict[Node, OperandSource]
     left: dict[Value, OperandSource]
     last: dict[Value, Node]  # the last loop that reads a left operand
+    fetched: dict[Value, OperandSource]  # the loads of blocks that left operands are computed of
+
+    def is_same_block(self, product: Node | None, other: Node | None) -> bool:
+        """Whether two products have one right operand."""
+        return product in self.right and other in self.right and product.args[-1] is other.args[-1]  # type: ignore[union-attr]
 
 
 def form_async_mma(function: Function) -> Function:
@@ -422,15 +433,23 @@ def form_async_mma(function: Function) -> Function:
     found = _find_async_products(function)
     if found is None:
         return function
-
+    order = [n for n in function.body.walk() if n.op in PRODUCT_OPS]
+    before = dict(zip(order[1:], order, strict=False))
+    after = {earlier: later for later, earlier in before.items()}
+    packed: dict[Value, Value] = {}
     patterns = RewritePatterns("asynchronous products")
 
     @patterns(*PRODUCT_OPS)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         if node not in found.right:
             return None
-        kept = node.args[-2] in found.left
-        return _build_async_mma(rewriter.builder, node, found.right[node], kept, args, rewriter.walk.env)
+        if node.args[-2] not in found.left:
+            _pack_left_operands(rewriter, node, order, packed)
+        sharing = {
+            "shares": found.is_same_block(before.get(node), node), "keeps": found.is_same_block(node, after.get(node)),
+        }  # fmt: skip
+        left = args[-2] if node.args[-2] in found.left else packed[node.args[-2]]
+        return _build_async_mma(rewriter.builder, node, found.right[node], left, args, rewriter.walk.env, sharing)
 
     @patterns(control_flow.for_)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
@@ -442,23 +461,49 @@ def form_async_mma(function: Function) -> Function:
 
     @patterns.any_op
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        side = found.left.get(node.results[0]) if node.results else None
+        made = node.results[0] if node.results else None
+        side = found.left.get(made) or found.fetched.get(made)  # type: ignore[arg-type]
         if side is None:
             return None
         operands = [rewriter.new(v) for v in (side.ref, *side.starts)]
+        if made in found.fetched:
+            return _build_fetched_block(rewriter, node, side, operands)
         return rewriter.add(resident_operand, *operands, shape=static_shape(node.out), axis=side.axis)
 
     return eliminate_dead_code(rewrite_function(function, patterns))
 
 
+def _build_fetched_block(rewriter: Rewriter, node: Node, side: OperandSource, operands: Sequence[Value]) -> Value:
+    """The block of a load, fetched by rows of the product, as the load has it."""
+    sizes = side.block[side.axis], side.block[-1]
+    sizes = sizes[::-1] if side.flipped else sizes
+    block = rewriter.add(fetched_block, *operands, shape=sizes, turned=side.flipped, axis=side.axis)
+    block = rewriter.add(shape.permute, block, axes=(1, 0)) if side.flipped else block
+    return rewriter.add(shape.reshape, block, shape=static_shape(node.out))
+
+
+def _pack_left_operands(rewriter: Rewriter, node: Node, order: Sequence[Node], packed: dict[Value, Value]) -> None:
+    """Pack a product's left operand, and first those of its loop that are known: packing waits for the products that
+    read registers."""
+    for each in order[order.index(node) :]:
+        left = each.args[-2]
+        if left not in packed and (each is node or left in rewriter.walk.env):
+            packed[left] = rewriter.builder.add(pack_pairs, [rewriter.new(left)], {}, loc=node.loc).out
+
+
 def _build_async_mma(
-    builder: Builder, node: Node, side: OperandSource, kept: bool, args: Sequence[Value], env: dict[Value, Value]
+    builder: Builder,
+    node: Node,
+    side: OperandSource,
+    left: Value,
+    args: Sequence[Value],
+    env: dict[Value, Value],
+    sharing: dict[str, bool],
 ) -> Value:
-    """Build an `async_mma`; its left operand is a resident one (`kept`), or packed pairs in registers."""
+    """Build an `async_mma`; its left operand is a resident one, or packed pairs in registers."""
     summed = node.op is matmul_accumulate
     depth, columns = static_shape(node.args[-1])
-    attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed, "axis": side.axis}
-    left = args[-2] if kept else builder.add(pack_pairs, [args[-2]], {}, loc=node.loc).out
+    attrs = {"block": (depth, columns), "flipped": side.flipped, "summed": summed, "axis": side.axis, **sharing}
     operands = [left, env[side.ref], *(args[:1] if summed else ()), *(env[v] for v in side.starts)]
     return builder.add(async_mma, operands, attrs, loc=node.loc).out
 
@@ -477,23 +522,57 @@ def _find_async_products(function: Function) -> AsyncProducts | None:
     whole = bool(rights) and len(rights) == len(every) and len(rows) == 1 and rows <= set(WGMMA_BLOCK_ROWS)
     if not whole or int(function.attrs.get("group", 1)) != 1 or _estimate_registers(rights) > MAX_LOOP_REGISTERS:
         return None
-    if any(map(_loads_left_operand, loops)) or _find_written_refs(function) & {side.ref for side in rights.values()}:
+    fetched = {v: side for loop in loops for v, side in _find_fetched_blocks(function, uses, loop, rights).items()}
+    read = {side.ref for side in (*rights.values(), *fetched.values())}
+    if any(_loads_left_operand(loop, fetched) for loop in loops) or _find_written_refs(function) & read:
         return None
     left = _find_resident_operands(function, uses, list(rights))
     reading = {v: [loop for loop in loops if any(v in n.args for n in loop.regions[0].nodes)][-1] for v in left}
-    return AsyncProducts(rights, left, reading)
+    return AsyncProducts(rights, left, reading, fetched)
 
 
-def _loads_left_operand(loop: Node) -> bool:
+def _find_fetched_blocks(
+    function: Function, uses: UseDef, loop: Node, rights: dict[Node, OperandSource]
+) -> dict[Value, OperandSource]:
+    """The loads of blocks of f32 in a loop that left operands are computed of, and that TMA can fetch."""
+    inside, found = UseDef(loop.regions[0], nested=False), dict[Value, OperandSource]()
+    products = [n for n in loop.regions[0].nodes if n in rights]
+    made = inside.backward_slice([n.args[-2] for n in products])
+    for v in (v for n in made if n.op not in (tile.load, shape.permute, shape.reshape) for v in n.args):
+        side = find_operand_source(inside, v, (f32,))
+        if side is None or side.ref not in function.params:
+            continue
+        known, sizes = {loop.regions[0].params[0], *function.params}, static_shape(v)
+        ahead = all(_is_computable_ahead(uses, known, x) for x in (*loop.args[:2], *side.starts))
+        if ahead and len(sizes) == 2 and sizes[0] == static_shape(products[0].out)[0] and not sizes[1] % FETCHED_DEPTH:
+            found[_find_load(inside, v).out] = side
+    return found
+
+
+def _find_load(inside: UseDef, v: Value) -> Node:
+    """The load that a block is a view of."""
+    node = inside[v]
+    while node.op is not tile.load:
+        node = inside[node.args[0]]
+    return node
+
+
+def _loads_left_operand(loop: Node, fetched: dict[Value, OperandSource]) -> bool:
     """Whether a product's left operand is loaded in each round: other passes prefetch both operands then."""
     inside = UseDef(loop.regions[0], nested=False)
     for product in (n for n in loop.regions[0].nodes if n.op in PRODUCT_OPS):
         made = inside.get(product.args[-2])
         while made is not None and made.op in VIEW_OPS:
             made = inside.get(made.args[0])
-        if made is not None and made.op is tile.load:
+        if made is not None and made.op is tile.load and made.out not in fetched and _is_only_viewed(inside, made.out):
             return True
     return False
+
+
+def _is_only_viewed(inside: UseDef, v: Value) -> bool:
+    """Whether products alone read a block, through views: nothing is computed of it."""
+    readers = inside.users(v)
+    return all(n.op in PRODUCT_OPS or (n.op in VIEW_OPS and _is_only_viewed(inside, n.out)) for n in readers)
 
 
 def _find_written_refs(function: Function) -> set[Value]:
@@ -501,10 +580,12 @@ def _find_written_refs(function: Function) -> set[Value]:
 
 
 def _estimate_registers(rights: dict[Node, OperandSource]) -> int:
-    """An estimate of the registers of a thread: each product's accumulator and packed left operand."""
+    """An estimate of the registers of a thread: the accumulators, and each packed left operand."""
     groups = min(2, max(static_shape(n.out)[0] for n in rights) // 64)
-    elements = sum(static_shape(n.out)[0] * (static_shape(n.out)[1] + static_shape(n.args[-2])[1] // 2) for n in rights)
-    return elements // (128 * groups)
+    adding = {n.args[0] for n in rights if n.op is matmul_accumulate}  # their sums go on in the same registers
+    sums = sum(math.prod(static_shape(n.out)) for n in rights if n.out not in adding)
+    left = sum(math.prod(static_shape(v)) // 2 for v in {n.args[-2] for n in rights})
+    return (sums + left) // (128 * groups)
 
 
 def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Node) -> OperandSource | None:
@@ -520,7 +601,8 @@ def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Nod
     counted = step is not None and step.op is basic.full and int(step.attrs["value"]) > 0
     known = {loop.regions[0].params[0], *function.params}
     ahead = all(_is_computable_ahead(uses, known, v) for v in (*loop.args[:2], *side.starts))
-    fits = depth in ASYNC_MMA_DEPTHS and columns in ASYNC_MMA_COLUMNS and side.ref in function.params
+    whole = columns in ASYNC_MMA_COLUMNS or (side.flipped and columns in NARROW_COLUMNS)
+    fits = depth in ASYNC_MMA_DEPTHS and whole and side.ref in function.params
     return side if fits and counted and ahead and left.type.accumulate == f32 else None  # type: ignore[union-attr]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tessera.codegen.ptx.context import EmissionContext, KernelEntry, bind_parameters, finish_entry, make_context
 from tessera.codegen.ptx.emitter import emit_block, emit_node
 from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam
-from tessera.codegen.ptx.ops import LaunchFacts, async_mma, gemm_mainloop, get_fact, resident_operand
+from tessera.codegen.ptx.ops import LaunchFacts, async_mma, fetched_block, gemm_mainloop, get_fact, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler, read_order
@@ -30,6 +30,7 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     TensorMapSpec,
     block_bytes,
     collect_async_mma_maps,
+    ring_bytes,
     stage_bytes,
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles
@@ -38,6 +39,7 @@ from tessera.ir.core import Function, Node, Value
 # By the number of consumer threads: the registers of a producer and of a consumer thread. Their sum over the block must
 # not exceed what the threads have at launch, or `setmaxnreg.inc` never returns.
 REGISTER_SHARES = {256: (40, 232), 512: (32, 112)}
+RING_OPS = (async_mma, fetched_block)  # ops whose operands pass through the ring
 RESIDENT_STAGES = 2  # buffers of a resident operand: one for the current program, one for the next
 
 
@@ -55,7 +57,7 @@ def ring_stage_bytes(function: Function) -> int:
     loop = next((n for n in function.body.nodes if n.op is gemm_mainloop), None)
     if loop is not None:
         return sum(stage_bytes(loop))
-    return max(block_bytes(n) for n in function.body.walk() if n.op is async_mma)
+    return max(ring_bytes(n) for n in function.body.walk() if n.op in RING_OPS)
 
 
 def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEntry:
@@ -142,7 +144,7 @@ def _plan_async_mma_work(ctx: EmissionContext) -> ProducerWork:
         assert ctx.pipeline.state is not None
         AsyncMmaProducer(ctx, ctx.pipeline.state, maps, ctx.pipeline.resident_states).emit_block(ctx.function.body)
 
-    stage = max(block_bytes(n) for n in maps if n.op is async_mma)
+    stage = max(ring_bytes(n) for n in maps if n.op in RING_OPS)
     return ProducerWork(list(dict.fromkeys(maps.values())), stage, program)
 
 

@@ -144,6 +144,7 @@ class PtxBuilder:
     """The body of one entry under construction."""
 
     def __init__(self, files: SourceFiles | None) -> None:
+        self.arch = ""  # the architecture whose instructions the text may have
         self.body: list[str] = []
         self.head: list[str] = []  # instructions that every path executes first, on loop-invariant operands
         self._lines = self.body

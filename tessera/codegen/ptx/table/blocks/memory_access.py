@@ -21,6 +21,7 @@ from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, ro
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
@@ -77,21 +78,34 @@ def _plan_element_accesses(
     """The accesses to single elements at blocks of indices; with `once` a single thread accesses each element."""
     text = ctx.text
     registers = [broadcast_registers(ctx, v, layout) for v in indices]
-    wide: dict[tuple[Value, str], str] = {}
+    known: dict[tuple[str, ...], str] = {}  # addresses by the indices along the first axes
     masks = broadcast_registers(ctx, mask, layout) if mask is not None else ("",) * layout.count
     owner = ctx.team.owner_predicate(layout) if once else ""
     accesses = []
     for i in range(layout.count):
-        address = m.base
-        for v, stride, index in zip(indices, m.strides, (held[i] for held in registers), strict=True):
-            if (v, index) not in wide:
-                narrow = v.type.dtype.bits < 64 and index.startswith("%")
-                form = "u32" if v.type.dtype.kind == "uint" else "s32"
-                wide[v, index] = text.let(f"cvt.s64.{form}", "b64", index) if narrow else index
-            address = text.let("mad.lo.s64", "b64", wide[v, index], ctx.sizes.find(stride), address)
+        address, place = m.base, tuple(held[i] for held in registers)
+        for axis, (v, stride) in enumerate(zip(indices, m.strides, strict=True)):
+            key = place[: axis + 1]
+            if key not in known:
+                known[key] = _add_index(ctx, v, place[axis], stride, address)
+            address = known[key]
         guard = and_predicates(text, owner, *ctx.team.bounds_predicates(layout, layout.offsets[i]), masks[i])
         accesses.append(VectorAccess(i, 1, address, 0, (guard,)))
     return accesses
+
+
+MOST_STRIDE = 1 << 31  # bytes that a multiplication of 32 bits takes
+
+
+def _add_index(ctx: EmissionContext, v: Value, index: str, stride: Size, address: str) -> str:
+    """The address of an element, by its index along one more axis."""
+    dtype, step = v.type.dtype, ctx.sizes.find(stride)  # type: ignore[union-attr]
+    if dtype.bits == 64 or not index.startswith("%"):
+        return ctx.text.let("mad.lo.s64", "b64", index, step, address)
+    form = "u32" if dtype.kind == "uint" else "s32"
+    if isinstance(step, int) and step < MOST_STRIDE:
+        return ctx.text.let(f"mad.wide.{form}", "b64", index, step, address)
+    return ctx.text.let("mad.lo.s64", "b64", ctx.text.let(f"cvt.s64.{form}", "b64", index), step, address)
 
 
 @emission_rule(tile.gather)

@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 
 from tessera.codegen.ptx.context import EmissionContext
 from tessera.codegen.ptx.emitter import emit_node
+from tessera.codegen.ptx.ops import fetched_block
 from tessera.codegen.ptx.table.warpgroup.ring_buffer import MBARRIER_BYTES, PipelineState
 from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     BOX_COLUMNS,
+    FETCHED_DEPTH,
     PRODUCED_OPS,
     TensorMapSpec,
-    block_bytes,
     block_extent,
     block_starts,
+    box_columns,
     count_fetched_rows,
-    source_ref,
+    ring_bytes,
     stage_bytes,
 )
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes
@@ -205,7 +207,7 @@ class AsyncMmaProducer:
         """Fetch what a block reads, in order."""
         for node in block.nodes:
             if node.op in PRODUCED_OPS:
-                self._fill_stage(node)
+                self._fetch(node)
             elif node.op is control_flow.for_ and any(n.op in PRODUCED_OPS for n in node.regions[0].walk()):
                 self._emit_loop(node)
             elif node in self.address_nodes:
@@ -224,19 +226,33 @@ class AsyncMmaProducer:
         text.do(f"bra {head}")
         text.label(done)
 
-    def _fill_stage(self, node: Node) -> None:
-        """Wait for an empty stage and begin the copies into it."""
+    def _fetch(self, node: Node) -> None:
+        """Fill the stages that a node reads."""
+        (rows, columns), width = block_extent(node), box_columns(node)
+        if node.op is not fetched_block:
+            if not node.attrs.get("shares"):
+                self._fill_stage(node, [(0, column) for column in range(0, columns, width)])
+        elif node.attrs["turned"]:
+            for row in range(0, rows, FETCHED_DEPTH):
+                self._fill_stage(node, [(row, column) for column in range(0, columns, width)])
+        else:
+            for column in range(0, columns, width):
+                self._fill_stage(node, [(0, column)])
+
+    def _fill_stage(self, node: Node, boxes: Sequence[tuple[int, int]]) -> None:
+        """Wait for an empty stage and begin the copies of boxes, by their rows and columns in the block, into it."""
         state, text = self.resident_states.get(node, self.state), self.text
         state.wait(state.ring.empty)
         full = text.let("mad.lo.u32", "b32", state.stage, MBARRIER_BYTES, state.ring.full)
-        text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", block_bytes(node))
+        text.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", f"[{full}]", ring_bytes(node))
         wide = [self.ctx.scalar_operand(v) for v in block_starts(node)]
         starts = [text.let("cvt.u32.u64", "b32", x) if x.startswith("%") else x for x in wide]
-        buffer, (rows, columns) = state.buffer(), block_extent(node)
-        box_bytes = rows * BOX_COLUMNS * element_bytes(source_ref(node).type.dtype)  # type: ignore[union-attr]
-        for part in range(columns // BOX_COLUMNS):
-            column = text.let("add.s32", "b32", starts[-1], part * BOX_COLUMNS) if part else starts[-1]
-            copy_tensor_box(self.ctx, self.maps[node].index, buffer, part * box_bytes, [*starts[:-1], column], full)
+        buffer, box_bytes, axis = state.buffer(), ring_bytes(node) // len(boxes), node.attrs["axis"]
+        for number, (row, column) in enumerate(boxes):
+            place = list(starts)
+            place[axis] = text.let("add.s32", "b32", starts[axis], row) if row else starts[axis]
+            place[-1] = text.let("add.s32", "b32", starts[-1], column) if column else starts[-1]
+            copy_tensor_box(self.ctx, self.maps[node].index, buffer, number * box_bytes, place, full)
         state.advance()
 
 
@@ -246,6 +262,6 @@ def _find_address_nodes(function: Function) -> set[Node]:
     for node in function.body.walk():
         if node.op in PRODUCED_OPS:
             wanted += block_starts(node)
-        elif node.op is control_flow.for_:
+        elif node.op is control_flow.for_ and any(n.op in PRODUCED_OPS for n in node.regions[0].walk()):
             wanted += node.args[:3]
     return set(UseDef(function).backward_slice(wanted))

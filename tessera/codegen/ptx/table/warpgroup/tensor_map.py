@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.ptx.ops import async_mma, resident_operand
+from tessera.codegen.ptx.ops import async_mma, fetched_block, resident_operand
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.symbolic_dim import round_up
@@ -18,7 +18,8 @@ WGMMA_ROWS = 64  # rows of one wgmma instruction's accumulator
 BOX_COLUMNS = 64  # 16-bit elements in a swizzled row of 128 bytes
 SWIZZLE_ROW_BYTES = 128
 SWIZZLE_ROWS = 8  # the swizzle repeats after so many rows
-PRODUCED_OPS = (resident_operand, async_mma)  # ops whose operands the producer fetches
+FETCHED_DEPTH = 32  # of a `fetched_block` in one stage, along the contraction
+PRODUCED_OPS = (resident_operand, async_mma, fetched_block)  # ops whose operands the producer fetches
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ def source_ref(node: Node) -> Value:
 
 def block_starts(node: Node) -> tuple[Value, ...]:
     """The indices at which the fetched block begins."""
-    return node.args[1:] if node.op is resident_operand else node.args[3 if node.attrs["summed"] else 2 :]
+    return node.args[3 if node.attrs["summed"] else 2 :] if node.op is async_mma else node.args[1:]
 
 
 def block_extent(node: Node) -> tuple[int, int]:
     """The rows and columns of the fetched block in memory."""
-    if node.op is resident_operand:
-        return static_shape(node.out)[0], static_shape(node.out)[1]
+    if node.op is not async_mma:
+        rows, columns = static_shape(node.out)
+        return (columns, rows) if node.attrs.get("turned") else (rows, columns)
     depth, columns = node.attrs["block"]
     return (columns, depth) if node.attrs["flipped"] else (depth, columns)
 
@@ -71,6 +73,23 @@ def block_bytes(node: Node) -> int:
     return rows * columns * element_bytes(source_ref(node).type.dtype)  # type: ignore[union-attr]
 
 
+def ring_bytes(node: Node) -> int:
+    """The bytes of a stage of the ring that a fetched node needs."""
+    if node.op is not fetched_block:
+        return block_bytes(node)
+    return block_bytes(node) * FETCHED_DEPTH // static_shape(node.out)[1]
+
+
+def box_columns(node: Node) -> int:
+    """The elements in a swizzled row of the fetched block."""
+    return SWIZZLE_ROW_BYTES // element_bytes(source_ref(node).type.dtype)  # type: ignore[union-attr]
+
+
+def box_rows(node: Node) -> int:
+    """The rows of a box of the fetched block."""
+    return FETCHED_DEPTH if node.attrs.get("turned") else block_extent(node)[0]
+
+
 def collect_async_mma_maps(function: Function) -> dict[Node, TensorMapSpec]:
     """The descriptor of each fetched node; nodes with equal boxes of one parameter share a descriptor."""
     made: dict[tuple[int, tuple[int, ...]], TensorMapSpec] = {}
@@ -78,12 +97,12 @@ def collect_async_mma_maps(function: Function) -> dict[Node, TensorMapSpec]:
     for node in function.body.walk():
         if node.op in PRODUCED_OPS:
             ref = source_ref(node)
-            box = make_box(ref.type.rank, node.attrs["axis"], block_extent(node)[0])  # type: ignore[union-attr]
+            box = make_box(ref.type.rank, node.attrs["axis"], box_rows(node), box_columns(node))  # type: ignore[union-attr]
             param = function.params.index(ref)
             found[node] = made.setdefault((param, box), TensorMapSpec(len(made), param, box))
     return found
 
 
-def make_box(rank: int, axis: int, rows: int) -> tuple[int, ...]:
+def make_box(rank: int, axis: int, rows: int, columns: int = BOX_COLUMNS) -> tuple[int, ...]:
     """The box of so many rows along an axis (negative), of the columns of a swizzled row."""
-    return tuple({axis: rows, -1: BOX_COLUMNS}.get(i, 1) for i in range(-rank, 0))
+    return tuple({axis: rows, -1: columns}.get(i, 1) for i in range(-rank, 0))

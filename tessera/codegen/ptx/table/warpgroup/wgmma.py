@@ -50,6 +50,11 @@ def wait_for_results(ctx: EmissionContext, values: Iterable[Value]) -> None:
         _wait(ctx, found[-1] + 1)
 
 
+def find_accumulator(node: Node) -> Value | None:
+    """The previous sums that an `async_mma` adds to."""
+    return node.args[2] if node.op is async_mma and node.attrs["summed"] else None
+
+
 def wait_for_register_operands(ctx: EmissionContext) -> None:
     """Wait for the MMAs that read their left operand from registers."""
     wait_for_results(ctx, [mma.result for mma in ctx.pipeline.in_flight if mma.reads_registers])
@@ -67,6 +72,8 @@ def _wait(ctx: EmissionContext, count: int) -> None:
     assert ring is not None
     text.do("wgmma.wait_group.sync.aligned", len(queue) - count)
     for mma in queue[:count]:
+        if mma.stage == "":
+            continue  # a later product reads the stage, too
         committed = text.let("setp.ge.s32", "pred", mma.stage, 0) if mma.optional else ""
         release_stage(ctx.team, ring, mma.stage, committed)
     del queue[:count]
@@ -75,10 +82,14 @@ def _wait(ctx: EmissionContext, count: int) -> None:
 def record_commit(ctx: EmissionContext, node: Node, stage: str) -> None:
     """Append a committed MMA that reads a ring stage."""
     target = ctx.pipeline.carried_targets.get(node.out)
+    reads_registers = node.args[0] not in ctx.pipeline.resident_operands
+    if node.attrs["keeps"] and target is None:
+        ctx.pipeline.in_flight.append(InFlightMma(node.out, "", False, reads_registers))
+        return
+    stage = str(NO_STAGE) if node.attrs["keeps"] else stage
     held = ctx.text.let("mov.u32", "b32", stage) if target is None else target[1]
     if target is not None:
         ctx.text.do("mov.u32", held, stage)
-    reads_registers = node.args[0] not in ctx.pipeline.resident_operands
     ctx.pipeline.in_flight.append(InFlightMma(node.out, held, target is not None, reads_registers))
 
 
@@ -370,13 +381,15 @@ class AsyncMmaEmitter:
         """Wait for the stage, issue and commit the instructions, and leave them in flight."""
         text, node = self.text, self.node
         accumulate, sums = self._prepare_accumulator()
-        self.state.wait(self.state.ring.full)
+        if not node.attrs["shares"]:
+            self.state.wait(self.state.ring.full)
         text.do("wgmma.fence.sync.aligned")
         self._emit_mmas(sums, accumulate)
         text.do("wgmma.commit_group.sync.aligned")
         self.ctx.values[node.out] = tuple(sums)
         record_commit(self.ctx, node, self.state.stage)
-        self.state.advance()
+        if not node.attrs["keeps"]:
+            self.state.advance()
 
     def _prepare_accumulator(self) -> tuple[bool, list[str]]:
         """Whether the MMA adds to previous sums, and the accumulator's registers."""
@@ -386,8 +399,9 @@ class AsyncMmaEmitter:
         if target is not None:
             wait_for_results(ctx, [target[0]])
             carried = ctx.values[target[0]]
-            for d, x in zip(carried, held, strict=False):
-                if d != x:
+            if held and tuple(held) != tuple(carried):
+                wait_for_results(ctx, self.node.args[2:3])
+                for d, x in zip(carried, held, strict=True):
                     text.do("mov.f32", d, x)
             return summed, list(carried)
         if summed and can_accumulate_in_place(ctx, self.node.args[2]):
@@ -395,6 +409,7 @@ class AsyncMmaEmitter:
         count = ctx.layout(self.node.out).count
         if set(held) <= {ZERO_LITERAL}:
             return False, [text.new("f32") for _ in range(count)]
+        wait_for_results(ctx, self.node.args[2:3])
         return True, [text.let("mov.f32", "f32", x) for x in held]
 
     def _emit_mmas(self, sums: list[str], accumulate: bool) -> None:

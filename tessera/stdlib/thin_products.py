@@ -1,0 +1,216 @@
+"""Thin products: f32 products of few rows or columns on tensor cores, whose wide operand is split in registers.
+
+A product of few rows reads its right operand once, so that writing its three bf16 parts to memory first
+(`tessera.stdlib.split_products`) takes longer than the product. Here only the narrow operand is split in memory. Blocks
+of the wide one are read as f32, split in registers, and are the register operand of warpgroup products (CUTLASS's
+mixed-input GEMM). The contraction is cut into chunks, whose sums are added up and checked as those of split products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tessera.core.symbolic_dim import ceil_divide, round_up
+from tessera.core.types import TensorType, f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import Value
+from tessera.ir.rewrite import UseDef
+from tessera.ir.tensor import Tensor
+from tessera.ops.tensor import shape
+from tessera.stdlib.operand_copies import OperandCopy
+from tessera.stdlib.split_products import (
+    BUSY_PROGRAMS,
+    HIGH,
+    LAUNCH_SECONDS,
+    LOW,
+    MAX_DEPTH,
+    MEMORY_RATE,
+    MIDDLE,
+    PRODUCTS,
+    ProductOperand,
+    add_checked,
+    estimate_f32_seconds,
+    find_narrow_type,
+    find_operand,
+    match_split_product,
+    measure_product,
+    split_memory,
+    split_number,
+)
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+PARTS = (HIGH, MIDDLE, LOW)  # of the narrow operand, in memory
+ROWS, ROUND = 128, 64  # rows of a block of the wide operand, and elements of the contraction in a round
+COLUMNS = (64, 128)  # of a block of the narrow operand
+CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 64, 64, 32  # the block of results that a program checks
+LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
+MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
+LEAST_ELEMENTS = 1 << 18  # of the wide operand
+MOST_CHUNKS = 33
+TENSOR_RATES = {64: 600e12, 128: 700e12}  # operations a second of the six products, by columns of a block
+COPY_RATE = 4e12  # bytes a second of a copy in longer rows
+ROUND_SECONDS, PROGRAM_SECONDS = 0.6e-6, 2e-6  # of a round that waits for memory, and of a program's start and end
+
+
+def add_products(total, rest, left, right):
+    """Sums of the products of the leading parts, and of the five others, which cut nothing off the first ones.
+
+    Products that share a right part follow each other.
+    """
+    high, middle, low = left
+    front, second, last = right
+    rest = rest + tile.dot(high, last)
+    rest = rest + tile.dot(middle, second)
+    rest = rest + tile.dot(high, second)
+    rest = rest + tile.dot(low, front)
+    rest = rest + tile.dot(middle, front)
+    return total + tile.dot(high, front), rest
+
+
+@kernel
+def multiply_split(wide, parts, out, *, turned, flipped, depth, BM, BN, BK):
+    """out [S, Z, R, C] = for each s the product over the elements s · depth to (s + 1) · depth of the contraction.
+
+    On the grid (S · Z, blocks of R, blocks of C), for `wide` [Z or 1, R, K] ([Z or 1, K, R] if turned) in f32, and
+    `parts` [Z or 1, 3, K, C] ([Z or 1, 3, C, K] if flipped), the bf16 parts of the narrow operand.
+    """
+    chunk, z = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
+    i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, chunk * depth
+    zw, zp = z % wide.shape[0], z % parts.shape[0]
+    total, rest = tile.zeros((BM, BN), "f32"), tile.zeros((BM, BN), "f32")
+    for k in tile.range(first, first + depth, BK):
+        if turned:
+            block = tile.transpose(tile.load(wide[zw, k : k + BK, i : i + BM], edge="clip"))
+        else:
+            block = tile.load(wide[zw, i : i + BM, k : k + BK], edge="clip")
+        left = split_number(block)
+        if flipped:
+            last = tile.transpose(tile.load(parts[zp, LOW, j : j + BN, k : k + BK], edge="clip"))
+            second = tile.transpose(tile.load(parts[zp, MIDDLE, j : j + BN, k : k + BK], edge="clip"))
+            front = tile.transpose(tile.load(parts[zp, HIGH, j : j + BN, k : k + BK], edge="clip"))
+        else:
+            last = tile.load(parts[zp, LOW, k : k + BK, j : j + BN], edge="clip")
+            second = tile.load(parts[zp, MIDDLE, k : k + BK, j : j + BN], edge="clip")
+            front = tile.load(parts[zp, HIGH, k : k + BK, j : j + BN], edge="clip")
+        total, rest = add_products(total, rest, left, (front, second, last))
+    tile.store(out[chunk, z, i : i + BM, j : j + BN], total + rest, edge="clip")
+
+
+@dataclass(frozen=True)
+class ThinProduct:
+    """A product of f32 [Z, M, K] · [Z, K, N] whose wide operand is split in registers."""
+
+    left: ProductOperand
+    right: ProductOperand
+    sizes: tuple[int, int, int, int]  # Z, M, K, N
+    result: tuple[int, ...]
+    columns: int  # of a block of the narrow operand
+    chunks: int  # of the contraction
+
+    @property
+    def wide_left(self) -> bool:
+        """Whether the left operand is the wide one."""
+        return self.sizes[1] > self.sizes[3]
+
+    @property
+    def wide(self) -> ProductOperand:
+        """The operand of many rows or columns."""
+        return self.left if self.wide_left else self.right
+
+    @property
+    def narrow(self) -> ProductOperand:
+        """The other operand."""
+        return self.right if self.wide_left else self.left
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """The rows of the wide operand, and the columns of the narrow one."""
+        _, m, _, n = self.sizes
+        return max(m, n), min(m, n)
+
+    @property
+    def depth(self) -> int:
+        """The elements of a chunk of the contraction."""
+        return round_up(ceil_divide(self.sizes[2], self.chunks), ROUND)
+
+    @property
+    def copy(self) -> OperandCopy:
+        """How the wide operand gets to the product: tensor maps need rows of whole units of 16 bytes."""
+        return OperandCopy(self.wide.folded, f32, False)
+
+    def compute(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of the operands' sources."""
+        (batch, m, _, n), (rows, columns) = self.sizes, self.extents
+        a, b = (shape.reshape(x, shape=side.folded) for x, side in ((a, self.left), (b, self.right)))
+        wide, narrow = (a, b) if self.wide_left else (b, a)
+        count, *inner = (int(s) for s in narrow.shape)
+        parts = split_memory(shape.reshape(narrow, shape=(count, 1, *inner)), PARTS)
+        parts = shape.reshape(parts, shape=parts.shape[1:])
+        memory = OutputMemory(TensorType((self.chunks, batch, rows, columns), f32))
+        grid = self.chunks * batch, ceil_divide(rows, ROWS), ceil_divide(columns, self.columns)
+        # The contraction lies along the rows in memory of a left operand's transpose, and of a right operand.
+        turned = self.wide.turned == self.wide_left
+        flipped = self.narrow.turned == self.wide_left
+        constants = {"turned": turned, "flipped": flipped, "depth": self.depth}
+        sums = launch(
+            multiply_split, grid, self.copy.apply(wide), parts, memory, **constants, BM=ROWS, BN=self.columns, BK=ROUND
+        )
+        grid = batch, ceil_divide(m, CHECKED_ROWS), ceil_divide(n, CHECKED_COLUMNS)
+        constants = {
+            "turned_a": self.left.turned, "turned_b": self.right.turned, "turned_sums": not self.wide_left,
+        }  # fmt: skip
+        blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS, "BK": CHECKED_DEPTH}
+        memory = OutputMemory(TensorType((batch, m, n), f32))
+        return shape.reshape(launch(add_checked, grid, sums, a, b, memory, **constants, **blocks), shape=self.result)
+
+    def estimate_seconds(self) -> float:
+        """The time of all launches: the larger of the products' and of the memory's, in waves of programs."""
+        batch, (rows, columns) = self.sizes[0], self.extents
+        blocks = ceil_divide(columns, self.columns)
+        programs = batch * self.chunks * ceil_divide(rows, ROWS) * blocks
+        waves = ceil_divide(programs, BUSY_PROGRAMS)
+        rounds = ceil_divide(self.depth, ROUND)
+        multiplied = 2 * PRODUCTS * ROWS * self.columns * ROUND / (TENSOR_RATES[self.columns] / BUSY_PROGRAMS)
+        busy = waves * (rounds * max(multiplied, ROUND_SECONDS) + PROGRAM_SECONDS)
+        read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
+        moved = 4 * (self.chunks + 1) * batch * rows * columns + 10 * math.prod(self.narrow.folded)
+        launches = 3 + self.copy.needed
+        return (
+            max(busy, read / MEMORY_RATE)
+            + moved / MEMORY_RATE
+            + self.copy.bytes / COPY_RATE
+            + launches * LAUNCH_SECONDS
+        )
+
+
+def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct | None:
+    """The product of two f32 operands as a thin one, or None where another way takes less time."""
+    measured = measure_product(left, right)
+    if measured is None or find_narrow_type(uses, left) or find_narrow_type(uses, right):
+        return None
+    _, m, k, n = measured[0]
+    rows, columns = max(m, n), min(m, n)
+    if rows < LEAST_ROWS or k < LEAST_DEPTH or not LEAST_COLUMNS <= columns <= MOST_COLUMNS:
+        return None
+    if rows * k < LEAST_ELEMENTS:
+        return None
+    sides = find_operand(uses, left), find_operand(uses, right)
+    tried = [ThinProduct(*sides, *measured, width, chunks) for width, chunks in _list_choices(k, columns)]
+    found, split = min(tried, key=ThinProduct.estimate_seconds), match_split_product(uses, left, right)
+    others = estimate_f32_seconds(measured[0]) if split is None else split.estimate_seconds()
+    return found if found.estimate_seconds() < others else None
+
+
+def _list_choices(k: int, columns: int) -> Iterator[tuple[int, int]]:
+    """The columns of a block, and the chunks of a contraction, that are tried: chunks of different depths, all used."""
+    width = next((n for n in COLUMNS if n >= columns), COLUMNS[-1])
+    least = ceil_divide(k, MAX_DEPTH)
+    for chunks in range(least, max(2 * least, MOST_CHUNKS) + 1):
+        depth = round_up(ceil_divide(k, chunks), ROUND)
+        if (chunks - 1) * depth < k:
+            yield width, chunks
