@@ -64,6 +64,7 @@ class LoweringPlan:
     # Stacks of slices are strided views; else they are written, and products read them by tensor maps (PTX).
     stack_views: bool = True
     flat_windows: bool = False  # products read the windows of convolutions along flat lines of the padded array
+    indirect_windows: bool = False  # convolutions read windows through tables of offsets
     vector_products: int = 0  # products of at most so many rows or columns are reductions
     vector_results: int | None = None  # the results of such a product whose sums run across rows of memory; None: any
     tensor_cores: bool = False  # convolutions are implicit GEMMs, and large f32 products split into bf16

@@ -179,12 +179,12 @@ def _fold_phases(image: Tensor, weights: Tensor, windows: StackedWindows) -> tup
     """The image [B, C · phases, …] and the weights [G, O, C · phases, taps] of windows of stride 1 over the phases."""
     taps, strides = _fold_taps(windows), windows.strides
     wanted = [s * (c + t - 1) for s, c, t in zip(strides, windows.counts, taps, strict=True)]
-    image = _resize(image, (*image.shape[:2], *wanted))
-    weights = _resize(weights, (*weights.shape[:3], *(t * s for t, s in zip(taps, strides, strict=True))))
-    return _move_phases(image, strides), _move_phases(weights, strides)
+    image = resize(image, (*image.shape[:2], *wanted))
+    weights = resize(weights, (*weights.shape[:3], *(t * s for t, s in zip(taps, strides, strict=True))))
+    return move_phases(image, strides), move_phases(weights, strides)
 
 
-def _move_phases(x: Tensor, strides: Sequence[int]) -> Tensor:
+def move_phases(x: Tensor, strides: Sequence[int]) -> Tensor:
     """[…, C, n · s, …] as […, C · s · …, n, …]: each phase of the last axes is a channel."""
     first = x.ndim - len(strides)
     lead, sizes = x.shape[:first], [n // s for n, s in zip(x.shape[first:], strides, strict=True)]
@@ -193,7 +193,7 @@ def _move_phases(x: Tensor, strides: Sequence[int]) -> Tensor:
     return shape.reshape(x, shape=(*lead[:-1], lead[-1] * math.prod(strides), *sizes))
 
 
-def _resize(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+def resize(x: Tensor, sizes: Sequence[Any]) -> Tensor:
     """A tensor cut, or padded with zeros, at the end of each axis."""
     stop = tuple(min(n, m) for n, m in zip(x.shape, sizes, strict=True))
     if stop != x.shape:
@@ -227,7 +227,7 @@ class PositionConvolution:
             left = self._order_taps(weights, depth)
             sums = self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
             lead = sums.shape[1:3]
-            return _resize(shape.reshape(sums, shape=(*lead, *self.sizes)), (*lead, *self.counts))
+            return resize(shape.reshape(sums, shape=(*lead, *self.sizes)), (*lead, *self.counts))
         parts = _move_channels(image, RIGHT_ORDER, aligned)
         if fold_parts(channels):
             left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
@@ -252,7 +252,7 @@ class PositionConvolution:
     def _fold_last_taps(self, image: Tensor, weights: Tensor, dtype: DType) -> Tensor:
         """The convolution of few channels: the taps along the last axis are channels of a stack of shifted images."""
         last, (count, channels, positions) = self.taps[-1], image.shape
-        longer = _resize(image, (count, channels, positions + (last - 1) * self.steps[-1]))
+        longer = resize(image, (count, channels, positions + (last - 1) * self.steps[-1]))
         starts = [k * self.steps[-1] for k in range(last)]
         ends = [(count, channels, n + positions) for n in starts]
         shifted = [
@@ -267,7 +267,7 @@ class PositionConvolution:
     def _order_taps(self, weights: Tensor, depth: int) -> Tensor:
         """Weights [G, O, C, taps] as [G, O, taps · depth]."""
         groups, outputs, _, taps = weights.shape
-        moved = _resize(shape.permute(weights, axes=(0, 1, 3, 2)), (groups, outputs, taps, depth))
+        moved = resize(shape.permute(weights, axes=(0, 1, 3, 2)), (groups, outputs, taps, depth))
         return shape.reshape(moved, shape=(groups, outputs, taps * depth))
 
     def _split_ordered(self, weights: Tensor, depth: int) -> Tensor:
@@ -283,7 +283,7 @@ class PositionConvolution:
         parts = shape.reshape(split_memory(left, LEFT_ORDER), shape=(groups * outputs, PRODUCTS, taps, aligned))
         parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
         depth = round_up(PRODUCTS * aligned, DEPTH)
-        return shape.reshape(_resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
+        return shape.reshape(resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
     def _launch(self, image: Tensor, weights: Tensor, parts: int, channels: int, depth: int, dtype: DType) -> Tensor:
         """The sums [S, Z, O, P]: over all parts, or over some of them where the results are few."""

@@ -42,6 +42,7 @@ from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
 from tessera.stdlib.gathered_products import match_gathered
+from tessera.stdlib.indirect_convolution import match_indirect
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -462,13 +463,19 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(contractions.dot)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A convolution as an implicit GEMM, a large or thin f32 product split into bf16, and a product of narrower types
-    with few results or unaligned rows cut along its contraction or of copied operands, on tensor cores."""
+    """A convolution that reads its windows in place; where a target has tensor cores, one as an implicit GEMM, a large
+    or thin f32 product split into bf16, and a product of narrower types with few results or unaligned rows cut along
+    its contraction or of copied operands."""
     types = [get_tensor_type(v) for v in (*node.args, node.out)]
     dtype, out = types[0].dtype, types[2].dtype
-    if not plan.tensor_cores or types[1].dtype != dtype or any(t.policy is not None for t in types):
+    if types[1].dtype != dtype or any(t.policy is not None for t in types):
         return None
     same = out == dtype
+    if plan.indirect_windows and same and dtype in (f32, f64):
+        indirect = match_indirect(uses, *node.args)
+        return None if indirect is None else LibraryLowering(indirect.operands, indirect.compute)
+    if not plan.tensor_cores:
+        return None
     if same and dtype == f32 and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 TILING_PLAN = LoweringPlan(
     balance_k=4,
     flat_windows=True,
+    indirect_windows=True,
     flash_m=64,
     flash_least=2,
     host_sort=64,

@@ -212,6 +212,8 @@ class BufferisationPlan:
     def _should_store(self, v: Value, site: UseSite) -> bool:
         if v in self.stored:
             return True
+        if site.node.op is basic.broadcast_to and _is_expanding(site.node):
+            return False  # its operand is stored instead, and has fewer elements
         sinks, cost = self.sinks(v), self.cost(v)
         if site.node.op in (tile.load, tile.gather) and self._is_overwritten(v, site, sinks):
             return True

@@ -137,7 +137,7 @@ def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue
         return _shift_index(body, node, x, y)
     if node.op is elementwise.mul:
         x, y = (y, x) if x.uniform else (x, y)
-        return _scale_index(body, x, int(y.name)) if x.kind is LaneKind.RAMP and is_number(y.name) else None
+        return scale_index(body, x, int(y.name)) if x.kind is LaneKind.RAMP and is_number(y.name) else None
     if node.op is elementwise.add:
         x, y = (y, x) if x.uniform else (x, y)
     step = x.step if x.kind is LaneKind.RAMP else -y.step
@@ -272,12 +272,13 @@ def _linearise_index(body: LoopBody, index: LaneIndex, sizes: tuple[int, ...]) -
     total, step = ZERO_LANE, 1
     for lane, n in reversed(list(zip(index, sizes, strict=False))):
         if n != 1:
-            total = _add_indices(body, total, _scale_index(body, lane, step))
+            total = add_indices(body, total, scale_index(body, lane, step))
         step *= n
     return total
 
 
-def _scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
+def scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
+    """An index times a constant."""
     if factor == 1:
         return lane
     if lane.uniform:
@@ -290,7 +291,8 @@ def _scale_index(body: LoopBody, lane: LaneValue, factor: int) -> LaneValue:
     return LaneValue(body.text.let(f"mul {t} {body.broadcast_lane(lane, t)}, {t.const(factor)}", "i"), LaneKind.VARYING)
 
 
-def _add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
+def add_indices(body: LoopBody, a: LaneValue, b: LaneValue) -> LaneValue:
+    """The sum of two indices."""
     multiple = math.gcd(a.divisor, b.divisor)
     if a.uniform and b.uniform:
         with body.hoist(a, b):
@@ -394,7 +396,7 @@ def _(body, node, index):
 def offset_index(body: LoopBody, starts: Sequence[Value], index: LaneIndex) -> LaneIndex:
     """The index in memory of an element of a block that starts at `starts`."""
     origin = [cast_to_index(body, s, emit_element(body, s, ())) for s in starts]
-    return tuple(_add_indices(body, start, i) for start, i in zip(origin, index, strict=True))
+    return tuple(add_indices(body, start, i) for start, i in zip(origin, index, strict=True))
 
 
 def emit_bounds_mask(

@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import static_shape
 from tessera.codegen.llvm.table.emission import statement_rule
+from tessera.codegen.llvm.table.indexed_operands import (
+    IndexedMatrix,
+    IndexedRows,
+    find_indexed_matrix,
+    find_indexed_rows,
+)
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
     choose_vector_width,
@@ -67,6 +73,7 @@ if TYPE_CHECKING:
 MAX_UNPACKED_ROWS = 16  # with at most these rows, packing B costs more than it saves
 PREFETCHED_ROWS = 16  # so many rows of B lie between one that is packed and the one that is fetched
 CACHE_LINE = 64
+MAX_SCATTERED_VECTORS = 3  # registers of a panel for a gathered A
 CACHE_SET_STRIDE = 1024  # rows at multiples of this stride in bytes map to the same cache sets
 
 
@@ -126,23 +133,36 @@ class MatmulEmitter:
         self.depth = static_shape(self.a.type)[-1]
         self.width = fit_vector_width(choose_vector_width(kernel, self.dtype), self.columns)
         self.vectors = -(-self.columns // self.width)
-        registers = 32 if kernel.vector_bytes == 64 else 16
-        self.tile = choose_register_tile(self.rows, self.vectors, registers)
+        self.registers = 32 if kernel.vector_bytes == 64 else 16
+        self.tile = choose_register_tile(self.rows, self.vectors, self.registers)
         self.pair = choose_pair_product(kernel, self.a, self.b, self.dtype, self.width)
         self.parts = self.pair.parts if self.pair else 1  # elements of K in a lane
         self.steps = -(-self.depth // self.parts)  # of a microkernel along K
         self.flipped = find_flipped_bits(self.pair, self.b)
         self.choice = ""  # whether the instruction for pairs of bf16 may be used
         self.offsets: StridedMemRef | None = None  # what the sums of each row begin with
+        self.windows: IndexedMatrix | None = None  # A, where it is gathered and read in place
+        self.lines: IndexedRows | None = None  # the same of B
 
     def emit(self) -> None:
         """Emit packing and tiles for each index of the batch axes."""
         self._keep_merged_columns()
-        views = [self._view_a(), self._view_b()]
+        self._find_indexed()
+        views = [None if self.windows else self._view_a(), self._view_b()]
         axes = [a for a, n in enumerate(self.batch) if n != 1]
         emit_scalar_loops(
             self.kernel, self.batch, axes, [ZERO_LANE] * len(self.batch), lambda index: self._emit_matrix(index, *views)
         )
+
+    def _find_indexed(self) -> None:
+        """The operand that is gathered and read in place, if there is one."""
+        if self.pair is None and find_clipped_view(self.kernel, self.a) is None:
+            self.windows = find_indexed_matrix(self.kernel, self.a, self.dtype)
+            # Rows of A that lie apart are read from the second cache by every panel: many of them share a load of B.
+            widest = self.vectors if self.vectors <= MAX_SCATTERED_VECTORS else 2
+            self.tile = choose_register_tile(self.rows, widest, self.registers) if self.windows else self.tile
+        elif self.pair is None and self.columns % self.width == 0 and find_clipped_view(self.kernel, self.b) is None:
+            self.lines = find_indexed_rows(self.kernel, self.b, self.dtype)
 
     def _keep_merged_columns(self) -> None:
         """Compute B whose columns are several axes into memory along these: the lanes of a panel cross their ends."""
@@ -181,14 +201,21 @@ class MatmulEmitter:
 
     def _view_b(self) -> StridedMemRef | None:
         """B in place if few rows of A use it; otherwise its panels are packed, so that each is read sequentially."""
-        if self.rows > MAX_UNPACKED_ROWS or self.pair:
+        if self.lines is not None:
+            return StridedMemRef(
+                self.dtype, self.lines.base, static_shape(self.b.type), (0,) * len(self.batch) + (0, 1)
+            )
+        if self.pair or (self.rows > MAX_UNPACKED_ROWS and self.windows is None):
             return None
         view = self._check_dtype(find_view(self.kernel, self.b))
         is_whole = self.columns % self.width == 0
         return view if view is not None and is_whole and view.strides[-1] == 1 else None
 
     def _emit_matrix(self, index: list[LaneValue], a: StridedMemRef | None, b: StridedMemRef | None) -> None:
-        a = self._select_matrix(a, index) if a is not None else self._pack_a(index)
+        if self.windows is not None:
+            a = self.windows.rows
+        else:
+            a = self._select_matrix(a, index) if a is not None else self._pack_a(index)
         b = self._select_matrix(b, index) if b is not None else None
         c = self._select_matrix(self.target, index)
         if self.pair and self.flipped:
@@ -225,16 +252,20 @@ class MatmulEmitter:
             name = self._require_microkernel(rows, columns, a, b, c)
             with LoopBuilder(text, "0", str(rows.count)) as loop:
                 row = LaneValue(text.add(str(rows.first), text.mul(loop.index, rows.size)))
-                at_a, at_c = (
-                    emit_element_pointer(kernel, a, [row, ZERO_LANE]),
-                    emit_element_pointer(kernel, c, [row, LaneValue(first)]),
-                )
+                at_a = self.windows.base if self.windows else emit_element_pointer(kernel, a, [row, ZERO_LANE])
+                at_c = emit_element_pointer(kernel, c, [row, LaneValue(first)])
                 text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{self._format_extra(row)})")
-                for m in (a, b, c, *((self.offsets,) if self.offsets else ())):
+                tables = (x.depths for x in (self.windows, self.lines) if x is not None)
+                for m in (a, b, c, *tables, *((self.offsets,) if self.offsets else ())):
                     kernel.scratch.record_access(m)
 
     def _format_extra(self, row: LaneValue) -> str:
-        """The further argument of a microkernel of pairs: which definition, or the offsets of the rows."""
+        """The further arguments of a microkernel: of pairs which definition, or the offsets of the rows; tables."""
+        if self.windows is not None:
+            rows = emit_element_pointer(self.kernel, self.windows.rows, [row])
+            return f", ptr {rows}, ptr {self.windows.depths.base}"
+        if self.lines is not None:
+            return f", ptr {self.lines.depths.base}"
         if self.offsets is not None:
             return f", ptr {emit_element_pointer(self.kernel, self.offsets, [row])}"
         return f", i1 {self.choice}" if self.choice else ""
@@ -244,9 +275,11 @@ class MatmulEmitter:
     ) -> str:
         """Define the microkernel of a panel; its name."""
         t = get_register_type(self.dtype, self.width)
-        a_depth = self.parts if self.pair else int(a.strides[1])
-        strides = (int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
-        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, self.add, self.pair, bool(self.flipped))
+        a_depth = self.parts if self.pair else int(a.strides[-1])
+        indexed = "a" if self.windows else "b" if self.lines else ""
+        strides = (0 if self.windows else int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
+        how = self.add, self.pair, bool(self.flipped), indexed
+        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, *how)
         if self.pair:
             exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None
             return require_pair_kernel(self.kernel, micro, exact)

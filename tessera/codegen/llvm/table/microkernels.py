@@ -25,7 +25,9 @@ class MicroKernel:
 
     C[r, n] (+)= sum over k of A[r, k] B[k, n], where A has strides (`a_row`, `a_depth`), B has row stride `b_row` and C
     `c_row`. With a `pair` product an element of B, and one k, is two numbers of 16 bits or four of 8, and the strides
-    of A count such numbers. With `offset` the sums of a row begin with a number of that row.
+    of A count such numbers. With `offset` the sums of a row begin with a number of that row. An indexed A
+    has A[r, k] at rows[r] + depths[k] bytes from `a`, an indexed B its row k at depths[k] bytes from `b`, as in an
+    implicit GEMM of windows (Dukhan 2019, the indirect convolution).
     """
 
     type: RegisterType
@@ -39,6 +41,7 @@ class MicroKernel:
     add: bool
     pair: PairProduct | None = None
     offset: bool = False
+    indexed: str = ""  # "a", "b" or none
 
     @property
     def unroll(self) -> int:
@@ -49,17 +52,20 @@ class MicroKernel:
     def name(self) -> str:
         """The name of the function, which encodes all fields."""
         word = ("add" if self.add else "set") + (f".{self.pair.name}" if self.pair else "")
-        word += ".offset" if self.offset else ""
+        word += (".offset" if self.offset else "") + (f".indexed.{self.indexed}" if self.indexed else "")
         strides = f"a{self.a_row}x{self.a_depth}.b{self.b_row}.c{self.c_row}"
         return f"ts.dot.{self.type.suffix}.{self.rows}x{self.vectors}x{self.depth}.{strides}.{word}"
 
     def text(self) -> Iterator[str]:
         """The function's lines."""
-        names = ("a", "b", "c", *(("offset",) if self.offset else ()))
+        more = ("offset",) if self.offset else {"a": ("rows", "depths"), "b": ("depths",)}.get(self.indexed, ())
+        names = ("a", "b", "c", *more)
         parameters = ", ".join(f"ptr noalias %{name}" for name in names)
         yield f"define internal void @{self.name}({parameters}) noinline #0 {{"
         yield "entry:"
         iterations = self.depth // self.unroll
+        if self.indexed == "a":
+            yield from self._load_rows()
         state = yield from self._load_offsets() if self.offset else self._clear()
         if iterations:
             state = yield from self._emit_loop(iterations, state)
@@ -86,6 +92,12 @@ class MicroKernel:
             yield f"  %o.{r} = shufflevector {t} %o.{r}.s, {t} poison, <{t.width} x i32> zeroinitializer"
         return {name: f"%o.{name.split('.')[0]}" for name in self._accumulator_names()}
 
+    def _load_rows(self) -> Iterator[str]:
+        """The offset of each row of A."""
+        for r in range(self.rows):
+            yield f"  %pr.{r} = getelementptr i64, ptr %rows, i64 {r}"
+            yield f"  %row.{r} = load i64, ptr %pr.{r}, align 8"
+
     def _emit_loop(self, iterations: int, state: AccumulatorNames) -> Generator[str, None, AccumulatorNames]:
         """The loop over K, unrolled; the accumulators after it."""
         yield "  br label %loop"
@@ -108,11 +120,20 @@ class MicroKernel:
         """One k: a row of B times each element of a column of A."""
         t = self._operand_type()
         e, own = t.element, self.pair.unit if self.pair else t.element
-        yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
+        if self.indexed:
+            yield f"  %pk.{tag} = getelementptr [1 x i64], ptr %depths, i64 {k}, i64 {more}"
+            yield f"  %depth.{tag} = load i64, ptr %pk.{tag}, align 8"
+        if self.indexed == "b":
+            yield f"  %pb.{tag} = getelementptr i8, ptr %b, i64 %depth.{tag}"
+        else:
+            yield f"  %pb.{tag} = getelementptr [{self.b_row} x {e}], ptr %b, i64 {k}, i64 {more * self.b_row}"
         for n in range(self.vectors):
             yield f"  %pb.{n}.{tag} = getelementptr {e}, ptr %pb.{tag}, i64 {n * t.width}"
             yield f"  %b.{n}.{tag} = load {t}, ptr %pb.{n}.{tag}, align {t.bits // 8}"
-        yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {own}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
+        if self.indexed == "a":
+            yield f"  %pa.{tag} = getelementptr i8, ptr %a, i64 %depth.{tag}"
+        else:
+            yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {own}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
         for r in range(self.rows):
             yield from self._broadcast_a(tag, r)
             for n in range(self.vectors):
@@ -127,7 +148,10 @@ class MicroKernel:
         t, to = self._operand_type(), f"%a.{r}.{tag}"
         e, own = t.element, self.pair.unit if self.pair else t.element
         aligned = t.bits // 8 // (self.pair.parts if self.pair else 1)
-        yield f"  %pa.{r}.{tag} = getelementptr {own}, ptr %pa.{tag}, i64 {r * self.a_row}"
+        step = (
+            f"i8, ptr %pa.{tag}, i64 %row.{r}" if self.indexed == "a" else f"{own}, ptr %pa.{tag}, i64 {r * self.a_row}"
+        )
+        yield f"  %pa.{r}.{tag} = getelementptr {step}"
         if t.width == 1:
             yield f"  {to} = load {e}, ptr %pa.{r}.{tag}, align {aligned}"
             return

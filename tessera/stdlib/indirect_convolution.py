@@ -1,0 +1,292 @@
+"""Indirect convolution: products whose windows are read in place, through tables of offsets (Dukhan 2019).
+
+Element (k, p) of a matrix of windows is element `places[p] + depths[k]` of the padded image: a window begins at its
+place, and its element k lies at a depth that is the same in all windows. So windows are neither written nor packed.
+
+Two forms differ in what the lanes of a register hold. *Outputs*: weights are packed once, an element of the image is
+broadcast, and windows may lie anywhere. *Places*: a row of the matrix is a line of the image, which must be contiguous.
+Windows with strides are such lines of the phases of the image, and the ends of rows, which are no windows, are computed
+and dropped (Anderson et al. 2017). It takes any number of outputs without empty lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tessera.core.symbolic_dim import ceil_divide, round_up
+from tessera.core.types import TensorType, int64
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.graph_launch import OutputMemory, launch
+from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import Value
+from tessera.ir.rewrite import UseDef
+from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape
+from tessera.ops.tensor import basic, elementwise, shape
+from tessera.stdlib.convolution import AXES, WindowProduct, find_windows, move_phases, resize
+
+# mypy: disable-error-code="operator, attr-defined, index"
+
+
+@kernel
+def pack_weights(weights, out, *, BK):
+    """out [G, blocks of O, K, BO] = weights [G, O, K], zeros after the last output, on the grid (G, blocks of O, blocks
+    of K)."""
+    g, o, k = tile.program_id(0), tile.program_id(1) * out.shape[3], tile.program_id(2) * BK
+    rows = tile.load(weights[g, o : o + out.shape[3], k : k + BK], edge="clip")
+    tile.store(out[g, tile.program_id(1), k : k + BK, :], tile.transpose(rows), edge="clip")
+
+
+@kernel
+def multiply_windows(image, weights, depths, out, *, windows, BP, BK):
+    """out [B · G, O, P] = the products of the windows of image [B, elements] and of packed weights [G, blocks of O, K,
+    BO], on the grid (B · G, blocks of P, blocks of O)."""
+    z, p, block = tile.program_id(0), tile.program_id(1) * BP, tile.program_id(2)
+    group, window, o = z % weights.shape[0], weights.shape[2], block * weights.shape[3]
+    first = find_places(p, out.shape[2], windows, BP) + group * windows["group"]
+    image_number, rest = z // weights.shape[0], window % BK if window % BK else BK
+    total = multiply_elements(image, weights, depths, image_number, group, first, block, 0, rest)
+    for k in tile.range(rest, window, BK):
+        total = total + multiply_elements(image, weights, depths, image_number, group, first, block, k, BK)
+    tile.store(out[z, o : o + weights.shape[3], p : p + BP], tile.transpose(total), edge="clip")
+
+
+def find_places(p, count, windows, BP):
+    """Where the windows p to p + BP begin; those after the last one begin where the first one does."""
+    counts, moves = windows["counts"], windows["moves"]
+    places = tile.cast(p + tile.arange(0, BP), "int32")
+    places = tile.where(places < count, places, 0)
+    plane = places // counts[2]
+    first = plane // counts[1] * moves[0] + plane % counts[1] * moves[1] + places % counts[2] * moves[2]
+    return tile.cast(first, "int64")
+
+
+def multiply_elements(image, weights, depths, z, group, first, block, k, BK):
+    """The products of elements k to k + BK of windows."""
+    seen = tile.load(image[z, first[:, None] + depths[k : k + BK][None, :]])
+    return tile.dot(seen, weights[group, block, k : k + BK, :])
+
+
+@kernel
+def multiply_lines(image, weights, depths, out, *, group_size, BO, BP, BK):
+    """out [B · G, O, P] = weights [G, O, K] times the lines of image [B, elements] that begin at `depths`, on the grid
+    (B · G, blocks of P, blocks of O)."""
+    z, p, o = tile.program_id(0), tile.program_id(1) * BP, tile.program_id(2) * BO
+    group, window = z % weights.shape[0], weights.shape[2]
+    first = tile.arange(0, BP) + (p + group * group_size)
+    image_number, rest = z // weights.shape[0], window % BK if window % BK else BK
+    total = multiply_rows(image, weights, depths, image_number, group, first, o, 0, BO, rest)
+    for k in tile.range(rest, window, BK):
+        total = total + multiply_rows(image, weights, depths, image_number, group, first, o, k, BO, BK)
+    tile.store(out[z, o : o + BO, p : p + BP], total, edge="clip")
+
+
+def multiply_rows(image, weights, depths, z, group, first, o, k, BO, BK):
+    """The products of the lines k to k + BK."""
+    seen = tile.load(image[z, depths[k : k + BK][:, None] + first[None, :]])
+    return tile.dot(tile.load(weights[group, o : o + BO, k : k + BK], edge="clip"), seen)
+
+
+LANES = 16  # outputs or places of a register
+DEEP = 256  # elements of windows that a program contracts in a row: a panel of weights fits the first cache
+MOST_PLACES, LEAST_PLACES = 196, 56  # windows of a program
+LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
+OUTPUT_BLOCKS = (32, 48, 80, 112, 144, 16)
+BROADCAST = 1.06  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
+MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
+SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
+MOST_OUTPUTS = 72  # rows of weights of a program
+
+
+@dataclass(frozen=True)
+class IndirectConvolution:
+    """A product of weights and windows that are read in place."""
+
+    product: WindowProduct
+
+    @property
+    def operands(self) -> tuple[Value, Value]:
+        """The image and the weights."""
+        return self.product.windows.image, self.product.weights
+
+    @cached_property
+    def taps(self) -> tuple[int, ...]:
+        """The taps along three axes."""
+        return self._extend(self.product.windows.taps)
+
+    @cached_property
+    def gaps(self) -> tuple[int, ...]:
+        """The elements of the image from one tap to the next."""
+        return self._extend(self.product.windows.dilations)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """The elements of the image from one window to the next."""
+        return self._extend(self.product.windows.strides)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The windows along three axes."""
+        return self._extend(self.product.windows.counts)
+
+    @property
+    def window(self) -> int:
+        """The elements of a window, with all channels."""
+        return int(get_shape(self.product.weights)[-1])
+
+    @property
+    def channels(self) -> int:
+        """The channels of a window."""
+        return self.window // math.prod(self.taps)
+
+    def _extend(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        return (1,) * (AXES - len(sizes)) + tuple(sizes)
+
+    def compute(self, image: Tensor, weights: Tensor) -> Tensor:
+        """The product, as [B, G, O, positions]."""
+        _, groups, outputs, _ = self.product.result
+        weights = shape.reshape(weights, shape=(groups, outputs, self.window))
+        image = shape.reshape(image, shape=(*image.shape[:2], *self._extend([int(n) for n in image.shape[2:]])))
+        made = self._multiply_lines(image, weights) if self.has_lines() else self._multiply_windows(image, weights)
+        return shape.reshape(made, shape=self.product.result)
+
+    def has_lines(self) -> bool:
+        """Whether lanes hold places."""
+        return self.estimate_lines() < self.estimate_windows()
+
+    # Lanes hold outputs.
+
+    @cached_property
+    def output_block(self) -> int:
+        """The outputs of a program."""
+        return min(OUTPUT_BLOCKS, key=self._estimate_outputs)
+
+    def _estimate_outputs(self, size: int) -> float:
+        """The cost of all outputs in blocks of a size, in lanes."""
+        vectors, blocks = size // LANES, ceil_divide(self.product.result[2], size)
+        return LANES * int(blocks) * (vectors if vectors == 3 else vectors // 2 * 2 + vectors % 2 * SINGLE)
+
+    def estimate_windows(self) -> float:
+        """The multiply-adds of a group of an image, with those of empty lanes."""
+        return BROADCAST * self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
+
+    def _multiply_windows(self, image: Tensor, weights: Tensor) -> Tensor:
+        batch, groups, outputs, positions = self.product.result
+        sizes = tuple(int(n) for n in image.shape[2:])
+        steps = math.prod(sizes), sizes[1] * sizes[2], sizes[2], 1
+        moves = tuple(a * b for a, b in zip(self.strides, steps[1:], strict=True))
+        places = choose_places(positions, 9 if self.output_block == 3 * LANES else 14)
+        blocks, deep = ceil_divide(outputs, self.output_block), min(self.window, DEEP)
+        packed = OutputMemory(TensorType((groups, blocks, self.window, self.output_block), image.dtype))
+        weights = launch(pack_weights, (groups, blocks, ceil_divide(self.window, 64)), weights, packed, BK=64)
+        image = shape.reshape(image, shape=(batch, -1))
+        depths = self._find_depths(steps, [range(0, t * g, g) for t, g in zip(self.taps, self.gaps, strict=True)])
+        memory = OutputMemory(TensorType((batch * groups, outputs, positions), image.dtype))
+        windows = {"counts": self.counts, "moves": moves, "group": self.channels * steps[0]}
+        grid = batch * groups, ceil_divide(positions, places), blocks
+        return launch(multiply_windows, grid, image, weights, depths, memory, windows=windows, BP=places, BK=deep)
+
+    def _find_depths(self, steps: Sequence[int], offsets: Sequence[Sequence[int]]) -> Tensor:
+        """Where the elements of a window lie after its first one, for steps of channels and offsets of taps."""
+        number = shape.iota(shape=(self.window,), axis=0, dtype=int64)
+        total: Any = number // math.prod(self.taps) * steps[0]
+        for axis, places in enumerate(offsets):
+            tap = number // math.prod(self.taps[axis + 1 :]) % self.taps[axis]
+            total = total + _select(tap, [n * steps[axis + 1] for n in places])
+        return total  # type: ignore[no-any-return]
+
+    # Lanes hold places.
+
+    @cached_property
+    def line(self) -> tuple[int, ...]:
+        """The sizes of a phase of the image: windows are some of its places."""
+        last = [(t - 1) * g // s for t, g, s in zip(self.taps, self.gaps, self.strides, strict=True)]
+        return tuple(c + n for c, n in zip(self.counts, last, strict=True))
+
+    @property
+    def reach(self) -> int:
+        """The places from the first window to the last."""
+        return sum((c - 1) * math.prod(self.line[a + 1 :]) for a, c in enumerate(self.counts)) + 1
+
+    def estimate_lines(self) -> float:
+        """The multiply-adds of a group of an image, with those of places that are no windows, and for its phases."""
+        block = choose_line(self.reach)
+        multiplied = self.window * max(self.product.result[2], 2) * block * int(ceil_divide(self.reach, block))
+        phases = math.prod(self.strides)
+        return multiplied + (MOVE * self.channels * phases * math.prod(self.line) if phases > 1 else 0)
+
+    def _multiply_lines(self, image: Tensor, weights: Tensor) -> Tensor:
+        batch, groups, outputs, _ = self.product.result
+        block = choose_line(self.reach)
+        number = ceil_divide(self.reach, block)
+        image, plane = self._split_phases(image, number * block - self.reach)
+        depths = self._find_line_depths(plane)
+        rows = ceil_divide(outputs, ceil_divide(outputs, MOST_OUTPUTS))
+        held = math.prod(self.line)
+        memory = OutputMemory(TensorType((batch * groups, outputs, held), image.dtype))
+        image = shape.reshape(image, shape=(batch, -1))
+        grid = batch * groups, number, ceil_divide(outputs, rows)
+        size = self.channels * math.prod(self.strides) * plane
+        blocks = {"BO": rows, "BP": block, "BK": min(self.window, DEEP)}
+        sums = launch(multiply_lines, grid, image, weights, depths, memory, group_size=size, **blocks)
+        lead = batch * groups, outputs
+        return resize(shape.reshape(sums, shape=(*lead, *self.line)), (*lead, *self.counts))
+
+    def _split_phases(self, image: Tensor, more: int) -> tuple[Tensor, int]:
+        """The image [B, C · phases, …] with `more` places at the end of each phase, and the places of a phase."""
+        axis = next(a for a in range(AXES) if a == AXES - 1 or self.line[a] > 1)
+        sizes = list(self.line)
+        sizes[axis] += int(ceil_divide(more, math.prod(sizes[axis + 1 :])))
+        wanted = [n * s for n, s in zip(sizes, self.strides, strict=True)]
+        image = resize(image, (*image.shape[:2], *wanted))
+        if max(self.strides) > 1:  # what is padded has no masks, so that its phases are shuffles, not gathers
+            image = move_phases(basic.fusion_barrier(image), self.strides)
+        return image, math.prod(sizes)
+
+    def _find_line_depths(self, plane: int) -> Tensor:
+        """Where the lines of a window's elements begin."""
+        steps = plane * math.prod(self.strides), self.line[1] * self.line[2], self.line[2], 1
+        offsets = []
+        for axis, (count, gap, stride) in enumerate(zip(self.taps, self.gaps, self.strides, strict=True)):
+            phase = plane * math.prod(self.strides[axis + 1 :])
+            offsets.append([n * gap // stride * steps[axis + 1] + n * gap % stride * phase for n in range(count)])
+        return self._find_depths((steps[0], 1, 1, 1), offsets)
+
+
+def _select(number: Tensor, values: Sequence[int]) -> Tensor:
+    """values[number], for a number within bounds."""
+    step = values[1] - values[0] if len(values) > 1 else 0
+    if list(values) == [n * step for n in range(len(values))]:
+        return number * step  # type: ignore[no-any-return]
+    total: Any = number * 0
+    for place, value in enumerate(values):
+        total = total + elementwise.where(elementwise.equal(number, place), value, 0)
+    return total  # type: ignore[no-any-return]
+
+
+def choose_places(positions: int, rows: int) -> int:
+    """The windows of a program, whose register tiles have so many rows, for the least empty rows."""
+
+    def estimate_cost(size: int) -> int:
+        whole, rest = divmod(size, rows)
+        return int(ceil_divide(positions, size)) * (whole * rows + (max(8, rest) if rest else 0) + 3)
+
+    return min(range(min(positions, LEAST_PLACES), min(positions, MOST_PLACES) + 1), key=estimate_cost)
+
+
+def choose_line(reach: int) -> int:
+    """The places of a line of a program, in whole registers, for the fewest after the last."""
+    sizes = range(min(SHORTEST_LINE, round_up(reach, LANES)), min(LONGEST_LINE, round_up(reach, LANES)) + 1, LANES)
+    return min(sizes, key=lambda size: ceil_divide(reach, size) * (size + 2))
+
+
+def match_indirect(uses: UseDef, weights: Value, columns: Value) -> IndirectConvolution | None:
+    """The product of weights and stacked windows as an indirect convolution, or None where it is none."""
+    found = find_windows(uses, weights, columns)
+    if found is None or 0 in (*found.result, get_shape(found.weights)[-1]):
+        return None
+    return IndirectConvolution(found)

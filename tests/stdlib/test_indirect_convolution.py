@@ -1,0 +1,98 @@
+"""Indirect convolutions on processors, in both forms, against PyTorch in f64."""
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tessera as ts  # noqa: E402
+from tessera.codegen.llvm import BACKEND  # noqa: E402
+from tessera.interp.tile import interpreter  # noqa: E402
+from tessera.runtime import driver  # noqa: E402
+from tessera.stdlib.indirect_convolution import IndirectConvolution, choose_line, choose_places  # noqa: E402
+
+# name: rank, image, weights, arguments
+CASES = {
+    "padding": (2, (2, 3, 7, 9), (5, 3, 3, 3), {"padding": 1}),
+    "strides": (2, (1, 5, 10, 11), (17, 5, 3, 2), {"padding": 1, "stride": (2, 3)}),
+    "dilation and strides": (2, (2, 3, 12, 14), (4, 3, 3, 3), {"padding": 2, "dilation": (2, 3), "stride": 2}),
+    "strides over the window": (2, (2, 3, 13, 14), (4, 3, 2, 2), {"stride": 3}),
+    "groups": (2, (2, 6, 8, 5), (4, 3, 3, 3), {"groups": 2, "padding": 1}),
+    "groups and strides": (2, (2, 6, 8, 5), (36, 3, 3, 3), {"groups": 2, "padding": 1, "stride": 2}),
+    "1-D": (1, (2, 6, 40), (20, 6, 5), {"padding": 3, "dilation": 2}),
+    "3-D": (3, (1, 4, 5, 6, 7), (3, 4, 3, 2, 3), {"stride": (1, 2, 1), "dilation": (2, 1, 3), "padding": 2}),
+    "deep, many outputs and places": (2, (1, 65, 16, 15), (75, 65, 2, 2), {"stride": 1}),
+}
+FORMS = {"places": True, "outputs": False}
+
+
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch):
+    monkeypatch.setattr(IndirectConvolution, "has_lines", lambda self: FORMS[request.param])
+    return request.param
+
+
+def draw(*shape, dtype=np.float32):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def lower(rank, named, x, w):
+    def convolve(x, w):
+        return getattr(ts, f"conv{rank}d")(x, w, **named)
+
+    return driver.lower(ts.jit(convolve).trace(x, w).function, "llvm")["tile"]
+
+
+def expect(rank, named, x, w):
+    tensors = (torch.tensor(a.astype("f8")) for a in (x, w))
+    return getattr(torch.nn.functional, f"conv{rank}d")(*tensors, **named).numpy()
+
+
+@pytest.mark.parametrize(
+    "case, dtype", [*((case, "f4") for case in CASES), ("groups and strides", "f8"), ("3-D", "f8")]
+)
+def test_windows_read_in_place_are_the_convolution(case, dtype, form):
+    rank, image, weights, named = CASES[case]
+    x, w = draw(*image, dtype=dtype), draw(*weights, dtype=dtype)
+    module = lower(rank, named, x, w)
+    assert {"places": "multiply_lines", "outputs": "multiply_windows"}[form] in [f.name for f in module.functions]
+    got, want = driver.make_runtime(module, "llvm").run((x, w))[0], expect(rank, named, x, w)
+    np.testing.assert_allclose(got, want, rtol=0, atol=(1e-6 if dtype == "f4" else 1e-14) * 4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", ["strides", "3-D"])
+def test_the_tile_interpreter_agrees(case, form):
+    rank, image, weights, named = CASES[case]
+    x, w = draw(*image), draw(*weights)
+    (got,) = interpreter.run(lower(rank, named, x, w), [x, w])
+    want = expect(rank, named, x, w)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_products_gather_nothing(form):
+    """Tables of offsets are all that is computed for windows."""
+    rank, image, weights, named = CASES["deep, many outputs and places"]
+    text = BACKEND.emit(lower(rank, named, draw(*image), draw(*weights)), {"vector_bytes": 64}).text("kernels.ll")
+    kernels = re.findall(r"^define [^\n]*@multiply_(?:lines|windows)\(.*?^}", text, re.M | re.S)
+    assert len(kernels) == 1 and "masked.gather" not in kernels[0]
+    letter = {"places": "b", "outputs": "a"}[form]
+    assert len(set(re.findall(rf"call void @ts\.dot\S+\.(add|set)\.indexed\.{letter}\(", kernels[0]))) == 2
+
+
+def test_few_outputs_lie_beside_many_places():
+    """Lanes hold outputs where there are whole registers of them and windows have strides, and places for few."""
+
+    def name(outputs, stride):
+        return lower(2, {"stride": stride, "padding": 1}, draw(1, 16, 33, 33), draw(outputs, 16, 3, 3)).functions
+
+    assert any("multiply_lines" in f.name for f in name(9, 1))
+    assert any("multiply_windows" in f.name for f in name(64, 2))
+
+
+def test_blocks_waste_little():
+    for positions in (1, 49, 63, 196, 197, 784, 3136):
+        size = choose_places(positions, 14)
+        assert size <= 196 and -(-positions // size) * size <= max(1.15 * positions, positions + 13)
+        assert choose_line(positions) % 16 == 0
