@@ -40,6 +40,7 @@ from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, 
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.extreme_places import PART_ELEMENTS, find_extreme, find_in_parts
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -457,7 +458,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(reduce.argmin, reduce.argmax)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The place of an extreme along an outer axis by two reductions, as the first element that is equal to it.
+    """The place of an extreme along an outer axis by two reductions, as the first element that is equal to it, and of
+    few long rows by parts.
 
     A kernel that carries pairs would exchange both between its threads in each iteration.
     """
@@ -466,23 +468,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if plan.parallel is None or axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
         return None
     at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
-    if at == last or int(sizes[at]) >= 1 << 31:
+    if int(sizes[at]) >= 1 << 31:
         return None
-    extreme = reduce.min if node.op is reduce.argmin else reduce.max
-
-    def find(x: Tensor) -> Tensor:
-        best = extreme(x, axis=(at,), keepdims=True)
-        # Where there is NaN, it is the extreme.
-        found = elementwise.where(
-            elementwise.equal(best, best), elementwise.equal(x, best), elementwise.not_equal(x, x)
-        )
-        places = shape.iota(shape=tuple(int(n) for n in sizes), axis=at, dtype=int32)
-        first = reduce.min(
-            elementwise.where(found, places, int(sizes[at])), axis=(at,), keepdims=node.attrs["keepdims"]
-        )
-        return cast(first, dtype=get_tensor_type(node.out).dtype)
-
-    return LibraryLowering(node.args, find)
+    if at == last:
+        rows = math.prod(int(n) for n in sizes) // int(sizes[at])
+        long = 2 * PART_ELEMENTS <= int(sizes[at]) and rows * int(sizes[at]) < 1 << 31
+        divided = long and type.dtype.is_float and 2 * rows <= plan.parallel
+        return LibraryLowering(node.args, lambda x: find_in_parts(node, x, int(sizes[at]))) if divided else None
+    return LibraryLowering(node.args, lambda x: find_extreme(node, x, at))
 
 
 @library_lowerings(decompositions.solve, decompositions.cholesky)
