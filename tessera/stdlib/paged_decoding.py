@@ -69,12 +69,20 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
     """
     b, g, begin, end = place_of_pages
     shared, size, D = keys.shape[1], keys.shape[2], keys.shape[3]
-    of_key, of_value = group * shared + g, (group + 1) * shared + g
+    of_key, of_value, first = group * shared + g, (group + 1) * shared + g, g * group
     page, row = past[b] // size, past[b] % size
+    if cos is None:
+        left, right = tile.cast(tile.load(heads[b, first : first + BM, :], edge="clip"), keys.dtype), None
+    else:
+        x = tile.load(heads[b, first : first + BM, 0 : D // 2], edge="clip")
+        y = tile.load(heads[b, first : first + BM, D // 2 : D], edge="clip")
+        c, s = cos[b, :][None, :], sin[b, :][None, :]
+        left, right = tile.cast(x * c - y * s, keys.dtype), tile.cast(y * c + x * s, keys.dtype)
     if count[b] > 0 and page >= begin and page < end:
         tile.assert_(page < table.shape[1], "a cache is written past its end", past[b])
         number = table[b, page]
         tile.assert_(number >= 0, "a cache is written where it has no page", past[b])
+        v = tile.cast(heads[b, of_value, :], values.dtype)
         if cos is None:
             keys[number, g, row, :] = tile.cast(heads[b, of_key, :], keys.dtype)
         else:
@@ -82,16 +90,7 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
             c, s = cos[b, :], sin[b, :]
             keys[number, g, row, 0 : D // 2] = tile.cast(x * c - y * s, keys.dtype)
             keys[number, g, row, D // 2 : D] = tile.cast(y * c + x * s, keys.dtype)
-        values[number, g, row, :] = tile.cast(heads[b, of_value, :], values.dtype)
-    first = g * group
-    if cos is None:
-        left = tile.cast(tile.load(heads[b, first : first + BM, :], edge="clip"), keys.dtype)
-        right = None
-    else:
-        x = tile.load(heads[b, first : first + BM, 0 : D // 2], edge="clip")
-        y = tile.load(heads[b, first : first + BM, D // 2 : D], edge="clip")
-        c, s = cos[b, :][None, :], sin[b, :][None, :]
-        left, right = tile.cast(x * c - y * s, keys.dtype), tile.cast(y * c + x * s, keys.dtype)
+        values[number, g, row, :] = v
     return left, right
 
 
