@@ -58,6 +58,9 @@ class LoweringPlan:
     power_of_two_tiles: bool = False
     collapse: bool = False  # adjacent dims that every access walks as one become one
     shares_rows: bool = False  # kernels of rows store what other kernels read of the rows, too
+    # Elements of a row that each program of a product of this row with a matrix computes itself, with the reductions
+    # that this takes; 0: a kernel before the product computes it.
+    own_row: int = 0
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None

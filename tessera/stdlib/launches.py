@@ -41,6 +41,7 @@ from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, 
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.extreme_places import PART_ELEMENTS, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
@@ -493,7 +494,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(reduce.argmin, reduce.argmax)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The place of an extreme along an outer axis, whose threads exchange pairs of a value and a place only at the end.
+    """The place of an extreme along an outer axis, whose threads exchange pairs of a value and a place only at the end,
+    and of few long rows by parts.
 
     A kernel that carries pairs along the axis would exchange both in each iteration.
     """
@@ -502,7 +504,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if plan.parallel is None or axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
         return None
     at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
-    if at == last or int(sizes[at]) >= 1 << 31 or type.dtype.bits < 8 or type.dtype == bool_:
+    if int(sizes[at]) >= 1 << 31:
+        return None
+    if at == last:
+        rows = math.prod(int(n) for n in sizes) // int(sizes[at])
+        long = 2 * PART_ELEMENTS <= int(sizes[at]) and rows * int(sizes[at]) < 1 << 31
+        divided = long and type.dtype.is_float and 2 * rows <= plan.parallel
+        return LibraryLowering(node.args, lambda x: find_in_parts(node, x, int(sizes[at]))) if divided else None
+    if type.dtype.bits < 8 or type.dtype == bool_:
         return None
 
     def find(x: Tensor) -> Tensor:

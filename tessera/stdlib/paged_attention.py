@@ -117,16 +117,18 @@ def sum_pages(queries, right, keys, values, table, place_of_pages, place, total,
         cols = page * size + tile.arange(0, size)
         held = (cols < total)[:, None]  # 0 · NaN after a cache's end is NaN
         half = queries.shape[1]
-        scores = multiply_rows(queries, keys, number, g, 0, half, narrow)
+        k = tile.load(keys[number, g, :, 0:half])
+        other = None if right is None else tile.load(keys[number, g, :, half : 2 * half])
+        v = tile.load(values[number, g, :, :], mask=held)  # arrives while scores are computed
+        scores = multiply_rows(queries, k, narrow)
         if right is not None:
-            scores = scores + multiply_rows(right, keys, number, g, half, 2 * half, narrow)
+            scores = scores + multiply_rows(right, other, narrow)
         seen = (cols[None, :] <= place[:, None]) & (cols < total)[None, :]
         if window > 0:
             seen = seen & (cols[None, :] > place[:, None] - window)
         scores = tile.where(seen, scores, -math.inf)
         m, p, old = online_softmax_weights(scores, m, scale * LOG2_E, narrow)
         l = l * old + tile.sum(p, axis=-1)
-        v = tile.load(values[number, g, :, :], mask=held)
         v = v if narrow else tile.cast(v, f32)
         if rows < 8 and not narrow:
             acc = acc * old[:, None] + tile.sum(p[:, :, None] * v[None, :, :], axis=1)
@@ -135,9 +137,8 @@ def sum_pages(queries, right, keys, values, table, place_of_pages, place, total,
     return acc, m, l
 
 
-def multiply_rows(queries, keys, number, g, first, last, narrow):
+def multiply_rows(queries, k, narrow):
     """The products of rows of queries and the keys of a page, over some features."""
-    k = tile.load(keys[number, g, :, first:last])
     if narrow:
         scores = tile.dot(queries, tile.transpose(k))
     elif queries.shape[0] < 8:

@@ -3,6 +3,7 @@ append and attention kernels of FlashInfer, Ye et al. 2025), in one launch for e
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tessera.core.types import TensorType, bf16, f16, f32
@@ -14,9 +15,11 @@ from tessera.ops.tensor.shape import reshape
 from tessera.stdlib.attention import LOG2_E
 from tessera.stdlib.paged_attention import TENSOR_ROWS, choose_pages, choose_parts, store_part, sum_pages
 from tessera.stdlib.routine import is_for_gpu
-from tessera.stdlib.split_keys import combine, round_to_power
+from tessera.stdlib.split_keys import combine, combine_row, round_to_power
 
 # mypy: disable-error-code="operator, attr-defined, index"
+
+ROW_ELEMENTS = 1 << 13  # of parts of one request, which the product that follows combines
 
 
 @kernel
@@ -66,12 +69,20 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
     """
     b, g, begin, end = place_of_pages
     shared, size, D = keys.shape[1], keys.shape[2], keys.shape[3]
-    of_key, of_value = group * shared + g, (group + 1) * shared + g
+    of_key, of_value, first = group * shared + g, (group + 1) * shared + g, g * group
     page, row = past[b] // size, past[b] % size
+    if cos is None:
+        left, right = tile.cast(tile.load(heads[b, first : first + BM, :], edge="clip"), keys.dtype), None
+    else:
+        x = tile.load(heads[b, first : first + BM, 0 : D // 2], edge="clip")
+        y = tile.load(heads[b, first : first + BM, D // 2 : D], edge="clip")
+        c, s = cos[b, :][None, :], sin[b, :][None, :]
+        left, right = tile.cast(x * c - y * s, keys.dtype), tile.cast(y * c + x * s, keys.dtype)
     if count[b] > 0 and page >= begin and page < end:
         tile.assert_(page < table.shape[1], "a cache is written past its end", past[b])
         number = table[b, page]
         tile.assert_(number >= 0, "a cache is written where it has no page", past[b])
+        v = tile.cast(heads[b, of_value, :], values.dtype)
         if cos is None:
             keys[number, g, row, :] = tile.cast(heads[b, of_key, :], keys.dtype)
         else:
@@ -79,16 +90,7 @@ def append_position(heads, cos, sin, keys, values, table, past, count, place_of_
             c, s = cos[b, :], sin[b, :]
             keys[number, g, row, 0 : D // 2] = tile.cast(x * c - y * s, keys.dtype)
             keys[number, g, row, D // 2 : D] = tile.cast(y * c + x * s, keys.dtype)
-        values[number, g, row, :] = tile.cast(heads[b, of_value, :], values.dtype)
-    first = g * group
-    if cos is None:
-        left = tile.cast(tile.load(heads[b, first : first + BM, :], edge="clip"), keys.dtype)
-        right = None
-    else:
-        x = tile.load(heads[b, first : first + BM, 0 : D // 2], edge="clip")
-        y = tile.load(heads[b, first : first + BM, D // 2 : D], edge="clip")
-        c, s = cos[b, :][None, :], sin[b, :][None, :]
-        left, right = tile.cast(x * c - y * s, keys.dtype), tile.cast(y * c + x * s, keys.dtype)
+        values[number, g, row, :] = v
     return left, right
 
 
@@ -119,7 +121,8 @@ def decode_position(
     if parts > 1:
         memories = [OutputMemory(TensorType((parts, *s), f32)) for s in ((*lead, width), lead, lead)]
         keys, values, *found = launch(append_and_attend_part, (parts, shared, batch), *given, *memories, **attrs)
-        out = combine(found, kind, attrs["scale"] * LOG2_E)
+        row = is_for_gpu() and parts * math.prod(kind.shape) <= ROW_ELEMENTS and batch == 1
+        out = (combine_row if row else combine)(found, kind, attrs["scale"] * LOG2_E)
     else:
         keys, values, out = launch(append_and_attend, (1, shared, batch), *given, OutputMemory(kind), **attrs)
     return reshape(out, shape=(batch, 1, group * shared, width)), keys, values

@@ -6,7 +6,9 @@ one low value (or none) for each block, computed in f32.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +22,7 @@ from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import zeros
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.elementwise import bitwise_and, shift_right
+from tessera.ops.tensor.reduce import sum as sum_
 from tessera.ops.tensor.shape import concatenate, expand_dims, gather, permute, reshape
 from tessera.stdlib.quantised_kernels import (
     byte_product,
@@ -146,6 +149,8 @@ def quantised_matmul(x: Any, matrix: QuantisedMatrix) -> Tensor:
     if not m:
         return reshape(zeros((m, n)), shape=(*lead, n))
     step = _choose_gpu_step()
+    if m == 1 and step is GPU_STEP:
+        return reshape(multiply_row(reshape(x, shape=(k,)), matrix), shape=(*lead, n))
     rows = reshape(x, shape=(m, k))
     y = _multiply_on_processor(rows, matrix) if step is None else _multiply_on_gpu(rows, matrix, step)
     return reshape(y, shape=(*lead, n))
@@ -186,6 +191,29 @@ def _multiply_on_gpu(x: Tensor, matrix: QuantisedMatrix, step: tuple[int, int]) 
     return launch(gpu_packed_product if matrix.packed else gpu_byte_product,
                   lambda c: (tile.cdiv(m, c["BM"]), tile.cdiv(n, c["BN"])), blocks, codes, matrix.scale, matrix.low,
                   out=out)  # fmt: skip
+
+
+def multiply_row(x: Tensor, matrix: QuantisedMatrix) -> Tensor:
+    """The product of one row x [K] as sums over the blocks of each row of W: [N].
+
+    The kernels of reductions have no loop for it, and take in what makes x and what follows.
+    """
+    n, count = matrix.scale.shape
+    codes, scale = reshape(as_tensor(matrix.codes), shape=(n, count, -1)), cast(as_tensor(matrix.scale), dtype=f32)
+    if matrix.packed:
+        halves = reshape(x, shape=(count, 2, HALF))
+        pairs = [
+            (cast(bitwise_and(codes, 15), dtype=f32), halves[:, 0]),
+            (cast(shift_right(codes, 4), dtype=f32), halves[:, 1]),
+        ]
+    else:
+        pairs = [(cast(codes, dtype=f32), reshape(x, shape=(count, matrix.block)))]
+    products = [c * expand_dims(v, 0) for c, v in pairs]
+    found = sum_(functools.reduce(operator.add, products), axis=2) * scale
+    if matrix.low is not None:
+        totals = functools.reduce(operator.add, [sum_(v, axis=1) for _, v in pairs])
+        found = found + cast(as_tensor(matrix.low), dtype=f32) * expand_dims(totals, 0)
+    return sum_(found, axis=1)
 
 
 def _split_blocks(x: Tensor, matrix: QuantisedMatrix) -> tuple[Any, Tensor]:

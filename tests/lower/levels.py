@@ -20,6 +20,8 @@ PLANS = {
     "default": LoweringPlan(),
     "small": SMALL,
     "parallel": LoweringPlan(programs=1000, flash=False),
+    "own rows": LoweringPlan(programs=1, own_row=4096, vector_products=1, collapse=True, parallel=8, shares_rows=True),
+    "small own rows": replace(SMALL, own_row=4096, vector_products=1, collapse=True, parallel=8),
     "reshaped": replace(SMALL, result_lanes=5, collapse=True, peel=True, stack_views=False, vector_products=1),
 }
 

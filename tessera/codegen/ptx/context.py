@@ -233,6 +233,7 @@ class EntryState:
     isa_version: tuple[int, int] = (0, 0)  # the PTX ISA version that the text needs; (0, 0): the architecture's first
     min_resident_blocks: int = 0  # `.minnctapersm`; 0 leaves the register count to ptxas
     odd_byte_params: set[int] = field(default_factory=set)  # 8-bit parameters of odd length that 16-bit atomics access
+    waits_in_body: bool = False  # whether loads of constants come before the wait for the kernel ahead
     loop_counters: dict[Node, str] = field(default_factory=dict)  # iteration counts of loops that print
     exit_label: str = ""  # the label at the end of the entry, once something branches there
 
@@ -403,6 +404,7 @@ class KernelEntry:
     isa: tuple[int, int] = (0, 0)  # the PTX ISA version, where the architecture's first one does not suffice
     linear_grid: bool = False  # whether the launch has a linear grid
     odd_byte_params: Collection[int] = ()  # 8-bit parameters of odd length that 16-bit atomics access
+    early_loads: bool = False  # whether it loads inputs of the program before the kernel ahead has ended
 
     def describe(self) -> dict[str, Any]:
         """The entry as manifest data."""
@@ -411,6 +413,7 @@ class KernelEntry:
         more |= {"folded": True} if self.linear_grid else {}
         more |= {"halves": sorted(self.odd_byte_params)} if self.odd_byte_params else {}
         more |= {"cluster": self.cluster} if self.cluster > 1 else {}
+        more |= {"early": True} if self.early_loads else {}
         return {"threads": self.threads, "shared": self.shared, **more, **self.sites}
 
 
@@ -476,15 +479,22 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
         with ctx.text.at_entry_head():  # after what reads no memory that kernels write
             if not ctx.team.producer_threads:  # whose blocks take a multiprocessor each: others would take their room
                 ctx.text.do("griddepcontrol.launch_dependents")
-            ctx.text.do("griddepcontrol.wait")
+            if not entry.waits_in_body:
+                ctx.text.do("griddepcontrol.wait")
     lines = (*_format_header(ctx, len(maps)), *ctx.text.assemble(prologue), "}", "")
     if _count_parameter_bytes(ctx, len(maps)) > MAX_PARAMETER_BYTES:
         entry.isa_version = max(entry.isa_version, LARGE_PARAMETERS_ISA)
     return KernelEntry(
         lines, ctx.team.block_threads, allocator.shared_bytes, tuple(maps), programs,
         grid.cluster.size if grid.cluster is not None else 1, entry.hidden.describe(), entry.isa_version,
-        bool(grid.linear), entry.odd_byte_params,
+        bool(grid.linear), entry.odd_byte_params, entry.waits_in_body,
     )  # fmt: skip
+
+
+def wait_for_kernel_ahead(ctx: EmissionContext) -> None:
+    """Programmatic dependent launch: wait here, rather than at the entry's head, until the kernel ahead has ended."""
+    ctx.entry.waits_in_body = True
+    ctx.text.do("griddepcontrol.wait")
 
 
 def _count_parameter_bytes(ctx: EmissionContext, maps: int) -> int:

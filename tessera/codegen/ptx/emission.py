@@ -3,21 +3,25 @@ makes a PTX entry of that kind of the function that every pass has prepared."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.artifact import parse_size
 from tessera.codegen.host_plan import build_host_plan, find_aliased_kernels
 from tessera.codegen.ptx.context import (
     VECTOR_BYTES,
+    WITHOUT_DEPENDENT_LAUNCH,
+    EmissionContext,
     KernelEntry,
     PtxMemRef,
     bind_parameters,
     find_vector_length,
     finish_entry,
     make_context,
+    wait_for_kernel_ahead,
 )
 from tessera.codegen.ptx.emitter import emit_block
 from tessera.codegen.ptx.layout import (
@@ -94,13 +98,33 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
     ctx.entry.min_resident_blocks = get_fact(function, "resident")
     ctx.grid.rank, ctx.grid.linear = max((len(g) for g in grids), default=1), find_linear_grid(grids)
     bind_parameters(ctx, facts.alignments)
-    emit_block(ctx, ctx.function.body)
+    _emit_body(ctx)
     if ctx.entry.exit_label:
         text.label(ctx.entry.exit_label)
     if "meeting" in ctx.entry.hidden.used:
         exit_grid_barrier(ctx)
     text.line("ret")
     return finish_entry(ctx)
+
+
+def _emit_body(ctx: EmissionContext) -> None:
+    """Emit the nodes; loads of constants at the begin come before the wait for the kernel ahead (`finish_entry`)."""
+    body, constants = ctx.function.body, get_fact(ctx.function, "constants", ())
+    kept = {ctx.function.params[i] for i in constants}
+    early = list(itertools.takewhile(lambda n: _reads_constants(n, kept), body.nodes))
+    while early and early[-1].op is not tile.load:
+        early.pop()
+    if not early or ctx.entry.arch in WITHOUT_DEPENDENT_LAUNCH:
+        emit_block(ctx, body)
+        return
+    emit_block(ctx, replace(body, nodes=tuple(early)))
+    wait_for_kernel_ahead(ctx)
+    emit_block(ctx, replace(body, nodes=body.nodes[len(early) :]))
+
+
+def _reads_constants(node: Node, constants: Collection[Value]) -> bool:
+    """Whether a node computes from registers alone, or loads from memory that no kernel of the program writes."""
+    return node.args[0] in constants if node.op is tile.load else not (node.op.effects or node.regions)
 
 
 KERNEL_EMITTERS: dict[str, Callable[[Function, SourceFiles | None], KernelEntry]] = {
@@ -407,8 +431,26 @@ def _record_launches(
     function: Function, arch: str, grids: Sequence[tuple[Size, ...]], noalias: bool, plan: Mapping[str, Any]
 ) -> Function:
     alignments = tuple(_parameter_alignments(plan, function))
-    special = {"rounding": True} if has_policies(function) else {}
+    special: dict[str, Any] = {"rounding": True} if has_policies(function) else {}
+    if constants := _list_constants(plan, function):
+        special["constants"] = constants
     return set_facts(function, arch=arch, grids=tuple(grids), noalias=noalias, alignments=alignments, **special)
+
+
+def _list_constants(plan: Mapping[str, Any], function: Function) -> tuple[int, ...]:
+    """The parameters that are always inputs of a program none of whose kernels writes them.
+
+    The first kernel of a program begins when all is done that was queued before it; so its inputs are in memory when
+    any of its kernels begins. Of programs with loops or work of the host none are known.
+    """
+    if "steps" in plan or "calls" in plan:
+        return ()
+    changed = {*plan["written"], *(i for pair in plan.get("reused", ()) for i in pair)}
+    kept = {i for i, p in enumerate(plan["params"]) if p["role"] == "input"} - changed
+    args = [each["args"] for each in plan["launches"] if each["kernel"] == function.name]
+    return tuple(
+        i for i in range(len(function.params)) if args and all(given[i].get("param") in kept for given in args)
+    )
 
 
 def _parameter_alignments(plan: Mapping[str, Any], function: Function) -> list[int]:

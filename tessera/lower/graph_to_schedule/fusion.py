@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tessera.core.symbolic_dim import Size, estimate_size, order_of_size
+from tessera.core.symbolic_dim import Size, estimate_size, order_of_size, symbol_names
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import UseDef, has_effect
 from tessera.ir.rules import Op, Rules
@@ -92,6 +92,17 @@ class FusionCluster:
         """How often a value at a point is recomputed where programs share nothing."""
         return math.prod(estimate_size(self.extents[d]) for d in self.find_unused_dims(point) if d != self.row)
 
+    @property
+    def sums_rows(self) -> bool:
+        """Whether its rows are reduced to numbers: no program stores a row."""
+        return self.row is not None and self.row >= self.parallel and self.product is None
+
+    def find_free_dim(self, points: Collection[AccessPoint], extent: Size) -> int | None:
+        """A dim that a reduction at some points can share with others that have run along it before."""
+        used = frozenset().union(*(p.dims for p in points))
+        dims = range(self.parallel, len(self.extents))
+        return next((d for d in dims if d not in used and self.extents[d] == extent), None)
+
     def add_reduction_dims(self, node: Node) -> None:
         """New dims for the axes that a node reduces."""
         first = len(self.extents)
@@ -129,7 +140,7 @@ class KernelFusion:
     """The fusion decision in progress: clusters so far, values that must be roots, and operands of dots.
 
     `memory` are the values that become roots in any case. `gathers` says that threads read each element by itself, so
-    that indices with divisions cost no more than others.
+    that indices with divisions cost no more than others. `own_row` as in `LoweringPlan`.
     """
 
     function: Function
@@ -141,6 +152,8 @@ class KernelFusion:
     shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
     gathers: bool = False
+    least_results: int = 1  # of a kernel whose rows are reduced part by part
+    own_row: int = 0  # elements of a row that each program of a product of the row computes; 0: they are in memory
 
     def run(self) -> list[FusionCluster]:
         """The clusters in execution order; a launched node is a cluster with nothing inlined."""
@@ -352,6 +365,8 @@ class KernelFusion:
         if any(v in self.uses and is_widening(self.uses[v]) for v in self.uses[value].args):
             return False
         found = [n for n in self.walk_producers(value) if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
+        if all(c.sums_rows for c in wanting):
+            found = [n for n in found if not self.reduces_own_row(n)]
         axes = {axis for n in found for axis in find_reduced_axes(n)}
         rows = {a for c in wanting if c.row is not None for p in c.points(value) for a in p.axes_along(c.row)}
         if not axes or not rows or not rows.isdisjoint(axes):
@@ -366,7 +381,26 @@ class KernelFusion:
         count = max((cluster.count_recomputations(p) for p in cluster.points(value)), default=1)
         if cluster.row is None or count < MIN_RECOMPUTATIONS or self.is_cheap(value):
             return False
+        if cluster.sums_rows and self.is_of_own_row(value, cluster):
+            return False
         return self.depends_through_pointwise(value, *REDUCTIONS)
+
+    def is_of_own_row(self, value: Value, cluster: FusionCluster) -> bool:
+        """Whether a value is one of a short row that a kernel reads, or that reductions of such rows make: a norm.
+
+        Each program of a product of the row then computes it, instead of a kernel before the product. What depends on
+        the results of another product alone is computed once, in the epilogue of that.
+        """
+        if not self.own_row or symbol_names(get_shape(value)) or _estimate_count(value) > self.own_row:
+            return False
+        found = [n for n in self.walk_producers(value, kept=cluster.access_points) if n.op in REDUCTIONS]
+        return not found or any(map(self.reduces_own_row, found))
+
+    def reduces_own_row(self, node: Node) -> bool:
+        """Whether a node reduces a row that is short enough for each program of a product to reduce it."""
+        if node.op not in REDUCTIONS or not self.own_row or symbol_names(get_shape(node.args[0])):
+            return False
+        return _estimate_count(node.args[0]) <= self.own_row
 
     def is_cheap_beside_reductions(self, value: Value) -> bool:
         """Whether a value takes a few cheap ops to compute from memory and from results of reductions."""
@@ -427,12 +461,15 @@ def form_clusters(
     function: Function,
     launched: frozenset[Op] = frozenset(),
     kept: frozenset[Value] = frozenset(),
-    shares_rows: bool = False,
-    gathers: bool = False,
+    plan: lowering_plan.LoweringPlan | None = None,
 ) -> list[FusionCluster]:
     """The kernels that compute a function, in order; the values `kept` are in memory in any case."""
-    uses, how = UseDef(function, nested=False), {"shares_rows": shares_rows, "gathers": gathers}
-    return KernelFusion(function, launched, uses, forced_roots=set(kept), **how).run()  # type: ignore[arg-type]
+    plan = plan or lowering_plan.LoweringPlan()
+    fusion = KernelFusion(
+        function, launched, UseDef(function, nested=False), forced_roots=set(kept), shares_rows=plan.shares_rows,
+        gathers=plan.parallel is not None, own_row=plan.own_row, least_results=plan.programs,
+    )  # fmt: skip
+    return fusion.run()
 
 
 @_FUSION_RULES(*CONSTANTS)
@@ -495,11 +532,68 @@ def _find_single_point(node: Node, wanting: list[FusionCluster]) -> AccessPoint 
 
 @_FUSION_RULES(*REDUCTIONS)
 def _(fusion, node, wanting):
-    point = _find_single_point(node, wanting)
     axes = find_reduced_axes(node)
-    if point is None or len(axes) != 1:
+    if len(axes) != 1 or len(wanting) != 1:
         return False
-    return _assign_reduction_dim(fusion, node, wanting[0], point, get_shape(node.args[0])[axes[0]])
+    (cluster,), points = wanting, wanting[0].points(node.out)
+    if any(p.guards or not p.is_clean for p in points):
+        return False
+    extent = get_shape(node.args[0])[axes[0]]
+    if len(points) == 1 and _assign_reduction_dim(fusion, node, cluster, points[0], extent):
+        return True
+    return fusion.own_row > 0 and _share_reduction_dim(fusion, node, cluster, points, extent)
+
+
+def _share_reduction_dim(
+    fusion: KernelFusion, node: Node, cluster: FusionCluster, points: Sequence[AccessPoint], extent: Size
+) -> bool:
+    """Whether a reduction runs in a kernel that reduces rows to numbers; it is then noted.
+
+    It runs along a dim that reductions before it have run along, or one of its own. Its results are computed once,
+    such as those of both halves of a product's columns; or they are of the kernel's own row.
+    """
+    if cluster.product is not None or symbol_names((*cluster.extents, extent)):
+        return False
+    own = fusion.reduces_own_row(node) and cluster.sums_rows and all(map(cluster.find_unused_dims, points))
+    if not (own or _is_computed_once(fusion, node, cluster, points, extent)):
+        return False
+    if _prefers_product(fusion, node, cluster) or not (cluster.row is None or cluster.sums_rows):
+        return False
+    dim = cluster.find_free_dim(points, extent)
+    if dim is None:
+        cluster.add_reduction_dims(node)
+        (dim,) = cluster.reduced[node.out]
+    cluster.reduced[node.out] = (dim,)
+    cluster.row = dim if cluster.row is None else cluster.row
+    return True
+
+
+def _is_computed_once(
+    fusion: KernelFusion, node: Node, cluster: FusionCluster, points: Sequence[AccessPoint], extent: Size
+) -> bool:
+    """Whether a kernel needs each result of a reduction once: one of each of its results, or of short parts of rows."""
+    results = math.prod(int(n) for n in cluster.extents[: cluster.parallel])
+    held = math.prod(int(cluster.extents[d]) for d in {d for p in points for d in p.dims if d >= cluster.parallel})
+    if held > 1 and results < fusion.least_results:
+        return False
+    if (held > 1 or cluster.row is not None) and held * int(extent) > fusion.own_row:
+        return False
+    if any(cluster.find_unused_dims(p) for p in points) or _is_of_parts(fusion, node):
+        return False
+    return len(points) * results * held <= _estimate_count(node.out)
+
+
+def _is_of_parts(fusion: KernelFusion, node: Node) -> bool:
+    """Whether the results of a reduction are reduced in the same way: it was split, so that programs share the work."""
+    work, seen = [node.out], set[Value]()
+    while work:
+        value = work.pop()
+        users = [] if value in seen else fusion.uses.users(value)
+        seen.add(value)
+        if any(user.op is node.op for user in users):
+            return True
+        work += [user.out for user in users if user.op in (*VIEWS, basic.cast)]
+    return False
 
 
 def _assign_reduction_dim(

@@ -354,12 +354,38 @@ class MemoryAccess:
             else:
                 axis += 1
 
+    def split_strides(self) -> None:
+        """Split axes that two dims walk: the rows of a folded axis, or a part of each row."""
+        axis = 0
+        while axis < len(self.shape):
+            found = _split_at_stride(self.indices[axis], self.shape[axis])
+            if found is not None:
+                stride, *parts = found
+                self.shape[axis : axis + 1] = [self.shape[axis] // stride, stride]
+                self.indices[axis : axis + 1] = parts
+            axis += 1
+
     def find_pair(self, first: IndexExpr, second: IndexExpr, size: Size) -> int | None:
         """The axis whose index is `first`, if the next one is all of `second`."""
         for axis in range(len(self.shape) - 1):
             if self.indices[axis : axis + 2] == [first, second] and self.shape[axis + 1] == size:
                 return axis
         return None
+
+
+def _split_at_stride(index: IndexExpr, size: Size) -> tuple[int, IndexExpr, IndexExpr] | None:
+    """The greatest stride of an index where the rest of it is less than the stride; and both parts."""
+    if not isinstance(size, int) or not isinstance(index.constant, int) or len(index.terms) < 2 or not index.is_clean:
+        return None
+    if not all(isinstance(c, int) and c > 0 and isinstance(a.size, int) for a, c in index.terms):
+        return None
+    stride = max(int(c) for _, c in index.terms)
+    high, low = (tuple((a, c) for a, c in index.terms if (c == stride) == outer) for outer in (True, False))
+    reach = 1 + sum(int(c) * (int(a.size) - 1) for a, c in low)
+    constant, rest = divmod(int(index.constant), stride)
+    if size % stride or rest + reach > stride or min(c for _, c in low or high) != 1:
+        return None
+    return stride, IndexExpr(constant, tuple((a, 1) for a, _ in high)), IndexExpr(rest, low)
 
 
 @dataclass
@@ -423,8 +449,13 @@ def find_pinned_dims(block: Block, found: BodyIndexing) -> set[int]:
     return pinned
 
 
-def collapse_dims(block: Block, dims: KernelDims) -> tuple[Block, KernelDims, list[tuple[int, tuple[Size, ...]]]]:
-    """The body and dims after collapsing; for each of its parameters the number of the one before, and its shape."""
+def collapse_dims(
+    block: Block, dims: KernelDims, splits: bool = False
+) -> tuple[Block, KernelDims, list[tuple[int, tuple[Size, ...]]]]:
+    """The body and dims after collapsing; for each of its parameters the number of the one before, and its shape.
+
+    `splits`: what two dims of a reduction read of an axis are blocks of memory viewed as rows.
+    """
     found = analyse_body(block, dims)
     accesses = {
         n: MemoryAccess(list(n.args[0].type.shape), found.indices(n))
@@ -435,6 +466,10 @@ def collapse_dims(block: Block, dims: KernelDims) -> tuple[Block, KernelDims, li
         access.merge_digits()
     kernel = CollapsedKernel(list(dims), accesses, find_pinned_dims(block, found), {d: d for d in range(len(dims))})
     kernel.collapse_all()
+    if splits and not any(n.op is schedule.contract for n in block.nodes):
+        for node, access in accesses.items():
+            if node.op is schedule.load and len(node.args) == 1 + node.args[0].type.rank:  # type: ignore[union-attr]
+                access.split_strides()
     rebuilt = _BodyCopy(block, found, kernel)
     return rebuilt.run(), tuple(kernel.dims), rebuilt.views
 

@@ -60,8 +60,7 @@ class ScheduleLowering:
         self.share_buffers(block)
         launched = lowering_plan.find_library_ops(self.plan) | frozenset(host_ops.host_rules)
         function = Function("block", block)
-        gathers = self.plan.parallel is not None  # a thread for each element
-        for cluster in form_clusters(function, launched, kept, self.plan.shares_rows, gathers):
+        for cluster in form_clusters(function, launched, kept, self.plan):
             self.lower_cluster(cluster)
         for value, target in zip(block.results, targets, strict=True):
             self.add_copy(value, target)
@@ -173,7 +172,7 @@ class ScheduleLowering:
         """Add a finished body, whose last parameters are `places`."""
         block = body.block(*places)
         if self.plan.collapse:
-            block, dims, views = collapse_dims(block, dims)
+            block, dims, views = collapse_dims(block, dims, splits=self.plan.parallel is not None)
             refs = [self.view_as(refs[number], shape) for number, shape in views]
         attrs = {"dims": dims, "schedule": choose_tile_sizes(block, dims, self.plan)}
         self.builder.add(schedule.kernel, refs, attrs, types=(), regions=(block,))

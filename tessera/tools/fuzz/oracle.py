@@ -142,7 +142,7 @@ def list_variants(program: RandomProgram, prepared: PreparedProgram, random: Ran
         whole_k=random.choice((4, 64, 512)), multiple=random.choice((1, 4, 16)), rows=random.choice((1, 64, 8192)),
         row_limit=random.choice((4, 64, 8192)), pointwise=random.choice((4, 64, 8192)), lanes=random.choice((1, 8, 64)),
         result_lanes=random.choice((None, 4, 256)), collapse=random.random() < 0.5, peel=random.random() < 0.5,
-        stack_views=random.random() < 0.5, vector_products=random.choice((0, 1, 4)),
+        stack_views=random.random() < 0.5, vector_products=random.choice((0, 1, 4)), own_row=random.choice((0, 4096)),
         serial_scans=random.random() < 0.5, parallel=random.choice((None, 528)),
     )  # fmt: skip
     planned = random.random() < 0.5

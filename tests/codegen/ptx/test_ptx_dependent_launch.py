@@ -1,15 +1,19 @@
-"""Programmatic dependent launch: each thread of a kernel waits for the kernel before it, ahead of its first access."""
+"""Programmatic dependent launch: each thread of a kernel waits for the kernel before it, ahead of its first access to
+memory that kernels write; inputs of the program, which none writes, are loaded before."""
 
 import re
 
 import numpy as np
 import pytest
+from fake_gpu import FakeGpu
 
 import tessera as ts
 from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.runtime import driver_api
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
-from tessera.codegen.ptx.runtime.gpu_program import DEPENDENT_WAIT
+from tessera.codegen.ptx.runtime.gpu_program import DEPENDENT_WAIT, PROGRAMMATIC, GpuProgram
 from tessera.core.types import bf16
+from tessera.ops.dialects import host
 from tessera.runtime import driver
 
 ACCESS = re.compile(r"(@\S+ )?(ld|st|red|atom|prefetch(?!\.tensormap)|cp|wgmma)\.(?!param|shared|local|const)")
@@ -29,6 +33,10 @@ PROGRAMS = {
     "attention": (lambda x: ts.scaled_dot_product_attention(x, x, x, is_causal=True), draw((1, 2, 128, 64))),
     "sort": (lambda x: ts.sort(x, axis=-1), draw((2, 3000))),
     "indices": (lambda x: ts.take(x, ts.argsort(x[:, 0]), axis=0), draw((30, 17))),
+    "products of a row": (
+        lambda x, y, z: ts.rms_norm(ts.silu(x @ y.T) @ z.T) @ y.T,
+        draw((1, 96), (320, 96), (96, 320)),
+    ),
 }
 
 
@@ -39,6 +47,21 @@ def split_entries(text):
         yield name, [line.strip() for line in body.splitlines() if line.startswith("\t") and line.strip()]
 
 
+def find_parameters(lines):
+    """For each load from global memory the parameters that its address comes from."""
+    origins, found = {}, []
+    for line in lines:
+        line = re.sub(r"^@\S+ ", "", line)
+        registers = re.findall(r"%[a-z]+\d+", line)
+        known = {i for r in registers for i in origins.get(r, ())}
+        known |= {int(i) for i in re.findall(r"^ld\.param\.u64 .*_param_(\d+)\]", line)}
+        if line.startswith("ld.global"):
+            found.append(known)
+        elif registers:
+            origins[registers[0]] = known
+    return found
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_thread_waits_ahead_of_its_first_access(name):
     program, arrays = PROGRAMS[name]
@@ -46,16 +69,41 @@ def test_every_thread_waits_ahead_of_its_first_access(name):
     text = BACKEND.emit(levels["tile"], {"arch": "sm_90a"}).text(TEXT_FILE)
     entries = dict(split_entries(text))
     assert entries
+    main, early = levels["tile"].main, 0
+    inputs = set(main.params[: len(arrays)])
+    inputs |= {n.out for n in main.body.walk() if n.op is host.view and n.args[0] in inputs}
     for entry, lines in entries.items():
         assert lines.count(f"{DEPENDENT_WAIT};") == 1, entry
         before = lines[: lines.index(f"{DEPENDENT_WAIT};")]
         assert not any(re.match(r"(@\S+ )?(bra|ret|exit|call)", line) for line in before), entry
-        assert not [line for line in before if ACCESS.match(line) and not SHARED.search(line)], entry
+        loads = [line for line in before if re.match(r"(@\S+ )?ld\.global", line)]
+        assert not [x for x in before if ACCESS.match(x) and not SHARED.search(x) and x not in loads], entry
+        launches = [n for n in main.body.walk() if n.op is host.launch and n.attrs["kernel"] == entry]
+        for parameters in find_parameters(before):
+            (i,) = parameters
+            assert launches and all(n.args[i] in inputs for n in launches), entry
+        early += len(loads)
         later = lines[len(before) :]
         assert all("griddepcontrol" not in line for line in later[1:])
+    assert early or name not in ("pointwise", "softmax", "products of a row")
 
 
 def test_architectures_without_it_do_not_wait():
     program, arrays = PROGRAMS["softmax"]
     levels = driver.lower(ts.jit(program).trace(*arrays).function, "ptx")
     assert "griddepcontrol" not in BACKEND.emit(levels["tile"], {"arch": "sm_80"}).text(TEXT_FILE)
+
+
+@pytest.mark.parametrize(("name", "first"), [("products of a row", 0), ("few rows", PROGRAMMATIC)])
+def test_the_first_kernel_begins_when_all_before_has_ended(name, first, monkeypatch):
+    """Of a program that loads inputs early: what was queued before may write them."""
+    program, arrays = PROGRAMS[name]
+    levels = driver.lower(ts.jit(program).trace(*arrays).function, "ptx")
+    artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
+    if first:
+        for entry in artifact.manifest["plan"]["entries"].values():
+            entry.pop("early", None)
+    device = FakeGpu(lambda name: 1e-6)
+    monkeypatch.setattr(driver_api, "load_driver_library", lambda: device)
+    found = [each.kernel.launch_attribute for each in GpuProgram(artifact, device).launches]
+    assert found == [first, *[PROGRAMMATIC] * (len(found) - 1)] and len(found) > 1

@@ -93,7 +93,7 @@ def test_nan_and_infinities(short, function):
 def test_programs_of_known_sizes(function, shape, programs):
     module = compile_tile(function, np.broadcast_to(np.zeros((), "f4"), shape))
     assert programs <= find_grids(module)[0] <= max(2 * programs, 528)
-    assert len(find_grids(module)) == (3 if 10_000_019 in shape else 2 if programs not in (1, 4096) else 1)
+    assert len(find_grids(module)) == (2 if programs not in (1, 4096) else 1)  # a rest is reduced beside the parts
 
 
 @pytest.mark.parametrize("function", [ts.softmax, ts.log_softmax])

@@ -300,22 +300,33 @@ def find_fragment_loads(function: Function, threads: int) -> dict[Value, Distrib
 # accumulator whatever its size: quads of threads read whole sectors, a conversion holds the block twice.
 
 
-def find_load_layouts(function: Function, walk: LayoutAssigner) -> dict[Value, DistributedLayout]:
-    """The layouts of loads whose blocks a first assignment converted to one other layout only."""
+MOST_REPEATED = 16  # elements that a thread loads as others do, rather than receive them through shared memory
+REPEATED_ROUNDS = 4
+
+
+def find_load_layouts(
+    function: Function, walk: LayoutAssigner, repeated: bool = False
+) -> dict[Value, DistributedLayout]:
+    """The layouts of loads whose blocks an assignment converted to one other layout only.
+
+    `repeated`: also of what small blocks are computed from, which several threads then compute.
+    """
     uses = Counter(v for node in function.body.walk() for v in node.args)
     found: dict[Value, DistributedLayout] = {}
     for v, wanted in walk.conversions.items():
         layout = next(iter(wanted))
-        if len(wanted) == 1 and (v not in walk.plain or walk.inference.is_fragment(layout)):
-            found.update(_trace_to_loads(walk, uses, v, layout))
+        again = repeated and layout.count <= MOST_REPEATED
+        if len(wanted) == 1 and (v not in walk.plain or walk.inference.is_fragment(layout) or again):
+            found.update(_trace_to_loads(walk, uses, v, layout, again))
     return found
 
 
 def _trace_to_loads(
-    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout
+    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout, again: bool
 ) -> Iterator[tuple[Value, DistributedLayout]]:
-    """The loads that a block is computed from: small ones through casts and reshapes; all beside accumulators."""
-    wide, most = walk.inference.is_fragment(layout), walk.inference.threads * walk.inference.vector
+    """The loads that a block is computed from: small ones through casts and reshapes; all beside accumulators, and
+    where it is computed `again`."""
+    wide, most = again or walk.inference.is_fragment(layout), walk.inference.threads * walk.inference.vector
     work, seen = [(v, layout)], set[Value]()
     while work:
         v, layout = work.pop()
@@ -324,12 +335,23 @@ def _trace_to_loads(
             continue
         seen.add(v)
         if node.op is tile.load and (wide or math.prod(layout.shape) <= most):
-            yield v, layout
+            if not again or _reads_neighbours(layout):
+                yield v, layout
         elif node.op is shape.reshape and (wide or uses[node.args[0]] == 1):
             moved = layout.reshaped(static_shape(node.args[0]))
             work += [(node.args[0], moved)] if moved is not None else []
         elif node.op.pointwise and (wide or (node.op is basic.cast and uses[node.args[0]] == 1)):
             work += [(x, layout) for x in node.args]
+
+
+def _reads_neighbours(layout: DistributedLayout) -> bool:
+    """Whether the threads of a warp hold adjacent elements of the last axis."""
+    axis = max((a for a, n in enumerate(layout.shape) if n != 1), default=-1)
+    held = 0
+    while held < len(layout.registers) and layout.registers[held] == (axis, held):
+        held += 1
+    first = next((bit for bit in layout.threads if bit is not None), None)
+    return axis < 0 or 1 << held >= layout.shape[axis] or first == (axis, held)
 
 
 # Assignment: each use of a block in another layout than its own goes through a `convert_layout`.
@@ -378,11 +400,20 @@ def _walk_block_values(block: Block) -> Iterator[Value]:
 def lay_out_function(function: Function, threads: int, vector: int) -> LaidOutFunction:
     """The function with each block in its layout, for a team of `threads` threads a tile."""
     fragments = find_fragment_loads(function, threads)
-    walk = LayoutAssigner(LayoutInference(function, threads, vector, fragments))
-    block = walk.whole(function)
+
+    def assign(given: Mapping[Value, DistributedLayout]) -> tuple[LayoutAssigner, Block]:
+        walk = LayoutAssigner(LayoutInference(function, threads, vector, {**given, **fragments}))
+        return walk, walk.whole(function)
+
+    walk, block = assign({})
     if loads := find_load_layouts(function, walk):
-        walk = LayoutAssigner(LayoutInference(function, threads, vector, {**loads, **fragments}))
-        block = walk.whole(function)
+        walk, block = assign(loads)
+    for _ in range(REPEATED_ROUNDS):
+        more = {**loads, **find_load_layouts(function, walk, repeated=True)}
+        other, made = assign(more) if more != loads else (walk, block)
+        if other.count_conversions() >= walk.count_conversions():
+            break
+        walk, block, loads = other, made, more
     return LaidOutFunction(Function(function.name, block, function.attrs, function.loc), walk.layouts)
 
 
@@ -446,6 +477,10 @@ class LayoutAssigner:
         self._scopes[depth][v, layout] = new
         self.layouts[new] = layout
         return new
+
+    def count_conversions(self) -> int:
+        """How often blocks are converted to another layout."""
+        return sum(map(len, self.conversions.values()))
 
     def run(self, block: Block) -> None:
         """Record the nodes of a block, except those whose results are rematerialised at their uses."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
-from tessera.codegen.ptx.ops import smem_slots
+from tessera.codegen.ptx.ops import get_fact, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.core.symbolic_dim import round_up
 from tessera.core.types import GLOBAL, RefType
@@ -198,7 +198,7 @@ MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers com
 
 
 def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
-    """Hoist each load from memory that the function never writes.
+    """Hoist each load from memory that the function never writes: first those that need not wait for other kernels.
 
     Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
     """
@@ -207,6 +207,8 @@ def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Functio
         return function
     written = tile.find_written_refs(function.body)
     body = _hoist_in_block(function.body, written)
+    constants = {function.params[i] for i in get_fact(function, "constants", ())}
+    body = _begin_with_constants(body, constants - written) if constants else body
     return Function(function.name, body, function.attrs, function.loc)
 
 
@@ -220,6 +222,22 @@ def _hoist_in_block(block: Block, written: Set[Value]) -> Block:
         else:
             order.append(node)
     return Block(block.params, tuple(order), block.results)
+
+
+def _begin_with_constants(block: Block, constants: Set[Value]) -> Block:
+    """The block with loads of constants, and what these need, first: they do not wait for the kernel ahead."""
+    known, first = set(constants), []
+    for node in block.nodes:
+        reads = node.op is tile.load and node.args[0] in constants
+        if (reads or not (node.op.effects or node.regions)) and known.issuperset(node.args):
+            known.update(node.results)
+            first.append(node)
+    needed = {v for n in first if n.op is tile.load for v in n.results}
+    for node in reversed(first):
+        needed.update(node.args if not needed.isdisjoint(node.results) else ())
+    first = [n for n in first if not needed.isdisjoint(n.results)]
+    taken = set(first)
+    return Block(block.params, (*first, *(n for n in block.nodes if n not in taken)), block.results)
 
 
 def is_movable_load(node: Node, written: Set[Value]) -> bool:

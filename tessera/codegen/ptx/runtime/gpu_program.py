@@ -260,10 +260,10 @@ class GpuProgram:
             self._workspace_bytes = plan["workspace"]
             self._workspaces: dict[tuple[int, int | None], Any] = {}
             beside = find_overlapped_launches(self._steps)
-            self.launches = [
-                self._prepare_launch(module, plan, each, COMMUNICATION_BLOCKS if number in beside else 0)
-                for number, each in enumerate(plan["launches"])
-            ]
+            self.launches: list[EntryLaunch | None] = []
+            for number, each in enumerate(plan["launches"]):
+                occupied = COMMUNICATION_BLOCKS if number in beside else 0
+                self.launches.append(self._prepare_launch(module, plan, each, occupied))
         self._watch = LaunchWatch(self._find_reporting(), device.driver)
         self._carveout = CarveoutTrial()
         self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
@@ -278,6 +278,8 @@ class GpuProgram:
         launch_buffers = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
         letters = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
         waits = DEPENDENT_WAIT in self._text
+        if not any(self.launches) and any(e.get("early") for e in plan["entries"].values()):
+            waits = False  # the inputs that kernels load early are in memory once the first one begins
         kernel = DriverKernel(module, name, letters, len(entry.get("maps", ())), "meeting" in entry, waits)
         self.device.check_resources(name, kernel, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC_SHARED_BYTES:

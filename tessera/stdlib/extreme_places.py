@@ -1,0 +1,43 @@
+"""Places of extremes: argmin and argmax of long rows in parts, whose places two reductions find."""
+
+from __future__ import annotations
+
+import math
+
+from tessera.core.symbolic_dim import ceil_divide, round_up
+from tessera.core.types import int32
+from tessera.ir.core import Node
+from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.ops.tensor import elementwise, reduce, shape
+from tessera.ops.tensor.basic import cast
+
+PART_ELEMENTS = 1 << 10  # of a long row in which a program finds an extreme
+MOST_PARTS = 1 << 10
+NOWHERE = (1 << 31) - 1
+
+
+def _find_least(x: Tensor, best: Tensor, places: Tensor) -> Tensor:
+    """The least of the places along rows where an extreme is; where there is NaN, it is the extreme."""
+    found = elementwise.where(elementwise.equal(best, best), elementwise.equal(x, best), elementwise.not_equal(x, x))
+    return reduce.min(elementwise.where(found, places, NOWHERE), axis=(1,), keepdims=False)
+
+
+def find_in_parts(node: Node, x: Tensor, size: int) -> Tensor:
+    """The result of an argmin or argmax along rows of `size`: places of the extremes of parts, then the first of them.
+
+    The last part is filled with what is no extreme before an element is.
+    """
+    rows = math.prod(int(n) for n in x.shape) // size
+    length = int(max(PART_ELEMENTS, round_up(ceil_divide(size, MOST_PARTS), PART_ELEMENTS)))
+    parts, flat = int(ceil_divide(size, length)), shape.reshape(x, shape=(rows, size))
+    if parts * length > size:
+        worst = -math.inf if node.op is reduce.argmax else math.inf
+        flat = shape.pad(flat, low=(0, 0), high=(0, parts * length - size), value=worst)
+    inner = cast(node.op(shape.reshape(flat, shape=(rows, parts, length)), axis=-1, keepdims=False), dtype=int32)
+    places = elementwise.minimum(inner + shape.iota(shape=(rows, parts), axis=1, dtype=int32) * length, size - 1)
+    begins = shape.iota(shape=(rows, parts), axis=0, dtype=int32) * size
+    held = shape.gather(shape.reshape(x, shape=(rows * size,)), places + begins, axis=0)
+    best = (reduce.min if node.op is reduce.argmin else reduce.max)(held, axis=(1,), keepdims=True)
+    found = shape.reshape(_find_least(held, best, places), shape=get_shape(node.out))
+    return cast(found, dtype=get_tensor_type(node.out).dtype)

@@ -1,0 +1,52 @@
+"""Places of extremes in long rows: a program for each part, and the first of the places where the extreme is."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.contract import get_backend
+from tessera.ops.dialects import host
+from tessera.runtime import driver
+
+RNG = np.random.default_rng(11)
+
+
+def make_rows(kind, shape):
+    x = RNG.standard_normal(shape).astype(np.float32)
+    if kind == "equal":
+        return np.round(x)  # many elements are the extreme
+    if kind == "infinite":
+        return np.full(shape, -np.inf, np.float32)
+    if kind == "nan":
+        x[..., shape[-1] // 2 :: 1000] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("kind", ["normal", "equal", "infinite", "nan"])
+@pytest.mark.parametrize("shape", [(5003,), (2, 4096), (3, 1, 2500)])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_places_are_those_of_numpy(name, shape, kind):
+    x = make_rows(kind, shape)
+    x = -x if name == "argmin" else x
+    program = ts.jit(lambda x: getattr(ts, name)(x, axis=-1))
+    levels = driver.lower(program.trace(x).function, "ptx")
+    assert len([n for n in levels["tile"].main.body.walk() if n.op is host.launch]) == 2
+    want = getattr(np, name)(x, axis=-1)
+    for level in ("schedule", "tile"):
+        (found,) = driver.run_level(levels, level, [x])
+        np.testing.assert_array_equal(found, want)
+
+
+def test_places_on_a_gpu():
+    x = make_rows("nan", (2, 2500))
+    levels = driver.lower(ts.jit(lambda x: ts.argmax(x, axis=1, keepdims=True)).trace(x).function, "ptx")
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    (found,) = get_backend("ptx").interpreter(artifact)([x])
+    np.testing.assert_array_equal(found, np.argmax(x, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("shape", [(4000, 2500), (2000,)])
+def test_short_or_many_rows_are_not_cut(shape):
+    x = np.broadcast_to(np.zeros((), np.float32), shape)
+    levels = driver.lower(ts.jit(lambda x: ts.argmax(x, axis=-1)).trace(x).function, "ptx")
+    assert len([n for n in levels["tile"].main.body.walk() if n.op is host.launch]) == 1
