@@ -1,8 +1,8 @@
 """Row products: products of a few rows or columns, which are bound by the bytes of the other matrix (BLAS's GEMV).
 
-A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by element; the threads exchange sums
-only at the end. The contraction is cut until the blocks fill a GPU, and the parts are added up in order. No row needs
-an alignment, and f32 is multiplied as f32.
+A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by
+element; the threads exchange sums only at the end. The contraction is cut until the blocks fill a GPU, and the parts
+are added up in order. No row needs an alignment, and f32 is multiplied as f32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
+from tessera.lower.op_chains import strip_views
 from tessera.ops.tensor import basic, reduce, shape
 from tessera.stdlib.split_products import ProductOperand, find_operand, measure_product
 
@@ -122,7 +123,9 @@ def match_row_product(uses: UseDef, left: Value, right: Value, out: DType | None
     if columns:
         matrix, m, n = ProductOperand(matrix.source, not matrix.turned), n, m
     sizes, vectors = (batch, m, k, n), right if columns else left
-    pays = _pays_turned(sizes) if matrix.turned else _pays(sizes, dtype)
+    # Computed vectors are fused into reductions, which read a row of the matrix each as well.
+    given = uses.get(strip_views(vectors, uses)) is None
+    pays = given and _pays_turned(sizes) if matrix.turned else _pays(sizes, dtype)
     if uses.get(matrix.source) is not None or not pays:
         return None
     return RowProduct(vectors, matrix, sizes, result, out or dtype, columns)
