@@ -108,7 +108,7 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
 
 
 def _emit_body(ctx: EmissionContext) -> None:
-    """Emit the nodes; loads of constants at the begin come before the wait for the kernel ahead (`finish_entry`)."""
+    """Emit the nodes; loads of constants at the start come before the wait for the kernel ahead (`finish_entry`)."""
     body, constants = ctx.function.body, get_fact(ctx.function, "constants", ())
     kept = {ctx.function.params[i] for i in constants}
     early = list(itertools.takewhile(lambda n: _reads_constants(n, kept), body.nodes))
