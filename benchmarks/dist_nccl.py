@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 STEP_SECONDS = 25  # of one step; a step that takes longer prints all stacks, and the process ends
-SECONDS = {"training": 60, "step": 400, "products": 90}
-SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes of the operand on each rank
+SECONDS = {"training": 60, "step": 400, "products": 90, "speed": 120}
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30)  # bytes of the operand on each rank
 SMALL = 1 << 16
 DTYPES = ("f32", "f64", "f16", "bf16", "int8", "int32", "int64", "uint8", "fp8_e4m3")
 ROUNDS = 7
@@ -221,7 +221,9 @@ def make_runs(size: int, world: Any) -> dict[str, dict[str, Callable[[], Any]]]:
     calls = {name: getattr(ts, name) for name in theirs}
     ours = {name: (lambda f=call: f(x)) for name, call in calls.items()}
     alone = {n: (lambda n=n: world.run(n, x.data, results[n], members, attrs[n], 0)) for n in theirs}
-    return {n: {"torch": theirs[n], "tessera": ours[n], "engine": alone[n]} for n in theirs}
+    found = {n: {"torch": theirs[n], "tessera": ours[n], "engine": alone[n]} for n in theirs}
+    found["all_reduce"]["in place"] = lambda: world.run("all_reduce", x.data, x.data, members, attrs["all_reduce"], 0)
+    return found
 
 
 def measure(report: Report, world: Any) -> dict[str, Any]:
@@ -239,7 +241,7 @@ def measure(report: Report, world: Any) -> dict[str, Any]:
             row = {who: {"best": min(t), "median": statistics.median(t)} for who, t in rows.items()}
             moved = {"all_reduce": 2 * size, "all_gather": size * world.size}.get(name, size) * (1 - 1 / world.size)
             gb = {who: moved / (each["best"] * 1e3) for who, each in row.items()}
-            ratio = {who: row["torch"]["best"] / row[who]["best"] for who in ("tessera", "engine")}
+            ratio = {who: row["torch"]["best"] / each["best"] for who, each in row.items() if who != "torch"}
             found.setdefault(name, {})[str(size)] = {"microseconds": row, "bus_gb_s": gb, "speed_over_torch": ratio}
             shown = ", ".join(f"{w} {e['best']:.1f} us {gb[w]:.1f} GB/s" for w, e in row.items())
             report.log(f"{name} {size} B: {shown}; x{ratio['tessera']:.3f} x{ratio['engine']:.3f}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # noqa: F401  # its ops
 
 SHAPES = ((8192, 8192, 4096), (8192, 14336, 4096), (16384, 28672, 8192))
 ROUNDS, CALLS = 6, 20
