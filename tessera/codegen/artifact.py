@@ -499,9 +499,11 @@ class BoundPlans(Generic[P]):
     """
 
     def __init__(self, plan: Mapping[str, Any], make: Callable[[Mapping[str, Any]], P]) -> None:
-        self._plan, self._make = plan, make
+        self._plan = plan
         self._binder = SizeBinder(plan) if "sizes" in plan else None
         self.only = make(plan) if self._binder is None else None
+        # `make` may hold the owner of this object, which is then freed only by the garbage collector.
+        self._make = None if self._binder is None else make
         self._made: OrderedDict[tuple[tuple[int, ...], ...], P] = OrderedDict()
 
     def find(self, arrays: Sequence[Any]) -> P:
@@ -511,7 +513,7 @@ class BoundPlans(Generic[P]):
         shapes = tuple([a.shape if a.__class__ is np.ndarray else np.shape(a) for a in arrays])
         found = self._made.get(shapes)
         if found is None:
-            assert self._binder is not None
+            assert self._binder is not None and self._make is not None
             found = self._made[shapes] = self._make(bind_plan(self._plan, self._binder.bind(shapes)))
             if len(self._made) > MAX_BOUND_PLANS:
                 self._made.popitem(last=False)

@@ -245,7 +245,7 @@ def _make_driver(rewriter: Rewriter, patterns: RewritePatterns, revisit: bool) -
         rewriter.has_matched = True
         if revisit:
             added = Block((), tuple(nodes), tuple(found))
-            return evaluate_block(added, (), rewrite, {v: v for v in added.free})
+            return evaluate_block(added, (), walk.meaning, {v: v for v in added.free})
         for each in nodes:
             builder.append(each)
         return found

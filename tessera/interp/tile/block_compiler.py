@@ -55,9 +55,10 @@ class BlockEmitter:
         self.names: dict[Value, str] = {}
 
     def functions(self) -> dict[str, Any]:
-        """The functions by name."""
-        exec(compile("\n".join(self.lines), COMPILED_FILE, "exec"), self.objects)
-        return self.objects
+        """The functions by name; they are not among their own globals, which would be a reference cycle."""
+        found: dict[str, Any] = {}
+        exec(compile("\n".join(self.lines), COMPILED_FILE, "exec"), self.objects, found)
+        return found
 
     def object(self, thing: Any) -> str:
         """The name of an object in the emitted text."""

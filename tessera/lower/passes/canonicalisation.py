@@ -326,21 +326,22 @@ def sink_widening(function: Function) -> Function:
     """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
     waiting: dict[Value, Node] = {}
     nodes: list[Node] = []
-
-    def place(node: Node) -> None:
-        for value in list(waiting) if node.regions else node.args:
-            if value in waiting:
-                place(waiting.pop(value))
-        nodes.append(node)
-
     for node in function.body.nodes:
         if node.op is basic.cast and is_narrow(_get_element_type(node.args[0])):
             waiting[node.out] = node
         else:
-            place(node)
+            _place_after_casts(node, waiting, nodes)
     while waiting:
-        place(waiting.pop(next(iter(waiting))))
+        _place_after_casts(waiting.pop(next(iter(waiting))), waiting, nodes)
     return replace(function, body=Block(function.body.params, tuple(nodes), function.body.results))
+
+
+def _place_after_casts(node: Node, waiting: dict[Value, Node], nodes: list[Node]) -> None:
+    """Append a node, and before it the waiting casts that it uses."""
+    for value in list(waiting) if node.regions else node.args:
+        if value in waiting:
+            _place_after_casts(waiting.pop(value), waiting, nodes)
+    nodes.append(node)
 
 
 @canonicalisation(reduce.argmax, reduce.argmin)

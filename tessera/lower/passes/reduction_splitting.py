@@ -9,12 +9,12 @@ reduction combines the partial results. The tree depends on the sizes alone, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tessera.core.symbolic_dim import Size, round_up, symbol_names
 from tessera.core.types import DType, TensorType
-from tessera.ir.core import Function, Node, Value
+from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -82,18 +82,19 @@ def _compute_again(rewriter: Rewriter, uses: UseDef, value: Value, held: Value) 
     nodes = _list_pointwise(uses, value)
     if nodes is None or sum(n.op.is_transcendental for n in nodes) > 1:
         return held
-    made: dict[Value, Value] = {}
+    return _copy_nodes(rewriter, {n.out: n for n in nodes}, value, {})
 
-    def take(v: Value) -> Value:
-        if v not in made:
-            node = uses.get(v)
-            if node not in nodes:
-                made[v] = rewriter.add(basic.recompute, rewriter.new(v))
-            else:
-                made[v] = rewriter.add(node.op, *map(take, node.args), **node.attrs)  # type: ignore[union-attr]
-        return made[v]
 
-    return take(value)
+def _copy_nodes(rewriter: Rewriter, nodes: Mapping[Value, Node], value: Value, made: dict[Value, Value]) -> Value:
+    """Copies of the nodes that compute a value; what they read, and no node computes, is marked as recomputed."""
+    if value not in made:
+        node = nodes.get(value)
+        if node is None:
+            made[value] = rewriter.add(basic.recompute, rewriter.new(value))
+        else:
+            args = [_copy_nodes(rewriter, nodes, v, made) for v in node.args]
+            made[value] = rewriter.add(node.op, *args, **node.attrs)
+    return made[value]
 
 
 def _list_pointwise(uses: UseDef, value: Value) -> list[Node] | None:
@@ -124,26 +125,23 @@ class SplitOperand:
 
     def view(self, change: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
         """What a view, a function of the merged operand, gives."""
-        known: dict[Value, Tensor] = {}
-        if not self.chain:
-            return change(self._merge(self.held))
+        return self._visit(self.value, change, {}) if self.chain else change(self._merge(self.held))
 
-        def visit(v: Value) -> Tensor:
-            if v not in self.chain:  # type: ignore[operator]
-                return change(self._merge(self.rewriter.new(v)))
-            if v not in known:
-                known[v] = compute(self.rewriter.uses[v])
-            return known[v]
+    def _visit(self, v: Value, change: Callable[[Tensor], Tensor], known: dict[Value, Tensor]) -> Tensor:
+        if v not in self.chain:  # type: ignore[operator]
+            return change(self._merge(self.rewriter.new(v)))
+        if v not in known:
+            known[v] = self._compute(self.rewriter.uses[v], change, known)
+        return known[v]
 
-        def compute(node: Node) -> Tensor:
-            if node.op is shape.reshape:
-                return visit(node.args[0])
-            if node.op.pointwise:
-                return Tensor(self.rewriter.add(node.op, *(visit(v).data for v in node.args), **node.attrs))
-            scalars = [reshape(Tensor(self.rewriter.new(v)), shape=()).data for v in node.args]
-            return change(Tensor(self.rewriter.add(node.op, *scalars, **{**node.attrs, "shape": self.sizes})))
-
-        return visit(self.value)
+    def _compute(self, node: Node, change: Callable[[Tensor], Tensor], known: dict[Value, Tensor]) -> Tensor:
+        if node.op is shape.reshape:
+            return self._visit(node.args[0], change, known)
+        if node.op.pointwise:
+            args = [self._visit(v, change, known).data for v in node.args]
+            return Tensor(self.rewriter.add(node.op, *args, **node.attrs))
+        scalars = [reshape(Tensor(self.rewriter.new(v)), shape=()).data for v in node.args]
+        return change(Tensor(self.rewriter.add(node.op, *scalars, **{**node.attrs, "shape": self.sizes})))
 
     def _merge(self, v: Value) -> Tensor:
         return Tensor(v) if get_shape(v) == self.sizes else reshape(Tensor(v), shape=self.sizes)
@@ -171,23 +169,26 @@ def _find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
     None where an element depends on others. Where several ops use an expensive result, it counts as memory.
     """
     chain: set[Value] = set()
+    producer = uses.get(value)
+    block = None if producer is None else uses.block_of(producer)
+    return frozenset(chain) if _extend_chain(uses, value, block, chain) else None
 
-    def visit(v: Value) -> bool:
-        node = uses.get(v)
-        if node is None or v in chain or uses.block_of(node) is not uses.block_of(uses[value]):
-            return True
-        if node.op is shape.reshape:
-            chain.add(v)
-            return visit(node.args[0])
-        if node.op.pointwise and not (node.op.is_transcendental and uses.count_uses(v) > 1):
-            chain.add(v)
-            return len(chain) <= MAX_CHAIN and all(visit(x) for x in node.args)
-        if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
-            chain.add(v)
-            return True
-        return node.op not in REARRANGEMENTS
 
-    return frozenset(chain) if visit(value) else None
+def _extend_chain(uses: UseDef, v: Value, block: Block | None, chain: set[Value]) -> bool:
+    """Add a value of a block, and what computes it, to a chain; whether its rows may be cut anywhere."""
+    node = uses.get(v)
+    if node is None or v in chain or uses.block_of(node) is not block:
+        return True
+    if node.op is shape.reshape:
+        chain.add(v)
+        return _extend_chain(uses, node.args[0], block, chain)
+    if node.op.pointwise and not (node.op.is_transcendental and uses.count_uses(v) > 1):
+        chain.add(v)
+        return len(chain) <= MAX_CHAIN and all(_extend_chain(uses, x, block, chain) for x in node.args)
+    if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
+        chain.add(v)
+        return True
+    return node.op not in REARRANGEMENTS
 
 
 def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, stretch: float) -> AxisSplit | None:

@@ -166,17 +166,19 @@ def _find_fusion_inputs(ctx: CslContext, node: Node) -> list[Value]:
 def _emit_fused_statement(ctx: CslContext, node: Node, texts: dict[Value, str], target: str) -> str:
     """The loop body of a node: first the nodes fused into it, then the node."""
     lines: list[str] = []
-
-    def format_value(value: Value) -> str:
-        if value not in texts:
-            inner = ctx.deferred_nodes[value]
-            text = format_expression(ctx, inner, [format_value(a) for a in inner.args])
-            texts[value] = f"v{next(ctx.names)}"
-            lines.append(f"const {texts[value]}: {CSL_TYPES[inner.out.type.dtype]} = {text};")
-        return texts[value]
-
-    lines.append(f"{target} = {format_expression(ctx, node, [format_value(a) for a in node.args])};")
+    operands = [_format_fused_value(ctx, value, texts, lines) for value in node.args]
+    lines.append(f"{target} = {format_expression(ctx, node, operands)};")
     return "\n".join(lines)
+
+
+def _format_fused_value(ctx: CslContext, value: Value, texts: dict[Value, str], lines: list[str]) -> str:
+    """The text of a value; a value of a fused node becomes a constant in the lines."""
+    if value not in texts:
+        inner = ctx.deferred_nodes[value]
+        text = format_expression(ctx, inner, [_format_fused_value(ctx, a, texts, lines) for a in inner.args])
+        texts[value] = f"v{next(ctx.names)}"
+        lines.append(f"const {texts[value]}: {CSL_TYPES[inner.out.type.dtype]} = {text};")
+    return texts[value]
 
 
 def cast_index_literal(view: PeArrayView, value: Value) -> PeArrayView:

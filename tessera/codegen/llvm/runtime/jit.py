@@ -28,6 +28,7 @@ OPTIMISATION_LEVEL = 3
 # The functions of a kernel: itself, a range of its programs, and the task that the runtime calls.
 RANGE_SUFFIX, TASK_SUFFIX = ".range", ".task"
 RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
+SHORT_KERNEL = 60  # instructions: LLVM inlines a function of so few where it is called
 HASH_BYTES = 32  # a cache entry begins with a hash of this size
 OBJECT_FORMAT = 3  # of sealed object code: entries of another format are compiled again
 
@@ -249,7 +250,9 @@ def _initialise_all_targets() -> bool:
 
 def _optimise_and_emit(text: str, machine: Any, public: str | tuple[str, ...] = "") -> bytes:
     module = _parse_text(text)
-    _set_linkage([f for f in module.functions if not f.is_declaration], public)
+    defined = [f for f in module.functions if not f.is_declaration]
+    _set_linkage(defined, public)
+    _inline_first(defined)
     _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
@@ -271,6 +274,28 @@ def _set_linkage(functions: Sequence[Any], public: str | tuple[str, ...]) -> Non
             function.linkage = llvm.Linkage.internal
         elif function.name.removesuffix(RANGE_SUFFIX) + TASK_SUFFIX in names:
             function.linkage = llvm.Linkage.linkonce_odr
+
+
+def _inline_first(functions: Sequence[Any]) -> None:
+    """Inline the range of programs in its task, and a short kernel in both, before LLVM simplifies any of them.
+
+    LLVM inlines from the callees up: it would simplify the body of a kernel three times. The machine code is the same,
+    as LLVM inlines all that is short.
+    """
+    names = {f.name for f in functions}
+    kernels = {name.removesuffix(TASK_SUFFIX) for name in names if name.endswith(TASK_SUFFIX)}
+    parts = {name + suffix for name in kernels for suffix in ("", RANGE_SUFFIX, TASK_SUFFIX)}
+    for function in functions:
+        is_range = function.name.removesuffix(RANGE_SUFFIX) in kernels and function.name not in kernels
+        # What the kernel of a module with other functions calls may be long.
+        if is_range or (function.name in kernels and names <= parts and _is_short(function)):
+            function.add_function_attribute("alwaysinline")
+
+
+def _is_short(function: Any) -> bool:
+    """Whether a function has few instructions."""
+    instructions = itertools.chain.from_iterable(block.instructions for block in function.blocks)
+    return sum(1 for _ in itertools.islice(instructions, SHORT_KERNEL + 1)) <= SHORT_KERNEL
 
 
 # Parts: a large text as several, each with some kernels and every internal function that these call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -548,20 +548,20 @@ def _(frame: KernelFrame, node: ast.FormattedValue) -> Any:
 
 
 def _expand_comprehension(frame: KernelFrame, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
-    found: list[Any] = []
+    return pack_buffers([evaluate_expression(inner, node.elt) for inner in _iterate_frames(frame, node.generators)])
 
-    def walk(inner: KernelFrame, rest: list[ast.comprehension]) -> None:
-        if not rest:
-            found.append(evaluate_expression(inner, node.elt))
-            return
-        for each in _iterate_items(evaluate_expression(inner, rest[0].iter)):
-            step = inner.child({})
-            bind_target(step, rest[0].target, each)
-            if all(evaluate_expression(step, test) for test in rest[0].ifs):
-                walk(step, rest[1:])
 
-    walk(frame, node.generators)
-    return pack_buffers(found)
+def _iterate_frames(frame: KernelFrame, generators: Sequence[ast.comprehension]) -> Iterator[KernelFrame]:
+    """The frames in which a comprehension evaluates its element, in order."""
+    if not generators:
+        yield frame
+        return
+    first, *rest = generators
+    for each in _iterate_items(evaluate_expression(frame, first.iter)):
+        step = frame.child({})
+        bind_target(step, first.target, each)
+        if all(evaluate_expression(step, test) for test in first.ifs):
+            yield from _iterate_frames(step, rest)
 
 
 def _iterate_items(values: Any) -> Any:

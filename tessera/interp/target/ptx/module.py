@@ -423,6 +423,8 @@ def _run_in_waves(
                 run_machine(machine)
         except PtxFault as fault:
             raise _make_error(machine, fault) from None
+        finally:
+            machine.release()
 
 
 def _make_error(machine: PtxMachine, fault: PtxFault) -> TesseraError:

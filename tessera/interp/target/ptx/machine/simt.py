@@ -117,6 +117,11 @@ class PtxMachine:
         self.clock = 0
         self.shadow: PtxRaceDetector = PtxRaceDetector(self) if launch.debug else None  # type: ignore[assignment]
 
+    def release(self) -> None:
+        """Break the reference cycles of a stopped machine: its memory is freed now, not by the garbage collector."""
+        del self.barriers, self.shadow
+        self.state.clear()
+
     def _locate_clusters(self, launch: LaunchShape, ctas: np.ndarray) -> None:
         cluster, rank = (p[ctas] for p in find_cluster_and_rank(launch))
         self.special = SpecialRegisters(launch, ctas, cluster, rank, self.program.shared - self.program.reserved)
