@@ -57,18 +57,18 @@ class TextLexer:
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
-        self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
+        self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
         self.tokens = self._scan(text)
 
     def line_of(self, offset: int) -> tuple[int, int]:
         """The first offset of the line of an offset, and that of the line after it, which the last line lacks."""
-        line = bisect_right(self._starts, offset)
-        return self._starts[line - 1], self._starts[line] if line < len(self._starts) else -1
+        line = bisect_right(self.starts, offset)
+        return self.starts[line - 1], self.starts[line] if line < len(self.starts) else -1
 
     def place(self, offset: int) -> Location:
         """The line and column of an offset."""
-        line = bisect_right(self._starts, offset)
-        return Location(self.file, line, offset - self._starts[line - 1] + 1)
+        line = bisect_right(self.starts, offset)
+        return Location(self.file, line, offset - self.starts[line - 1] + 1)
 
     def token(self, kind: str, text: str, offset: int) -> TextToken:
         """The token of a match."""

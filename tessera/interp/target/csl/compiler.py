@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, FileError, Location
 from tessera.interp.target.csl.libraries import hardware_builtins, standard
+from tessera.interp.target.csl.pe.pe_state import without_collection
 from tessera.interp.target.csl.pe.program import PeProgram
 from tessera.interp.target.csl.sema import (
     access,
@@ -191,7 +192,7 @@ def _compile_layout(
     unit = CompilationUnit(options, layout=builder)
     values = {n: ComptimeValue(t.COMPTIME_INT, v) for n, v in params.items()}
     values |= {n: ComptimeValue(t.COLOR, v) for n, v in colors.items()}
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), without_collection():
         unit.start(source, values)
         return _assemble_layout(builder, unit, options, params)
 

@@ -95,3 +95,26 @@ def test_imported_json(tmp_path):
       export var out: [3]f32;
       export fn main() void { out[0] = @as(f32, a[2]); out[1] = @as(f32, s.n); if (s.on) { out[2] = s.xs[0]; } }"""
     assert run(tmp_path, text).get_variable("out").tolist() == [3, 4, 0.5]
+
+
+SPANS = """
+var cells = @zeros([8]i16); var wide = @zeros([8]i16); export var low: i16 = 0;
+export fn main() void {
+  for (@range(i16, 2, 8, 1)) |i| { cells[i - 2] = cells[i - 1] + i * 9000; }
+  for (@range(i16, 7, -1, -1)) |i| { wide[i] = @as(i16, @as(i8, i * 20)) / (i + 1) - i % 3; }
+}
+export fn below() void { for (@range(i16, 3)) |i| { low = cells[i - 1]; } }
+"""
+
+
+def test_integers_of_loops_with_known_bounds_wrap_and_are_checked(tmp_path):
+    """Interval analysis leaves out what cannot happen, and nothing else."""
+    pe = run(tmp_path, SPANS)
+    i = np.arange(2, 8, dtype=np.int16)
+    assert pe.get_variable("cells").tolist() == [*(i * np.int16(9000)).tolist(), 0, 0]  # they wrap
+    narrow = (np.arange(8) * 20).astype(np.int8)
+    assert pe.get_variable("wide").tolist() == [int(n / (k + 1)) - k % 3 for k, n in enumerate(narrow.tolist())]
+    text = pe.program.source
+    assert "below(" in text.split("def f_below")[1] and "below(" not in text.split("def f_below")[0]
+    with pytest.raises(CslFault, match="index -1 is out of bounds"):
+        run(tmp_path, SPANS, "below")

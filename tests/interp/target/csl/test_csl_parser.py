@@ -1,5 +1,7 @@
 """Parser: every production of docs/csl-grammar.md, and the location of syntax errors."""
 
+import os
+
 import pytest
 from csl_harness import PROGRAMS, cases, outcome
 
@@ -72,3 +74,22 @@ def test_a_file_that_is_not_utf_8(tmp_path):
     (tmp_path / "a.csl").write_bytes(b"const a = 1; // \xff")
     with pytest.raises(FileError, match=r"a\.csl is not UTF-8"):
         parse_file(tmp_path / "a.csl")
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    """The trees of equal texts are shared; the time of the file says nothing."""
+    file = tmp_path / "a.csl"
+    for text, name in (("param n;", "n"), ("param m;", "m"), ("param n;", "n")):
+        file.write_text(text)
+        os.utime(file, (0, 0))
+        assert parse_file(file).items[0].name == name
+    assert parse_file(file) is parse_file(file)
+
+
+@pytest.mark.parametrize("text", ["a // b #\n#", "/* a */", 'var "a', "a\n  // b\n\t`"])
+def test_text_that_is_no_token_is_named_after_comments(text):
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    offset = {"a": 9, "/": 0, "v": 4}[text[0]] if "`" not in text else text.index("`")
+    line, column = text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+    assert (caught.value.location.line, caught.value.location.column) == (line, column)

@@ -183,9 +183,9 @@ class PeProgram:
         lines: list[str] = []
         self.places = [UNKNOWN]
         for instance in instances:
+            self._loose: set[str] = set()
             text = [" " * line.depth + _SCALAR_ACCESS.sub(self._cell, line.text) for line in instance.lines]
-            written = sorted({m.group(2) for line in instance.lines for m in _SCALAR_ACCESS.finditer(line.text)})
-            loose = [f"v{n}" for n in written if not self._addressed(int(n))]
+            loose = sorted(self._loose)
             head = [f"def {instance.name}({instance.arguments}):"]
             head += [f" global {', '.join(loose)}"] if loose else []
             lines += [*head, *text, *([] if text else [" pass"])]
@@ -196,13 +196,12 @@ class PeProgram:
         self.places += [UNKNOWN, *(loc for _, loc in loaded), UNKNOWN]
         return "\n".join(lines) + "\n"
 
-    def _addressed(self, number: int) -> bool:
-        return self.unit.globals[number].addressed
-
     def _cell(self, match: re.Match[str]) -> str:
         variable = self.unit.globals[int(match.group(2))]
         if not variable.addressed:
-            return f"v{variable.number}"
+            name = f"v{variable.number}"
+            self._loose.add(name)
+            return name
         read = match.group(1) == "R" and variable.type.dtype.kind not in "fOV"
         return f"G{variable.number}.item(0)" if read else f"G{variable.number}[0]"
 

@@ -25,7 +25,7 @@ from tessera.interp.target.csl.sema.context import (
     make_runtime,
     register_rule,
 )
-from tessera.interp.target.csl.sema.operators import UNARY_RULES
+from tessera.interp.target.csl.sema.operators import UNARY_RULES, find_span
 from tessera.interp.target.csl.sema.values import DIRECTIONS, REGISTERS, GlobalCast, GlobalVariable, Pointer
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
@@ -33,16 +33,13 @@ from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 # Names, literals and reads of lvalues.
 
 
-_LITERALS = ((bool, t.BOOL), (int, t.COMPTIME_INT), (float, t.COMPTIME_FLOAT), (str, t.STRING))
+_LITERALS = {bool: t.BOOL, int: t.COMPTIME_INT, float: t.COMPTIME_FLOAT, str: t.STRING, type(None): t.UNDEFINED}
 _DIRECTION_NAMES = {name: (t.DIRECTION, i) for i, name in enumerate(DIRECTIONS)}
 
 
 @register_rule(s.LiteralExpr)
 def _evaluate_literal(f: AnalysisContext, node: s.LiteralExpr) -> ExprValue:
-    for python, type_ in _LITERALS:
-        if isinstance(node.value, python):
-            return make_known(type_, node.value, node.loc)
-    return make_known(t.UNDEFINED, None, node.loc)
+    return ExprValue(_LITERALS[type(node.value)], node.value, loc=node.loc)
 
 
 @register_rule(s.EnumLiteralExpr)
@@ -103,8 +100,7 @@ def read_lvalue(type_: t.CslType, place: LValue, loc: Location | None = None) ->
 
 def evaluate_type(f: AnalysisContext, node: s.SyntaxNode) -> t.CslType:
     """Evaluate a type expression."""
-    with f.at_comptime():
-        o = f.evaluate(node)
+    o = f.evaluate_at_comptime(node)
     if o.type is not t.TYPE:
         type_mismatch(node.loc, t.TYPE, o.type)
     return o.const
@@ -134,8 +130,7 @@ MAX_ARRAY_BYTES = 1 << 28  # at comptime: far more than the memory of a PE
 
 
 def _evaluate_extent(f: AnalysisContext, node: s.SyntaxNode) -> int:
-    with f.at_comptime():
-        o = f.evaluate(node)
+    o = f.evaluate_at_comptime(node)
     if not t.is_integer(o.type):
         type_mismatch(node.loc, "integer", o.type)
     if o.const < 0:
@@ -210,7 +205,7 @@ def render_index(f: AnalysisContext, o: ExprValue) -> str:
     """Code of an index. A signed index is checked, because Python counts negative indices from the end."""
     if o.known:
         return str(int(o.const))
-    if isinstance(o.type, t.CslInt) and not o.type.signed:
+    if find_span(o)[0] >= 0:
         return o.code
     name = f.make_name("i")
     return f"({name} if ({name} := {o.code}) >= 0 else below({name}))"

@@ -24,7 +24,7 @@ from tessera.interp.target.csl.sema.context import (
     make_runtime,
     register_rule,
 )
-from tessera.interp.target.csl.sema.operators import evaluate_condition
+from tessera.interp.target.csl.sema.operators import evaluate_condition, find_span
 from tessera.interp.target.csl.sema.values import REGISTERS, ComptimeValue, GlobalCast, Pointer
 from tessera.interp.target.csl.text import syntax as s
 from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
@@ -71,8 +71,7 @@ def _evaluate_builtin(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
 
 def evaluate_constant(f: AnalysisContext, node: s.SyntaxNode, type_: t.CslType | None = None) -> ExprValue:
     """Evaluate an argument that must be comptime-known."""
-    with f.at_comptime():
-        o = f.evaluate(node)
+    o = f.evaluate_at_comptime(node)
     if type_ is t.STRING and o.type is not t.STRING:
         type_mismatch(node.loc, t.STRING, o.type)
     return coerce(f, o, type_, node.loc) if type_ is not None else o
@@ -163,6 +162,10 @@ def cast_value(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -
     if o.known:
         return make_known(to, _cast_constant(to, o, loc), loc)
     f.cost += COSTS.cast
+    if isinstance(to, t.CslInt) and t.is_integer(o.type):
+        span = find_span(o)
+        if to.low <= span[0] and span[1] <= to.high:
+            return make_runtime(to, o.code, loc).within(span)
     return make_runtime(to, _render_cast(f, to, o), loc)
 
 
@@ -199,8 +202,7 @@ def _render_cast(f: AnalysisContext, to: t.CslType, o: ExprValue) -> str:
     whole = o.code if t.is_integer(o.type) or isinstance(o.type, t.CslEnum) else f"int({o.code})"
     if o.type is t.BOOL or not isinstance(to, t.CslInt):
         return whole
-    fits = isinstance(o.type, t.CslInt) and to.low <= o.type.low and o.type.high <= to.high
-    return whole if fits else f"wrap({whole}, {to.bits}, {to.signed})"
+    return f"wrap({whole}, {to.bits}, {to.signed})"
 
 
 @register_builtin("bitcast", 2)

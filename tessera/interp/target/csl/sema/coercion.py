@@ -16,7 +16,7 @@ from tessera.interp.target.csl.text.diagnostics import fail, type_mismatch
 
 def coerce(f: AnalysisContext, o: ExprValue, to: t.CslType, loc: Location) -> ExprValue:
     """Convert `o` to type `to` where the language allows an implicit conversion; otherwise fail."""
-    if o.type == to or to is t.ANYTYPE:
+    if o.type is to or o.type == to or to is t.ANYTYPE:
         return o
     for fits, convert in COERCION_RULES:
         if fits(o, to):

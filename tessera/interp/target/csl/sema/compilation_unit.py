@@ -295,15 +295,6 @@ def _is_import(node: s.BuiltinCall) -> bool:
 
 
 LIBRARY_FOLDER = Path(__file__).parent.parent / "library"  # libraries written in CSL
-_parsed_files: dict[tuple[str, int], s.SourceFile] = {}
-
-
-def load_syntax(path: Path) -> s.SourceFile:
-    """The syntax tree of a file, cached until the file changes."""
-    key = (str(path), path.stat().st_mtime_ns)
-    if key not in _parsed_files:
-        _parsed_files[key] = parse_file(path)
-    return _parsed_files[key]
 
 
 class CompilationUnit:
@@ -354,7 +345,7 @@ class CompilationUnit:
     def read(self, path: Path) -> s.SourceFile:
         """The syntax tree of a file of this compilation."""
         self.sources.append(str(path))
-        return load_syntax(path)
+        return parse_file(path)
 
     @property
     def is_layout(self) -> bool:

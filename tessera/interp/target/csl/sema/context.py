@@ -49,9 +49,12 @@ class LValue:
 
 
 class ExprValue:
-    """The value of one expression. Exactly one of `const`, `code` and `fields` is set."""
+    """The value of one expression. Exactly one of `const`, `code` and `fields` is set.
 
-    __slots__ = ("type", "const", "code", "place", "fields", "loc", "waits")
+    `span`: the least and the greatest value of an integer, where they are narrower than its type.
+    """
+
+    __slots__ = ("type", "const", "code", "place", "fields", "loc", "span")
 
     def __init__(
         self,
@@ -75,6 +78,11 @@ class ExprValue:
         """The comptime value."""
         assert self.known
         return ComptimeValue(self.type, self.const)
+
+    def within(self, span: tuple[int, int]) -> ExprValue:
+        """The same value, which is known to lie in a span."""
+        self.span = span
+        return self
 
     def at(self, loc: Location) -> ExprValue:
         """The same value with another source location."""
@@ -159,6 +167,23 @@ class ComptimeJump(Exception):
         self.kind, self.label, self.value = kind, label, value
 
 
+class NestedScope:
+    """A context in which names are declared in a scope of their own."""
+
+    __slots__ = ("scopes",)
+
+    def __init__(self, f: AnalysisContext) -> None:
+        self.scopes = f.scopes
+
+    def __enter__(self) -> dict[str, ExprValue]:
+        names: dict[str, ExprValue] = {}
+        self.scopes.append(names)
+        return names
+
+    def __exit__(self, *error: object) -> None:
+        self.scopes.pop()
+
+
 class AnalysisContext:
     """The analysis of one function body, block or initializer."""
 
@@ -207,15 +232,9 @@ class AnalysisContext:
         """A unique Python name."""
         return self.unit.make_name(name)
 
-    @contextmanager
-    def scope(self) -> Iterator[dict[str, ExprValue]]:
+    def scope(self) -> NestedScope:
         """A nested scope of names."""
-        names: dict[str, ExprValue] = {}
-        self.scopes.append(names)
-        try:
-            yield names
-        finally:
-            self.scopes.pop()
+        return NestedScope(self)
 
     @contextmanager
     def indent_lines(self) -> Iterator[None]:
@@ -235,6 +254,14 @@ class AnalysisContext:
             yield self.lines
         finally:
             self.lines = outer
+
+    def evaluate_at_comptime(self, node: s.SyntaxNode) -> ExprValue:
+        """Evaluate an expression that must be comptime-known."""
+        before, self.comptime = self.comptime, True
+        try:
+            return self.evaluate(node)
+        finally:
+            self.comptime = before
 
     @contextmanager
     def at_comptime(self) -> Iterator[None]:

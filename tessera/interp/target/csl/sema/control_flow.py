@@ -300,6 +300,7 @@ __all__ = ["make_known"]
 # Loops: executed at comptime, unrolled, or generated as Python loops.
 
 
+LoopStmt = s.WhileStmt | s.ForStmt
 MAX_UNROLLED_ITERATIONS = 4  # of loops whose trip count is known: no cycles for the loop itself
 MAX_UNCHECKED_ITERATIONS = 1024  # of loops without loops in them, which cannot pass the limit by much
 _LIMIT_CHECK = "if pe.clock > pe.limit: pe.overrun()"  # a loop without an end stops at the limit of cycles
@@ -310,7 +311,7 @@ def _evaluate_while(f: AnalysisContext, node: s.WhileStmt) -> ExprValue:
     if f.comptime:
         _run_while(f, node, None)
     elif node.inline:
-        _unroll_loop(f, node.label, node.body, _run_while_steps(f, node), node.loc)
+        _unroll_loop(f, node, _run_while_steps(f, node))
     else:
         _emit_while(f, node)
     return VOID
@@ -350,40 +351,25 @@ def _run_while_steps(f: AnalysisContext, node: s.WhileStmt) -> Iterator[dict[str
                 f.run(node.step)
 
 
-def contains_jump(node: s.SyntaxNode) -> bool:
-    """Whether a body contains a break or continue."""
-    return s.JumpStmt in node.classes
-
-
-def _unroll_loop(
-    f: AnalysisContext, label: str, node: s.SyntaxNode, steps: Iterable[dict[str, ExprValue]], loc: Location
-) -> None:
+def _unroll_loop(f: AnalysisContext, node: LoopStmt, steps: Iterable[dict[str, ExprValue]]) -> None:
     """Unroll an inline loop."""
-    if contains_jump(node):
-        outer = LoopScope(label, "whole")
-        _emit_once(f, outer, lambda: _emit_iterations(f, label, node, steps, loc, True), loc)
+    if node.jumps:
+        _emit_once(f, LoopScope(node.label, "whole"), lambda: _emit_iterations(f, node, steps), node.loc)
     else:
-        _emit_iterations(f, label, node, steps, loc, False)
+        _emit_iterations(f, node, steps)
 
 
-def _emit_iterations(
-    f: AnalysisContext,
-    label: str,
-    node: s.SyntaxNode,
-    steps: Iterable[dict[str, ExprValue]],
-    loc: Location,
-    jumping: bool,
-) -> None:
+def _emit_iterations(f: AnalysisContext, node: LoopStmt, steps: Iterable[dict[str, ExprValue]]) -> None:
+    limit = f.unit.options.max_inlined_iterations
     for count, names in enumerate(steps, 1):
-        if count > f.unit.options.max_inlined_iterations:
-            fail(loc, f"exceeded the maximum of {f.unit.options.max_inlined_iterations} inlined iterations")
+        if count > limit:
+            fail(node.loc, f"exceeded the maximum of {limit} inlined iterations")
         with f.scope() as scope:
             scope.update(names)
-            if jumping:
-                inner = LoopScope(label, "iteration")
-                _emit_once(f, inner, lambda: f.run(node), loc)
+            if node.jumps:
+                _emit_once(f, LoopScope(node.label, "iteration"), lambda: f.run(node.body), node.loc)
             else:
-                f.run(node)
+                f.run(node.body)
 
 
 def _emit_while(f: AnalysisContext, node: s.WhileStmt) -> None:
@@ -443,16 +429,21 @@ def _evaluate_for_range(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
         _run_or_unroll(f, node, steps)
         return
     name, index = f.make_name(node.names[0]), f.make_name("i")
-    names = _bind_loop_names(node, make_runtime(type_, name), make_runtime(t.U16, index))
+    item = make_runtime(type_, name)
+    names = _bind_loop_names(node, item, make_runtime(t.U16, index))
     text = f"range({', '.join(render_code(f, o) for o in bounds)})"
-    count = len(range(*(int(o.const) for o in bounds))) if all(o.known for o in bounds) else None
+    count = None
+    if all(o.known for o in bounds):
+        turns = range(*(int(o.const) for o in bounds))
+        count = len(turns)
+        item.span = (min(turns[0], turns[-1]), max(turns[0], turns[-1])) if count else (0, 0)
     head = f"for {name} in {text}:" if len(names) < 2 else f"for {index}, {name} in enumerate({text}):"
     _emit_for(f, node, names, head, count)
 
 
 def _run_or_unroll(f: AnalysisContext, node: s.ForStmt, steps: Iterable[dict[str, ExprValue]]) -> None:
     if not f.comptime:
-        _unroll_loop(f, node.label, node.body, steps, node.loc)
+        _unroll_loop(f, node, steps)
         return
     for names in steps:
         with f.scope() as scope:
@@ -484,11 +475,10 @@ def _evaluate_for_array(f: AnalysisContext, node: s.ForStmt, items: ExprValue) -
 
 def _emit_for(f: AnalysisContext, node: s.ForStmt, names: dict[str, ExprValue], head: str, count: int | None) -> None:
     """Generate a loop; `count`: its iterations, if they are known. The vendor's compiler unrolls a short loop."""
-    nested = not node.body.classes.isdisjoint((s.ForStmt, s.WhileStmt))
 
     def write() -> None:
         f.cost += 0 if count is not None and count <= MAX_UNROLLED_ITERATIONS else COSTS.iteration
-        if nested or count is None or count > MAX_UNCHECKED_ITERATIONS:
+        if node.nested or count is None or count > MAX_UNCHECKED_ITERATIONS:
             f.emit(_LIMIT_CHECK, node.loc)
         with f.scope() as scope:
             scope.update(names)

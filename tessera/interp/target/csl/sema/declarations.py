@@ -66,8 +66,7 @@ def _declare_name(f: AnalysisContext, node: s.VariableDecl) -> ExprValue:
             fail(node.loc, "only 'var' and 'extern const' variables may be uninitialized")
         value = make_known(type_, make_zero(type_), node.loc)
     elif comptime:
-        with f.at_comptime():
-            value = f.evaluate(node.value)
+        value = f.evaluate_at_comptime(node.value)
     else:
         value = f.evaluate_operand(node.value)
     if type_ is not None:

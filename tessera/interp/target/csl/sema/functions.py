@@ -168,7 +168,7 @@ def compile_instance(unit: Any, instance: FunctionInstance, args: tuple[ExprValu
     """Generate the Python of one specialisation of a function."""
     decl, module = instance.value.decl, instance.value.module
     f = AnalysisContext(unit, module, False, instance)
-    f.cells = frozenset() if decl.body is None else decl.body.addressed_names
+    f.cells = decl.addressed
     names = []
     for p, a in zip(decl.params, args, strict=True):
         if p.comptime:

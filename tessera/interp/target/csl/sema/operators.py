@@ -127,18 +127,39 @@ def _emit_binary(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, loc:
         else INTEGER_CYCLES.get(sign, 1)
     ) + count_extra_cycles(type_)
     if sign in "/%":
-        return make_runtime(type_, _render_division(sign, type_, x, y), loc)
+        positive = find_span(a)[0] >= 0 and find_span(b)[0] >= 0
+        return make_runtime(type_, _render_division(sign, type_, x, y, positive), loc)
     if sign in "&|^":
         return make_runtime(type_, f"({x} {sign} {y})", loc)
+    span = _compute_span(sign, find_span(a), find_span(b))
+    if isinstance(type_, t.CslInt) and type_.low <= span[0] and span[1] <= type_.high:
+        return make_runtime(type_, f"({x} {sign} {y})", loc).within(span)
     return make_runtime(type_, wrap_to_width(f"{x} {sign} {y}", type_), loc)
+
+
+_UNBOUNDED = 1 << MAX_COMPTIME_BITS
+
+
+def find_span(o: ExprValue) -> tuple[int, int]:
+    """Interval analysis: the least and the greatest value of an integer operand."""
+    if o.known:
+        return int(o.const), int(o.const)
+    own = (o.type.low, o.type.high) if isinstance(o.type, t.CslInt) else (-_UNBOUNDED, _UNBOUNDED)
+    return getattr(o, "span", own)
+
+
+def _compute_span(sign: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The span of a sum, a difference or a product."""
+    ends = [FOLDED_OPERATORS[sign](x, y) for x in a for y in b]
+    return min(ends), max(ends)
 
 
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _render_division(sign: str, type_: t.CslType, x: str, y: str) -> str:
-    if isinstance(type_, t.CslInt) and not type_.signed:
+def _render_division(sign: str, type_: t.CslType, x: str, y: str, positive: bool) -> str:
+    if positive:
         return f"({x} {'//' if sign == '/' else '%'} {y})"
     name = "idiv" if sign == "/" else "irem"
     text = f"{name}({x}, {y})"
@@ -172,16 +193,19 @@ def _evaluate_shift(f: AnalysisContext, sign: str, a: ExprValue, b: ExprValue, l
     return make_runtime(a.type, wrap_to_width(f"{x} << {y}", a.type) if sign == "<<" else f"({x} >> {y})", loc)
 
 
+_COMPTIME_NUMBERS = (t.COMPTIME_INT, t.COMPTIME_FLOAT)
+_LITERALS = (*_COMPTIME_NUMBERS, t.ENUM_LITERAL)
+
+
 def unify_types(f: AnalysisContext, a: ExprValue, b: ExprValue, loc: Location) -> tuple[ExprValue, ExprValue]:
     """Convert both operands to one type: a literal takes the type of the other operand."""
-    if a.type == b.type:
+    if a.type is b.type or a.type == b.type:
         return a, b
-    if {a.type, b.type} == {t.COMPTIME_INT, t.COMPTIME_FLOAT}:
+    if a.type in _COMPTIME_NUMBERS and b.type in _COMPTIME_NUMBERS:
         return make_known(t.COMPTIME_FLOAT, float(a.const), a.loc), make_known(t.COMPTIME_FLOAT, float(b.const), b.loc)
-    literal = (t.COMPTIME_INT, t.COMPTIME_FLOAT, t.ENUM_LITERAL)
-    if a.type in literal:
+    if a.type in _LITERALS:
         return coerce(f, a, b.type, loc), b
-    if b.type in literal or isinstance(a.type, t.CslPointer):
+    if b.type in _LITERALS or isinstance(a.type, t.CslPointer):
         return a, coerce(f, b, a.type, loc)
     if isinstance(a.type, t.CslInt) and isinstance(b.type, t.CslInt) and (a.known or b.known):
         return (coerce(f, a, b.type, loc), b) if a.known and not b.known else (a, coerce(f, b, a.type, loc))
@@ -263,8 +287,7 @@ def _evaluate_inversion(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
 
 
 def _evaluate_comptime(f: AnalysisContext, node: s.UnaryExpr) -> ExprValue:
-    with f.at_comptime():
-        return f.evaluate(node.operand)
+    return f.evaluate_at_comptime(node.operand)
 
 
 UNARY_RULES: dict[str, Callable[[AnalysisContext, s.UnaryExpr], ExprValue]] = {

@@ -1,80 +1,19 @@
-"""Lexer and recursive-descent parser of CSL: expressions by precedence climbing, then statements and declarations."""
+"""Recursive-descent parser of CSL: expressions by precedence climbing, then statements and declarations.
+
+`docs/csl-grammar.md` is the grammar.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
-from tessera.core.errors import FileError, Location, ParseError
+from tessera.core.errors import FileError, Location
 from tessera.interp.target import tokens
 from tessera.interp.target.csl.text import syntax as s
-from tessera.interp.target.tokens import TextToken
-
-# Lexer of CSL text: tokens, and a cursor over them.
-
-
-_TOKEN = re.compile(
-    r"""(?!/\*)(?:(?P<space>[ \t\r\n]+|//[^\n]*)
-  | (?P<float>\d[\d_]*\.\d[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+)
-  | (?P<character>'(?:[^'\\\n]|\\.)')
-  | (?P<integer>0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+|\d[\d_]*)
-  | (?P<builtin>@[A-Za-z_]\w*)
-  | (?P<word>[A-Za-z_]\w*)
-  | (?P<string>"(?:[^"\\\n]|\\.)*")
-  | (?P<sign>\.\.\.|<<=|>>=|=>|->|==|!=|<=|>=|<<|>>|\+=|-=|\*=|/=|%=|&=|\|=|\^=|[-+*/%&|^~!<>=.,:;?(){}\[\]]))""",
-    re.VERBOSE,
-)
-_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\"": '"', r"\\": "\\", r"\r": "\r", r"\'": "'", r"\0": "\0"}
-KEYWORDS = frozenset(
-    "const var param fn task comptime layout export extern inline if else while for switch return break continue "
-    "and or true false undefined struct packed union enum align linksection".split()
-)
-
-
-class CslLexer(tokens.TextLexer):
-    """The tokens of one file."""
-
-    pattern, end = _TOKEN, "end of file"
-
-    def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """The next token; keywords have their own kind."""
-        return tokens.make_token(("keyword" if text in KEYWORDS else kind, text, offset))
-
-    def unexpected(self, text: str, offset: int) -> NoReturn:
-        """Raise a ParseError at text that is not a token."""
-        if text[offset] == '"':
-            raise ParseError("string is not terminated on its line", location=self.place(offset))
-        super().unexpected(text, offset)
-
-
-def unquote(text: str) -> str:
-    """The characters of a string token."""
-    return re.sub(r"\\.", lambda m: _ESCAPES.get(m.group(), m.group()), text[1:-1])
-
-
-class CslCursor(tokens.TokenCursor):
-    """A position in the tokens of one file."""
-
-    spelled = ("keyword", "sign")
-
-    @property
-    def place(self) -> Location:
-        """The location of the next token."""
-        return self.lexer.place(self.here.offset)
-
-    def name(self) -> str:
-        """Consume a name that is not a keyword."""
-        if self.here.kind != "word":
-            self.fail("expected a name")
-        return self.take().text
-
-
-# Recursive-descent parser of CSL: expressions by precedence climbing, then statements and declarations.
-#
-# `docs/csl-grammar.md` is the grammar.
-
+from tessera.interp.target.csl.text.lexer import CslCursor, CslLexer, unquote
 
 # Expressions, including types: by precedence, then prefix, suffix, primary.
 
@@ -90,6 +29,12 @@ PRECEDENCE = (
     ("+", "-"),
     ("*", "/", "%"),
 )
+_WEIGHTS = {sign: weight for weight, signs in enumerate(PRECEDENCE) for sign in signs}
+
+
+_PREFIXES = frozenset(("-", "!", "~", "&", "comptime", "*", "["))
+_SUFFIXES = frozenset(("(", "[", ".", "{"))
+_BASES = frozenset(("0x", "0b", "0o"))
 
 
 class ExpressionParser(CslCursor):
@@ -97,6 +42,11 @@ class ExpressionParser(CslCursor):
 
     # The body of an affine expression or a type may precede a `{` or `|` that does not belong to it.
     _plain = False
+
+    # What the parser has read so far of this file: the counts of loops and jumps, and of the present function the names
+    # whose address it takes.
+    _loops = _jumps = 0
+    _addressed: frozenset[str] = frozenset()
 
     def parse_block(self, label: str = "") -> s.BlockStmt:
         """Parse a block of statements (in the subclass)."""
@@ -109,21 +59,21 @@ class ExpressionParser(CslCursor):
     def parse_listed(self, item: Callable[[], T], close: str) -> tuple[T, ...]:
         """Parse a comma-separated list up to and including its closing token; a trailing comma is allowed."""
         items: list[T] = []
-        while not self.at(close):
+        texts = self.texts
+        while texts[self.index] != close:
             items.append(item())
-            if not self.accept(","):
+            if texts[self.index] != ",":
                 break
+            self.index += 1
         self.expect(close)
         return tuple(items)
 
-    def parse_expression(self, level: int = 0) -> s.SyntaxNode:
-        """Parse an expression whose operators bind at least as tightly as `level`."""
-        if level == len(PRECEDENCE):
-            return self._parse_prefix()
-        left = self.parse_expression(level + 1)
-        while self.at(*PRECEDENCE[level]):
-            place, sign = self.place, self.take().text
-            left = s.BinaryExpr(place, sign, left, self.parse_expression(level + 1))
+    def parse_expression(self, weight: int = 0) -> s.SyntaxNode:
+        """Parse an expression whose operators bind at least as tightly as `weight`."""
+        left = self._parse_prefix()
+        while (found := _WEIGHTS.get(self.texts[self.index], -1)) >= weight:
+            place, sign = self.place, self.take()
+            left = s.BinaryExpr(place, sign, left, self.parse_expression(found + 1))
         return left
 
     def parse_type(self) -> s.SyntaxNode:
@@ -134,19 +84,26 @@ class ExpressionParser(CslCursor):
         return found
 
     def _parse_prefix(self) -> s.SyntaxNode:
-        place = self.place
-        if self.at("-", "!", "~", "&", "comptime"):
-            return s.UnaryExpr(place, self.take().text, self._parse_prefix())
-        if self.accept("*"):
-            return s.PointerTypeExpr(place, self.accept("const"), self._parse_prefix())
-        if self.accept("["):
-            return self._parse_array(place)
-        return self._parse_suffix(self._parse_primary())
+        text = self.texts[self.index]
+        if text in _PREFIXES:
+            place = self.place
+            self.index += 1
+            if text == "*":
+                return s.PointerTypeExpr(place, self.accept("const"), self._parse_prefix())
+            return self._parse_array(place) if text == "[" else self._parse_unary(place, text)
+        found = self._parse_primary()
+        return self._parse_suffix(found) if self.texts[self.index] in _SUFFIXES else found
+
+    def _parse_unary(self, place: Location, sign: str) -> s.SyntaxNode:
+        operand = self._parse_prefix()
+        if sign == "&" and isinstance(operand, s.NameExpr):
+            self._addressed |= {operand.text}
+        return s.UnaryExpr(place, sign, operand)
 
     def _parse_array(self, place: Location) -> s.SyntaxNode:
-        if self.at("*") and self.after().text == "]":
+        if self.at("*") and self.texts[self.index + 1] == "]":
             self.take()
-        dims = self._parse_free(lambda: self.parse_listed(self.parse_expression, "]"))
+        dims = self._parse_arguments("]")
         before, const = self._plain, self.accept("const")
         element = self.parse_type()
         self._plain = before
@@ -160,16 +117,21 @@ class ExpressionParser(CslCursor):
         self._plain = before
         return result
 
+    def _parse_arguments(self, close: str) -> tuple[s.SyntaxNode, ...]:
+        """Parse expressions up to a closing bracket."""
+        before, self._plain = self._plain, False
+        found = self.parse_listed(self.parse_expression, close)
+        self._plain = before
+        return found
+
     def _parse_suffix(self, base: s.SyntaxNode) -> s.SyntaxNode:
         while True:
             place = self.place
             if self.accept("("):
-                base = s.CallExpr(place, base, self._parse_free(lambda: self.parse_listed(self.parse_expression, ")")))
+                base = s.CallExpr(place, base, self._parse_arguments(")"))
             elif self.accept("["):
-                base = s.SubscriptExpr(
-                    place, base, self._parse_free(lambda: self.parse_listed(self.parse_expression, "]"))
-                )
-            elif self.at(".") and self.after().text != "{":
+                base = s.SubscriptExpr(place, base, self._parse_arguments("]"))
+            elif self.at(".") and self.texts[self.index + 1] != "{":
                 base = self._parse_member(base)
             elif self.at("{") and not self._plain and isinstance(base, (s.ArrayTypeExpr, s.NameExpr, s.FieldExpr)):
                 base = self._parse_literal(base.loc, base)
@@ -184,40 +146,37 @@ class ExpressionParser(CslCursor):
         return s.FieldExpr(place, base, self.name())
 
     def _parse_primary(self) -> s.SyntaxNode:
-        token = self.here
-        by_text = PRIMARY_TEXT.get(token.text) if token.kind in ("keyword", "sign") else None
-        read = by_text or PRIMARY_KIND.get(token.kind)
+        read = PRIMARY_TEXT.get(self.texts[self.index]) or PRIMARY_KIND.get(self.kind())
         if read is None:
             self.fail("expected an expression")
         return read(self, self.place)
 
-    def _parse_integer(self, place: Location) -> s.SyntaxNode:
-        text = self.take().text.replace("_", "")
-        return s.LiteralExpr(place, int(text, 0) if text[:1] == "0" and not text.isdigit() else int(text))
+    def _parse_number(self, place: Location) -> s.SyntaxNode:
+        text = self.take().replace("_", "")
+        if text[:2] in _BASES:
+            return s.LiteralExpr(place, int(text, 0))
+        return s.LiteralExpr(place, float(text) if not text.isdecimal() else int(text))
 
     def _parse_character(self, place: Location) -> s.SyntaxNode:
-        return s.LiteralExpr(place, ord(unquote(self.take().text)))
-
-    def _parse_float(self, place: Location) -> s.SyntaxNode:
-        return s.LiteralExpr(place, float(self.take().text.replace("_", "")))
+        return s.LiteralExpr(place, ord(unquote(self.take())))
 
     def _parse_string(self, place: Location) -> s.SyntaxNode:
-        return s.LiteralExpr(place, unquote(self.take().text))
+        return s.LiteralExpr(place, unquote(self.take()))
 
     def _parse_word(self, place: Location) -> s.SyntaxNode:
-        token: TextToken = self.take()
-        if self.at(":") and self.after().text == "{":
+        text = self.take()
+        if self.at(":") and self.texts[self.index + 1] == "{":
             self.take()
-            return self.parse_block(token.text)
-        return s.NameExpr(place, token.text)
+            return self.parse_block(text)
+        return s.NameExpr(place, text)
 
     def _parse_constant(self, place: Location) -> s.SyntaxNode:
-        return s.LiteralExpr(place, {"true": True, "false": False, "undefined": None}[self.take().text])
+        return s.LiteralExpr(place, {"true": True, "false": False, "undefined": None}[self.take()])
 
     def _parse_builtin(self, place: Location) -> s.SyntaxNode:
-        name = self.take().text
+        name = self.take()
         self.expect("(")
-        return s.BuiltinCall(place, name, self._parse_free(lambda: self.parse_listed(self.parse_expression, ")")))
+        return s.BuiltinCall(place, name, self._parse_arguments(")"))
 
     def _parse_group(self, place: Location) -> s.SyntaxNode:
         self.expect("(")
@@ -232,7 +191,8 @@ class ExpressionParser(CslCursor):
     def _parse_literal(self, place: Location, type_: s.SyntaxNode | None) -> s.SyntaxNode:
         self.expect("{")
         names: list[str] = []
-        named = self.at(".") and self.after().kind == "word" and self.after(2).text == "="
+        named = self.at(".") and self.kind(1) == "word"
+        named = named and self.texts[self.index + 2] == "="
 
         def parse_item() -> s.SyntaxNode:
             if named:
@@ -254,12 +214,12 @@ class ExpressionParser(CslCursor):
         self.expect("|")
         names = self.parse_listed(self.name, "|")
         self.expect("{")
-        extents = self._parse_free(lambda: self.parse_listed(self.parse_expression, "}"))
+        extents = self._parse_arguments("}")
         self.expect("->")
         return s.AffineAccessExpr(place, names, extents, self._parse_prefix())
 
     def _parse_function_type(self, place: Location) -> s.SyntaxNode:
-        kind = self.take().text
+        kind = self.take()
         self.expect("(")
         return s.FunctionTypeExpr(
             place, self._parse_free(lambda: self.parse_listed(self._parse_parameter_type, ")")), self.parse_type(),
@@ -273,7 +233,7 @@ class ExpressionParser(CslCursor):
 
     def _parse_aggregate(self, place: Location) -> s.SyntaxNode:
         packed = self.accept("packed")
-        kind = self.take().text
+        kind = self.take()
         tag = self._parse_group(place) if kind == "enum" and self.at("(") else None
         self.expect("{")
         return s.AggregateTypeExpr(
@@ -288,9 +248,8 @@ class ExpressionParser(CslCursor):
 
 ExpressionReader = Callable[[ExpressionParser, Location], s.SyntaxNode]
 PRIMARY_KIND: dict[str, ExpressionReader] = {
-    "integer": ExpressionParser._parse_integer,
+    "number": ExpressionParser._parse_number,
     "character": ExpressionParser._parse_character,
-    "float": ExpressionParser._parse_float,
     "string": ExpressionParser._parse_string,
     "word": ExpressionParser._parse_word,
     "builtin": ExpressionParser._parse_builtin,
@@ -318,8 +277,9 @@ _ASSIGN = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
 _FLAGS = ("export", "extern", "inline", "comptime")
 
 
+@lru_cache(maxsize=64)
 def parse(text: str, file: str = "<csl>") -> s.SourceFile:
-    """The syntax tree of one CSL file; `docs/csl-grammar.md` is its grammar.
+    """The syntax tree of one CSL file, which the programs that import it share; `docs/csl-grammar.md` is its grammar.
 
     Raises `ParseError` with file, line and column where the text is not CSL.
 
@@ -329,7 +289,7 @@ def parse(text: str, file: str = "<csl>") -> s.SourceFile:
     parser = CslParser(CslLexer(text, file))
     items = []
     with tokens.deep_nesting(lambda: parser.place):
-        while parser.here.kind != "end":
+        while parser.texts[parser.index]:
             items.append(parser.parse_item())
     return s.SourceFile(file, tuple(items))
 
@@ -349,8 +309,8 @@ class CslParser(ExpressionParser):
     def parse_item(self) -> s.SyntaxNode:
         """Parse one top-level item."""
         place = self.place
-        if self.at("comptime", "layout") and self.after().text == "{":
-            return s.TopLevelBlock(place, self.take().text, self.parse_block())
+        if self.at("comptime", "layout") and self.texts[self.index + 1] == "{":
+            return s.TopLevelBlock(place, self.take(), self.parse_block())
         flags = self._parse_flags()
         if self.at("fn", "task"):
             return self._parse_function(place, flags)
@@ -361,16 +321,17 @@ class CslParser(ExpressionParser):
     def _parse_flags(self) -> frozenset[str]:
         flags = set()
         while self.at(*_FLAGS):
-            flags.add(self.take().text)
+            flags.add(self.take())
         return frozenset(flags)
 
     def _parse_function(self, place: Location, flags: frozenset[str]) -> s.FunctionDecl:
-        kind, name = self.take().text, self.name()
+        kind, name = self.take(), self.name()
         self.expect("(")
         params = self.parse_listed(self._parse_parameter, ")")
         result = self.parse_type()
+        self._addressed = frozenset()
         body = None if self.accept(";") else self.parse_block()
-        return s.FunctionDecl(place, kind, name, params, result, body, flags)
+        return s.FunctionDecl(place, kind, name, params, result, body, flags, self._addressed)
 
     def _parse_parameter(self) -> s.ParameterDecl:
         place, comptime = self.place, self.accept("comptime")
@@ -379,7 +340,7 @@ class CslParser(ExpressionParser):
         return s.ParameterDecl(place, name, self.parse_type(), comptime)
 
     def _parse_declare(self, place: Location, flags: frozenset[str]) -> s.VariableDecl:
-        kind, name = self.take().text, self.name()
+        kind, name = self.take(), self.name()
         type_ = self.parse_type() if self.accept(":") else None
         align = self._parse_option("align")
         section = self._parse_option("linksection")
@@ -397,7 +358,7 @@ class CslParser(ExpressionParser):
         before, self._plain = self._plain, False
         body = []
         while not self.accept("}"):
-            if self.here.kind == "end":
+            if not self.texts[self.index]:
                 self.fail("expected '}'")
             body.append(self.parse_statement())
         self._plain = before
@@ -405,10 +366,10 @@ class CslParser(ExpressionParser):
 
     def parse_statement(self) -> s.SyntaxNode:
         """Parse one statement with its final semicolon or block."""
-        read = STATEMENTS.get(self.here.text) if self.here.kind in ("keyword", "sign") else None
+        read = STATEMENTS.get(self.texts[self.index])
         if read is not None:
             return read(self, self.place)
-        if self.here.kind == "word" and self.after().text == ":":
+        if self.kind() == "word" and self.texts[self.index + 1] == ":":
             return self._parse_labelled(self.place)
         node = self._parse_assignment()
         self.expect(";")
@@ -419,7 +380,7 @@ class CslParser(ExpressionParser):
         target = self.parse_expression()
         if not self.at(*_ASSIGN):
             return target
-        place, sign = self.place, self.take().text
+        place, sign = self.place, self.take()
         return s.AssignStmt(place, sign[:-1], target, self.parse_expression())
 
     def _parse_labelled(self, place: Location) -> s.SyntaxNode:
@@ -442,14 +403,23 @@ class CslParser(ExpressionParser):
             self.expect("(")
             step = self._parse_assignment()
             self.expect(")")
-        return s.WhileStmt(place, label, inline, condition, step, self.parse_statement())
+        body, jumps, _ = self._parse_body()
+        return s.WhileStmt(place, label, inline, condition, step, body, jumps)
+
+    def _parse_body(self) -> tuple[s.SyntaxNode, bool, bool]:
+        """Parse the body of a loop, and say whether it contains jumps and loops."""
+        jumps, loops = self._jumps, self._loops
+        body = self.parse_statement()
+        found = body, self._jumps > jumps, self._loops > loops
+        self._loops += 1
+        return found
 
     def _parse_for(self, place: Location, label: str = "", inline: bool = False) -> s.SyntaxNode:
         self.expect("for")
         items = self._parse_group(place)
         self.expect("|")
         names = self.parse_listed(self.name, "|")
-        return s.ForStmt(place, label, inline, items, names, self.parse_statement())
+        return s.ForStmt(place, label, inline, items, names, *self._parse_body())
 
     def _parse_if_statement(self, place: Location) -> s.SyntaxNode:
         self.expect("if")
@@ -460,7 +430,7 @@ class CslParser(ExpressionParser):
 
     def _parse_branch(self) -> s.SyntaxNode:
         """Parse the arm of a condition: before `else`, an expression needs no semicolon."""
-        if self.here.kind in ("keyword", "sign") and self.here.text in STATEMENTS:
+        if self.texts[self.index] in STATEMENTS:
             return self.parse_statement()
         node = self._parse_assignment()
         if not self.at("else"):
@@ -510,16 +480,17 @@ class CslParser(ExpressionParser):
         return s.ReturnStmt(place, value)
 
     def _parse_jump(self, place: Location) -> s.SyntaxNode:
-        kind = self.take().text
+        self._jumps += 1
+        kind = self.take()
         label = self.name() if self.accept(":") else ""
         value = None if self.at(";") else self.parse_expression()
         self.expect(";")
         return s.JumpStmt(place, kind, label, value)
 
     def _parse_comptime(self, place: Location) -> s.SyntaxNode:
-        if self.after().text == "{":
-            return s.TopLevelBlock(place, self.take().text, self.parse_block())
-        if self.after().text in ("var", "const"):
+        if self.texts[self.index + 1] == "{":
+            return s.TopLevelBlock(place, self.take(), self.parse_block())
+        if self.texts[self.index + 1] in ("var", "const"):
             return self._parse_declare(place, self._parse_flags())
         found = self._parse_assignment()
         self.expect(";")

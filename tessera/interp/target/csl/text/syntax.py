@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 from tessera.core.errors import Location
 
@@ -15,30 +12,6 @@ class SyntaxNode:
     """Any construct; `loc` is its first token (of a binary operation: its operator)."""
 
     loc: Location
-
-    @cached_property
-    def classes(self) -> frozenset[type]:
-        """The classes of this construct and of those inside it."""
-        return frozenset({type(self)}).union(*(node.classes for node in self.children()))
-
-    @cached_property
-    def addressed_names(self) -> frozenset[str]:
-        """The names whose address is taken here."""
-        return frozenset[str]().union(*(node.addressed_names for node in self.children()))
-
-    def children(self) -> Iterator[SyntaxNode]:
-        """The constructs directly inside this one."""
-        return _find_nodes(tuple(vars(self)[name] for name in self.__dataclass_fields__))
-
-
-def _find_nodes(value: Any) -> Iterator[SyntaxNode]:
-    if isinstance(value, SyntaxNode):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _find_nodes(item)
-    elif isinstance(value, (MemberDecl, SwitchCase, ParameterDecl)):
-        yield from _find_nodes(tuple(vars(value).values()))
 
 
 @dataclass(frozen=True)
@@ -69,12 +42,6 @@ class UnaryExpr(SyntaxNode):
 
     sign: str
     operand: SyntaxNode
-
-    @cached_property
-    def addressed_names(self) -> frozenset[str]:
-        """The names whose address is taken here."""
-        taken = self.sign == "&" and isinstance(self.operand, NameExpr)
-        return frozenset({self.operand.text}) if taken else self.operand.addressed_names  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -232,24 +199,27 @@ class SwitchStmt(SyntaxNode):
 
 @dataclass(frozen=True)
 class WhileStmt(SyntaxNode):
-    """`while (c) : (step) body`."""
+    """`while (c) : (step) body`; `jumps`: the body contains a jump."""
 
     label: str
     inline: bool
     condition: SyntaxNode
     step: SyntaxNode | None
     body: SyntaxNode
+    jumps: bool
 
 
 @dataclass(frozen=True)
 class ForStmt(SyntaxNode):
-    """`for (items) |item, index| body`."""
+    """`for (items) |item, index| body`; `jumps` and `nested`: the body contains a jump, a loop."""
 
     label: str
     inline: bool
     items: SyntaxNode
     names: tuple[str, ...]
     body: SyntaxNode
+    jumps: bool
+    nested: bool
 
 
 @dataclass(frozen=True)
@@ -302,7 +272,7 @@ class ParameterDecl:
 
 @dataclass(frozen=True)
 class FunctionDecl(SyntaxNode):
-    """`fn` or `task`; `extern` declarations have no body."""
+    """`fn` or `task`; `extern` declarations have no body. The body takes the addresses of the names `addressed`."""
 
     kind: str
     name: str
@@ -310,6 +280,7 @@ class FunctionDecl(SyntaxNode):
     result: SyntaxNode
     body: BlockStmt | None
     flags: frozenset[str]
+    addressed: frozenset[str]
 
 
 @dataclass(frozen=True)
