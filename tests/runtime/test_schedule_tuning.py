@@ -1,6 +1,7 @@
 """Tuned functions: legal schedules on each target, the fastest measured one, the file that keeps it."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,3 +167,20 @@ def test_errors_of_the_program_are_its_own_and_a_schedule_that_cannot_be_compile
 def test_counts_of_a_search(wrong):
     with pytest.raises(ArgumentError, match="no count of schedules"):
         ScheduleSearch(samples=wrong)
+
+
+def test_a_long_call_is_timed_once_for_a_sample_and_a_short_one_often(monkeypatch):
+    clock = SimpleNamespace(now=0.0, calls=[])
+
+    def make(seconds):
+        def run(arrays):
+            clock.now += seconds
+            clock.calls.append(seconds)
+
+        return run
+
+    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    long, short = 10 * planning.SHORTEST, planning.SHORTEST / 8.5
+    times = planning._alternate({0: make(long), 1: make(short)}, [], 3)
+    assert times[0] == pytest.approx([long] * 3) and times[1] == pytest.approx([short] * 3)
+    assert clock.calls.count(long) == 1 + 3 and clock.calls.count(short) == 1 + 3 * 8

@@ -1,5 +1,7 @@
 """Reductions: every kind, element type and axis, with padding, and NaN before any number."""
 
+import re
+
 import numpy as np
 import pytest
 from ptxcheck import emit_checked, numbers, run
@@ -59,3 +61,16 @@ def test_threads_sum_whole_columns_that_they_hold(size):
     BACKEND.interpreter(artifact)([x, out])
     np.testing.assert_array_equal(out, x.reshape(4, 4, 512).sum(1))
     assert not {w for w in ("shfl", "st.shared", "bar.sync") if w in artifact.text(TEXT_FILE)}
+
+
+def test_partial_sums_are_read_four_at_a_time():
+    """Rows of sums lie side by side in shared memory, and a thread takes neighbours."""
+    x, out = np.arange(1024, dtype=np.float32).reshape(32, 32) % 61, np.zeros((4, 32), np.float32)
+    k = Kernel(x, out)
+    k.store(
+        k.params[1], k(reduce.sum, k(shape.reshape, k.load(k.params[0]), shape=(4, 8, 32)), axis=(-2,), keepdims=False)
+    )
+    artifact = emit_checked(k.module((1,)))
+    BACKEND.interpreter(artifact)([x, out])
+    np.testing.assert_array_equal(out, x.reshape(4, 8, 32).sum(1))
+    assert set(re.findall(r"ld\.shared\.(\S+) ", artifact.text(TEXT_FILE))) == {"v4.f32"}

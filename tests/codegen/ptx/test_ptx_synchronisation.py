@@ -6,11 +6,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+import tessera as ts
 from conformance.tile.products.cases import cases
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import get_backend
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ArgumentError, AsyncCopyError, BarrierError, RaceError, UninitializedError
+from tessera.core.types import bf16
 from tessera.runtime.program import prepare
 
 SYNCHRONISES = re.compile(
@@ -58,6 +60,21 @@ def find_unnoticed(arch, name):
 @pytest.mark.parametrize("arch", KERNELS)
 def test_without_any_of_them_an_error_is_found(arch):
     assert set(find_unnoticed(arch, KERNELS[arch]).values()) <= UNNEEDED[arch]
+
+
+@pytest.mark.parametrize(("keys", "values", "length"), [(128, 64, 128), (64, 128, 256)])
+def test_a_stage_holds_the_larger_of_the_blocks_that_pass_through_it(keys, values, length):
+    """Blocks of keys and of values take turns in the stages of attention; none lies in two of them."""
+    rng, generator = np.random.default_rng(0), get_backend("ptx:sm_90a")
+    sizes = ((1, 1, 64, keys), (1, 1, length, keys), (1, 1, length, values))
+    q, k, v = (rng.standard_normal(s).astype(bf16.numpy) for s in sizes)
+    attend = ts.jit(lambda q, k, v: ts.scaled_dot_product_attention(q, k, v))
+    artifact = generator.emit(prepare(attend, (q, k, v), "ptx").levels["tile"], {})
+    assert "wgmma" in artifact.text(TEXT_FILE)
+    (found,) = generator.sanitized(artifact)([q, k, v])
+    a, b, c = (x.astype(np.float64) for x in (q, k, v))
+    weights = np.exp(a @ b.swapaxes(2, 3) / np.sqrt(keys))
+    np.testing.assert_allclose(found.astype(np.float64), weights @ c / weights.sum(-1, keepdims=True), atol=5e-3)
 
 
 def test_an_architecture_after_a_colon():

@@ -79,6 +79,18 @@ def test_the_kernel_of_a_step_stores_states_and_results_alone():
     assert len(set(kernel.args)) == len(kernel.args), "a memory that is read and written is one parameter"
 
 
+@pytest.mark.parametrize(("states", "most"), [(6, 1), (20, 2)])
+def test_a_kernel_takes_at_most_24_memories(states, most):
+    """A step that turns the states around reads each, and writes each once more."""
+    given = [A + float(i) for i in range(states)]
+
+    def run(*given):
+        return ts.scan(lambda state, x: ((*state[1:], state[0] * x), None), given, X)[0]
+
+    ((*kernels,),) = count_kernels(run, *given)
+    assert len(kernels) >= most and all(len(set(k.args)) <= 24 for k in kernels)
+
+
 def test_while_loops_and_branches_are_fused_too():
     def run(a, b):
         def step(state):

@@ -8,7 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.lower.passes.window_sums import gather_window_sums
-from tessera.ops.tensor import reduce, shape
+from tessera.ops.tensor import basic, reduce, shape
 from tests.lower.levels import SMALL, agree, traced
 
 PLANS = {"threads": replace(SMALL, parallel=8), "rows": SMALL}
@@ -101,3 +101,15 @@ def test_windows_of_more_than_32_elements_are_summed_alone(stop, sums):
         return ts.concatenate([ts.sum(x[:, a:b], axis=1, keepdims=True) for a, b in ((0, 3), (3, stop))], 1)
 
     assert count_ops(windows, reduce.sum, draw(4, 40)) == sums
+
+
+def test_what_windows_are_given_is_computed_again_for_each_element():
+    """It takes an op or two from the parameters: no kernel of its own."""
+    x, w = draw(1, 2, 9, 9), draw(1, 2, 4, 4)
+    gradient = ts.grad(lambda x, w: ts.sum(ts.avg_pool2d(x, 3, 2) * (w + 1.0)))
+    (found,) = agree(gradient, x, w, plans={"threads": PLANS["threads"]})
+    want = np.zeros_like(x)
+    for row, column in np.ndindex(4, 4):
+        want[..., 2 * row : 2 * row + 3, 2 * column : 2 * column + 3] += (w[..., row, column] + 1)[..., None, None] / 9
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+    assert count_ops(gradient, basic.fusion_barrier, x, w) == 0
