@@ -43,31 +43,35 @@ def pack_weights(weights, out, *, BK):
 
 @kernel
 def multiply_windows(image, weights, depths, out, *, windows, BP, BK):
-    """out [B · G, O, P] = the products of the windows of image [B, elements] and of packed weights [G, blocks of O, K,
-    BO], on the grid (B · G, blocks of P, blocks of O)."""
+    """out [B · G, O, P] = the products of the windows of image [elements] and of weights [G, blocks of O, K, BO], on
+    the grid (B · G, blocks of P, blocks of O); with channels last, out [P, G, O] on (G, blocks of P, blocks of O)."""
     z, p, block = tile.program_id(0), tile.program_id(1) * BP, tile.program_id(2)
     group, window, o = z % weights.shape[0], weights.shape[2], block * weights.shape[3]
-    first = find_places(p, out.shape[2], windows, BP) + group * windows["group"]
-    image_number, rest = z // weights.shape[0], window % BK if window % BK else BK
-    total = multiply_elements(image, weights, depths, image_number, group, first, block, 0, rest)
+    first = find_places(p, windows, BP) + z // weights.shape[0] * windows["image"] + group * windows["group"]
+    rest = window % BK if window % BK else BK
+    total = multiply_elements(image, weights, depths, group, first, block, 0, rest)
     for k in tile.range(rest, window, BK):
-        total = total + multiply_elements(image, weights, depths, image_number, group, first, block, k, BK)
-    tile.store(out[z, o : o + weights.shape[3], p : p + BP], tile.transpose(total), edge="clip")
+        total = total + multiply_elements(image, weights, depths, group, first, block, k, BK)
+    if windows["channels_last"]:
+        tile.store(out[p : p + BP, group, o : o + weights.shape[3]], total, edge="clip")
+    else:
+        tile.store(out[z, o : o + weights.shape[3], p : p + BP], tile.transpose(total), edge="clip")
 
 
-def find_places(p, count, windows, BP):
+def find_places(p, windows, BP):
     """Where the windows p to p + BP begin; those after the last one begin where the first one does."""
     counts, moves = windows["counts"], windows["moves"]
     places = tile.cast(p + tile.arange(0, BP), "int32")
-    places = tile.where(places < count, places, 0)
-    plane = places // counts[2]
-    first = plane // counts[1] * moves[0] + plane % counts[1] * moves[1] + places % counts[2] * moves[2]
-    return tile.cast(first, "int64")
+    places = tile.where(places < counts[0] * counts[1] * counts[2] * counts[3], places, 0)
+    row = places // counts[3]
+    plane = row // counts[2]
+    first = plane // counts[1] * moves[0] + plane % counts[1] * moves[1] + row % counts[2] * moves[2]
+    return tile.cast(first + places % counts[3] * moves[3], "int64")
 
 
-def multiply_elements(image, weights, depths, z, group, first, block, k, BK):
+def multiply_elements(image, weights, depths, group, first, block, k, BK):
     """The products of elements k to k + BK of windows."""
-    seen = tile.load(image[z, first[:, None] + depths[k : k + BK][None, :]])
+    seen = tile.load(image[first[:, None] + depths[k : k + BK][None, :]])
     return tile.dot(seen, weights[group, block, k : k + BK, :])
 
 
@@ -91,11 +95,14 @@ def multiply_rows(image, weights, depths, z, group, first, o, k, BO, BK):
     return tile.dot(tile.load(weights[group, o : o + BO, k : k + BK], edge="clip"), seen)
 
 
+MOST_INDEXED = 1 << 30  # elements of an image, whose places have 32 bits
+SET_STRIDE = 512  # bytes: places at multiples of it share sets of the first cache
 LANES = 16  # outputs or places of a register
 DEEP = 256  # elements of windows that a program contracts in a row: a panel of weights fits the first cache
 MOST_PLACES, LEAST_PLACES = 196, 56  # windows of a program
 LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
-OUTPUT_BLOCKS = (32, 48, 80, 112, 144, 16)
+OUTPUT_BLOCKS = (32, 48, 80, 112, 16, 8)
+MOST_SUMS = 1 << 15  # of a program
 BROADCAST = 1.06  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
 MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
 SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
@@ -103,15 +110,32 @@ MOST_OUTPUTS = 72  # rows of weights of a program
 
 
 @dataclass(frozen=True)
+class ChannelsLast:
+    """The source [B, sizes, C] of an image, and what is added before and after each of its axes."""
+
+    source: Value
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    value: float
+
+    def pad(self, source: Tensor) -> Tensor:
+        """The image [B, sizes, C'], whose places are not at a stride that maps them to few sets of a cache."""
+        more = LANES if (int(source.shape[-1]) * source.dtype.bits // 8) % SET_STRIDE == 0 else 0
+        high = (*self.high[:-1], self.high[-1] + more)
+        return shape.pad(source, low=self.low, high=high, value=self.value) if any((*self.low, *high)) else source
+
+
+@dataclass(frozen=True)
 class IndirectConvolution:
     """A product of weights and windows that are read in place."""
 
     product: WindowProduct
+    moved: ChannelsLast | None  # what the image is made of, where its channels are last in memory
 
     @property
     def operands(self) -> tuple[Value, Value]:
-        """The image and the weights."""
-        return self.product.windows.image, self.product.weights
+        """The image, or what it is made of, and the weights."""
+        return (self.moved.source if self.moved else self.product.windows.image), self.product.weights
 
     @cached_property
     def taps(self) -> tuple[int, ...]:
@@ -150,6 +174,8 @@ class IndirectConvolution:
         """The product, as [B, G, O, positions]."""
         _, groups, outputs, _ = self.product.result
         weights = shape.reshape(weights, shape=(groups, outputs, self.window))
+        if self.moved is not None:
+            return self._multiply_channels_last(self.moved.pad(image), weights)
         image = shape.reshape(image, shape=(*image.shape[:2], *self._extend([int(n) for n in image.shape[2:]])))
         made = self._multiply_lines(image, weights) if self.has_lines() else self._multiply_windows(image, weights)
         return shape.reshape(made, shape=self.product.result)
@@ -167,27 +193,45 @@ class IndirectConvolution:
 
     def _estimate_outputs(self, size: int) -> float:
         """The cost of all outputs in blocks of a size, in lanes."""
-        vectors, blocks = size // LANES, ceil_divide(self.product.result[2], size)
+        vectors, blocks = size / LANES, ceil_divide(self.product.result[2], size)
         return LANES * int(blocks) * (vectors if vectors == 3 else vectors // 2 * 2 + vectors % 2 * SINGLE)
 
     def estimate_windows(self) -> float:
         """The multiply-adds of a group of an image, with those of empty lanes."""
         return BROADCAST * self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
 
+    def _multiply_channels_last(self, image: Tensor, weights: Tensor) -> Tensor:
+        """The product, as [B, G, O, positions], of an image [B, sizes, C]."""
+        batch, groups, outputs, _ = self.product.result
+        *found, channels = (int(n) for n in image.shape[1:])
+        sizes = self._extend(found)
+        steps = 1, sizes[1] * sizes[2] * channels, sizes[2] * channels, channels
+        made = self._multiply(image, weights, steps, (batch, *self.counts))
+        counts = self.product.windows.counts
+        made = shape.reshape(made, shape=(batch, *counts, groups * outputs))
+        made = shape.permute(made, axes=(0, len(counts) + 1, *range(1, len(counts) + 1)))
+        return shape.reshape(made, shape=self.product.result)
+
     def _multiply_windows(self, image: Tensor, weights: Tensor) -> Tensor:
-        batch, groups, outputs, positions = self.product.result
         sizes = tuple(int(n) for n in image.shape[2:])
-        steps = math.prod(sizes), sizes[1] * sizes[2], sizes[2], 1
-        moves = tuple(a * b for a, b in zip(self.strides, steps[1:], strict=True))
-        places = choose_places(positions, 9 if self.output_block == 3 * LANES else 14)
+        return self._multiply(image, weights, (math.prod(sizes), sizes[1] * sizes[2], sizes[2], 1), (1, *self.counts))
+
+    def _multiply(self, image: Tensor, weights: Tensor, steps: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """The product, for the steps in memory from one channel and from one element along each axis to the next, and
+        the windows that a program takes as one list: of all images, or of each."""
+        batch, groups, outputs, positions = self.product.result
+        whole, size, channels_last = math.prod(counts), math.prod(image.shape[1:]), self.moved is not None
+        moves = size, *(a * b for a, b in zip(self.strides, steps[1:], strict=True))
+        places = choose_places(whole, 9 if self.output_block == 3 * LANES else 14, MOST_SUMS // self.output_block)
         blocks, deep = ceil_divide(outputs, self.output_block), min(self.window, DEEP)
         packed = OutputMemory(TensorType((groups, blocks, self.window, self.output_block), image.dtype))
         weights = launch(pack_weights, (groups, blocks, ceil_divide(self.window, 64)), weights, packed, BK=64)
-        image = shape.reshape(image, shape=(batch, -1))
         depths = self._find_depths(steps, [range(0, t * g, g) for t, g in zip(self.taps, self.gaps, strict=True)])
-        memory = OutputMemory(TensorType((batch * groups, outputs, positions), image.dtype))
-        windows = {"counts": self.counts, "moves": moves, "group": self.channels * steps[0]}
-        grid = batch * groups, ceil_divide(positions, places), blocks
+        made = (whole, groups, outputs) if channels_last else (batch * groups, outputs, positions)
+        windows = {"counts": tuple(counts), "moves": moves, "image": size, "group": self.channels * steps[0]}
+        windows["channels_last"] = channels_last
+        grid = groups if channels_last else batch * groups, ceil_divide(whole, places), blocks
+        memory, image = OutputMemory(TensorType(made, image.dtype)), shape.reshape(image, shape=(-1,))
         return launch(multiply_windows, grid, image, weights, depths, memory, windows=windows, BP=places, BK=deep)
 
     def _find_depths(self, steps: Sequence[int], offsets: Sequence[Sequence[int]]) -> Tensor:
@@ -268,14 +312,14 @@ def _select(number: Tensor, values: Sequence[int]) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-def choose_places(positions: int, rows: int) -> int:
+def choose_places(positions: int, rows: int, most: int = 1 << 31) -> int:
     """The windows of a program, whose register tiles have so many rows, for the least empty rows."""
 
     def estimate_cost(size: int) -> int:
         whole, rest = divmod(size, rows)
         return int(ceil_divide(positions, size)) * (whole * rows + (max(8, rest) if rest else 0) + 3)
 
-    return min(range(min(positions, LEAST_PLACES), min(positions, MOST_PLACES) + 1), key=estimate_cost)
+    return min(range(min(positions, LEAST_PLACES), min(positions, MOST_PLACES, most) + 1), key=estimate_cost)
 
 
 def choose_line(reach: int) -> int:
@@ -289,4 +333,21 @@ def match_indirect(uses: UseDef, weights: Value, columns: Value) -> IndirectConv
     found = find_windows(uses, weights, columns)
     if found is None or 0 in (*found.result, get_shape(found.weights)[-1]):
         return None
-    return IndirectConvolution(found)
+    if math.prod(map(int, get_shape(found.windows.image))) >= MOST_INDEXED:
+        return None
+    return IndirectConvolution(found, _find_channels_last(uses, found.windows.image))
+
+
+def _find_channels_last(uses: UseDef, image: Value) -> ChannelsLast | None:
+    """What an image is made of that is permuted, then perhaps padded, from one with channels last; or None."""
+    padded = uses.find(image, shape.pad)
+    turned = uses.find(image if padded is None else padded.args[0], shape.permute)
+    rank = len(get_shape(image))
+    if turned is None or tuple(turned.attrs["axes"]) != (0, rank - 1, *range(1, rank - 1)):
+        return None
+    if padded is None:
+        return ChannelsLast(turned.args[0], (0,) * rank, (0,) * rank, 0)
+    low, high = (tuple(padded.attrs[n]) for n in ("low", "high"))
+    return ChannelsLast(
+        turned.args[0], (low[0], *low[2:], low[1]), (high[0], *high[2:], high[1]), padded.attrs["value"]
+    )

@@ -81,6 +81,20 @@ def test_products_gather_nothing(form):
     assert len(set(re.findall(rf"call void @ts\.dot\S+\.(add|set)\.indexed\.{letter}\(", kernels[0]))) == 2
 
 
+@pytest.mark.parametrize("named, channels", [({"padding": 1}, 128), ({"stride": 2}, 6), ({"groups": 2}, 6)])
+def test_channels_last_stay_last(named, channels):
+    """Images and results with channels last are read and written as they are: nothing but padding is copied."""
+    x, w = draw(2, 9, 8, channels), draw(10, channels // named.get("groups", 1), 3, 3)
+
+    def convolve(x, w):
+        return ts.permute(ts.conv2d(ts.permute(x, (0, 3, 1, 2)), w, **named), (0, 2, 3, 1))
+
+    module = driver.lower(ts.jit(convolve).trace(x, w).function, "llvm")["tile"]
+    assert len(module.functions) == 4 + ("padding" in named)
+    got, want = driver.make_runtime(module, "llvm").run((x, w))[0], expect(2, named, x.transpose(0, 3, 1, 2), w)
+    np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1), rtol=0, atol=4e-6 * np.abs(want).max())
+
+
 def test_few_outputs_lie_beside_many_places():
     """Lanes hold outputs where there are whole registers of them and windows have strides, and places for few."""
 

@@ -41,6 +41,7 @@ from tessera.ops.tensor import basic, elementwise, shape
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
+AHEAD = 16  # rows after the last one, which a tile fetches ahead
 Axes = tuple[int | None, ...]  # for each axis of a value the axis of the matrix that it runs along
 
 
@@ -84,7 +85,7 @@ def find_indexed_matrix(kernel: LlvmKernelContext, v: Value, dtype: DType) -> In
     if found is None:
         return None
     sizes = static_shape(v.type)[-2:]
-    rows, depths = (_emit_table(kernel, n, terms) for n, terms in zip(sizes, found.parts, strict=True))
+    rows, depths = (_emit_table(kernel, *each) for each in zip(sizes, found.parts, (AHEAD, 0), strict=True))
     kernel.scratch.record_access(found.memory)
     return IndexedMatrix(found.memory.base, rows, depths)
 
@@ -178,10 +179,10 @@ def _split_sum(
     return False
 
 
-def _emit_table(kernel: LlvmKernelContext, count: int, terms: Sequence[IndexTerm]) -> StridedMemRef:
-    """The sums of the terms for each index of an axis, in memory."""
+def _emit_table(kernel: LlvmKernelContext, count: int, terms: Sequence[IndexTerm], more: int = 0) -> StridedMemRef:
+    """The sums of the terms for each index of an axis, in memory, and then `more` zeros."""
     width = kernel.vector_bytes // 8
-    table = kernel.scratch.allocate_block(int64, (count,), width)
+    table = kernel.scratch.allocate_block(int64, (count + more,), width)
 
     def visit(body: LoopBody, index: LaneIndex) -> None:
         total = _sum_terms(body, terms, index[0])
@@ -189,6 +190,12 @@ def _emit_table(kernel: LlvmKernelContext, count: int, terms: Sequence[IndexTerm
         memory.store_lane(body, table, index, LaneValue(name, LaneKind.VARYING))
 
     emit_loop_nest(kernel, (count,), width, visit)
+
+    def clear(body: LoopBody, index: LaneIndex) -> None:
+        zeros = LaneValue(get_register_type(int64, body.width).const(0), LaneKind.VARYING)
+        memory.store_lane(body, table, (add_indices(body, index[0], LaneValue(str(count))),), zeros)
+
+    emit_loop_nest(kernel, (more,), width, clear)
     return table
 
 

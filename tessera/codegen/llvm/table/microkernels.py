@@ -134,11 +134,26 @@ class MicroKernel:
             yield f"  %pa.{tag} = getelementptr i8, ptr %a, i64 %depth.{tag}"
         else:
             yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {own}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
+        if self.indexed and tag == "0":
+            yield from self._prefetch_next(tag)
         for r in range(self.rows):
             yield from self._broadcast_a(tag, r)
             for n in range(self.vectors):
                 yield from self._emit_fma(f"{r}.{n}", tag, state[f"{r}.{n}"], f"%a.{r}.{tag}", f"%b.{n}.{tag}")
         return {name: f"%c.{name}.{tag}" for name in state}
+
+    def _prefetch_next(self, tag: str) -> Iterator[str]:
+        """Fetch what the next tile reads of an indexed operand, once in the iterations of the loop: its lines have no
+        order that the processor would see."""
+        for r in range(self.rows if self.indexed == "a" else 0):
+            yield f"  %pn.{r} = getelementptr i64, ptr %rows, i64 {self.rows + r}"
+            yield f"  %next.{r} = load i64, ptr %pn.{r}, align 8"
+            yield f"  %pf.{r} = getelementptr i8, ptr %pa.{tag}, i64 %next.{r}"
+            yield f"  call void @llvm.prefetch.p0(ptr %pf.{r}, i32 0, i32 3, i32 1)"
+        for n in range(self.vectors if self.indexed == "b" else 0):
+            t = self._operand_type()
+            yield f"  %pf.{n} = getelementptr {t.element}, ptr %pb.{tag}, i64 {(self.vectors + n) * t.width}"
+            yield f"  call void @llvm.prefetch.p0(ptr %pf.{n}, i32 0, i32 3, i32 1)"
 
     def _operand_type(self) -> RegisterType:
         """The type of the registers of A and B: a pair is an integer of 32 bits."""
