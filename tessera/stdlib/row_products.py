@@ -1,8 +1,8 @@
 """Row products: products of a few rows or columns, which are bound by the bytes of the other matrix (BLAS's GEMV).
 
-A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by element; the threads exchange sums
-only at the end. The contraction is cut until the blocks fill a GPU, and the parts are added up in order. No row needs
-an alignment, and f32 is multiplied as f32.
+A block of the matrix, by rows or transposed in memory, is read once, multiplied by each row, and added up element by
+element; the threads exchange sums only at the end. The contraction is cut until the blocks fill a GPU, and the parts
+are added up in order. No row needs an alignment, and f32 is multiplied as f32.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ the bits of a sum below an f32, once for 16 elements, where a sequential f32 pro
 is a quarter of the sequential one. Contractions longer than `MAX_DEPTH` are cut, because what is cut off always has the
 same sign, and the parts are added in f32.
 
-No such sum represents an infinity, NaN, or a number outside of `SMALLEST` to `LARGEST`: its last part is NaN, and so is
-each result that it contributes to. Results that are not finite are computed again, from the operands, in f32.
+No such sum represents an infinity, NaN, a number that is rounded to an infinity, or one below `SMALLEST`: its last part
+is NaN, and so is each result that it contributes to. Results that are not finite are computed again, from the operands,
+in f32.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HIGH, MIDDLE, LOW = 0, 1, 2  # the parts of a number
 LEFT_ORDER = (LOW, HIGH, MIDDLE, MIDDLE, HIGH, HIGH)
 RIGHT_ORDER = (HIGH, LOW, MIDDLE, HIGH, MIDDLE, HIGH)
 PRODUCTS = len(LEFT_ORDER)
-LARGEST, SMALLEST = 2.0**127, 2.0**-110  # of the numbers that are sums of three bf16, beside 0
+SMALLEST = 2.0**-110  # of the numbers that are sums of three bf16, beside 0
 MAX_DEPTH = 1024  # elements of a contraction that one product adds up
 LEAST_DEPTH = 128  # elements of a part of a contraction that is cut to fill a GPU
 MOST_CHUNKS = 33  # parts into which it is cut
@@ -49,8 +50,7 @@ CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 128, 128, 32  # the block of resu
 
 def split_number(block):
     """A block of f32 as three blocks of bf16; the last one has NaN for numbers that are no such sum."""
-    magnitude = tile.abs(block)
-    exact = (magnitude <= LARGEST) & ((magnitude >= SMALLEST) | (block == 0.0))
+    exact = (tile.abs(block) >= SMALLEST) | (block == 0.0)  # an infinity leaves NaN as the rest
     high = tile.cast(block, "bf16")
     rest = block - tile.cast(high, "f32")
     middle = tile.cast(rest, "bf16")
