@@ -55,8 +55,9 @@ TABLE_BLOCK = 1024  # entries of the tables that a program computes
 MOST_CHUNKS = 16  # of a window, whose products are added up apart
 CHECKED_POSITIONS, CHECKED_OUTPUTS = 128, 16  # the block of results that a program checks
 MOST_INDEXED = 1 << 31  # elements of an image, whose indices have 32 bits
-# Seconds of a round of a block, by its columns, and of a program's start and end: what threads issue or tensor cores.
-ROUND_SECONDS, PROGRAM_SECONDS = {16: 1.3e-6, 32: 1.3e-6, 64: 1.5e-6, 128: 3.8e-6}, 1.5e-6
+# Seconds of a round of a block by its columns, and of a program's start and end.
+ROUND_SECONDS = {16: 1.3e-6, 32: 1.36e-6, 64: 1.7e-6, 128: 3.8e-6}
+PROGRAM_SECONDS = {16: 2.4e-6, 32: 2.9e-6, 64: 3.7e-6, 128: 3.7e-6}
 
 
 @kernel
@@ -76,9 +77,9 @@ def index_windows(starts, steps, *, taps, gaps, strides, sizes, counts, window, 
 
 def gather_windows(image, z, first, steps, k, inside, BP, BK):
     """A block of windows that begin at `first`: their elements from k on, where these are inside."""
-    places = first[:, None] + tile.load(steps[k : k + BK], edge="clip")[None, :]
     if inside is True:
-        return tile.load(image[z, places])
+        return tile.load(image[z, first[:, None] + tile.load(steps[k : k + BK])[None, :]])
+    places = first[:, None] + tile.load(steps[k : k + BK], edge="clip")[None, :]
     return tile.load(image[z, places], mask=tile.broadcast(inside, (BP, BK)))
 
 
@@ -217,7 +218,9 @@ class GatheredProduct:
         batch, groups, outputs, positions = self.product.result
         programs = self.chunks * batch * groups * ceil_divide(positions, ROWS) * ceil_divide(outputs, self.columns)
         rounds = self.depth / ROUND + self.tail / ROUND
-        busy = ceil_divide(programs, BUSY_PROGRAMS) * (rounds * ROUND_SECONDS[self.columns] + PROGRAM_SECONDS)
+        busy = ceil_divide(programs, BUSY_PROGRAMS) * (
+            rounds * ROUND_SECONDS[self.columns] + PROGRAM_SECONDS[self.columns]
+        )
         stored = math.prod(self.product.result) * (1 if self.chunks == 1 else 2 * self.chunks + 1)
         moved = math.prod(map(int, get_shape(self.product.windows.image))) + stored
         return max(busy, 4 * moved / MEMORY_RATE) + (3 + (self.chunks > 1)) * LAUNCH_SECONDS

@@ -263,7 +263,8 @@ def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> T
 
 LEAST_SIZE = 64  # rows, columns and depth
 F32_RATE, BF16_RATE = 30e12, 600e12  # operations a second of products
-F32_ROWS, LEAST_F32_ROWS, F32_MEMORY_RATE = 64, 8, 2.5e12  # of a block of a product in f32; bytes a second of it
+F32_ROWS, LEAST_F32_ROWS = 64, 8  # of a block of a product in f32
+FEW_ROWS_RATE, F32_MEMORY_RATE = 0.75, 2e12  # the rate of products of fewer rows; bytes a second that they read
 MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
 
@@ -274,7 +275,8 @@ def estimate_f32_seconds(sizes: tuple[int, int, int, int]) -> float:
     few = min(m, n)
     padded = max(LEAST_F32_ROWS, 1 << (few - 1).bit_length()) if few < F32_ROWS else round_up(few, F32_ROWS)
     read = 4 * batch * k * (m + n)
-    return max(2 * batch * k * max(m, n) * padded / F32_RATE, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
+    rate = F32_RATE if few >= F32_ROWS else FEW_ROWS_RATE * F32_RATE
+    return max(2 * batch * k * max(m, n) * padded / rate, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
 
 
 def measure_product(left: Value, right: Value) -> tuple[tuple[int, int, int, int], tuple[int, ...]] | None:

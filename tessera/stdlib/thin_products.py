@@ -30,7 +30,6 @@ from tessera.stdlib.split_products import (
     MAX_DEPTH,
     MEMORY_RATE,
     MIDDLE,
-    PRODUCTS,
     ProductOperand,
     add_checked,
     estimate_f32_seconds,
@@ -53,9 +52,9 @@ LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
 MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
 LEAST_ELEMENTS = 1 << 18  # of the wide operand
 MOST_CHUNKS = 33
-TENSOR_RATES = {64: 600e12, 128: 700e12}  # operations a second of the six products, by columns of a block
-ROUND_SECONDS = {True: 1.2e-6, False: 1.7e-6}  # of a round at least, with tensor maps and without
-PROGRAM_SECONDS = 2e-6  # of a program's start and end
+# Seconds of a round of a block by its columns, with tensor maps and without, and of a program's start and end.
+ROUND_SECONDS = {True: {64: 1.3e-6, 128: 2.3e-6}, False: {64: 2.2e-6, 128: 3e-6}}
+PROGRAM_SECONDS = 2e-6
 
 
 def add_products(total, rest, left, right):
@@ -192,8 +191,7 @@ class ThinProduct:
         programs = batch * self.chunks * ceil_divide(rows, ROWS) * blocks
         waves = ceil_divide(programs, BUSY_PROGRAMS)
         rounds = ceil_divide(self.depth, ROUND)
-        multiplied = 2 * PRODUCTS * ROWS * self.columns * ROUND / (TENSOR_RATES[self.columns] / BUSY_PROGRAMS)
-        busy = waves * (rounds * max(multiplied, ROUND_SECONDS[self.mapped]) + PROGRAM_SECONDS)
+        busy = waves * (rounds * ROUND_SECONDS[self.mapped][self.columns] + PROGRAM_SECONDS)
         read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
         moved = 4 * (self.chunks + 1) * batch * rows * columns + 10 * math.prod(self.narrow.folded)
         return max(busy, read / MEMORY_RATE) + moved / MEMORY_RATE + 3 * LAUNCH_SECONDS
