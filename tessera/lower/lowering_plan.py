@@ -48,6 +48,7 @@ class LoweringPlan:
     row_warps: int = 1  # rows that a program reduces to numbers side by side, if there are many short ones
     row_tile: int | None = None  # of longer rows that several loops walk, where there are many; None: row_limit
     pointwise: int = 8192
+    pointwise_bytes: int = 0  # that a program of a pointwise kernel reads and writes, if there are many programs
     divided_row: int = 0  # rows up to this length that compare their index are one tile, whose loop is divided
     lanes: int = 64
     result_lanes: int | None = None  # like lanes, for reductions whose lanes have results of their own; None: the same

@@ -352,6 +352,7 @@ def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tenso
 # Which products are convolutions, and where this pays.
 
 
+WINDOW_RATE, NARROW_WINDOW_RATE = 760e12, 380e12  # operations a second of products over positions; of 64 outputs
 STACK_RATE = 0.5e12  # bytes a second at which stacked slices are written and read
 LONGEST = 8192  # elements of a window with all channels: more are cut off too often by tensor cores
 
@@ -416,15 +417,20 @@ def estimate_positions(product: WindowProduct) -> float:
     positions = int(batch) * math.prod(sizes)
     if phases == 1:
         positions = math.prod(int(n) for n in get_shape(windows.image)) // int(channels)
-    deep = int(channels) // product.groups * phases
-    depth = round_up(PRODUCTS * deep if f32_parts else deep, DEPTH) * math.prod(_fold_taps(windows))
-    outputs = int(product.result[1] * product.result[2])
-    computed = product.groups * round_up(product.result[2], LEAST_ROWS)
-    moved = positions * (int(channels) * phases * (40 if f32_parts else 6) + outputs * (20 if f32_parts else 6))
-    return 2 * positions * computed * depth / BF16_RATE + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
+    taps = _fold_taps(windows)
+    deep, number = int(channels) // product.groups * phases, PRODUCTS if f32_parts else 1
+    held = {n: math.prod(taps) // n * round_up(number * deep * n, DEPTH) for n in (1, taps[-1])}
+    folded = taps[-1] if held[taps[-1]] < 0.85 * held[1] else 1  # taps along the last axis that become channels
+    outputs, rows = int(product.result[1] * product.result[2]), round_up(product.result[2], LEAST_ROWS)
+    each = (18, 12) if f32_parts else (6, 6)  # bytes of a channel and of an output of a position
+    moved = positions * (int(channels) * phases * folded * each[0] + outputs * each[1])
+    rate = WINDOW_RATE if rows > LEAST_ROWS else NARROW_WINDOW_RATE
+    computed = 2 * positions * product.groups * rows * held[folded]
+    return computed / rate + moved / MEMORY_RATE + 5 * LAUNCH_SECONDS
 
 
-GATHERED_RATE, GATHERED_NARROW_RATE = 20e12, 80e12  # operations a second where windows are gathered: f32, 16 bits
+# Operations a second where windows are gathered: f32 by the rows of a block, and 16 bits.
+GATHERED_RATES, GATHERED_NARROW_RATE = {16: 11e12, 32: 17e12, 64: 21e12}, 80e12
 SPLIT_RATE, LARGE = 100e12, 256  # of f32 products in parts, whose rows, columns and depth are large
 LEAST_GATHERED_ROWS = 16
 
@@ -435,7 +441,7 @@ def estimate_gathered(product: WindowProduct) -> float:
     rows = min(LEAST_ROWS, max(LEAST_GATHERED_ROWS, 1 << (outputs - 1).bit_length()))
     whole = batch * groups * round_up(outputs, rows) * positions * int(get_shape(product.weights)[-1])
     wide = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
-    return 2 * whole / (GATHERED_RATE if wide else GATHERED_NARROW_RATE) + 2 * LAUNCH_SECONDS
+    return 2 * whole / (GATHERED_RATES[rows] if wide else GATHERED_NARROW_RATE) + 2 * LAUNCH_SECONDS
 
 
 def estimate_stacked(product: WindowProduct) -> float:

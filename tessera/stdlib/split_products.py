@@ -9,8 +9,9 @@ the bits of a sum below an f32, once for 16 elements, where a sequential f32 pro
 is a quarter of the sequential one. Contractions longer than `MAX_DEPTH` are cut, because what is cut off always has the
 same sign, and the parts are added in f32.
 
-No such sum represents an infinity, NaN, or a number outside of `SMALLEST` to `LARGEST`: its last part is NaN, and so is
-each result that it contributes to. Results that are not finite are computed again, from the operands, in f32.
+No such sum represents an infinity, NaN, a number that is rounded to an infinity, or one below `SMALLEST`: its last part
+is NaN, and so is each result that it contributes to. Results that are not finite are computed again, from the operands,
+in f32.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HIGH, MIDDLE, LOW = 0, 1, 2  # the parts of a number
 LEFT_ORDER = (LOW, HIGH, MIDDLE, MIDDLE, HIGH, HIGH)
 RIGHT_ORDER = (HIGH, LOW, MIDDLE, HIGH, MIDDLE, HIGH)
 PRODUCTS = len(LEFT_ORDER)
-LARGEST, SMALLEST = 2.0**127, 2.0**-110  # of the numbers that are sums of three bf16, beside 0
+SMALLEST = 2.0**-110  # of the numbers that are sums of three bf16, beside 0
 MAX_DEPTH = 1024  # elements of a contraction that one product adds up
 LEAST_DEPTH = 128  # elements of a part of a contraction that is cut to fill a GPU
 MOST_CHUNKS = 33  # parts into which it is cut
@@ -49,8 +50,7 @@ CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 128, 128, 32  # the block of resu
 
 def split_number(block):
     """A block of f32 as three blocks of bf16; the last one has NaN for numbers that are no such sum."""
-    magnitude = tile.abs(block)
-    exact = (magnitude <= LARGEST) & ((magnitude >= SMALLEST) | (block == 0.0))
+    exact = (tile.abs(block) >= SMALLEST) | (block == 0.0)  # an infinity leaves NaN as the rest
     high = tile.cast(block, "bf16")
     rest = block - tile.cast(high, "f32")
     middle = tile.cast(rest, "bf16")
@@ -263,7 +263,8 @@ def split_memory(x: Tensor, order: tuple[int, ...], pad_rows: bool = False) -> T
 
 LEAST_SIZE = 64  # rows, columns and depth
 F32_RATE, BF16_RATE = 30e12, 600e12  # operations a second of products
-F32_ROWS, LEAST_F32_ROWS, F32_MEMORY_RATE = 64, 8, 2.5e12  # of a block of a product in f32; bytes a second of it
+F32_ROWS, LEAST_F32_ROWS = 64, 8  # of a block of a product in f32
+FEW_ROWS_RATE, F32_MEMORY_RATE = 0.75, 2e12  # the rate of products of fewer rows; bytes a second that they read
 MEMORY_RATE = 3.6e12  # bytes a second
 LAUNCH_SECONDS = 4e-6
 
@@ -274,7 +275,8 @@ def estimate_f32_seconds(sizes: tuple[int, int, int, int]) -> float:
     few = min(m, n)
     padded = max(LEAST_F32_ROWS, 1 << (few - 1).bit_length()) if few < F32_ROWS else round_up(few, F32_ROWS)
     read = 4 * batch * k * (m + n)
-    return max(2 * batch * k * max(m, n) * padded / F32_RATE, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
+    rate = F32_RATE if few >= F32_ROWS else FEW_ROWS_RATE * F32_RATE
+    return max(2 * batch * k * max(m, n) * padded / rate, read / F32_MEMORY_RATE) + LAUNCH_SECONDS
 
 
 def measure_product(left: Value, right: Value) -> tuple[tuple[int, int, int, int], tuple[int, ...]] | None:

@@ -21,7 +21,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import shape
-from tessera.stdlib.operand_copies import OperandCopy
+from tessera.stdlib.operand_copies import ROW_BYTES
 from tessera.stdlib.split_products import (
     BUSY_PROGRAMS,
     HIGH,
@@ -30,7 +30,6 @@ from tessera.stdlib.split_products import (
     MAX_DEPTH,
     MEMORY_RATE,
     MIDDLE,
-    PRODUCTS,
     ProductOperand,
     add_checked,
     estimate_f32_seconds,
@@ -47,14 +46,15 @@ from tessera.stdlib.split_products import (
 PARTS = (HIGH, MIDDLE, LOW)  # of the narrow operand, in memory
 ROWS, ROUND = 128, 64  # rows of a block of the wide operand, and elements of the contraction in a round
 COLUMNS = (64, 128)  # of a block of the narrow operand
+AHEAD_COLUMNS = 64  # beside so many the registers hold a second block of the wide operand
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 64, 64, 32  # the block of results that a program checks
 LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
 MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
 LEAST_ELEMENTS = 1 << 18  # of the wide operand
 MOST_CHUNKS = 33
-TENSOR_RATES = {64: 600e12, 128: 700e12}  # operations a second of the six products, by columns of a block
-COPY_RATE = 4e12  # bytes a second of a copy in longer rows
-ROUND_SECONDS, PROGRAM_SECONDS = 0.6e-6, 2e-6  # of a round that waits for memory, and of a program's start and end
+# Seconds of a round of a block by its columns, with tensor maps and without, and of a program's start and end.
+ROUND_SECONDS = {True: {64: 1.3e-6, 128: 2.3e-6}, False: {64: 2.2e-6, 128: 3e-6}}
+PROGRAM_SECONDS = 2e-6
 
 
 def add_products(total, rest, left, right):
@@ -72,22 +72,37 @@ def add_products(total, rest, left, right):
     return total + tile.dot(high, front), rest
 
 
+def load_wide(wide, z, i, k, inside, turned, BM, BK):
+    """A block of the wide operand, where it is inside."""
+    if turned:
+        if inside is True:
+            return tile.transpose(tile.load(wide[z, k : k + BK, i : i + BM], edge="clip"))
+        mask = tile.broadcast(inside, (BK, BM))
+        return tile.transpose(tile.load(wide[z, k : k + BK, i : i + BM], edge="clip", mask=mask))
+    if inside is True:
+        return tile.load(wide[z, i : i + BM, k : k + BK], edge="clip")
+    return tile.load(wide[z, i : i + BM, k : k + BK], edge="clip", mask=tile.broadcast(inside, (BM, BK)))
+
+
 @kernel
-def multiply_split(wide, parts, out, *, turned, flipped, depth, BM, BN, BK):
+def multiply_split(wide, parts, out, *, turned, flipped, depth, ahead, BM, BN, BK):
     """out [S, Z, R, C] = for each s the product over the elements s · depth to (s + 1) · depth of the contraction.
 
     On the grid (S · Z, blocks of R, blocks of C), for `wide` [Z or 1, R, K] ([Z or 1, K, R] if turned) in f32, and
-    `parts` [Z or 1, 3, K, C] ([Z or 1, 3, C, K] if flipped), the bf16 parts of the narrow operand.
+    `parts` [Z or 1, 3, K, C] ([Z or 1, 3, C, K] if flipped), the bf16 parts of the narrow operand. With `ahead` the
+    block of the next round is loaded while tensor cores multiply; without, copies fetch it where tensor maps can.
     """
     chunk, z = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
     i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, chunk * depth
     zw, zp = z % wide.shape[0], z % parts.shape[0]
     total, rest = tile.zeros((BM, BN), "f32"), tile.zeros((BM, BN), "f32")
+    if ahead:
+        block = load_wide(wide, zw, i, first, True, turned, BM, BK)
     for k in tile.range(first, first + depth, BK):
-        if turned:
-            block = tile.transpose(tile.load(wide[zw, k : k + BK, i : i + BM], edge="clip"))
+        if ahead:
+            following = load_wide(wide, zw, i, k + BK, k + BK < first + depth, turned, BM, BK)
         else:
-            block = tile.load(wide[zw, i : i + BM, k : k + BK], edge="clip")
+            block = load_wide(wide, zw, i, k, True, turned, BM, BK)
         left = split_number(block)
         if flipped:
             last = tile.transpose(tile.load(parts[zp, LOW, j : j + BN, k : k + BK], edge="clip"))
@@ -98,6 +113,8 @@ def multiply_split(wide, parts, out, *, turned, flipped, depth, BM, BN, BK):
             second = tile.load(parts[zp, MIDDLE, k : k + BK, j : j + BN], edge="clip")
             front = tile.load(parts[zp, HIGH, k : k + BK, j : j + BN], edge="clip")
         total, rest = add_products(total, rest, left, (front, second, last))
+        if ahead:
+            block = following
     tile.store(out[chunk, z, i : i + BM, j : j + BN], total + rest, edge="clip")
 
 
@@ -139,9 +156,9 @@ class ThinProduct:
         return round_up(ceil_divide(self.sizes[2], self.chunks), ROUND)
 
     @property
-    def copy(self) -> OperandCopy:
-        """How the wide operand gets to the product: tensor maps need rows of whole units of 16 bytes."""
-        return OperandCopy(self.wide.folded, f32, False)
+    def mapped(self) -> bool:
+        """Whether tensor maps load the wide operand: they need rows of whole units of 16 bytes."""
+        return self.wide.folded[-1] * 4 % ROW_BYTES == 0
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
@@ -157,9 +174,8 @@ class ThinProduct:
         turned = self.wide.turned == self.wide_left
         flipped = self.narrow.turned == self.wide_left
         constants = {"turned": turned, "flipped": flipped, "depth": self.depth}
-        sums = launch(
-            multiply_split, grid, self.copy.apply(wide), parts, memory, **constants, BM=ROWS, BN=self.columns, BK=ROUND
-        )
+        constants["ahead"] = not self.mapped and self.columns <= AHEAD_COLUMNS
+        sums = launch(multiply_split, grid, wide, parts, memory, **constants, BM=ROWS, BN=self.columns, BK=ROUND)
         grid = batch, ceil_divide(m, CHECKED_ROWS), ceil_divide(n, CHECKED_COLUMNS)
         constants = {
             "turned_a": self.left.turned, "turned_b": self.right.turned, "turned_sums": not self.wide_left,
@@ -175,17 +191,10 @@ class ThinProduct:
         programs = batch * self.chunks * ceil_divide(rows, ROWS) * blocks
         waves = ceil_divide(programs, BUSY_PROGRAMS)
         rounds = ceil_divide(self.depth, ROUND)
-        multiplied = 2 * PRODUCTS * ROWS * self.columns * ROUND / (TENSOR_RATES[self.columns] / BUSY_PROGRAMS)
-        busy = waves * (rounds * max(multiplied, ROUND_SECONDS) + PROGRAM_SECONDS)
+        busy = waves * (rounds * ROUND_SECONDS[self.mapped][self.columns] + PROGRAM_SECONDS)
         read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
         moved = 4 * (self.chunks + 1) * batch * rows * columns + 10 * math.prod(self.narrow.folded)
-        launches = 3 + self.copy.needed
-        return (
-            max(busy, read / MEMORY_RATE)
-            + moved / MEMORY_RATE
-            + self.copy.bytes / COPY_RATE
-            + launches * LAUNCH_SECONDS
-        )
+        return max(busy, read / MEMORY_RATE) + moved / MEMORY_RATE + 3 * LAUNCH_SECONDS
 
 
 def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct | None:

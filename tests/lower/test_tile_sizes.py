@@ -118,7 +118,7 @@ def find_block(m, k, n, dtype=ts.bf16, target="ptx"):
 def test_blocks_of_few_rows_are_those_of_a_warp_group(m):
     assert find_block(m, 512, 16384) == 64
     assert find_block(m, 512, 40) <= m  # the right operand is small, too
-    assert find_block(m, 512, 16384, ts.f32) == m
+    assert find_block(m, 128, 16384, ts.f32) == m
     assert find_block(16, 512, 16384) == 16  # an instruction of a warp has as many rows
     assert find_block(640, 512, 128) < 64  # one of several blocks: there would be fewer programs
 
@@ -130,3 +130,12 @@ def test_long_rows_that_are_walked_twice_have_shorter_tiles_on_a_gpu():
         for f in (lambda x: ts.max(x, axis=1), lambda x: ts.logsumexp(x, axis=1))
     )
     assert once > twice
+
+
+def test_programs_of_narrow_types_hold_more_elements_where_there_are_many():
+    """A program of a GPU costs about as much time as 5 KB take; its threads write whole sectors."""
+    found = [
+        choose_for_gpu(lambda x, to=to: ts.cast(x, to), (n,))[0]["i0"]
+        for to, n in ((ts.fp8_e4m3, 1 << 24), (ts.f32, 1 << 24), (ts.fp8_e4m3, 1 << 20))
+    ]
+    assert found == [4096, 2048, 1024]

@@ -79,7 +79,7 @@ from tessera.ir.core import Function, Module, Node, Value, find_size_names
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
-from tessera.ops.tensor import contractions, reduce
+from tessera.ops.tensor import basic, contractions, reduce
 from tessera.ops.tensor import shape as shape_ops
 
 
@@ -229,6 +229,8 @@ SM_REGISTERS = 1 << 16  # registers of a multiprocessor
 MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
 SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
+# Ops beside pointwise ones of a kernel whose threads share nothing.
+PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
 
@@ -290,6 +292,9 @@ def choose_vector_width(function: Function) -> int:
     accesses = (tile.load, tile.store, prefetched_load)
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
+    if all(n.op.pointwise or n.op in PLAIN_OPS for n in function.body.walk()):
+        stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
+        most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once
     columns = _find_column_permutes(function)
     combined = any(_combines_neighbours(n) for n in function.body.walk() if n not in columns)
     if get_fact(function, "kernel") != UNIFORM or combined:

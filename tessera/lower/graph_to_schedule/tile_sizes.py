@@ -32,6 +32,7 @@ MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 # Where each program reads a row besides: the most of it, relative to what the program reads for its results alone, and
 # the most elements of these, as long as so many programs remain.
 MOST_OWN_SHARE, MOST_OWN_ELEMENTS, OWN_ROW_PROGRAMS = 1 / 3, 1 << 14, 384
+MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
 
@@ -126,6 +127,14 @@ class TileSizeSearch:
     def _count_elements(self, access: Sequence[IndexExpr]) -> int:
         """The elements that an access touches, if no two indices meet."""
         return math.prod(self.extents[d] for d in {d for e in access for a, _ in e.terms for d in a.dims})
+
+    def count_moved_bytes(self) -> int:
+        """The bytes that a kernel reads and writes for each of its elements, without what is read by many."""
+        nodes = [n for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
+        sizes = [self._count_elements(access) for access in self.accesses]
+        values = [n.out if n.op is schedule.load else n.args[1] for n in nodes]
+        types = [v.type.dtype for v, size in zip(values, sizes, strict=True) if size == max(sizes)]  # type: ignore[union-attr]
+        return sum(max(1, dtype.bits // 8) for dtype in types)
 
     def find_overlapping_dims(self) -> set[int]:
         """The dims that share an axis of memory with a later dim and overlap it, as those of windows do.
@@ -395,7 +404,7 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     overlapping = tiling.find_overlapping_dims()
     dims = [d for d in dims if d not in overlapping]
     crossed = sorted(tiling.find_contiguous_dims() & set(dims))
-    budget = plan.pointwise
+    budget = _count_pointwise_elements(tiling)
     if len(crossed) > 1:  # one access is by rows, another by columns: a tile is square
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
@@ -406,6 +415,15 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         budget = max(budget, tiling.extents[dims[-1]])
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+
+
+def _count_pointwise_elements(tiling: TileSizeSearch) -> int:
+    """The elements of a program: more of narrow types where there are many programs, so that each moves some bytes."""
+    plan, budget = tiling.plan, tiling.plan.pointwise
+    total, moved = math.prod(tiling.extents[d] for d in tiling.parallel()), tiling.count_moved_bytes()
+    while budget * moved < plan.pointwise_bytes and total // (2 * budget) >= MANY_PROGRAMS:
+        budget *= 2
+    return budget
 
 
 def _compares_index(tiling: TileSizeSearch, dim: int) -> bool:

@@ -75,3 +75,10 @@ def test_long_rows_are_cut_finer_where_there_are_many():
         return [n.attrs["schedule"]["tile"][1] for n in module.main.body.nodes if n.op.name == "schedule.kernel"]
 
     assert tiles(2000) == [8192] and tiles(200) == [32768] and tiles(300) == [16384]
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "wanted"), [("i1", ts.f32, 4), ("f2", ts.f32, 4), ("f4", ts.bf16, 8), ("i1", ts.f64, 2)]
+)
+def test_what_a_thread_writes_at_once_lies_beside_what_its_neighbour_writes(source, to, wanted):
+    assert widths(lambda x: ts.cast(x, to), np.zeros(1 << 16, source)) == [wanted]

@@ -275,15 +275,22 @@ def _(inference, node):
 def find_fragment_loads(function: Function, threads: int) -> dict[Value, DistributedLayout]:
     """The layouts of loads and gathers that packed left operands are computed of, elementwise or as views."""
     producers = {v: node for node in function.body.walk() for v in node.results}
+    loops = [node for node in function.body.walk() if node.op is control_flow.for_]
+    carried = {v: (loop, i) for loop in loops for i, v in enumerate(loop.regions[0].params[1:])}
     packed = [node.args[0] for node in function.body.walk() if node.op is pack_pairs]
     work, found, seen = [(v, make_wgmma_layout(static_shape(v), threads)) for v in packed], {}, set[Value]()
     while work:
         v, layout = work.pop()
         node = producers.get(v)
-        if node is None or v in seen or layout.shape != static_shape(v):
+        if v in seen or layout.shape != static_shape(v):
             continue
         seen.add(v)
-        if node.op in (tile.load, tile.gather):
+        if v in carried:  # loaded for the next round
+            loop, place = carried[v]
+            work += [(loop.args[3 + place], layout), (loop.regions[0].results[place], layout)]
+        elif node is None:
+            continue
+        elif node.op in (tile.load, tile.gather):
             found[v] = layout
         elif node.op is shape.permute:
             axes = node.attrs["axes"]

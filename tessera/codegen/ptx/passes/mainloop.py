@@ -407,7 +407,8 @@ def is_scalar_arithmetic(node: Node) -> bool:
 
 
 ASYNC_MMA_COLUMNS = (64, 128, 256)
-NARROW_COLUMNS = (32,)  # of blocks by columns, whose rows in memory are those of the swizzle
+# Of blocks by columns, whose rows in memory are those of the swizzle: of shallow ones a whole row is fetched.
+NARROW_COLUMNS, SHALLOW_DEPTHS = (16, 32), (16, 32)
 ASYNC_MMA_DEPTHS = (64, 128, 256)
 MAX_LOOP_REGISTERS = 200  # registers of a thread, for the accumulators and left operands of all products
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
@@ -520,7 +521,9 @@ def _find_async_products(function: Function) -> AsyncProducts | None:
     every = [n for n in function.body.walk() if n.op in PRODUCT_OPS]
     rows = {static_shape(n.out)[0] for n in rights}
     whole = bool(rights) and len(rights) == len(every) and len(rows) == 1 and rows <= set(WGMMA_BLOCK_ROWS)
-    if not whole or int(function.attrs.get("group", 1)) != 1 or _estimate_registers(rights) > MAX_LOOP_REGISTERS:
+    if not whole or int(function.attrs.get("group", 1)) != 1:
+        return None
+    if _estimate_registers(uses, loops, rights) > MAX_LOOP_REGISTERS:
         return None
     fetched = {v: side for loop in loops for v, side in _find_fetched_blocks(function, uses, loop, rights).items()}
     read = {side.ref for side in (*rights.values(), *fetched.values())}
@@ -579,13 +582,31 @@ def _find_written_refs(function: Function) -> set[Value]:
     return tile.find_written_refs(function.body)
 
 
-def _estimate_registers(rights: dict[Node, OperandSource]) -> int:
-    """An estimate of the registers of a thread: the accumulators, and each packed left operand."""
+def _estimate_registers(uses: UseDef, loops: Sequence[Node], rights: dict[Node, OperandSource]) -> int:
+    """An estimate of the registers of a thread: the accumulators, and the packed left operands of a loop."""
     groups = min(2, max(static_shape(n.out)[0] for n in rights) // 64)
-    adding = {n.args[0] for n in rights if n.op is matmul_accumulate}  # their sums go on in the same registers
-    sums = sum(math.prod(static_shape(n.out)) for n in rights if n.out not in adding)
-    left = sum(math.prod(static_shape(v)) // 2 for v in {n.args[-2] for n in rights})
-    return (sums + left) // (128 * groups)
+    sums = {_find_accumulator(uses, loops, n): math.prod(static_shape(n.out)) for n in rights}
+    left = (
+        sum(math.prod(static_shape(v)) // 2 for v in {n.args[-2] for n in loop.regions[0].nodes if n in rights})
+        for loop in loops
+    )
+    return (sum(sums.values()) + max(left)) // (128 * groups)
+
+
+def _find_accumulator(uses: UseDef, loops: Sequence[Node], product: Node) -> tuple[Node, int]:
+    """The loop, and the number of its carried value, that a product's sums begin in; the product itself elsewhere."""
+    owners = {v: (loop, i) for loop in loops for i, v in enumerate(loop.regions[0].params[1:])}
+    owners |= {v: (loop, i) for loop in loops for i, v in enumerate(loop.results)}
+    found, at = (product, 0), product.args[0] if product.op is matmul_accumulate else None
+    while at is not None:
+        made = uses.get(at)
+        if at in owners:
+            found = owners[at]
+            at = found[0].args[3 + found[1]]
+        else:
+            at = made.args[0] if made is not None and made.op is matmul_accumulate else None
+            found = (made, 0) if at is not None and made is not None else found
+    return found
 
 
 def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Node) -> OperandSource | None:
@@ -602,7 +623,8 @@ def _match_right_operand(function: Function, uses: UseDef, loop: Node, node: Nod
     known = {loop.regions[0].params[0], *function.params}
     ahead = all(_is_computable_ahead(uses, known, v) for v in (*loop.args[:2], *side.starts))
     whole = columns in ASYNC_MMA_COLUMNS or (side.flipped and columns in NARROW_COLUMNS)
-    fits = depth in ASYNC_MMA_DEPTHS and whole and side.ref in function.params
+    deep = depth in ASYNC_MMA_DEPTHS or (side.flipped and depth in SHALLOW_DEPTHS)
+    fits = deep and whole and side.ref in function.params
     return side if fits and counted and ahead and left.type.accumulate == f32 else None  # type: ignore[union-attr]
 
 

@@ -64,7 +64,7 @@ def block_extent(node: Node) -> tuple[int, int]:
         rows, columns = static_shape(node.out)
         return (columns, rows) if node.attrs.get("turned") else (rows, columns)
     depth, columns = node.attrs["block"]
-    return (columns, depth) if node.attrs["flipped"] else (depth, columns)
+    return (columns, max(depth, BOX_COLUMNS)) if node.attrs["flipped"] else (depth, columns)
 
 
 def block_bytes(node: Node) -> int:
