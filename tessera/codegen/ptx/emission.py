@@ -448,7 +448,9 @@ def _list_constants(plan: Mapping[str, Any], function: Function) -> tuple[int, .
     changed = {*plan["written"], *(i for pair in plan.get("reused", ()) for i in pair)}
     kept = {i for i, p in enumerate(plan["params"]) if p["role"] == "input"} - changed
     args = [each["args"] for each in plan["launches"] if each["kernel"] == function.name]
-    return tuple(i for i in range(len(function.params)) if args and all(given[i].get("param") in kept for given in args))
+    return tuple(
+        i for i in range(len(function.params)) if args and all(given[i].get("param") in kept for given in args)
+    )
 
 
 def _parameter_alignments(plan: Mapping[str, Any], function: Function) -> list[int]:
