@@ -108,7 +108,7 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
 
 
 def _emit_body(ctx: EmissionContext) -> None:
-    """Emit the nodes; loads of constants at the begin come before the wait for the kernel ahead (`finish_entry`).
+    """Emit the nodes; loads of constants at its start come before the wait for the kernel ahead (`finish_entry`).
 
     Where not all programs begin at once, they keep the bandwidth busy without it.
     """
