@@ -25,7 +25,7 @@ import numpy as np
 
 STEP_SECONDS = 25  # of one step; a step that takes longer prints all stacks, and the process ends
 SECONDS = {"training": 60, "step": 400, "products": 90, "speed": 120}
-SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30)  # bytes of the operand on each rank
+SIZES = tuple(1 << n for n in (10, 14, 18, 20, 22, 24, 26, 28, 30))  # bytes of the operand on each rank
 SMALL = 1 << 16
 DTYPES = ("f32", "f64", "f16", "bf16", "int8", "int32", "int64", "uint8", "fp8_e4m3")
 ROUNDS = 7

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
 from tessera.core.pytree import TreeDef, leaf_paths, register
 from tessera.core.pytree import flatten as _flatten
+from tessera.ir.frozen_tree import FrozenDict
 
-__all__ = ["all", "flatten", "leaves", "leaves_with_path", "map", "map_with_path", "reduce", "register", "structure",
-           "transpose", "unflatten"]  # fmt: skip
+__all__ = ["all", "flatten", "freeze", "leaves", "leaves_with_path", "map", "map_with_path", "reduce", "register",
+           "structure", "transpose", "unflatten"]  # fmt: skip
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
@@ -22,6 +23,27 @@ def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
     """
     found, structure = _flatten(tree, empty=True)
     return [leaf for _, leaf in found], structure
+
+
+def freeze(tree: Mapping[str, Any]) -> FrozenDict:
+    """A dict of tensors, nested in any way, that never changes: calls of traced functions look at its leaves once.
+
+    What it gives out are new containers and tensors of the same arrays. A traced function takes it as a dict.
+
+    >>> import tessera as ts
+    >>> weights = freeze({"w": ts.tensor([2.0]), "b": ts.tensor([1.0])})
+    >>> ts.jit(lambda p, x: p["w"] * x + p["b"])(weights, ts.tensor([3.0]))
+    Tensor([7.], f32)
+
+    Raises:
+        ArgumentError: it is no dict.
+    """
+    if not isinstance(tree, Mapping):
+        raise ArgumentError(
+            "only a dict can be frozen", location=user_location(), received=type(tree).__name__,
+            expected="a dict of tensors and containers",
+        )  # fmt: skip
+    return FrozenDict(tree)
 
 
 def unflatten(structure: TreeDef, leaves: Iterable[Any]) -> Any:

@@ -13,6 +13,7 @@ from tessera.core.device import INTERP, default_device, find_generator_name
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.types import DType, as_dtype, f32
 from tessera.frontend.jit.tracing import jit
+from tessera.ir.frozen_tree import FrozenDict
 from tessera.ir.tensor import Tensor
 from tessera.llm import sampling as samplers
 from tessera.llm.config import DecoderConfig
@@ -63,7 +64,7 @@ class LanguageModel:
         self.config, self.tokenizer = config, tokenizer
         self.target, self.cache_dtype, self.page_size = target or default_device(), cache_dtype, page_size
         self._resident = find_generator_name(self.target) not in (INTERP, "llvm")
-        self.weights = to_tensors(weights, self.target if self._resident else None)
+        self.weights = FrozenDict(to_tensors(weights, self.target if self._resident else None))
         options: dict[str, Any] = {"target": self.target, "donate": ("keys", "values"), "dynamic": False}
         self._step = jit(self._compute_step, static_argnames=("every", "fresh"), **options)
         self._greedy = jit(self._compute_greedy, static_argnames=("every", "fresh"), **options)

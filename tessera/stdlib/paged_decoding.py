@@ -3,7 +3,6 @@ append and attention kernels of FlashInfer, Ye et al. 2025), in one launch for e
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tessera.core.types import TensorType, bf16, f16, f32
@@ -15,11 +14,9 @@ from tessera.ops.tensor.shape import reshape
 from tessera.stdlib.attention import LOG2_E
 from tessera.stdlib.paged_attention import TENSOR_ROWS, choose_pages, choose_parts, store_part, sum_pages
 from tessera.stdlib.routine import is_for_gpu
-from tessera.stdlib.split_keys import combine, combine_row, round_to_power
+from tessera.stdlib.split_keys import combine, round_to_power
 
 # mypy: disable-error-code="operator, attr-defined, index"
-
-ROW_ELEMENTS = 1 << 13  # of parts of one request, which the product that follows combines
 
 
 @kernel
@@ -121,8 +118,7 @@ def decode_position(
     if parts > 1:
         memories = [OutputMemory(TensorType((parts, *s), f32)) for s in ((*lead, width), lead, lead)]
         keys, values, *found = launch(append_and_attend_part, (parts, shared, batch), *given, *memories, **attrs)
-        row = is_for_gpu() and parts * math.prod(kind.shape) <= ROW_ELEMENTS and batch == 1
-        out = (combine_row if row else combine)(found, kind, attrs["scale"] * LOG2_E)
+        out = combine(found, kind, attrs["scale"] * LOG2_E)
     else:
         keys, values, out = launch(append_and_attend, (1, shared, batch), *given, OutputMemory(kind), **attrs)
     return reshape(out, shape=(batch, 1, group * shared, width)), keys, values

@@ -17,9 +17,7 @@ from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor import elementwise as e
-from tessera.ops.tensor import reduce, shape
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor import shape
 from tessera.stdlib.attention import LOG2_E, hide_keys, online_softmax_weights, scale_and_mask
 from tessera.stdlib.split_products import BUSY_PROGRAMS
 
@@ -120,18 +118,6 @@ def combine(found: Sequence[Tensor], kind: TensorType, factor: float) -> Tensor:
     out = OutputMemory(TensorType((count, width), kind.dtype))
     done = launch(combine_parts, (count,), sums, maxima, totals, out, factor=factor, parts=round_to_power(parts))
     return shape.reshape(done, shape=kind.shape)
-
-
-def combine_row(found: Sequence[Tensor], kind: TensorType, factor: float) -> Tensor:
-    """As `combine`, in ops instead of a launch: the product of a row that follows computes them where it reads it."""
-    sums, maxima, totals = found
-    high = reduce.max(maxima, axis=0)
-    base = e.where(high == -math.inf, 0.0, high)  # a query without an unmasked key
-    weights = e.exp2((maxima - base) * (LOG2_E if factor == 0 else factor))
-    total = reduce.sum(weights * totals, axis=0)
-    values = reduce.sum(shape.expand_dims(weights, -1) * sums, axis=0)
-    y = values / shape.expand_dims(e.where(total == 0.0, 1.0, total), -1)
-    return shape.reshape(cast(y, dtype=kind.dtype), shape=kind.shape)
 
 
 def round_to_power(n: int) -> int:

@@ -1,4 +1,8 @@
-"""A decoding step on a GPU: a decoder layer of one row is at most five launches, and what they compute is right."""
+"""A decoding step on a GPU: a decoder layer of one row is at most six launches, and what they compute is right.
+
+They are the norm with the product of queries, keys and values; their rotation, the write to the cache and attention, in
+two parts; the product with the residual; the norm, gate and activation; the last product with its residual.
+"""
 
 import numpy as np
 import pytest
@@ -52,8 +56,8 @@ def count_launches(kind, layers):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_is_five_launches(kind):
-    assert count_launches(kind, 3) - count_launches(kind, 2) <= 5
+def test_a_layer_is_six_launches(kind):
+    assert count_launches(kind, 3) - count_launches(kind, 2) <= 6
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -108,9 +108,12 @@ def emit_uniform(function: Function, files: SourceFiles | None) -> KernelEntry:
 
 
 def _emit_body(ctx: EmissionContext) -> None:
-    """Emit the nodes; loads of constants at the start come before the wait for the kernel ahead (`finish_entry`)."""
+    """Emit the nodes; loads of constants at its start come before the wait for the kernel ahead (`finish_entry`).
+
+    Where not all programs begin at once, they keep the bandwidth busy without it.
+    """
     body, constants = ctx.function.body, get_fact(ctx.function, "constants", ())
-    kept = {ctx.function.params[i] for i in constants}
+    kept = {ctx.function.params[i] for i in constants} if _begins_at_once(ctx) else set()
     early = list(itertools.takewhile(lambda n: _reads_constants(n, kept), body.nodes))
     while early and early[-1].op is not tile.load:
         early.pop()
@@ -120,6 +123,15 @@ def _emit_body(ctx: EmissionContext) -> None:
     emit_block(ctx, replace(body, nodes=tuple(early)))
     wait_for_kernel_ahead(ctx)
     emit_block(ctx, replace(body, nodes=body.nodes[len(early) :]))
+
+
+RESIDENT_THREADS = 132 * 2048  # of an H200
+
+
+def _begins_at_once(ctx: EmissionContext) -> bool:
+    """Whether a GPU's multiprocessors hold all programs of each launch at once, as far as threads go."""
+    counts = [math.prod(find_size_bounds(n)[1] for n in grid) for grid in LaunchFacts.of(ctx.function).grids]
+    return all(count * ctx.team.block_threads <= RESIDENT_THREADS for count in counts)
 
 
 def _reads_constants(node: Node, constants: Collection[Value]) -> bool:

@@ -16,6 +16,7 @@ from tessera.core.device_array import DeviceArray
 from tessera.core.pytree import REGISTERED, flatten
 from tessera.core.types import Policy, as_dtype
 from tessera.ir.array_interchange import READERS
+from tessera.ir.frozen_tree import FrozenDict
 from tessera.ir.tensor import Tensor
 
 # What a Python function holds: its annotations, where it stands, and what it closes over.
@@ -147,8 +148,30 @@ def _note_dict(names: tuple[Any, ...]) -> tuple[Hashable, Callable[[Any], Sequen
     return found
 
 
+# The structures of frozen trees, each with an object that stands for it in keys.
+_STRUCTURES: dict[tuple[Hashable, ...], object] = {}
+
+
+def _add_frozen(x: FrozenDict, kinds: list[Hashable], leaves: list[Any]) -> bool:
+    """Add a frozen tree: its leaves are looked at once, and one object is the key of all of them."""
+    if x.walked is None:
+        own: list[Hashable] = []
+        found: list[Any] = []
+        if not _add_other(x.held, dict, own, found):
+            return False
+        if len(_STRUCTURES) >= _MAX_DICTS:
+            _STRUCTURES.clear()
+        x.walked = _STRUCTURES.setdefault(tuple(own), object()), tuple(found)
+    key, arrays = x.walked
+    kinds.append(key)
+    leaves += arrays
+    return True
+
+
 def _add_other(x: Any, cls: type, kinds: list[Hashable], leaves: list[Any]) -> bool:
     """Add a container, a static value, or an array of another library."""
+    if cls is FrozenDict:
+        return _add_frozen(x, kinds, leaves)
     if cls is dict:
         kind, get = _DICTS.get(names := tuple(x)) or _note_dict(names)
         kinds.append(kind)

@@ -131,6 +131,8 @@ MAX_PADDED_POINTS = 32  # of padded memory
 MAX_KERNEL_NODES = 1024
 # The most values of its rows that a kernel stores besides its result.
 MAX_EXPORTS = 4
+# Rows so many times as long as those that a kernel normalises itself it adds up by parts.
+MAX_PART_ROWS = 4
 # The most rows of a left operand for which a dot reads windows with gaps in place.
 MAX_GATHERED_ROWS = 128
 
@@ -396,11 +398,11 @@ class KernelFusion:
         found = [n for n in self.walk_producers(value, kept=cluster.access_points) if n.op in REDUCTIONS]
         return not found or any(map(self.reduces_own_row, found))
 
-    def reduces_own_row(self, node: Node) -> bool:
-        """Whether a node reduces a row that is short enough for each program of a product to reduce it."""
+    def reduces_own_row(self, node: Node, most: int = 1) -> bool:
+        """Whether a node reduces a row that is short enough for each program of a product to reduce; or `most` such."""
         if node.op not in REDUCTIONS or not self.own_row or symbol_names(get_shape(node.args[0])):
             return False
-        return _estimate_count(node.args[0]) <= self.own_row
+        return _estimate_count(node.args[0]) <= most * self.own_row
 
     def is_cheap_beside_reductions(self, value: Value) -> bool:
         """Whether a value takes a few cheap ops to compute from memory and from results of reductions."""
@@ -550,11 +552,12 @@ def _share_reduction_dim(
     """Whether a reduction runs in a kernel that reduces rows to numbers; it is then noted.
 
     It runs along a dim that reductions before it have run along, or one of its own. Its results are computed once,
-    such as those of both halves of a product's columns; or they are of the kernel's own row.
+    such as those of both halves of a product's columns; or they are of the kernel's own row, or of parts of it: a row
+    whose elements are sums costs several times its own reads, and is computed once.
     """
     if cluster.product is not None or symbol_names((*cluster.extents, extent)):
         return False
-    own = fusion.reduces_own_row(node) and cluster.sums_rows and all(map(cluster.find_unused_dims, points))
+    own = cluster.sums_rows and all(map(cluster.find_unused_dims, points)) and _is_of_row(fusion, node, cluster, points)
     if not (own or _is_computed_once(fusion, node, cluster, points, extent)):
         return False
     if _prefers_product(fusion, node, cluster) or not (cluster.row is None or cluster.sums_rows):
@@ -566,6 +569,13 @@ def _share_reduction_dim(
     cluster.reduced[node.out] = (dim,)
     cluster.row = dim if cluster.row is None else cluster.row
     return True
+
+
+def _is_of_row(fusion: KernelFusion, node: Node, cluster: FusionCluster, points: Sequence[AccessPoint]) -> bool:
+    """Whether a reduction gives a number for a kernel's own row, or for each part of it."""
+    if any(d >= cluster.parallel for p in points for d in p.dims):
+        return fusion.uses.find(node.args[0], *VIEWS) is not None and fusion.reduces_own_row(node, MAX_PART_ROWS)
+    return fusion.reduces_own_row(node)
 
 
 def _is_computed_once(

@@ -29,9 +29,6 @@ MIN_RESULT_LANES = 64
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
-# Where each program reads a row besides: the most of it, relative to what the program reads for its results alone, and
-# the most elements of these, as long as so many programs remain.
-MOST_OWN_SHARE, MOST_OWN_ELEMENTS, OWN_ROW_PROGRAMS = 1 / 3, 1 << 14, 384
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -312,6 +309,8 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     left = tiling.fill(reversed(lanes), wider * (plan.result_lanes or plan.lanes))
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
+    if len(rows) > 1 and plan.own_row:  # sums of short sums: such a kernel waits for memory, and small programs less
+        elements //= 2
     limit = _limit_row(tiling, row, others) if not lanes else max(elements // held, 1)
     tiling.tile[row] = tiling.cut(row, max(limit, 1))
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
@@ -327,40 +326,12 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if not lanes and not tiling.loop:
         budget = max(budget, _count_rows_together(tiling, row, others))
     tiling.fill(reversed(rest_dims), budget)
-    if not lanes and not tiling.loop:
-        _amortise_own_row(tiling, rest_dims, held * tiling.tile[row])
     apart = bool(lanes) and plan.result_lanes is not None
     tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
     longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut(row, longest)
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
-
-
-def _amortise_own_row(tiling: TileSizeSearch, results: Sequence[int], row: int) -> None:
-    """More results in a program, where each program reads a row of its own beside theirs, and many programs remain."""
-    wide = [d for d in results if tiling.extents[d] > 1 and tiling.is_static(d)]
-    loads = [n for n in tiling.block.nodes if n.op is schedule.load and tiling.forms.depends[n.out]]
-    if len(wide) != 1 or not loads:
-        return
-    dim, own, each = wide[0], 0, 0
-    for node in loads:
-        held = tiling.forms.depends[node.out]
-        size = math.prod(tiling.extents[d] for d in held - {dim}) * get_tensor_type(node.out).dtype.bits
-        own, each = (own, each + size) if dim in held else (own + size, each)
-    products = sum(tiling.forms.depends[n.out] >= {dim} and _is_largest(tiling, n, row) for n in loads)
-    while (
-        own > MOST_OWN_SHARE * tiling.tile[dim] * each
-        and 2 * tiling.tile[dim] * row * max(products, 1) <= MOST_OWN_ELEMENTS
-        and tiling.programs() >= 2 * OWN_ROW_PROGRAMS
-    ):
-        tiling.tile[dim] = tiling.cut(dim, 2 * tiling.tile[dim])
-
-
-def _is_largest(tiling: TileSizeSearch, load: Node, row: int) -> bool:
-    """Whether a load reads as many elements for each result as the rows have."""
-    reduced = [d for d in tiling.forms.depends[load.out] if tiling.dims[d][2] == "reduce"]
-    return math.prod(tiling.extents[d] for d in reduced) >= row
 
 
 def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
