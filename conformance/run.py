@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from conformance.case import Case, Outcome
-from tessera.codegen.contract import emit_artifact, find_broken_backends, get_backend, list_backends
+from tessera.codegen.contract import find_broken_backends, get_backend, list_backends
 from tessera.codegen.coverage import OpCoverage, list_mesh_ops, list_required_ops
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
@@ -45,9 +45,7 @@ class GuardedEngine(Engine):
 
     def run(self, program: PreparedProgram) -> list[np.ndarray]:
         """The results; a write outside a buffer is an OutOfBoundsError."""
-        generator = get_backend(self.target)
-        levels = program.lower_for_target(self.target)
-        function = generator.guarded(emit_artifact(generator, levels["tile"], {}))  # type: ignore[attr-defined]
+        function = get_backend(self.target).guarded(program.emit(self.target))  # type: ignore[attr-defined]
         return ExecutableProgram(program, function)()
 
 
@@ -57,9 +55,7 @@ class SanitizedEngine(Engine):
 
     def run(self, program: PreparedProgram) -> list[np.ndarray]:
         """The results; a race, a missing wait, barrier or fence, or an access outside a buffer is an error."""
-        generator = get_backend(self.target)
-        levels = program.lower_for_target(self.target)
-        function = generator.sanitized(emit_artifact(generator, levels["tile"], {}))  # type: ignore[attr-defined]
+        function = get_backend(self.target).sanitized(program.emit(self.target))  # type: ignore[attr-defined]
         return ExecutableProgram(program, function)()
 
 

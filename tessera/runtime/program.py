@@ -16,6 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.artifact import Artifact
+from tessera.codegen.contract import (
+    emit_artifact,
+    get_backend,
+    get_capable_backend,
+    load_interpreter,
+    load_runtime,
+)
 from tessera.codegen.padded_sizes import SIZE_PREFIX, PaddedSizes
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, user_location
@@ -124,6 +132,8 @@ class PreparedProgram:
     rules: SizeRules = field(default_factory=SizeRules)
     variant: SizeVariant | None = None
     padding: PaddedSizes | None = None
+    # What generators have emitted, by target and options, with the module that it was emitted for.
+    _emitted: dict[Any, tuple[Module, Artifact]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def top(self) -> str:
@@ -152,13 +162,28 @@ class PreparedProgram:
         """Compile the program for a level, or with level "device" for a target; `options` are the generator's."""
         levels = self.lower_for_target(target)
         if level == "device" and target != INTERP:
-            runtime = driver.make_runtime(levels["tile"], target, options)
+            runtime = load_runtime(get_capable_backend(target, "runtime"), self.emit(target, options, levels["tile"]))
             return ExecutableProgram(self, runtime.run, runtime)
         level = "tile" if level == "device" else level
-        if level != "target" and level not in levels:
+        if level == "target":
+            generator = get_capable_backend(target, "interpreter")
+            function = load_interpreter(generator, self.emit(target, options, levels["tile"]))
+        elif level not in levels:
             raise make_level_error(self, level, levels)
-        function = driver.compile_level(levels, level, target, options)
+        else:
+            function = driver.compile_level(levels, level, target, options)
         return ExecutableProgram(self, function, getattr(function, "__self__", None))
+
+    def emit(
+        self, target: str, options: Mapping[str, Any] = MappingProxyType({}), module: Module | None = None
+    ) -> Artifact:
+        """What a target's generator emits for the program, or for its Tile module `module`: once for all its runs."""
+        module = self.lower_for_target(target)["tile"] if module is None else module
+        key = (target, repr(sorted(options.items())))
+        held = self._emitted.get(key)
+        if held is None or held[0] is not module:
+            held = self._emitted[key] = (module, emit_artifact(get_backend(target), module, options))
+        return held[1]
 
     def lower_for_target(self, target: str) -> Mapping[str, Module]:
         """Return the levels for a target: a mesh of processing elements has its own lowering, of known sizes."""

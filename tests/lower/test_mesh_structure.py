@@ -41,7 +41,7 @@ def test_the_search_takes_the_cheapest_layout_and_estimates_each_once(monkeypatc
     search, costs = sys.modules["tessera.lower.mesh.layout_search"], {}
     estimate = search._estimate_cost
 
-    def noting(function, shape, choices, chosen):
+    def noting(function, shape, choices, chosen, *best):
         splits = tuple(c[i] for c, i in zip(choices, chosen, strict=True))
         assert splits not in costs
         costs[splits] = estimate(function, shape, choices, chosen)
@@ -55,3 +55,17 @@ def test_the_search_takes_the_cheapest_layout_and_estimates_each_once(monkeypatc
     best = min(costs, key=costs.get)
     assert costs[best] < costs[first]
     assert read.attrs["split"] == tuple(max(s, mesh.UNSPLIT) for s in best[0])
+
+
+@pytest.mark.parametrize("name", ["concatenate", "heads", "scan", "while", "cond", "argmax"])
+def test_the_search_stops_early_at_choices_that_cannot_win(name, monkeypatch):
+    search, lowered = sys.modules["tessera.lower.mesh.layout_search"], []
+    function, args = CASES[name]
+    traced, plan = ts.jit(function).trace(*args).function, LoweringPlan(mesh=(2, 3), flash=False)
+    estimate, peak = search._estimate_cost, search.estimate_peak_memory
+    monkeypatch.setattr(search, "estimate_peak_memory", lambda block: lowered.append(block) or peak(block))
+    *_, quick = (m for _, m in driver.iterate_passes(traced, plan))
+    some = len(lowered)
+    monkeypatch.setattr(search, "_estimate_cost", lambda *given: estimate(*given[:4]))
+    *_, whole = (m for _, m in driver.iterate_passes(traced, plan))
+    assert print_module(quick) == print_module(whole) and some < len(lowered) - some

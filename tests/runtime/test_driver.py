@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.contract import get_backend
 from tessera.core.device import find_generator_name
 from tessera.core.errors import ArgumentError, DeviceUnavailable, UnknownNameError
 from tessera.ir.core import structural_hash
@@ -11,6 +12,7 @@ from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
 from tessera.ir.verify import verify
 from tessera.runtime import driver
+from tessera.runtime.program import prepare
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
 
@@ -58,3 +60,15 @@ def test_the_default_device_is_used():
         assert np.allclose(ts.jit(lambda x: ts.exp(x))(X).numpy(), np.exp(X), rtol=1e-6)
     finally:
         ts.set_default_device("interp")
+
+
+def test_a_program_is_emitted_once_for_its_emulator_and_its_device(monkeypatch):
+    x = np.arange(6, dtype=np.float32)
+    program, backend, emitted = prepare(ts.jit(lambda x: x * 2.0 + 1.0), (x,)), get_backend("llvm"), []
+    emit = type(backend).emit
+    monkeypatch.setattr(type(backend), "emit", lambda self, *args: emitted.append(args) or emit(self, *args))
+    for level in ("target", "device", "device"):
+        np.testing.assert_array_equal(program.run(level, "llvm")[0], x * 2 + 1)
+    assert len(emitted) == 1
+    program.compile("device", "llvm", {"vector_bytes": 16})
+    assert len(emitted) == 2  # other options, another text

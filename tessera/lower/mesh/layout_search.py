@@ -76,7 +76,7 @@ def to_mesh(module: Module, shape: MeshShape, pinned: Sequence[Sharding | None] 
             tried = [number if i == place else c for i, c in enumerate(chosen)]
             cost = costs.get(tuple(tried))
             if cost is None:
-                cost = costs[tuple(tried)] = _estimate_cost(function, shape, choices, tried)
+                cost = costs[tuple(tried)] = _estimate_cost(function, shape, choices, tried, best)
             if cost < best:
                 best, chosen = cost, tried
         if chosen == before:
@@ -121,26 +121,43 @@ def _list_shardings(shape: MeshShape, type: TensorType, pinned: Sharding | None 
     return found
 
 
+class _TooManyCycles(Exception):
+    """A choice takes as many cycles as the best one before its lowering is complete."""
+
+
 def _estimate_cost(
-    function: Function, shape: MeshShape, choices: Sequence[Sequence[Sharding]], chosen: Sequence[int]
+    function: Function,
+    shape: MeshShape,
+    choices: Sequence[Sequence[Sharding]],
+    chosen: Sequence[int],
+    best: tuple = (0, math.inf, math.inf),
 ) -> tuple:
-    """The cost of a choice, in order: nodes that cannot be mapped, bytes beyond memory, cycles."""
+    """The cost of a choice, in order: nodes that cannot be mapped, bytes beyond memory, cycles.
+
+    Of a choice that takes no fewer cycles than the `best` one, which fits into memory, only a part is computed.
+    """
     lowering = MeshLowering(shape)
     splits = [c[i] for c, i in zip(choices, chosen, strict=True)]
     reached = [0]
+    most = best[2] if best[:2] == (-math.inf, 0) else math.inf
     try:
         with lowering.builder.region() as nodes:
-            _lower_body(lowering, function, splits, reached)
+            _lower_body(lowering, function, splits, reached, most)
     except NoMapping:
         return (-reached[0], math.inf, math.inf)
-    return (
-        -math.inf,
-        max(0, estimate_peak_memory(eliminate_dead_nodes(Block((), tuple(nodes), ()))) - PIECE_MEMORY_BYTES),
-        lowering.cycles,
-    )
+    except _TooManyCycles:
+        return (-math.inf, 0, lowering.cycles)
+    memory = estimate_peak_memory(eliminate_dead_nodes(Block((), tuple(nodes), ())))
+    return (-math.inf, max(0, memory - PIECE_MEMORY_BYTES), lowering.cycles)
 
 
-def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sharding], reached: list[int]) -> Block:
+def _lower_body(
+    lowering: MeshLowering,
+    function: Function,
+    splits: Sequence[Sharding],
+    reached: list[int],
+    most_cycles: float = math.inf,
+) -> Block:
     refs = [Value(_make_ref(tensor_type_of(p)), p.hint or f"x{i}") for i, p in enumerate(function.params)]
     held = [
         _emit_read(lowering, ref, tensor_type_of(p), s) for ref, p, s in zip(refs, function.params, splits, strict=True)
@@ -148,7 +165,12 @@ def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sha
     for param, ref, x in zip(function.params, refs, held, strict=True):
         x.source = ref if _count_uses(function, param) == 1 else None
 
+    outermost = set(function.body.nodes)
+
     def meaning(node: Node, args: list[ShardedTensor], run: Any) -> list[ShardedTensor]:
+        # Between two of the outermost nodes the cycles only grow; within a region they are those of one branch.
+        if lowering.cycles >= most_cycles and node in outermost:
+            raise _TooManyCycles
         reached[0] += 1
         with lowering.builder.at(node.loc):
             if node.op in region_rules:
@@ -157,6 +179,8 @@ def _lower_body(lowering: MeshLowering, function: Function, splits: Sequence[Sha
             return [raise_unmapped(lowering, node) if row is None else row(lowering, node, *args)]
 
     results = evaluate_block(function.body, held, meaning)
+    if lowering.cycles >= most_cycles:
+        raise _TooManyCycles
     outs = [
         Value(_make_ref(tensor_type_of(v)), "out" if len(results) == 1 else f"out{i}")
         for i, v in enumerate(function.body.results)
