@@ -22,13 +22,14 @@ class CostModel:
     """Cycles of each part. Pairs are those of (WSE-2, WSE-3)."""
 
     task_start: tuple[int, int] = (3, 4)  # a task after the previous one: slides of vectors; a stencil in tiles
+    overlapped_start: tuple[int, int] = (0, 0)  # directly after a synchronous operation on the fabric: a bridge
     activation: int = 0  # more for a local task
     dsd_start: tuple[int, int] = (1, 2)  # an operation on loaded registers: a stencil of six operations of one element
     descriptor_load: int = 2  # a constant descriptor into a register: STREAM
     fabric_load: int = 1  # a constant fabric descriptor: slides of vectors
     variable_load: int = 6  # a descriptor that a variable holds: products, a student's product of vectors
     constant_operand: int = 1  # a constant scalar operand: STREAM
-    register_load: int = 3  # `@load_to_dsr`
+    register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr`: the stencil in tiles
     task_call: int = 4  # `@activate`: slides of vectors
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
@@ -63,11 +64,13 @@ class CostModel:
 # The ends between which the counts do not decide: programs that depend on a part disagree about it.
 RANGES: dict[str, tuple[Any, Any]] = {
     "task_start": ((2, 3), (4, 6)),
+    "overlapped_start": ((0, 0), (3, 4)),
     "task_call": (2, 5),
     "task_block": ((1, 4), (2, 5)),
     "variable_load": (4, 8),
     "descriptor_change": (6, 16),
     "call": (0, 5),
+    "argument": (0, 2),
     "injection": ((2, 6), (6, 10)),
     "collective_setup": (470, 560),
     "transfer": (120, 160),

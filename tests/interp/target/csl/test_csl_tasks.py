@@ -1,9 +1,10 @@
 """Tasks, microthreads, FIFOs and queues of one PE whose color 1 loops back to it."""
 
 import pytest
-from csl_harness import simulate
+from csl_harness import HEAD, LOOP, build, simulate
 
 from tessera.interp.target.csl.pe.scheduler import describe_waits, is_idle
+from tessera.interp.target.csl.simulation import Simulation
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
@@ -189,3 +190,43 @@ def test_input_queues_of_sdk_2_10_must_be_initialized(tmp_path):
 def test_descriptions_of_waits(tmp_path):
     pe = simulate(tmp_path, "export fn main() void { @fmovs(vo, rx, .{ .async = true }); }")
     assert not is_idle(pe) and "waits for a wavelet on color 1" in describe_waits(pe)[0]
+
+
+REGISTERS = """const d = @get_dsr(dsr_dest, 1); task got() void { note(1); } task done() void { note(2); }
+  comptime { @bind_local_task(got, t8); @bind_local_task(done, t9); }
+  export fn main() void { @load_to_dsr(d, tx, .{ .async = true%s });
+    @fmovs(d, va, .{ .async = true, .activate = got }); @fmovs(vo, rx, .{ .async = true, .activate = done }); }"""
+
+
+@pytest.mark.parametrize(("option", "order"), [("", [2, 0]), (", .activate = got", [1, 2])])
+def test_the_load_of_a_register_says_what_its_operations_activate(option, order, tmp_path):
+    """The vendor's page on DSDs: `activate` and `unblock` must be given where the register is loaded."""
+    pe = simulate(tmp_path, REGISTERS % option, "wse3")
+    assert sorted(pe.get_variable("order").tolist()[:2]) == sorted(order)
+
+
+def test_operations_on_registers_see_the_words_received_before_them(tmp_path):
+    text = """const d = @get_dsr(dsr_dest, 1); const s = @get_dsr(dsr_src1, 1);
+      const all = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{512} -> big[i] }); var big = @zeros([512]f32);
+      export var got = @zeros([4]f32); const vg = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> got[i] });
+      comptime { @load_to_dsr(d, all); @load_to_dsr(s, vo); }
+      const g = @get_dsr(dsr_dest, 2); comptime { @load_to_dsr(g, vg); }
+      export fn main() void { @fmovs(vo, rx, .{ .async = true }); @fmovs(tx, va, .{ .async = true });
+        @fmovs(d, 1.0); @fmovs(g, s); }"""
+    assert simulate(tmp_path, text).get_variable("got").tolist() == [1, 2, 3, 4]
+
+
+LATER = "task later() void { note(1); } comptime { @bind_local_task(later, t8); } export fn main() void { %s }"
+
+
+@pytest.mark.parametrize(("arch", "start"), [("wse2", 3), ("wse3", 4)])
+def test_a_task_starts_while_the_word_that_the_last_one_sent_leaves(arch, start, tmp_path):
+    """A public bridge forwards a word in 5 cycles, less than an operation and the start of a task take elsewhere."""
+
+    def measure(statements):
+        run = Simulation(build(tmp_path, HEAD + LATER % statements, LOOP, arch=arch))
+        run.pes[0, 0].start(run.pes[0, 0].get_export("main"))
+        run.settle()
+        return next(end - begin for _, name, begin, end in run.timeline if name == "later")
+
+    assert measure("@fmovs(tx, va); @activate(t8);") - measure("@activate(t8); @fmovs(tx, va);") == start

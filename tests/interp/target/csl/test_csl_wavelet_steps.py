@@ -82,8 +82,23 @@ def test_a_send_ends_when_its_last_word_has_a_place_in_the_queue():
     assert view.find_written(0) == 100 - fabric.nodes[0, 0].get_output(0).depth
 
 
-@pytest.mark.parametrize(("wide", "cycles"), [(0, 1 + 36), (1, 2 + 6 * 2 + 5)])
-def test_tensors_take_their_rows_one_by_one(wide, cycles):
-    """Published counts of a stencil whose six operations take tiles of 1 to 36 cells."""
+# Cycles of an iteration on WSE-3 by the side of its square tiles (Jorineg/cerebras, radius 1): two products, four sums.
+TILES = {4: 131, 8: 356, 20: 1788, 40: 6748, 64: 16924}
+
+
+@pytest.mark.parametrize("side", [8, 20, 40, 64])
+def test_tensors_take_the_cycles_that_a_stencil_recorded(side):
+    def count(side):
+        tile = Mem4d(np.zeros(side * side, np.float32), 0, (side, 1), (side, side))
+        sums, products = (
+            count_cycles(DSD_OPS[name], (tile, tile, by), 1) for name, by in (("fadds", tile), ("fmuls", 2.0))
+        )
+        return 4 * sums + 2 * products
+
+    before = list(TILES)[list(TILES).index(side) - 1]
+    assert count(side) - count(before) == pytest.approx(TILES[side] - TILES[before], rel=0.01)
+
+
+def test_tensors_of_wse2_take_a_cycle_for_an_element():
     tile = Mem4d(np.zeros(64, np.float32), 0, (8, 1), (6, 6))
-    assert count_cycles(DSD_OPS["fadds"], (tile, tile, tile), wide) == cycles
+    assert count_cycles(DSD_OPS["fadds"], (tile, tile, tile), 0) == 1 + 36

@@ -108,6 +108,8 @@ def perform(
             return True
     complete, resolved = True, _resolve_operands(pe, operands, options, loc)
     if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
+        if pe.threads and pe.clock > pe.events.now:
+            yield pe.clock  # the words that microthreads have received by then are in memory
         compute(pe, op, resolved)  # type: ignore[arg-type]
     else:
         pe.clock += COSTS.dsd_start[pe.wide]
@@ -115,22 +117,28 @@ def perform(
         keys = _claim_queues(pe, resolved, options, loc)
         complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
         _release_queues(pe, keys)
-        pe.clock = max(pe.clock, pe.events.now)
+        pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
     _finish_operation(pe, registers, resolved, options)
     _clear_source(pe, op, resolved)
     return complete
 
 
 def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> None:
-    """Run an asynchronous operation as a microthread."""
+    """Run an asynchronous operation as a microthread.
+
+    What it activates or unblocks at its end is an option of the operation, or, if a register was loaded for
+    asynchronous operations, of that load alone (the vendor's page on DSDs).
+    """
     resolved = _resolve_operands(pe, operands, options, loc)
     if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
     pe.clock += COSTS.launch
+    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
     merged = dict(options)
-    for o in operands:
-        if type(o) is Dsr:
-            merged = {**pe.dsrs[o].options, **merged}
+    if any(one.get("async") for one in loaded):
+        merged = {name: value for name, value in options.items() if name not in ("activate", "unblock")}
+    for one in loaded:
+        merged = {**one, **merged}
     keys = _claim_queues(pe, resolved, {"ut_id": _select_microthread(pe, resolved), **merged}, loc)
 
     def done() -> None:

@@ -534,21 +534,26 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
         rate = op.width[wide] if wide or op.name != "fmacs" else _elements_per_cycle(op, operands, wide)
         tensor = next((o for o in operands if type(o) is Mem4d), None)
         if tensor is not None:
-            return COSTS.dsd_start[wide] + _count_tensor_cycles(op, tensor, rate, wide)
+            return COSTS.dsd_start[wide] + _count_tensor_cycles(op, operands, tensor, rate, wide)
         return COSTS.dsd_start[wide] + -(-operation_length(operands) // rate)
     vector = any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
     return COSTS.dsd_start[wide] + (COSTS.descriptor_load + operation_length(operands) if vector else 1)
 
 
-def _count_tensor_cycles(op: DsdOp, tensor: Mem4d, rate: int, wide: int) -> int:
-    """The cycles of the elements of an operation on a tensor: a tiled stencil's six operations on tiles of four sizes.
+def _count_tensor_cycles(op: DsdOp, operands: tuple[Any, ...], tensor: Mem4d, rate: int, wide: int) -> int:
+    """The cycles of the elements of an operation on a tensor: tiled stencils of 1 to 64 cells a side.
 
-    WSE-2 takes a 32-bit element a cycle; WSE-3 takes the vectors of each row, and a cycle between two rows.
+    WSE-2 takes a 32-bit element a cycle. WSE-3 accesses 16 bytes of one operand a cycle, and takes one more for each
+    row and for each scalar in it. `@fmacs` takes 4 cycles for 3 elements on both.
     """
+    count = math.prod(tensor.extents)
+    if op.name == "fmacs":
+        return -(-4 * count // 3)
     if not wide:
-        return -(-math.prod(tensor.extents) // (1 if op.dtype.itemsize == 4 else rate))
-    rows = math.prod(tensor.extents[:-1])
-    return rows * -(-tensor.extents[-1] // rate) + max(rows - 1, 0)
+        return -(-count // (1 if op.dtype.itemsize == 4 else rate))
+    vectors = sum(isinstance(o, (Mem1d, Mem4d)) for o in operands)
+    row = -(-vectors * tensor.extents[-1] * op.dtype.itemsize // 16) + 1 + len(operands) - vectors
+    return count // max(tensor.extents[-1], 1) * row
 
 
 def _elements_per_cycle(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:

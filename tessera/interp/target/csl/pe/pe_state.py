@@ -180,9 +180,9 @@ class PeState:
     __slots__ = (
         "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
         "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
-        "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "out_colors", "output",
-        "overtaken", "pending", "program", "ready_colors", "registers", "space", "state", "threads", "trace",
-        "traces", "waiters", "wake_time", "wide", "x", "y",
+        "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "operation_end",
+        "out_colors", "output", "overtaken", "pending", "program", "ready_colors", "registers", "space", "state",
+        "threads", "trace", "traces", "waiters", "wake_time", "wide", "x", "y",
     )  # fmt: skip
 
     registers: Any  # the router's configuration registers
@@ -199,6 +199,7 @@ class PeState:
         # SDK 2.10 no longer initializes input queues implicitly.
         self.needs_queue_initialisation = bool(self.wide) or program.unit.options.late
         self.clock = 0
+        self.operation_end = -1  # the cycle at which the last synchronous operation on the fabric ended
         self.limit: float = math.inf  # the last cycle of the run
         self.memory_used = program.memory_used
         self.fifos = [Fifo(size, *map(program.task_number, tasks)) for size, *tasks in program.tables.fifos]

@@ -324,7 +324,9 @@ def _is_queue_blocked(pe: PeState, color: int) -> bool:
 
 def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     begin_cycle = pe.events.now
-    pe.clock = (begin_cycle if begin_cycle > pe.clock else pe.clock) + COSTS.task_start[pe.wide]
+    pe.clock = begin_cycle if begin_cycle > pe.clock else pe.clock
+    # The last word of the task before is still on its way to the router.
+    pe.clock += (COSTS.overlapped_start if pe.clock == pe.operation_end else COSTS.task_start)[pe.wide]
     match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
     pe.front = _RUNNING  # what the task makes ready waits for its end
     if match is not None:

@@ -283,7 +283,7 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         require_section(f, node, "comptime")
         f.unit.tables.preloads.append((text, node.loc))
         return VOID
-    f.cost += COSTS.register_load + (0 if dsd.known else COSTS.variable_load)
+    f.cost += COSTS.register_load[f.unit.options.arch == "wse3"] + (0 if dsd.known else COSTS.variable_load)
     f.emit(text, node.loc)
     return VOID
 
