@@ -118,6 +118,18 @@ def test_the_scratch_memory_of_a_kernel_counts():
         check_plan(make_plan(scratch=1001), 1000, 1)
 
 
+def test_arrays_without_elements_are_parameters_too():
+    module = lower(
+        ts.jit(lambda x, y: ts.concatenate([x, y])).trace(np.ones(0, "f4"), np.ones(3, "f4")).function, "llvm"
+    )
+    plan = emit_artifact(get_backend("llvm"), module["tile"], {}).manifest["plan"]
+    launches = [{**each, "args": [*each["args"], {"param": 0}]} for each in plan["launches"]]
+    assert plan["params"][0]["shape"] == [0]
+    check_plan({**plan, "launches": launches}, 1 << 10, 10)
+    with pytest.raises(ArtifactError, match="the plan"):
+        check_plan({**plan, "launches": [{**launches[0], "args": [{"param": 3}]}]}, 1 << 10, 10)
+
+
 def test_pairs_of_parameters_that_share_memory_are_the_same_or_overlap():
     """In both launches the first two arguments are one; the last overlaps the first in the second launch alone."""
     x = np.zeros((4, 8), np.float32)

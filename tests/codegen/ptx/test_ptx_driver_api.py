@@ -9,6 +9,7 @@ from tessera.codegen.contract import get_backend
 from tessera.codegen.ptx import generator
 from tessera.codegen.ptx.runtime import driver_api, gpu_program
 from tessera.codegen.ptx.runtime.driver_api import GPU, CudaGraph, LoadedModule
+from tessera.codegen.ptx.runtime.emulated_program import EMULATOR_NAME
 from tessera.codegen.ptx.runtime.gpu_program import BoundLaunch, DriverKernel, _is_recordable
 from tessera.core.errors import ArtifactError, DeviceUnavailable, ExecutionError, ResourceError
 
@@ -201,6 +202,13 @@ def test_a_launch_without_attributes(library, monkeypatch):
 def test_a_generator_knows_whether_there_is_a_gpu(count, has, monkeypatch):
     monkeypatch.setattr(generator, "count_gpus", lambda: count)
     assert get_backend("ptx").has_device is has
+
+
+@pytest.mark.parametrize(("count", "name"), [(0, EMULATOR_NAME), (1, "a GPU")])
+def test_what_runs_artifacts_has_a_name(count, name, monkeypatch):
+    monkeypatch.setattr(gpu_program, "count_gpus", lambda: count)
+    monkeypatch.setattr(gpu_program, "get_gpu", lambda: types.SimpleNamespace(name="a GPU"))
+    assert get_backend("ptx").where() == name
 
 
 @pytest.mark.parametrize("fails", [False, True])

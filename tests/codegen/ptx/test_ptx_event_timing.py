@@ -109,6 +109,14 @@ def test_a_call_of_a_long_program_is_two_graphs_and_repetitions_are_one(gpu, mon
     assert [names for kind, names in device.log if kind == "graph"] == [both[:1], both[1:], both * 2]
 
 
+def test_graphs_of_repetitions_have_a_limit(gpu, monkeypatch):
+    monkeypatch.setattr(gpu_program, "MOST_NODES", 7)
+    device = gpu()
+    program = BACKEND.runtime(BACKEND.emit(prepare(ts.jit(model), (X, W), "ptx").levels["tile"], {}))
+    assert program.measure([X, W]) == pytest.approx(42e-6)
+    assert max(len(names) for kind, names in device.log if kind == "graph") == 6  # a run has two kernels
+
+
 def test_kernels_that_report_are_reset_before_each_run(gpu, capsys):
     @ts.kernel
     def talk(x: ts.Tensor["N"]):

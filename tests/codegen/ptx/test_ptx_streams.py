@@ -24,6 +24,7 @@ from tessera.core.types import bf16, f16, f32
 from tessera.frontend.kernel import kernel
 from tessera.interp.tile import interpreter
 from tessera.ops.dialects import control_flow
+from tessera.ops.tensor import elementwise
 from tessera.runtime.program import prepare
 from tessera.stdlib.attention import attend
 
@@ -244,6 +245,24 @@ def test_masks_are_left_to_the_rounds_that_need_them():
     assert plain == 0 and masked == 2
     assert indices_below not in {n.op for n in first.regions[0].nodes}
     assert indices_below in {n.op for n in second.regions[0].nodes}
+
+
+@kernel
+def bounded(a, b, out, *, keys: int, BM: int = 64, BN: int = 64):
+    """Only columns before `keys` count."""
+    m, acc = tile.program_id(0) * BM, tile.zeros((BM, BN), f32)
+    for n in tile.range(0, b.shape[0], BN):
+        scores = tile.load(a[m : m + BM, :]) @ tile.load(b[n : n + BN, :], edge="clip").T
+        acc += tile.where((n + tile.arange(0, BN))[None, :] < keys, scores, 0.0)
+    tile.store(out[m : m + BM, :], acc)
+
+
+@pytest.mark.parametrize(("keys", "masks"), [(256, 0), (255, 1)])
+def test_masks_that_always_hold_are_dropped(keys, masks):
+    sizes = {"a": (128, 64), "b": (256, 64), "out": (128, 64)}
+    given = {k: np.zeros(s, f32.numpy if k == "out" else bf16.numpy) for k, s in sizes.items()}
+    function = prepare(bounded, {**given, "keys": keys}, "ptx", (2,)).levels["tile"].functions[1]
+    assert ops(peel_masked_loops(function, (2,))).count(elementwise.where) == masks
 
 
 def test_long_programs_come_first_and_those_that_read_the_same_follow_each_other():

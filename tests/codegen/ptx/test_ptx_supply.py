@@ -72,6 +72,21 @@ def test_which_loads_are_brought_ahead(monkeypatch):
     assert [n.attrs["same"] for n in wide.function.body.nodes if n.op is prefetched_load] == [False, False]
 
 
+@kernel
+def shifted(x, out, *, N: int, first: int):
+    row = tile.program_id(0)
+    tile.store(out[row, 0:N], tile.load(x[row, first : first + N]) * 2.0)
+
+
+@pytest.mark.parametrize(("columns", "first", "count"), [(2056, 4, 1), (2056, 1, 0), (2049, 0, 0)])
+def test_a_bulk_copy_begins_at_a_multiple_of_16_bytes(columns, first, count):
+    arrays = {"x": np.zeros((17, columns), np.float32), "out": np.zeros((17, 2048), np.float32)}
+    function = prepare(shifted, {**arrays, "N": 2048, "first": first}, "ptx", (17,)).levels["tile"].functions[1]
+    found = plan_prefetch(function, (17,))
+    nodes = () if found is None else found.function.body.nodes
+    assert [n.op for n in nodes].count(prefetched_load) == count
+
+
 def select_kernel(module):
     for each in pipeline.list_passes("sm_90a"):
         module = each.run(module)

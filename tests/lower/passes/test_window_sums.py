@@ -79,6 +79,12 @@ def test_slices_that_compute_other_things_are_summed_as_they_are():
         np.testing.assert_allclose(found, np.stack(parts, axis=-1).reshape(x.shape), rtol=1e-6)
 
 
+def test_slices_that_multiply_each_other_are_not_taken_for_their_own_elements():
+    x = draw(4, 30)
+    (found,) = agree(ts.grad(lambda x: ts.sum(x[:, ::2] * x[:, 1::2])), x, plans={"threads": PLANS["threads"]})
+    np.testing.assert_array_equal(found, x.reshape(4, 15, 2)[..., ::-1].reshape(4, 30))
+
+
 def count_ops(function, op, *arrays):
     """The ops of one kind that a function has after the pass."""
     return [node.op for node in gather_window_sums(traced(function, *arrays)[0]).body.nodes].count(op)

@@ -119,3 +119,27 @@ def test_mbarriers_order_accesses_seen_as_a_whole_as_they_do_elements(name, monk
         monkeypatch.setattr(disjointness, "MAX_LOG", longest)
         found.append([ts.debug.check(k[launch], **pair.arguments()).kinds for k in (pair.broken, pair.repaired)])
     assert found[0] == found[1] and found[0][0] and not found[0][1]
+
+
+@ts.kernel
+def sums_of_neighbours(x, out):
+    i, total = ts.tile.program_id(0), 0.0
+    for k in ts.tile.range(0, 2):  # one op that reads elsewhere in each round
+        total += out[i + k]
+    x[i] = total
+    out[i] = total
+
+
+@ts.kernel
+def own_sums(x, out):
+    i, total = ts.tile.program_id(0), 0.0
+    for k in ts.tile.range(0, 2):
+        total += x[i + k]
+    out[i] = total
+
+
+def test_each_round_of_a_loop_has_accesses_of_its_own():
+    arrays = np.ones(5, np.float32), np.ones(5, np.float32)
+    (found,) = ts.debug.check(sums_of_neighbours[(4,)], *arrays)
+    assert found.kind == "program race" and "total += out[i + k]" in str(found)
+    assert not ts.debug.check(own_sums[(4,)], *arrays)
