@@ -95,6 +95,15 @@ def test_channels_last_stay_last(named, channels):
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1), rtol=0, atol=4e-6 * np.abs(want).max())
 
 
+def test_phases_of_a_transposed_convolution_are_interleaved_axis_by_axis():
+    """Rows of phases are copied whole, and columns interleaved in pairs, the only gathers (which are of two lanes)."""
+    x, w = draw(2, 6, 8, 16), draw(6, 10, 4, 4)
+    function = ts.jit(lambda x, w: ts.conv_transpose2d(x, w, stride=2, padding=1)).trace(x, w).function
+    text = BACKEND.emit(driver.lower(function, "llvm")["tile"], {"vector_bytes": 64}).text("kernels.ll")
+    kernels = "".join(re.findall(r"^define [^\n]*@k\d+_where\(.*?^}", text, re.M | re.S))
+    assert set(re.findall(r"masked\.gather\.(\w+)\.", kernels)) == {"v2f32"}
+
+
 def test_few_outputs_lie_beside_many_places():
     """Lanes hold outputs where there are whole registers of them and windows have strides, and places for few."""
 
