@@ -104,6 +104,7 @@ LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
 OUTPUT_BLOCKS = (32, 48, 80, 112, 16, 8)
 MOST_SUMS = 1 << 15  # of a program
 BROADCAST = 1.06  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
+PACK = 80  # the cost of an element of packed weights, in multiply-adds
 MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
 SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
 MOST_OUTPUTS = 72  # rows of weights of a program
@@ -197,8 +198,10 @@ class IndirectConvolution:
         return LANES * int(blocks) * (vectors if vectors == 3 else vectors // 2 * 2 + vectors % 2 * SINGLE)
 
     def estimate_windows(self) -> float:
-        """The multiply-adds of a group of an image, with those of empty lanes."""
-        return BROADCAST * self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
+        """The multiply-adds of a group of an image, with those of empty lanes, and for its part of packed weights."""
+        batch, _, outputs, _ = self.product.result
+        multiplied = self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
+        return BROADCAST * multiplied + PACK * self.window * outputs / batch
 
     def _multiply_channels_last(self, image: Tensor, weights: Tensor) -> Tensor:
         """The product, as [B, G, O, positions], of an image [B, sizes, C]."""
