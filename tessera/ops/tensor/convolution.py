@@ -291,7 +291,7 @@ def _convolve_phases(
     """A transposed convolution by phases (Shi et al. 2016): result s·t + phase is a convolution at t, of every s-th
     element of the kernel, so that no zeros are multiplied."""
     rank, turns = len(steps), [-(-n // s) for n, s in zip(counts, steps, strict=True)]
-    found = {}
+    found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*(range(s) for s in steps)):
         first = [(a + p) % s for a, p, s in zip(phase, around, steps, strict=True)]
         part = slice_(w, start=(0, 0, *first), stop=tuple(w.shape), step=(1, 1, *steps))
@@ -300,8 +300,10 @@ def _convolve_phases(
         sides = [(k - 1 - b, b + t - n) for k, b, t, n in axes]
         found[phase] = _correlate(x, _flip_kernel(part, groups), None, (1,) * rank, sides, (1,) * rank, groups)
     for axis in reversed(range(rank)):  # along the last axis first: the rows of phases are whole
-        outer = itertools.product(*(range(s) for s in steps[:axis]))
-        found = {phase: _interleave([found[(*phase, n)] for n in range(steps[axis])], axis + 2) for phase in outer}
+        joined: dict[tuple[int, ...], list[Tensor]] = {}
+        for phase, part in found.items():
+            joined.setdefault(phase[:-1], []).append(part)
+        found = {phase: _interleave(parts, axis + 2) for phase, parts in joined.items()}
     whole = found[()]
     return slice_(whole, start=(0,) * whole.ndim, stop=(*whole.shape[:2], *counts), step=(1,) * whole.ndim)
 
