@@ -369,8 +369,7 @@ def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct 
     """The product of weights and stacked windows, or None where it is none."""
     if len(get_shape(weights)) != 4 or not all(isinstance(n, int) for n in (*get_shape(weights), *get_shape(columns))):
         return None
-    held = uses.find(columns, shape.reshape)
-    windows = _match_stack(uses, held.args[0]) if held is not None else None
+    windows = find_stacked_windows(uses, columns)
     repeated = uses.find(weights, basic.broadcast_to)
     weights = repeated.args[0] if repeated is not None else weights
     batch, groups, _, positions = get_shape(columns)
@@ -382,6 +381,12 @@ def find_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct 
         return None  # one narrow operand: cheaper than six products
     result, kind = (batch, groups, outputs, positions), next(iter(narrow)) if len(narrow) == 1 else None
     return WindowProduct(windows, weights, int(groups), result, kind)  # type: ignore[arg-type]
+
+
+def find_stacked_windows(uses: UseDef, columns: Value) -> StackedWindows | None:
+    """The windows of an image that are the columns [B, G, C · taps, positions] of a product, or None."""
+    held = uses.find(columns, shape.reshape)
+    return _match_stack(uses, held.args[0]) if held is not None else None
 
 
 def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:

@@ -28,6 +28,7 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape
 from tessera.ops.tensor import basic, elementwise, shape
 from tessera.stdlib.convolution import AXES, WindowProduct, find_windows, move_phases, resize
+from tessera.stdlib.gemm import zero_accumulator
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -48,14 +49,21 @@ def multiply_windows(image, weights, depths, out, *, windows, BP, BK):
     z, p, block = tile.program_id(0), tile.program_id(1) * BP, tile.program_id(2)
     group, window, o = z % weights.shape[0], weights.shape[2], block * weights.shape[3]
     first = find_places(p, windows, BP) + z // weights.shape[0] * windows["image"] + group * windows["group"]
-    rest = window % BK if window % BK else BK
-    total = multiply_elements(image, weights, depths, group, first, block, 0, rest)
+    rest = count_first(window, BK)
+    total = zero_accumulator(weights, (BP, weights.shape[3]))
+    if rest:
+        total = multiply_elements(image, weights, depths, group, first, block, 0, rest)
     for k in tile.range(rest, window, BK):
         total = total + multiply_elements(image, weights, depths, group, first, block, k, BK)
     if windows["channels_last"]:
         tile.store(out[p : p + BP, group, o : o + weights.shape[3]], total, edge="clip")
     else:
         tile.store(out[z, o : o + weights.shape[3], p : p + BP], tile.transpose(total), edge="clip")
+
+
+def count_first(depth, chunk):
+    """The elements of a contraction before those of a loop over whole chunks; 0 where the loop has all of them."""
+    return depth % chunk if depth % chunk else depth if depth == chunk else 0
 
 
 def find_places(p, windows, BP):
@@ -82,8 +90,10 @@ def multiply_lines(image, weights, depths, out, *, group_size, BO, BP, BK):
     z, p, o = tile.program_id(0), tile.program_id(1) * BP, tile.program_id(2) * BO
     group, window = z % weights.shape[0], weights.shape[2]
     first = tile.arange(0, BP) + (p + group * group_size)
-    image_number, rest = z // weights.shape[0], window % BK if window % BK else BK
-    total = multiply_rows(image, weights, depths, image_number, group, first, o, 0, BO, rest)
+    image_number, rest = z // weights.shape[0], count_first(window, BK)
+    total = zero_accumulator(weights, (BO, BP))
+    if rest:
+        total = multiply_rows(image, weights, depths, image_number, group, first, o, 0, BO, rest)
     for k in tile.range(rest, window, BK):
         total = total + multiply_rows(image, weights, depths, image_number, group, first, o, k, BO, BK)
     tile.store(out[z, o : o + BO, p : p + BP], total, edge="clip")
@@ -99,11 +109,13 @@ MOST_INDEXED = 1 << 30  # elements of an image, whose places have 32 bits
 SET_STRIDE = 512  # bytes: places at multiples of it share sets of the first cache
 LANES = 16  # outputs or places of a register
 DEEP = 256  # elements of windows that a program contracts in a row: a panel of weights fits the first cache
+ROUND = 4  # of them that a round of a loop contracts
 MOST_PLACES, LEAST_PLACES = 196, 56  # windows of a program
 LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
 OUTPUT_BLOCKS = (32, 48, 80, 112, 16, 8)
 MOST_SUMS = 1 << 15  # of a program
 BROADCAST = 1.06  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
+PACK = 80  # the cost of an element of packed weights, in multiply-adds
 MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
 SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
 MOST_OUTPUTS = 72  # rows of weights of a program
@@ -191,14 +203,20 @@ class IndirectConvolution:
         """The outputs of a program."""
         return min(OUTPUT_BLOCKS, key=self._estimate_outputs)
 
+    def choose_rows(self, count: int) -> int:
+        """The rows of a program, of a matrix of so many windows, or of so many of their elements."""
+        return choose_places(count, 9 if self.output_block == 3 * LANES else 14, MOST_SUMS // self.output_block)
+
     def _estimate_outputs(self, size: int) -> float:
         """The cost of all outputs in blocks of a size, in lanes."""
         vectors, blocks = size / LANES, ceil_divide(self.product.result[2], size)
         return LANES * int(blocks) * (vectors if vectors == 3 else vectors // 2 * 2 + vectors % 2 * SINGLE)
 
     def estimate_windows(self) -> float:
-        """The multiply-adds of a group of an image, with those of empty lanes."""
-        return BROADCAST * self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
+        """The multiply-adds of a group of an image, with those of empty lanes, and for its part of packed weights."""
+        batch, _, outputs, _ = self.product.result
+        multiplied = self.window * self._estimate_outputs(self.output_block) * math.prod(self.counts)
+        return BROADCAST * multiplied + PACK * self.window * outputs / batch
 
     def _multiply_channels_last(self, image: Tensor, weights: Tensor) -> Tensor:
         """The product, as [B, G, O, positions], of an image [B, sizes, C]."""
@@ -222,17 +240,19 @@ class IndirectConvolution:
         batch, groups, outputs, positions = self.product.result
         whole, size, channels_last = math.prod(counts), math.prod(image.shape[1:]), self.moved is not None
         moves = size, *(a * b for a, b in zip(self.strides, steps[1:], strict=True))
-        places = choose_places(whole, 9 if self.output_block == 3 * LANES else 14, MOST_SUMS // self.output_block)
-        blocks, deep = ceil_divide(outputs, self.output_block), min(self.window, DEEP)
-        packed = OutputMemory(TensorType((groups, blocks, self.window, self.output_block), image.dtype))
-        weights = launch(pack_weights, (groups, blocks, ceil_divide(self.window, 64)), weights, packed, BK=64)
-        depths = self._find_depths(steps, [range(0, t * g, g) for t, g in zip(self.taps, self.gaps, strict=True)])
+        places, deep = self.choose_rows(whole), divide_depth(self.window)
+        weights = pack_rows(weights, self.output_block)
+        depths = self.find_window_depths(steps)
         made = (whole, groups, outputs) if channels_last else (batch * groups, outputs, positions)
         windows = {"counts": tuple(counts), "moves": moves, "image": size, "group": self.channels * steps[0]}
         windows["channels_last"] = channels_last
-        grid = groups if channels_last else batch * groups, ceil_divide(whole, places), blocks
+        grid = groups if channels_last else batch * groups, ceil_divide(whole, places), weights.shape[1]
         memory, image = OutputMemory(TensorType(made, image.dtype)), shape.reshape(image, shape=(-1,))
         return launch(multiply_windows, grid, image, weights, depths, memory, windows=windows, BP=places, BK=deep)
+
+    def find_window_depths(self, steps: Sequence[int]) -> Tensor:
+        """Where the elements of a window of an image with these steps lie after its first one."""
+        return self._find_depths(steps, [range(0, t * g, g) for t, g in zip(self.taps, self.gaps, strict=True)])
 
     def _find_depths(self, steps: Sequence[int], offsets: Sequence[Sequence[int]]) -> Tensor:
         """Where the elements of a window lie after its first one, for steps of channels and offsets of taps."""
@@ -275,7 +295,7 @@ class IndirectConvolution:
         image = shape.reshape(image, shape=(batch, -1))
         grid = batch * groups, number, ceil_divide(outputs, rows)
         size = self.channels * math.prod(self.strides) * plane
-        blocks = {"BO": rows, "BP": block, "BK": min(self.window, DEEP)}
+        blocks = {"BO": rows, "BP": block, "BK": divide_depth(self.window)}
         sums = launch(multiply_lines, grid, image, weights, depths, memory, group_size=size, **blocks)
         lead = batch * groups, outputs
         return resize(shape.reshape(sums, shape=(*lead, *self.line)), (*lead, *self.counts))
@@ -301,6 +321,14 @@ class IndirectConvolution:
         return self._find_depths((steps[0], 1, 1, 1), offsets)
 
 
+def pack_rows(rows: Tensor, block: int) -> Tensor:
+    """Matrices [G, O, K] as [G, blocks of O, K, outputs of a block]."""
+    count, outputs, depth = rows.shape
+    blocks = ceil_divide(outputs, block)
+    packed = OutputMemory(TensorType((count, blocks, depth, block), rows.dtype))
+    return launch(pack_weights, (count, blocks, ceil_divide(depth, 64)), rows, packed, BK=64)  # type: ignore[no-any-return]
+
+
 def _select(number: Tensor, values: Sequence[int]) -> Tensor:
     """values[number], for a number within bounds."""
     step = values[1] - values[0] if len(values) > 1 else 0
@@ -310,6 +338,14 @@ def _select(number: Tensor, values: Sequence[int]) -> Tensor:
     for place, value in enumerate(values):
         total = total + elementwise.where(elementwise.equal(number, place), value, 0)
     return total  # type: ignore[no-any-return]
+
+
+def divide_depth(depth: int) -> int:
+    """The elements that a program contracts in a row: a divisor of their number and whole rounds, if there is one."""
+    least, most = DEEP // 2, DEEP * 5 // 4
+    if depth <= most:
+        return depth
+    return next((n for n in range(most, least, -1) if depth % n == 0 and n % ROUND == 0), DEEP)
 
 
 def choose_places(positions: int, rows: int, most: int = 1 << 31) -> int:

@@ -44,6 +44,7 @@ from tessera.stdlib.exact_sums import add_exactly, is_exact
 from tessera.stdlib.extreme_places import PART_ELEMENTS, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
+from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
@@ -473,7 +474,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None
     same = out == dtype
     if plan.indirect_windows and same and dtype in (f32, f64):
-        indirect = match_indirect(uses, *node.args)
+        indirect = match_indirect(uses, *node.args) or match_window_gradient(uses, node)
         return None if indirect is None else LibraryLowering(indirect.operands, indirect.compute)
     if not plan.tensor_cores:
         return None
@@ -490,6 +491,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     found = found or (match_split_product(uses, *node.args) if dtype == f32 and same else None)
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
+
+
+@library_lowerings(reduce.sum)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """The gradient of weights of a convolution, which reads its windows in place."""
+    found = match_window_gradient(uses, node) if plan.indirect_windows else None
+    return None if found is None else LibraryLowering(found.operands, found.compute)
 
 
 @library_lowerings(reduce.argmin, reduce.argmax)

@@ -95,6 +95,36 @@ def test_channels_last_stay_last(named, channels):
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1), rtol=0, atol=4e-6 * np.abs(want).max())
 
 
+GRADIENTS = ["padding", "strides", "groups", "1-D", "3-D", "deep, many outputs and places"]
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_of_weights_read_windows_in_place(case):
+    rank, image, weights, named = CASES[case]
+    x, w = draw(*image), draw(*weights)
+    cotangent = draw(*expect(rank, named, x, w).shape)
+
+    def inner(x, w, g):
+        return ts.sum(getattr(ts, f"conv{rank}d")(x, w, **named) * g)
+
+    module = driver.lower(ts.jit(ts.grad(inner, argnums=1)).trace(x, w, cotangent).function, "llvm")["tile"]
+    assert "multiply_elements" in [f.name for f in module.functions]
+    got = driver.make_runtime(module, "llvm").run((x, w, cotangent))[0]
+    tensors = [torch.tensor(a.astype("f8"), requires_grad=True) for a in (x, w)]
+    out = getattr(torch.nn.functional, f"conv{rank}d")(*tensors, **named)
+    (want,) = torch.autograd.grad(out, tensors[1], torch.tensor(cotangent.astype("f8")))
+    np.testing.assert_allclose(got, want.numpy(), rtol=0, atol=4e-6 * want.abs().max().item())
+
+
+def test_phases_of_a_transposed_convolution_are_interleaved_axis_by_axis():
+    """Rows of phases are copied whole, and columns interleaved in pairs, the only gathers (which are of two lanes)."""
+    x, w = draw(2, 6, 8, 16), draw(6, 10, 4, 4)
+    function = ts.jit(lambda x, w: ts.conv_transpose2d(x, w, stride=2, padding=1)).trace(x, w).function
+    text = BACKEND.emit(driver.lower(function, "llvm")["tile"], {"vector_bytes": 64}).text("kernels.ll")
+    kernels = "".join(re.findall(r"^define [^\n]*@k\d+_where\(.*?^}", text, re.M | re.S))
+    assert set(re.findall(r"masked\.gather\.(\w+)\.", kernels)) == {"v2f32"}
+
+
 def test_few_outputs_lie_beside_many_places():
     """Lanes hold outputs where there are whole registers of them and windows have strides, and places for few."""
 

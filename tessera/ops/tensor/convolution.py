@@ -291,19 +291,29 @@ def _convolve_phases(
     """A transposed convolution by phases (Shi et al. 2016): result s·t + phase is a convolution at t, of every s-th
     element of the kernel, so that no zeros are multiplied."""
     rank, turns = len(steps), [-(-n // s) for n, s in zip(counts, steps, strict=True)]
-    found = []
+    found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*(range(s) for s in steps)):
         first = [(a + p) % s for a, p, s in zip(phase, around, steps, strict=True)]
         part = slice_(w, start=(0, 0, *first), stop=tuple(w.shape), step=(1, 1, *steps))
         before = [(a + p - f) // s for a, p, f, s in zip(phase, around, first, steps, strict=True)]
         axes = zip(part.shape[2:], before, turns, x.shape[2:], strict=True)
         sides = [(k - 1 - b, b + t - n) for k, b, t, n in axes]
-        found.append(_correlate(x, _flip_kernel(part, groups), None, (1,) * rank, sides, (1,) * rank, groups))
-    lead = found[0].shape[:2]
-    grid = reshape(stack(found, axis=2), shape=(*lead, *steps, *turns))
-    order = (0, 1, *(axis for i in range(rank) for axis in (2 + rank + i, 2 + i)))
-    whole = reshape(permute(grid, axes=order), shape=(*lead, *(t * s for t, s in zip(turns, steps, strict=True))))
-    return slice_(whole, start=(0,) * whole.ndim, stop=(*lead, *counts), step=(1,) * whole.ndim)
+        found[phase] = _correlate(x, _flip_kernel(part, groups), None, (1,) * rank, sides, (1,) * rank, groups)
+    for axis in reversed(range(rank)):  # along the last axis first: the rows of phases are whole
+        joined: dict[tuple[int, ...], list[Tensor]] = {}
+        for phase, part in found.items():
+            joined.setdefault(phase[:-1], []).append(part)
+        found = {phase: _interleave(parts, axis + 2) for phase, parts in joined.items()}
+    whole = found[()]
+    return slice_(whole, start=(0,) * whole.ndim, stop=(*whole.shape[:2], *counts), step=(1,) * whole.ndim)
+
+
+def _interleave(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The elements of some tensors along an axis in turn."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = parts[0].shape
+    return reshape(stack(parts, axis=axis + 1), shape=(*sizes[:axis], sizes[axis] * len(parts), *sizes[axis + 1 :]))
 
 
 def _flip_kernel(w: Tensor, groups: int) -> Tensor:
