@@ -6,6 +6,7 @@ inspect --pass-by-pass --target ptx` prints each module, and `tessera bisect --t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
@@ -21,6 +22,7 @@ from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
+from tessera.codegen.ptx.passes.boundary_peeling import peel_boundary
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
@@ -88,9 +90,7 @@ def _count_shared_bytes(function: Function) -> int:
 
 
 def _finish(function: Function) -> Function:
-    for _, rewrite in MAPPING:
-        function = rewrite(function)
-    return function
+    return functools.reduce(lambda made, each: each[1](made), MAPPING, function)
 
 
 def _hoist_loads(function: Function) -> Function:
@@ -124,6 +124,7 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
+    ("boundary peeling", for_kernels(peel_boundary, UNIFORM)),
     ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
