@@ -26,9 +26,8 @@ PLAIN_OPS = (*ACCESSES, tile.program_id, tile.grid_size, basic.full, basic.broad
 LEAST_PROGRAMS = 16  # fewer gain nothing
 MOST_NODES = 200  # of a kernel, which becomes twice as long
 
-Bound = tuple[
-    Value, int, int, bool
-]  # a start, the elements of a block, those of the axis, and whether it may be below 0
+# A start, the elements of a block, those of the axis, and whether the start may be below 0.
+Bound = tuple[Value, int, int, bool]
 
 
 def peel_boundary(function: Function) -> Function:
