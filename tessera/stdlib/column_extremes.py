@@ -6,12 +6,14 @@ the other with it, so that threads exchange nothing until the end. Few columns a
 
 from __future__ import annotations
 
-from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import TensorType, int32
+from tessera.core.symbolic_dim import ceil_divide, symbol_names
+from tessera.core.types import TensorType, bool_, int32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
+from tessera.ir.core import Node
 from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_tensor_type
 from tessera.ops.tensor import elementwise, reduce
 from tessera.ops.tensor.shape import reshape
 from tessera.stdlib.row_scans import find_neutral
@@ -52,6 +54,17 @@ def find_column_places(x, values, places, *, rows, columns, length, neutral, low
     first = tile.min(tile.where(equal, place, 2147483647), axis=0)
     tile.store(values[lead, part, lane : lane + columns], tile.reshape(found, (columns,)), edge="clip")
     tile.store(places[lead, part, lane : lane + columns], first, edge="clip")
+
+
+def find_outer_axis(node: Node) -> int | None:
+    """The axis along which a node finds places, where elements lie beside each other along another one; or None."""
+    type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
+    sizes = type.shape
+    if axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
+        return None
+    at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
+    whole = int(sizes[at]) < 1 << 31 and type.dtype.bits >= 8 and type.dtype != bool_
+    return at if whole and at != last else None
 
 
 def find_extreme_places(x: Tensor, axis: int, lowest: bool) -> Tensor:

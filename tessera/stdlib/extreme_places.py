@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tessera.core.symbolic_dim import ceil_divide, round_up
+from tessera.core.symbolic_dim import ceil_divide, round_up, symbol_names
 from tessera.core.types import int32
 from tessera.ir.core import Node
 from tessera.ir.tensor import Tensor
@@ -23,11 +23,23 @@ def _find_least(x: Tensor, best: Tensor, places: Tensor) -> Tensor:
     return reduce.min(elementwise.where(found, places, NOWHERE), axis=(1,), keepdims=False)
 
 
-def find_in_parts(node: Node, x: Tensor, size: int) -> Tensor:
-    """The result of an argmin or argmax along rows of `size`: places of the extremes of parts, then the first of them.
+def divides_rows(node: Node, parallel: int) -> bool:
+    """Whether an argmin or argmax is one of few long rows, whose parts keep more of `parallel` programs busy."""
+    type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
+    sizes = type.shape
+    if axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None or not type.dtype.is_float:
+        return False
+    at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
+    count = math.prod(int(n) for n in sizes)
+    return at == last and 2 * PART_ELEMENTS <= int(sizes[at]) and count < 1 << 31 and 2 * count <= parallel * sizes[at]
+
+
+def find_in_parts(node: Node, x: Tensor) -> Tensor:
+    """The result of an argmin or argmax along the last axis: places of the extremes of parts, then the first of them.
 
     The last part is filled with what is no extreme before an element is.
     """
+    size = int(x.shape[node.attrs["axis"]])
     rows = math.prod(int(n) for n in x.shape) // size
     length = int(max(PART_ELEMENTS, round_up(ceil_divide(size, MOST_PARTS), PART_ELEMENTS)))
     parts, flat = int(ceil_divide(size, length)), shape.reshape(x, shape=(rows, size))

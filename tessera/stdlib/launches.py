@@ -35,13 +35,13 @@ from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import row_scans, row_selection, row_sorting
 from tessera.stdlib.attention import specialise_attention
 from tessera.stdlib.attention_gradients import match_differentiable_attention
-from tessera.stdlib.column_extremes import find_extreme_places
+from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
-from tessera.stdlib.extreme_places import PART_ELEMENTS, find_in_parts
+from tessera.stdlib.extreme_places import divides_rows, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
 from tessera.stdlib.indirect_gradients import match_window_gradient
@@ -472,13 +472,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     dtype, out = types[0].dtype, types[2].dtype
     if types[1].dtype != dtype or any(t.policy is not None for t in types):
         return None
-    same = out == dtype
+    same, plain = out == dtype, out == dtype == f32
     if plan.indirect_windows and same and dtype in (f32, f64):
         indirect = match_indirect(uses, *node.args) or match_window_gradient(uses, node)
         return None if indirect is None else LibraryLowering(indirect.operands, indirect.compute)
     if not plan.tensor_cores:
         return None
-    if same and dtype == f32 and (gathered := match_gathered(uses, *node.args)) is not None:
+    if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
@@ -487,8 +487,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     found: ThinProduct | SplitProduct | ChunkedProduct | None
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
         return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
-    found = match_thin_product(uses, *node.args) if dtype == f32 and same else None
-    found = found or (match_split_product(uses, *node.args) if dtype == f32 and same else None)
+    found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
 
@@ -507,23 +506,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
     A kernel that carries pairs along the axis would exchange both in each iteration.
     """
-    type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
-    sizes, out = type.shape, get_tensor_type(node.out)
-    if plan.parallel is None or axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
-        return None
-    at, last = axis % len(sizes), max((i for i, n in enumerate(sizes) if n != 1), default=0)
-    if int(sizes[at]) >= 1 << 31:
-        return None
-    if at == last:
-        rows = math.prod(int(n) for n in sizes) // int(sizes[at])
-        long = 2 * PART_ELEMENTS <= int(sizes[at]) and rows * int(sizes[at]) < 1 << 31
-        divided = long and type.dtype.is_float and 2 * rows <= plan.parallel
-        return LibraryLowering(node.args, lambda x: find_in_parts(node, x, int(sizes[at]))) if divided else None
-    if type.dtype.bits < 8 or type.dtype == bool_:
+    out, axis = get_tensor_type(node.out), find_outer_axis(node) if plan.parallel is not None else None
+    if plan.parallel is not None and divides_rows(node, plan.parallel):
+        return LibraryLowering(node.args, lambda x: find_in_parts(node, x))
+    if axis is None:
         return None
 
     def find(x: Tensor) -> Tensor:
-        places = find_extreme_places(x, at, node.op is reduce.argmin)
+        places = find_extreme_places(x, axis, node.op is reduce.argmin)
         return cast(shape.reshape(places, shape=out.shape), dtype=out.dtype)
 
     return LibraryLowering(node.args, find)

@@ -304,7 +304,7 @@ def choose_vector_width(function: Function) -> int:
     accesses = (tile.load, tile.store, prefetched_load)
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
-    if all(n.op.pointwise or n.op in PLAIN_OPS for n in function.body.walk()):
+    if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
         stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
         most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once
     columns = _find_column_permutes(function)

@@ -6,6 +6,7 @@ inspect --pass-by-pass --target ptx` prints each module, and `tessera bisect --t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
@@ -21,8 +22,10 @@ from tessera.codegen.ptx.layout import uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
+from tessera.codegen.ptx.passes.async_products import form_async_mma
+from tessera.codegen.ptx.passes.boundary_peeling import peel_boundary
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
-from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_async_mma, form_mainloop
+from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.partial_sums import carry_partial_sums
 from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
@@ -75,22 +78,17 @@ def _pipeline_operand_copies(function: Function) -> Function:
     limit = left = SHARED_LIMIT[facts.arch]
     while left > 0:
         made = pipeline_operand_copies(function, facts.noalias, facts.alignments, choose_team_size(function), left)
-        excess = 0 if made is function or "stages" in function.attrs else _count_shared_bytes(made) - limit
+        if made is function or "stages" in function.attrs:
+            return made
+        excess = emit_function(_finish(read_operands_in_place(made)), None).shared - limit
         if excess <= 0:
             return made
         left -= max(excess, 1024)
     return function
 
 
-def _count_shared_bytes(function: Function) -> int:
-    """The bytes of shared memory that a pipelined function needs."""
-    return emit_function(_finish(read_operands_in_place(function)), None).shared
-
-
 def _finish(function: Function) -> Function:
-    for _, rewrite in MAPPING:
-        function = rewrite(function)
-    return function
+    return functools.reduce(lambda made, each: each[1](made), MAPPING, function)
 
 
 def _hoist_loads(function: Function) -> Function:
@@ -124,6 +122,7 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
+    ("boundary peeling", for_kernels(peel_boundary, UNIFORM)),
     ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (

@@ -9,6 +9,7 @@ from ptxcheck import emit_checked
 from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import async_mma, exp2_ftz, fma, indices_below, release_operand, resident_operand, wait_mma
+from tessera.codegen.ptx.passes.async_products import form_async_mma
 from tessera.codegen.ptx.passes.instruction_selection import contract_fma, fuse_accumulation, select_exp2_ftz
 from tessera.codegen.ptx.passes.loop_transformations import (
     hoist_scalars,
@@ -16,7 +17,6 @@ from tessera.codegen.ptx.passes.loop_transformations import (
     peel_masked_loops,
     sink_past_products,
 )
-from tessera.codegen.ptx.passes.mainloop import form_async_mma
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import RasterOrder, choose_raster_order
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE

@@ -1,0 +1,68 @@
+"""Boundary peeling: which kernels get a branch without bounds checks, and that both branches compute the same."""
+
+import numpy as np
+import pytest
+from ptxcheck import emit_checked
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.pipeline import list_passes
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.interp.tile import interpreter
+from tessera.ops.dialects import control_flow, tile
+from tessera.runtime import driver
+
+PROGRAMS = {
+    "a chain": lambda x: ts.sin(x) * 2 + 1,
+    "a cast": lambda x: ts.cast(x, ts.bf16),
+    "a shifted read": lambda x: ts.roll(x, 5, axis=0) + 1,
+    "a reversed read": lambda x: ts.flip(x, 0) * 2,
+    "a choice": lambda x: ts.where(x > 0, x, x * 2),
+}
+
+
+def peel(function, x):
+    """The tile module before and after the pass."""
+    module = driver.lower(ts.jit(function).trace(x).function, "ptx")["tile"]
+    for each in list_passes("sm_90a"):
+        before, module = module, each.run(module)
+        if each.name == "boundary peeling":
+            return before, module
+    raise AssertionError("no such pass")
+
+
+def branches(module):
+    return [n for f in module.functions[1:] for n in f.body.walk() if n.op is control_flow.if_]
+
+
+@pytest.mark.parametrize("sizes", [(40003,), (333, 129), (17, 65, 33)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_within_memory_are_not_checked(name, sizes):
+    x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    before, after = peel(PROGRAMS[name], x)
+    wanted = interpreter.run(before, [x])[0]
+    np.testing.assert_array_equal(interpreter.run(after, [x])[0], wanted)
+    for branch in branches(after):
+        inside, outside = (
+            [n.attrs["edge"] for n in r.nodes if n.op in (tile.load, tile.store)] for r in branch.regions
+        )
+        assert set(inside) == {"error"} and "clip" in outside
+    artifact = emit_checked(driver.lower(ts.jit(PROGRAMS[name]).trace(x).function, "ptx")["tile"], "sm_90a")
+    got = BACKEND.interpreter(artifact)([x])[0]
+    np.testing.assert_allclose(np.asarray(got).astype("f4"), np.asarray(wanted).astype("f4"), rtol=1e-6, atol=1e-6)
+
+
+def test_where_there_is_a_branch():
+    chain = PROGRAMS["a chain"]
+    assert len(branches(peel(chain, np.zeros(40003, np.float32))[1])) == 1
+    assert not branches(peel(chain, np.zeros(1 << 16, np.float32))[1])  # no program reaches past the end
+    assert not branches(peel(chain, np.zeros(1003, np.float32))[1])  # one program
+    assert not branches(peel(lambda x: ts.sum(x, axis=1), np.zeros((1003, 77), np.float32))[1])  # threads exchange sums
+
+
+def test_the_text_has_both_forms():
+    x = np.zeros(40003, np.float16)
+    module = driver.lower(ts.jit(PROGRAMS["a chain"]).trace(x).function, "ptx")["tile"]
+    text = emit_checked(module, "sm_90a").text(TEXT_FILE)
+    loads = [line.split()[0] for line in text.splitlines() if "ld.global" in line]
+    assert "ld.global.v4.b32" in loads and any(each.startswith("@") for each in loads)
