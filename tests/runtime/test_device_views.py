@@ -1,4 +1,4 @@
-"""Reshapes and slices of adjacent elements on a device are views: no program runs, and the memory outlives its array."""
+"""Reshapes and slices of adjacent elements on a device are views: no program runs; memory outlives its array."""
 
 import gc
 
