@@ -16,6 +16,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Value
 from tessera.ir.rules import REGISTRY, Op
 from tessera.ir.tensor import Tensor, get_elements, wrap_array
+from tessera.ops.tensor import shape
 from tessera.ops.tensor.collectives import EXCHANGES
 from tessera.runtime.driver import RunFunction, compile_graph
 
@@ -39,6 +40,8 @@ def run_device_op(
             (type,) = op.result_types((operands[0].type,), attrs)
             assert isinstance(type, TensorType)
             return [wrap_array(done, type)]
+    if (view := _find_view(op, operands[0], attrs)) is not None:
+        return [view]
     operands, shapes = _split_constants(operands)
     device = _find_common_device(operands)
     given = tuple(t.type for t in operands)
@@ -71,6 +74,38 @@ def _compile_op(
         node = builder.add(op, given, attrs)
     function = Function(op.name.rpartition(".")[2], builder.block(params, node.results), loc=user_location())
     return compile_graph(function, device), node.result_types  # type: ignore[return-value]
+
+
+ALIGNMENT = 16  # bytes of the address of an array that programs take
+
+
+def _find_view(op: Op, x: Tensor, attrs: Mapping[str, Any]) -> Tensor | None:
+    """A reshape, or a slice whose elements are adjacent, as a view of the same memory, as on the host; else None."""
+    array, begin = x.data, 0
+    if op not in (shape.reshape, shape.slice_) or array.__class__ is not DeviceArray or not array.nbytes:
+        return None
+    (type,) = op.result_types((x.type,), attrs)
+    assert isinstance(type, TensorType)
+    if op is shape.slice_:
+        begin = _find_run(array.shape, attrs)
+    address = array.address + begin * array.dtype.itemsize
+    if begin < 0 or 0 in type.shape or address % ALIGNMENT or not all(isinstance(n, int) for n in type.shape):
+        return None
+    owner = array.owner if isinstance(array.owner, DeviceArray) else array  # the streams of a block are noted there
+    sizes = tuple(int(n) for n in type.shape)
+    return wrap_array(DeviceArray(address, sizes, array.dtype, owner, array.memory, array.stream), type)
+
+
+def _find_run(sizes: Sequence[int], attrs: Mapping[str, Any]) -> int:
+    """The number of the first element of a slice whose elements are adjacent; -1 where they are not."""
+    counts = [stop - start for start, stop in zip(attrs["start"], attrs["stop"], strict=True)]
+    cut = next((a for a, n in enumerate(counts) if n > 1), len(sizes))
+    if any(step != 1 for step in attrs["step"]) or tuple(counts[cut + 1 :]) != tuple(sizes[cut + 1 :]):
+        return -1
+    begin = 0
+    for start, size in zip(attrs["start"], sizes, strict=True):
+        begin = begin * size + start
+    return begin
 
 
 def _split_constants(operands: Sequence[Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
