@@ -45,7 +45,7 @@ from tessera.codegen.ptx.ops import (
     smem_operand,
     wait_mma,
 )
-from tessera.codegen.ptx.passes.load_layouts import find_fragment_loads, find_load_layouts
+from tessera.codegen.ptx.passes.load_layouts import REPEATED_ROUNDS, find_fragment_loads, find_load_layouts
 from tessera.core.types import RefType, TensorType, int8
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
