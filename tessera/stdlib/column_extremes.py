@@ -57,7 +57,7 @@ def find_column_places(x, values, places, *, rows, columns, length, neutral, low
 
 
 def find_outer_axis(node: Node) -> int | None:
-    """The axis along which a node finds places, where elements lie beside each other along another one; or None."""
+    """The axis along which a node finds places, while elements of another one are adjacent; or None."""
     type, axis = get_tensor_type(node.args[0]), node.attrs["axis"]
     sizes = type.shape
     if axis is None or symbol_names(sizes) or 0 in sizes or type.policy is not None:
