@@ -1,0 +1,193 @@
+"""Attention launches: attention of a Graph as one launch of a flash attention kernel (Dao et al. 2022), or in parts.
+
+The kernels take refs of [batch, heads, length, width]. Queries of grouped heads are folded, few queries share the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
+from tessera.core.types import DType, RefType, f32
+from tessera.ir.core import Node, Value
+from tessera.ir.rewrite import UseDef
+from tessera.ir.tensor import Tensor
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.lowering_plan import LibraryLaunch, LibraryLowering, LoweringPlan, library_lowerings, library_rules
+from tessera.ops.tensor import (
+    attention,
+    attention_gradients,
+    shape,
+)
+from tessera.stdlib.attention import specialise_attention
+from tessera.stdlib.attention_gradients import match_differentiable_attention
+from tessera.stdlib.split_keys import match_split_attention
+
+RANK = 4
+MIN_BLOCK = 16  # the smallest rows and columns of a block
+DEEP_HEADS = {64, 128}  # features of a head above which the block size may differ
+
+
+@library_rules(attention.scaled_dot_product_attention)
+def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
+    return _make_launch(node, plan, turned=False)
+
+
+@library_lowerings(attention.scaled_dot_product_attention)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention of few queries: those of a group of heads as the rows of one head, and long keys in parts."""
+    return _fold_queries(node) or _split_keys(node, plan)
+
+
+def _fold_queries(node: Node) -> LibraryLowering | None:
+    """The queries of a group of heads as the rows of one head, where each head has few: keys are read once."""
+    q, k = (get_shape(v) for v in node.args[:2])
+    mask = get_shape(node.args[3]) if len(node.args) > 3 else ()
+    if not _shares_keys(q, k) or node.attrs["causal"] or node.attrs["window"] or (mask and q[-2] != 1):
+        return None
+    if len(mask) > 2 and mask[-3] not in (1, q[-3]):
+        return None
+    attrs = {name: value for name, value in node.attrs.items() if name != "enable_gqa"}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        folded = [_fold_heads(m, int(k.shape[-3])) if m.ndim > 2 and m.shape[-3] != 1 else m for m in masks]
+        return shape.reshape(
+            attention.scaled_dot_product_attention(_fold_heads(q, int(k.shape[-3])), k, v, *folded, **attrs),
+            shape=get_shape(node.out),
+        )
+
+    return LibraryLowering(node.args, attend)
+
+
+def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention of few queries over long keys in parts, where a target has many programs to run."""
+    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
+    if not plan.tensor_cores or node.attrs["causal"] or node.attrs["window"] or not _is_supported(node, shapes):
+        return None
+    (q, k, v), dtype = shapes[:3], get_tensor_type(node.args[0]).dtype
+    plain = q[1] == k[1] and all(get_tensor_type(x).policy is None for x in (*node.args, node.out))
+    found = match_split_attention(q, k, v, dtype) if plain else None
+    if found is None:
+        return None
+    attrs = {**node.attrs, "softcap": node.attrs["softcap"] or 0.0}
+
+    def attend(*operands: Tensor) -> Tensor:
+        q, k, v, *masks = (shape.reshape(x, shape=s) for x, s in zip(operands, shapes, strict=True))
+        return shape.reshape(found.compute(q, k, v, masks[0] if masks else None, attrs), shape=get_shape(node.out))
+
+    return LibraryLowering(node.args, attend)
+
+
+@library_lowerings(attention_gradients.attention_with_sums, attention_gradients.attention_gradients)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """Attention with its gradients in 16 bits, whose weights are computed again, where a target has tensor cores."""
+    if not plan.tensor_cores:
+        return None
+    found = match_differentiable_attention(uses, node, **node.attrs)
+    forward = node.op is attention_gradients.attention_with_sums
+    if found is None:
+        return None
+
+    def compute(*operands: Tensor) -> tuple[Tensor, ...]:
+        results = found.attend(*operands) if forward else found.differentiate(*operands)
+        return tuple(shape.reshape(x, shape=get_shape(v)) for x, v in zip(results, node.results, strict=True))
+
+    return LibraryLowering((*found.operands, *node.args[3:]), compute)
+
+
+def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:
+    """Whether several heads of a few queries each share a head of keys."""
+    if min(len(q), len(k)) < 3 or symbol_names((*q[-3:], k[-3])) or 0 in (*q[-3:], k[-3]):
+        return False
+    return int(q[-3]) > int(k[-3]) and int(q[-2]) < MIN_BLOCK
+
+
+def _fold_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., H, S, D] as [..., heads, H / heads · S, D]."""
+    *outer, count, length, width = x.shape
+    return shape.reshape(x, shape=(*outer, heads, int(count) // heads * length, width))
+
+
+@library_rules(attention.positional_attention)
+def _(node: Node, plan: LoweringPlan) -> LibraryLaunch | None:
+    return _make_launch(node, plan, turned=True)
+
+
+def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch | None:
+    """The flash kernel for a node whose head axis precedes the position axis or, `turned`, follows it."""
+    shapes = [_view_as_rank4(get_shape(v)) for v in node.args]
+    result = _view_as_rank4(get_shape(node.out))
+    heads_first = [_swap_heads(s) if turned and i < 3 else s for i, s in enumerate(shapes)]
+    if not _is_supported(node, heads_first) or _is_decoding(heads_first, get_tensor_type(node.args[0]).dtype, plan):
+        return None
+    names = ("q", "k", "v", "mask")
+    types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
+    types["out"] = _make_ref(node.out, result)
+    wide = _rounds_weights(node) and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
+    rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
+    blocks: dict[str, Any] = {
+        "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),
+        "BN": _choose_block_length(columns, heads_first[1][2]),
+    }
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
+    module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
+    function = module.functions[1]
+    return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPlan) -> bool:
+    """Whether each key serves so few queries that their products are reductions, which read the keys once."""
+    q, k = shapes[:2]
+    slow = not plan.tensor_cores or dtype == f32  # as a product of blocks
+    return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
+
+
+def _choose_block_length(block: int, length: Size, least: int = MIN_BLOCK) -> int:
+    """The block size, at most the next power of two of a length that is a number."""
+    if isinstance(length, Dim):
+        return block
+    return min(block, max(least, 1 << (length - 1).bit_length()))
+
+
+def _swap_heads(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    return (shape[0], shape[2], shape[1], shape[3])
+
+
+def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
+    """Whether the kernel computes this node: its types, ranks and sizes, with the head axis first."""
+    q, k, v = shapes[:3]
+    if any(len(get_shape(x)) > RANK or 0 in get_shape(x) for x in node.args):
+        return False
+    if any(x.type.dtype != f32 for x in node.args) and not _is_small_float(node):
+        return False
+    if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
+        return False
+    if any(symbol_names((x[1], x[3])) for x in shapes[:3]):  # heads and features are numbers
+        return False
+    fits = q[0] == k[0] == v[0] and k[1] == v[1] and q[1] % k[1] == 0
+    return fits and all(_broadcasts(m, (*q[:3], k[2])) for m in shapes[3:])
+
+
+def _rounds_weights(node: Node) -> bool:
+    """Whether weights are rounded to the type of v."""
+    return node.attrs["weights"] != f32
+
+
+def _is_small_float(node: Node) -> bool:
+    dtypes = {x.type.dtype for x in node.args}
+    return len(dtypes) == 1 and all(d.is_float and d.bits == 16 for d in dtypes)
+
+
+def _broadcasts(mask: tuple[Size, ...], scores: tuple[Size, ...]) -> bool:
+    """Whether a mask has all keys, and along each other axis the full size or 1."""
+    return mask[-1] == scores[-1] and all(m in (1, s) for m, s in zip(mask, scores, strict=True))
+
+
+def _view_as_rank4(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """A shape of rank 4; a tensor of rank 3 has a batch of one."""
+    return (1,) * (RANK - len(shape)) + shape
+
+
+def _make_ref(value: Value, shape: tuple[Size, ...]) -> RefType:
+    type = get_tensor_type(value)
+    return RefType(shape, type.dtype, policy=type.policy)
