@@ -24,7 +24,7 @@ from tessera.interp.tile.memory import take_elements
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.reference_kernels import compute_extreme, reduce_extreme
-from tessera.ir.rules import Op, Rules
+from tessera.ir.rules import Op, Rules, round_results
 from tessera.lower.indexing_maps import KernelDims, analyse_body
 from tessera.lower.passes.type_conversion import bind_to_arrays
 from tessera.lower.schedule_to_tile.lowering import LoopStage, split_into_stages
@@ -44,11 +44,11 @@ def accumulate_tile(nest: Any, node: Node, args: list[np.ndarray], total: Any) -
 
 
 def finish_reduction(node: Node, total: Any) -> np.ndarray:
-    """Finish a reduction: round the result once."""
-    dtype = node.out.type.dtype
+    """Finish a reduction: round the result once, as the policy of its type says."""
+    type = node.out.type
     if total is None:
-        return np.zeros((), dtype.numpy)
-    return total[1] if _reduction_kind(node).startswith("arg") else convert(total, dtype)
+        return np.zeros((), type.dtype.numpy)
+    return total[1] if _reduction_kind(node).startswith("arg") else round_results(total, (type,))[0]
 
 
 def _reduction_kind(node: Node) -> str:

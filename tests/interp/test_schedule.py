@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.core.errors import OutOfBoundsError
-from tessera.core.types import RefType, f32, int64
+from tessera.core.types import RefType, bf16, f32, fp8_e5m2, int64
+from tessera.frontend.jit.tracing import jit
 from tessera.interp import schedule
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Function, Module, Value
 from tessera.ops.dialects import schedule as ops
 from tessera.ops.tensor import basic, elementwise
+from tessera.runtime import driver
 
 
 def module(shape, out_shape, dims, tile, loop, body):
@@ -85,3 +88,18 @@ def test_a_masked_load_reads_nothing():
     x = np.ones(2, np.float32)
     (got,) = schedule.run(module((2,), (4,), (("i", 4, "parallel"),), (4,), (), body), [x])
     np.testing.assert_array_equal(got, [1, 1, 0, 0])
+
+
+def test_products_are_rounded_by_their_policy():
+    """The largest number where the policy saturates; toward zero 1 + 3/512 is 1, where the nearest is above."""
+
+    def square(x, policy):
+        rounded = ts.cast(x, dtype=policy)
+        function = jit(lambda x: x @ x.T).trace(ts.cast(x, dtype=policy)).function
+        levels = driver.lower(function, "interp")
+        return schedule.run(levels["schedule"], [rounded.numpy()])[0].astype(np.float64)
+
+    large = np.full((2, 3), 50000, np.float32)
+    np.testing.assert_array_equal(square(large, fp8_e5m2 @ ts.saturate), np.full((2, 2), 57344))
+    x = np.float32([[1, 3], [1, 2.0**-9]])
+    np.testing.assert_array_equal(square(x, bf16 @ ts.toward_zero), [[10, 1], [1, 1]])

@@ -128,8 +128,33 @@ def extremes_of_turned_rows(x: Any) -> Any:
     return ts.max(turned, axis=-1), ts.min(turned, axis=-1, keepdims=True)
 
 
+def product_by_policy(policy: Any) -> Any:
+    """A product whose result, not only its operands, is rounded by a policy."""
+
+    def multiply(x: Any) -> Any:
+        rounded = ts.cast(x, dtype=policy)
+        return ts.matmul(rounded, ts.permute(rounded, (1, 0)))
+
+    return multiply
+
+
+def compared_without_memory(x: Any) -> Any:
+    """Values of 16 bits that no array holds: they are computed where they are compared."""
+    narrow = ts.cast(x, dtype=ts.bf16)
+    return ts.less_equal(narrow, narrow)
+
+
+def _policies() -> Iterator[Case]:
+    x = edge_values("extreme", 4, (5, 4), "fp8_e5m2")
+    for name, policy in (("toward-zero", ts.bf16 @ ts.toward_zero), ("saturated", ts.fp8_e5m2 @ ts.saturate)):
+        yield Case(f"graph/found/product-{name}", lambda p=policy: (Jit(product_by_policy(p)), (x,)))  # type: ignore[misc]
+    small = edge_values("ramp", 4, (4, 8), "fp8_e4m3")
+    yield Case("graph/found/compared-without-memory", lambda: (Jit(compared_without_memory), (small,)), exact=True)
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
+    yield from _policies()
     turned = tensor("turned-rows", (6, 9, 5), "f32")
     yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)
     yield from _long_lines()

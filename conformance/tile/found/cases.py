@@ -49,6 +49,14 @@ def clipped_copy(x, out, B: ts.constexpr):
     tile.store(out[at : at + B], tile.load(x[at : at + B], other=0.5), edge="clip")
 
 
+@ts.kernel
+def narrow_sums(x, rows, columns, N: ts.constexpr):
+    """Sums of 16-bit floats accumulate in f32."""
+    block = tile.load(x[0:8, 0:N])
+    tile.store(rows[0:8], tile.sum(block, axis=1))
+    tile.store(columns[0:N], tile.sum(block, axis=0))
+
+
 def _make_copies() -> Iterator[Case]:
     for size in (0, 1, 4):
         arguments = {"x": np.arange(size, dtype="f4"), "out": np.zeros(size, "f4"), "B": 2}
@@ -64,6 +72,10 @@ def _make_copies() -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """Each kernel, some at the sizes around a vector."""
     yield from _make_copies()
+    for dtype in ("bf16", "f16"):
+        x = tensor("narrow", (8, 48), dtype, 0.0, 3.0)
+        arguments = {"x": x, "rows": np.zeros(8, x.dtype), "columns": np.zeros(48, x.dtype), "N": 48}
+        yield Case(f"tile/found/narrow-sums-{dtype}", lambda a=arguments: (narrow_sums, a), grid=(1,))  # type: ignore[misc]
     for size in (1, 2, 5, 8, 9, 17):
         x = tensor(f"column{size}", (size, 1))
         arguments = {"x": x, "out": np.zeros((size, 1), "f4"), "total": np.zeros(size, "f4"), "N": size}

@@ -250,7 +250,10 @@ def _(ctx, node):
 def _(ctx, node, x):
     out, dtype = allocate_for(ctx, node.out.type), node.types[0].dtype
     if dtype not in SMALL_FLOAT_FORMATS:
-        _emit_reduction(ctx, node, out, x)
+        if node.op is reduce.sum and out.type in ("f16", "half") and node.types[0].accumulate == f32:
+            _emit_widened_sum(ctx, node, out, x)
+        else:
+            _emit_reduction(ctx, node, out, x)
         return out
     wide, total = allocate_array(ctx, x.shape, "f32"), allocate_array(ctx, out.shape, "f32")
     emit_loop(ctx, [wide, x], lambda t: f"{t[0]} = {format_widening(ctx, dtype, t[1])};")
@@ -259,6 +262,14 @@ def _(ctx, node, x):
     release_view(ctx, wide)
     release_view(ctx, total)
     return out
+
+
+def _emit_widened_sum(ctx: CslContext, node: Node, out: PeArrayView, x: PeArrayView) -> None:
+    """A sum of 16-bit floats, which accumulates in f32 and is rounded once."""
+    total = allocate_array(ctx, out.shape, "f32")
+    _emit_reduction(ctx, node, total, x)
+    emit_loop(ctx, [out, total], lambda t: f"{t[0]} = @as({out.type}, {t[1]});")
+    release_view(ctx, total)
 
 
 def _emit_reduction(ctx: CslContext, node: Node, out: PeArrayView, x: PeArrayView) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tessera.codegen.csl.text.context import MAX_TASK_EVENTS, CslContext, TaskFunction
@@ -69,10 +70,11 @@ FABRIC_MARGIN = (7, 2)
 
 def format_program(name: str, ctx: CslContext) -> str:
     """pe_program.csl: the program of every PE."""
-    parts = [
+    head = [
         FILE_HEADER.format(name=name, what="the program of every element"),
         "param memcpy_params;\nparam pe_row: i16;\nparam pe_column: i16;\n",
-        _declare_half(ctx),
+    ]
+    parts = [
         "const row: i32 = @as(i32, pe_row);\nconst column: i32 = @as(i32, pe_column);\n",
         'const sys_mod = @import_module("<memcpy/memcpy>", memcpy_params);\nconst math = @import_module("<math>");\n',
         *(c.format_declarations(queues) for c, queues in assign_queues(ctx.channels.values()).items()),
@@ -89,7 +91,7 @@ def format_program(name: str, ctx: CslContext) -> str:
         *(part.format_function() for part in (*ctx.task_functions, *ctx.completion_tasks.values())),
         _format_comptime(ctx),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in (*head, _declare_half(parts), *parts) if part)
 
 
 def _list_host_symbols(ctx: CslContext) -> list[tuple[str, PeArray]]:
@@ -128,9 +130,9 @@ def _list_exports(ctx: CslContext) -> list[tuple[str, str]]:
     )
 
 
-def _declare_half(ctx: CslContext) -> str:
-    """The declaration of the 16-bit float type, if the program uses it."""
-    return "const half = @fp16();\n" if any(b.type == "half" for b in ctx.buffers) else ""
+def _declare_half(parts: Iterable[str]) -> str:
+    """The declaration of the 16-bit float type, if some text uses it: of an array, or of a number in an expression."""
+    return "const half = @fp16();\n" if any(re.search(r"\bhalf\b", part) for part in parts) else ""
 
 
 def _format_comptime(ctx: CslContext) -> str:
@@ -151,7 +153,7 @@ def format_layout(name: str, ctx: CslContext) -> str:
     lines = [
         FILE_HEADER.format(name=name, what=f"{rows} rows and {columns} columns of elements"),
         f'const memcpy = @import_module("<memcpy/get_params>", .{{ .width = {columns}, .height = {rows} }});\n',
-        _declare_half(ctx),
+        _declare_half(word for _, word in _list_exports(ctx)),
         "layout {",
         f"  @set_rectangle({columns}, {rows});",
         f"  for (@range(i16, {columns})) |x| {{",
