@@ -29,7 +29,8 @@ class CostModel:
     fabric_load: int = 1  # a constant fabric descriptor: slides of vectors
     variable_load: int = 6  # a descriptor that a variable holds: products, a student's product of vectors
     constant_operand: int = 1  # a constant scalar operand: STREAM
-    register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr`: the stencil in tiles
+    register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr` of a memory descriptor: the stencil in tiles
+    fabric_register_load: int = 3  # of a fabric descriptor: allreduce
     task_call: int = 4  # `@activate`: slides of vectors
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
@@ -65,6 +66,7 @@ class CostModel:
 RANGES: dict[str, tuple[Any, Any]] = {
     "task_start": ((2, 3), (4, 6)),
     "overlapped_start": ((0, 0), (3, 4)),
+    "register_load": ((2, 2), (4, 3)),
     "task_call": (2, 5),
     "task_block": ((1, 4), (2, 5)),
     "variable_load": (4, 8),

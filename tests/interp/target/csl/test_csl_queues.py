@@ -20,6 +20,7 @@ from tessera.interp.target.csl.fabric.routing import (
     encode_switch,
 )
 from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
+from tessera.interp.target.csl.pe.scheduler import is_idle
 from tessera.interp.target.csl.sema.builtins import BUILTINS
 from tessera.interp.target.csl.sema.values import SwitchPosition
 from tessera.interp.target.csl.simulation import Simulation
@@ -46,6 +47,13 @@ def test_an_empty_queue_can_change_its_color(seed, tmp_path):
     pe = simulate(tmp_path, CONFIG + OTHER + FLUSH, "wse3", seed)
     assert pe.get_variable("out").tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert pe.get_variable("times") == 1 and pe.in_colors == {2: 7} and pe.out_colors == {3: 7}
+
+
+def test_a_flush_without_a_handler_is_noted(tmp_path):
+    """A public program for WSE-3 flushes both of its queues, and has no handlers."""
+    pe = simulate(tmp_path, "export fn main() void { @fmovs(tx, va); @queue_flush(oq); @fmovs(vo, rx); }", "wse3")
+    assert pe.get_variable("out").tolist()[:4] == [1, 2, 3, 4] and is_idle(pe)
+    assert pe.state["memcpy"].notes == ["output queue 3 is flushed but has no '@set_empty_queue_handler'"]
 
 
 def test_a_flush_without_exit_calls_its_handler_again(tmp_path):

@@ -283,7 +283,9 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         require_section(f, node, "comptime")
         f.unit.tables.preloads.append((text, node.loc))
         return VOID
-    f.cost += COSTS.register_load[f.unit.options.arch == "wse3"] + (0 if dsd.known else COSTS.variable_load)
+    fabric = dsd.type in (t.FABIN, t.FABOUT)
+    f.cost += COSTS.fabric_register_load if fabric else COSTS.register_load[f.unit.options.arch == "wse3"]
+    f.cost += 0 if dsd.known else COSTS.variable_load
     f.emit(text, node.loc)
     return VOID
 
