@@ -19,7 +19,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.ops.tensor import contractions, reduce, shape
+from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.convolution import WindowProduct, find_stacked_windows
 from tessera.stdlib.gemm import zero_accumulator
 from tessera.stdlib.indirect_convolution import (
@@ -92,7 +92,8 @@ class WindowGradient:
         windows |= {"group": own.channels * steps[0]}
         windows["moves"] = size, *(a * b for a, b in zip(own.strides, steps[1:], strict=True))
         memory = OutputMemory(TensorType((parts, groups, outputs, own.window), image.dtype))
-        depths, image = own.find_window_depths(steps), shape.reshape(image, shape=(-1,))
+        depths = basic.fusion_barrier(own.find_window_depths(steps))  # each program would compute them
+        image = shape.reshape(image, shape=(-1,))
         grid = parts * groups, *across
         blocks = {"BR": rows, "BK": divide_depth(places)}
         sums = launch(multiply_elements, grid, image, packed, depths, memory, windows=windows, **blocks)
