@@ -9,7 +9,7 @@ They are part of the IR: the printer writes them, the parser reads them, and no 
 | `ptx.grids` | launch analysis | the grid of each launch, all of one rank |
 | `ptx.noalias` | launch analysis | in no launch does a written array share memory with another argument |
 | `ptx.alignments` | launch analysis | for each parameter, a number of bytes that its address is a multiple of |
-| `ptx.constants` | launch analysis | the parameters that are always inputs of the program, which no kernel of it writes |
+| `ptx.constants` | launch analysis | the parameters that are always inputs of the program, which no kernel writes |
 | `ptx.rounding` | launch analysis | present if a result has a rounding policy: passes then leave the function alone |
 | `ptx.kernel` | kernel selection | `uniform`, `warp_specialised` or `prefetching` |
 | `ptx.stages` | kernel selection | the stages of the ring buffer in shared memory |
