@@ -34,7 +34,9 @@ def expand(w):
 
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
 @pytest.mark.parametrize("kind", ["packed", "packed, no low", "int8 in 16", "uint8 in 32"])
-@pytest.mark.parametrize(("rows", "n", "blocks"), [(1, 50, 3), (4, 8, 1), (5, 33, 2), (9, 40, 1), (70, 33, 5)])
+@pytest.mark.parametrize(
+    ("rows", "n", "blocks"), [(1, 50, 3), (1, 130, 18), (4, 8, 1), (5, 33, 2), (9, 40, 1), (70, 33, 5)]
+)
 def test_product(target, kind, rows, n, blocks):
     w = make_matrix(kind, n, blocks)
     x = RNG.standard_normal((rows, w.shape[1])).astype(np.float32)
