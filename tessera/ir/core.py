@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.core.errors import UNKNOWN, Location
 from tessera.core.io import hash_text
-from tessera.core.symbolic_dim import Dim, symbol_names
+from tessera.core.symbolic_dim import Dim
 from tessera.core.types import DType, RefType, TensorType, Type
 from tessera.ir.rules import Op
 
@@ -76,18 +76,7 @@ def evaluate_attribute(value: Any, sizes: Mapping[str, int]) -> Any:
 
 def find_size_names(function: Function) -> tuple[str, ...]:
     """The names of the symbolic sizes that the types and attributes of a function mention, sorted."""
-    found: set[str] = set()
-    values = [*function.params, *(v for n in function.body.walk() for v in (*n.results, *_region_params(n)))]
-    for value in values:
-        found |= symbol_names(value.type.shape)
-    for node in function.body.walk():
-        for attr in node.attrs.values():
-            _collect_size_names(attr, found)
-    return tuple(sorted(found))
-
-
-def _region_params(node: Node) -> Iterator[Value]:
-    return (v for region in node.regions for v in region.params)
+    return function.size_names
 
 
 def _collect_size_names(attr: Any, found: set[str]) -> None:
@@ -201,6 +190,21 @@ class Function:
     def results(self) -> tuple[Value, ...]:
         """The values returned."""
         return self.body.results
+
+    @cached_property
+    def size_names(self) -> tuple[str, ...]:
+        """The names of the symbolic sizes that its types and attributes mention, sorted."""
+        found: set[str] = set()
+        values = [*self.params]
+        for node in self.body.walk():
+            values += node.results
+            for region in node.regions:
+                values += region.params
+            for attr in node.attrs.values():
+                _collect_size_names(attr, found)
+        for size in (size for v in values for size in v.type.shape if isinstance(size, Dim)):
+            found |= size.names()
+        return tuple(sorted(found))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Function) and structural_key(self) == structural_key(other))

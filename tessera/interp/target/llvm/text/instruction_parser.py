@@ -99,7 +99,7 @@ def parse_instruction(c: LlvmTypeCursor) -> LlvmInstruction:
     parsed = c.lexer.parsed.get(first.offset)
     if parsed is not None:
         c.index += 1
-        return replace(parsed[0], where=location, debug=parsed[1])
+        return parsed[0].at(location, parsed[1])
     instruction = _parse_anew(c, location)
     if c.lexer.line_based:
         _remember(c, first, instruction)
@@ -114,7 +114,7 @@ def _remember(c: LlvmTypeCursor, first: TextToken, instruction: LlvmInstruction)
     if line[: first.offset - start].strip() or not last.offset < end <= c.here.offset:
         return
     if instruction.debug == split_debug(line)[1]:
-        remember_line(line, first._replace(offset=first.offset - start), replace(instruction, where=UNKNOWN, debug=""))
+        remember_line(line, first._replace(offset=first.offset - start), instruction.at(UNKNOWN, ""))
 
 
 def _parse_anew(c: LlvmTypeCursor, location: Location) -> LlvmInstruction:
