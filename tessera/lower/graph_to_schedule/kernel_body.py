@@ -410,20 +410,38 @@ class CollapsedKernel:
         if not isinstance(high, int) or not isinstance(low, int) or 1 in (high, low):
             return False
         pairs: dict[Node, int] = {}
+        joined: dict[IndexExpr, IndexExpr] = {}  # the indices along one axis that walk both dims as one
         for node, access in self.accesses.items():
             used = [i for i in access.indices if {dim, dim + 1} & i.dims]
             axis = access.find_pair(make_index(dim, high), make_index(dim + 1, low), low)
-            if used and (axis is None or len(used) != 2):
+            if axis is None:
+                found = {i: _join_dims(i, dim, high, low) for i in used}
+                if None in found.values():
+                    return False
+                joined |= found  # type: ignore[arg-type]
+            elif len(used) != 2:
                 return False
             pairs |= {} if axis is None else {node: axis}
         self.dims[dim : dim + 2] = [(name, high * low, kind)]
         for node, access in self.accesses.items():
             if node in pairs:
                 access.merge(pairs[node], make_index(dim, high * low))
-            access.indices = [_renumber(i, dim) if i.dims != {dim} else i for i in access.indices]
+            else:
+                access.indices = [joined.get(i, i) for i in access.indices]
+            access.indices = [_renumber(i, dim) for i in access.indices]
         self.pinned = {d - (d > dim) for d in self.pinned}
         self.place = {d: p - (p > dim) for d, p in self.place.items()}
         return True
+
+
+def _join_dims(expr: IndexExpr, dim: int, high: int, low: int) -> IndexExpr | None:
+    """An index that has two adjacent dims only as one, over that one; None for others."""
+    used = {a: c for a, c in expr.terms if {dim, dim + 1} & a.dims}
+    inner = used.get(IndexDigit(dim + 1, low))
+    if inner is None or used != {IndexDigit(dim, high): inner * low, IndexDigit(dim + 1, low): inner}:
+        return None
+    rest = IndexExpr(expr.constant, tuple((a, c) for a, c in expr.terms if a not in used))
+    return add_exprs(rest, scale_expr(make_index(dim, high * low), inner))
 
 
 def _renumber(expr: IndexExpr, collapsed: int) -> IndexExpr:

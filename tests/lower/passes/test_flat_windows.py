@@ -84,3 +84,15 @@ def test_a_product_of_the_first_columns_is_computed_in_its_kernel():
     a, b = draw((64, 40), 0), draw((40, 96), 1)
     traced = ts.jit(lambda a, b: (a @ b)[:, :64]).trace(a, b)
     assert len(lower(traced.function, "llvm")["tile"].functions) == 2
+
+
+def test_a_product_of_several_axes_of_pixels_has_one():
+    """A 1x1 convolution reads the pixels as one axis; its results, with a bias, are walked along it, too."""
+    x, w, b = draw((2, 5, 7, 9), 0), draw((4, 5, 1, 1), 1), draw((4,), 2)
+    traced = ts.jit(ts.conv2d).trace(x, w, b)
+    module = lower(traced.function, "llvm")["tile"]
+    (kernel,) = module.functions[1:]
+    assert kernel.params[-1].type.shape == (2, 4, 63)
+    got = ts.jit(ts.conv2d, target="llvm")(x, w, b).numpy()
+    want = torch.nn.functional.conv2d(*(torch.from_numpy(a).double() for a in (x, w, b))).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
