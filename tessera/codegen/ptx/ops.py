@@ -9,7 +9,7 @@ They are part of the IR: the printer writes them, the parser reads them, and no 
 | `ptx.grids` | launch analysis | the grid of each launch, all of one rank |
 | `ptx.noalias` | launch analysis | in no launch does a written array share memory with another argument |
 | `ptx.alignments` | launch analysis | for each parameter, a number of bytes that its address is a multiple of |
-| `ptx.constants` | launch analysis | the parameters that are always inputs of the program, which no kernel writes |
+| `ptx.constants` | launch analysis | the parameters that are always inputs of the program, and no kernel writes |
 | `ptx.rounding` | launch analysis | present if a result has a rounding policy: passes then leave the function alone |
 | `ptx.kernel` | kernel selection | `uniform`, `warp_specialised` or `prefetching` |
 | `ptx.stages` | kernel selection | the stages of the ring buffer in shared memory |
@@ -290,6 +290,27 @@ def _(builder, node, args):
     return [load_matrix(builder, ref, starts, node.attrs["shape"], False, node.attrs["axis"])]
 
 
+def _fetched_block_type(ref: RefType, *starts: TensorType, shape: tuple[int, ...], **_: Any) -> TensorType:
+    return ref.block(shape)
+
+
+@define_op(_fetched_block_type)
+def fetched_block(ref, *starts, shape: tuple, turned: bool, axis: int = -2):
+    """A block that TMA copies put in stages of the ring, from which threads read their elements into registers.
+
+    Its rows lie along `axis` of `ref`, its columns along the last one; `turned`: it is transposed in memory.
+    """
+    found = _load_block(ref, [int(s) for s in starts], shape[::-1] if turned else shape, axis)
+    return found.T if turned else found
+
+
+@expansion_rules(fetched_block)
+def _(builder, node, args):
+    ref, *starts = args
+    sizes, turned = node.attrs["shape"], node.attrs["turned"]
+    return [load_matrix(builder, ref, starts, sizes[::-1] if turned else sizes, turned, node.attrs["axis"])]
+
+
 @define_op(lambda ref, *starts, shape, same: ref.block(shape))
 def prefetched_load(ref, *starts, shape: tuple, same: bool):
     """A block that a bulk copy has prefetched for this program; one that is the `same` for all is copied once."""
@@ -312,12 +333,17 @@ def _async_mma_type(left: TensorType, ref: RefType, *rest: TensorType, block: tu
 
 
 @define_op(_async_mma_type)
-def async_mma(left, ref, *rest, block: tuple, flipped: bool, summed: bool, axis: int = -2):
+def async_mma(
+    left, ref, *rest, block: tuple, flipped: bool, summed: bool, axis: int = -2, shares: bool = False,
+    keeps: bool = False,
+):  # fmt: skip
     """Asynchronous MMA (wgmma): `left` times the block of `ref` at given starts, added to an accumulator if `summed`.
 
     `rest` holds the accumulator if there is one, then the starts. `left` is a `resident_operand` or the result of
     `pack_pairs`. `block` is (depth, columns); `flipped`: `ref` is transposed in memory. Its rows lie along
     `axis` of `ref`, its columns along the last one. Elements out of bounds are 0.
+
+    `keeps`: the next product reads the same block, which stays in its stage; `shares`: the product before has kept it.
     """
     starts = [int(s) for s in rest[1 if summed else 0 :]]
     found = _load_block(ref, starts, block[::-1] if flipped else block, axis)
