@@ -114,9 +114,10 @@ MOST_PLACES, LEAST_PLACES = 196, 56  # windows of a program
 LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
 OUTPUT_BLOCKS = (32, 48, 80, 112, 16, 8)
 MOST_SUMS = 1 << 15  # of a program
-BROADCAST = 1.06  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
-PACK = 80  # the cost of an element of packed weights, in multiply-adds
-MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
+BROADCAST = 1.08  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
+PACK = 40  # the cost of an element of packed weights, in multiply-adds
+MOVE = 20  # the cost of an element of an image that is moved to a phase, in multiply-adds
+DROP = 10  # the cost of a result that is copied from between those that are dropped, in multiply-adds
 SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
 MOST_OUTPUTS = 72  # rows of weights of a program
 
@@ -277,11 +278,12 @@ class IndirectConvolution:
         return sum((c - 1) * math.prod(self.line[a + 1 :]) for a, c in enumerate(self.counts)) + 1
 
     def estimate_lines(self) -> float:
-        """The multiply-adds of a group of an image, with those of places that are no windows, and for its phases."""
-        block = choose_line(self.reach)
-        multiplied = self.window * max(self.product.result[2], 2) * block * int(ceil_divide(self.reach, block))
-        phases = math.prod(self.strides)
-        return multiplied + (MOVE * self.channels * phases * math.prod(self.line) if phases > 1 else 0)
+        """The multiply-adds of a group of an image, with those of places that are no windows, and for its copies."""
+        block, outputs = choose_line(self.reach), self.product.result[2]
+        multiplied = self.window * max(outputs, 2) * block * int(ceil_divide(self.reach, block))
+        phases, dropped = math.prod(self.strides), self.line != self.counts
+        moved = MOVE * self.channels * phases * math.prod(self.line) if phases > 1 else 0
+        return multiplied + moved + (DROP * outputs * math.prod(self.counts) if dropped else 0)
 
     def _multiply_lines(self, image: Tensor, weights: Tensor) -> Tensor:
         batch, groups, outputs, _ = self.product.result
