@@ -17,7 +17,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import ACCUMULATE, Op, Rules
-from tessera.lower.graph_to_schedule.fusion_cluster import FusionCluster
+from tessera.lower.graph_to_schedule.fusion import FusionCluster
 from tessera.lower.indexing_maps import (
     TOTAL,
     AccessPoint,

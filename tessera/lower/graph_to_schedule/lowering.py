@@ -14,8 +14,7 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op
 from tessera.lower import lowering_plan
 from tessera.lower.graph_to_schedule import host_ops, kernel_body
-from tessera.lower.graph_to_schedule.fusion import form_clusters, strip_reshapes
-from tessera.lower.graph_to_schedule.fusion_cluster import FusionCluster
+from tessera.lower.graph_to_schedule.fusion import FusionCluster, form_clusters, strip_reshapes
 from tessera.lower.graph_to_schedule.kernel_body import BodyBuilder, MemorySlot, collapse_dims, point_rules
 from tessera.lower.graph_to_schedule.tile_sizes import choose_tile_sizes
 from tessera.lower.indexing_maps import (
