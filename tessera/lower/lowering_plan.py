@@ -146,12 +146,19 @@ class LibraryLowering:
 
 # rule(node, uses, plan) gives the library lowering of a node, or None where its own is used.
 library_lowerings = Rules("library lowering")
+# Of ops whose rules take the result of another op: that op. Their other nodes are not looked at.
+library_operands: dict[Op, Op] = {}
 
 
 def find_library_lowering(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The library lowering of a node, or None."""
-    rule = library_lowerings.get(node.op) if plan.flash and _load_library() else None
-    return rule(node, uses, plan) if rule else None
+    rule, operand = (
+        library_lowerings.get(node.op) if plan.flash and _load_library() else None,
+        library_operands.get(node.op),
+    )
+    if rule is None or (operand is not None and uses.find(node.args[0], operand) is None):
+        return None
+    return rule(node, uses, plan)  # type: ignore[no-any-return]
 
 
 # Pipeline extensions: passes that users add to the lowering, by name, and which of them a traced function has. A

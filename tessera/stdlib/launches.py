@@ -18,7 +18,13 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import LibraryLowering, LoweringPlan, library_lowerings, library_rules
+from tessera.lower.lowering_plan import (
+    LibraryLowering,
+    LoweringPlan,
+    library_lowerings,
+    library_operands,
+    library_rules,
+)
 from tessera.ops.tensor import (
     contractions,
     decompositions,
@@ -323,6 +329,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None
     found = found or match_chunked_product(uses, node.args[0], node.args[1], out)
     return None if found is None else LibraryLowering((found.left.source, found.right.source), found.compute)
+
+
+library_operands[reduce.sum] = contractions.dot
 
 
 @library_lowerings(reduce.sum)

@@ -6,6 +6,8 @@ layout. Small blocks are loaded in the layout of their only use.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +47,6 @@ from tessera.codegen.ptx.ops import (
     smem_operand,
     wait_mma,
 )
-from tessera.codegen.ptx.passes.load_layouts import REPEATED_ROUNDS, find_fragment_loads, find_load_layouts
 from tessera.core.types import RefType, TensorType, int8
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
@@ -266,6 +267,98 @@ def _prefer_layout(inference: LayoutInference, v: Value, ours: MaybeLayout, thei
 def _(inference, node):
     both = zip(*(inference.run(region) for region in node.regions), strict=True)
     return [a or b or inference.plain(v) for (a, b), v in zip(both, node.results, strict=True)]
+
+
+# What the register operand of a product is computed of is loaded in the operand's layout.
+
+
+def find_fragment_loads(function: Function, threads: int) -> dict[Value, DistributedLayout]:
+    """The layouts of loads and gathers that packed left operands are computed of, elementwise or as views."""
+    producers = {v: node for node in function.body.walk() for v in node.results}
+    loops = [node for node in function.body.walk() if node.op is control_flow.for_]
+    carried = {v: (loop, i) for loop in loops for i, v in enumerate(loop.regions[0].params[1:])}
+    packed = [node.args[0] for node in function.body.walk() if node.op is pack_pairs]
+    work, found, seen = [(v, make_wgmma_layout(static_shape(v), threads)) for v in packed], {}, set[Value]()
+    while work:
+        v, layout = work.pop()
+        node = producers.get(v)
+        if v in seen or layout.shape != static_shape(v):
+            continue
+        seen.add(v)
+        if v in carried:  # loaded for the next round
+            loop, place = carried[v]
+            work += [(loop.args[3 + place], layout), (loop.regions[0].results[place], layout)]
+        elif node is None:
+            continue
+        elif node.op in (tile.load, tile.gather):
+            found[v] = layout
+        elif node.op is shape.permute:
+            axes = node.attrs["axes"]
+            work.append((node.args[0], layout.permuted([axes.index(a) for a in range(len(axes))])))
+        elif node.op is shape.reshape:
+            moved = layout.reshaped(static_shape(node.args[0]))
+            work += [(node.args[0], moved)] if moved is not None else []
+        elif node.op.pointwise:
+            work += [(x, layout) for x in node.args]
+    return found
+
+
+# Small blocks are loaded in the layout of their only use, which saves a conversion; what an epilogue reads beside an
+# accumulator whatever its size: quads of threads read whole sectors, a conversion holds the block twice.
+
+
+MOST_REPEATED = 16  # elements that a thread loads as others do, rather than receive them through shared memory
+REPEATED_ROUNDS = 4
+
+
+def find_load_layouts(
+    function: Function, walk: LayoutAssigner, repeated: bool = False
+) -> dict[Value, DistributedLayout]:
+    """The layouts of loads whose blocks an assignment converted to one other layout only.
+
+    `repeated`: also of what small blocks are computed from, which several threads then compute.
+    """
+    uses = Counter(v for node in function.body.walk() for v in node.args)
+    found: dict[Value, DistributedLayout] = {}
+    for v, wanted in walk.conversions.items():
+        layout = next(iter(wanted))
+        again = repeated and layout.count <= MOST_REPEATED
+        if len(wanted) == 1 and (v not in walk.plain or walk.inference.is_fragment(layout) or again):
+            found.update(_trace_to_loads(walk, uses, v, layout, again))
+    return found
+
+
+def _trace_to_loads(
+    walk: LayoutAssigner, uses: Mapping[Value, int], v: Value, layout: DistributedLayout, again: bool
+) -> Iterator[tuple[Value, DistributedLayout]]:
+    """The loads that a block is computed from: small ones through casts and reshapes; all beside accumulators, and
+    where it is computed `again`."""
+    wide, most = again or walk.inference.is_fragment(layout), walk.inference.threads * walk.inference.vector
+    work, seen = [(v, layout)], set[Value]()
+    while work:
+        v, layout = work.pop()
+        node = walk.producers.get(v)
+        if node is None or v in seen or layout.shape != static_shape(v):
+            continue
+        seen.add(v)
+        if node.op is tile.load and (wide or math.prod(layout.shape) <= most):
+            if not again or _reads_neighbours(layout):
+                yield v, layout
+        elif node.op is shape.reshape and (wide or uses[node.args[0]] == 1):
+            moved = layout.reshaped(static_shape(node.args[0]))
+            work += [(node.args[0], moved)] if moved is not None else []
+        elif node.op.pointwise and (wide or (node.op is basic.cast and uses[node.args[0]] == 1)):
+            work += [(x, layout) for x in node.args]
+
+
+def _reads_neighbours(layout: DistributedLayout) -> bool:
+    """Whether the threads of a warp hold adjacent elements of the last axis."""
+    axis = max((a for a, n in enumerate(layout.shape) if n != 1), default=-1)
+    held = 0
+    while held < len(layout.registers) and layout.registers[held] == (axis, held):
+        held += 1
+    first = next((bit for bit in layout.threads if bit is not None), None)
+    return axis < 0 or 1 << held >= layout.shape[axis] or first == (axis, held)
 
 
 # Assignment: each use of a block in another layout than its own goes through a `convert_layout`.

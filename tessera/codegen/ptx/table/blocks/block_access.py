@@ -15,7 +15,7 @@ from tessera.codegen.ptx.context import (
     find_vector_length,
 )
 from tessera.codegen.ptx.layout import DistributedLayout, Sizes, and_predicates
-from tessera.codegen.ptx.table.blocks.fp8_conversion import converts_pairs, decode_pairs, encode_pairs
+from tessera.codegen.ptx.table.blocks.fp8_conversion import NAMES, PAIR_ARCHS, decode_pairs, encode_pairs
 from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, select_register
 from tessera.codegen.ptx.table.scalars.math_functions import emit_decomposition
 from tessera.codegen.ptx.text.builder import (
@@ -236,9 +236,14 @@ def _load_vector(text: PtxBuilder, space: str, dtype: DType, place: str, count: 
     vector = f".v{words}" if words > 1 else ""
     shown = f"{{{', '.join(registers)}}}" if words > 1 else registers[0]
     text.do(f"ld.{space}{vector}.{kind}", shown, place, guard=guard)
-    if converts_pairs(text, dtype):
+    if _converts_pairs(text, dtype):
         return decode_pairs(text, dtype, registers, count)
     return [_decode_element(text, dtype, registers, i) for i in range(count)]
+
+
+def _converts_pairs(text: PtxBuilder, dtype: DType) -> bool:
+    """Whether the architecture converts pairs of a type."""
+    return dtype in NAMES and text.arch in PAIR_ARCHS
 
 
 def _word_form(dtype: DType, count: int) -> tuple[str, int]:
@@ -336,7 +341,7 @@ def encode_elements(text: PtxBuilder, dtype: DType, elements: Sequence[str]) -> 
     """Narrow elements as words, the first in the low bits."""
     if dtype in (bf16, f16):
         return [pack_halves(text, dtype, *elements[i : i + 2]) for i in range(0, len(elements), 2)]
-    if converts_pairs(text, dtype):
+    if _converts_pairs(text, dtype):
         return encode_pairs(text, dtype, elements)
     plain = list(elements)
     if dtype == bool_:

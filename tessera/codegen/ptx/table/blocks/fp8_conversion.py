@@ -18,11 +18,6 @@ BEYOND = {fp8_e4m3: ("gt", 464.0), fp8_e5m2: ("ge", 61440.0)}
 WORD_CODES = 4
 
 
-def converts_pairs(text: PtxBuilder, dtype: DType) -> bool:
-    """Whether the architecture converts pairs of a type."""
-    return dtype in NAMES and text.arch in PAIR_ARCHS
-
-
 def encode_pairs(text: PtxBuilder, dtype: DType, elements: Sequence[str]) -> list[str]:
     """Elements as words of codes, the first in the low bits; what was just rounded to the format is rounded anew."""
     given = [text.rounding_sources.get(x, (None, "")) for x in elements]
