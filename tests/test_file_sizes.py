@@ -6,7 +6,7 @@ ROOT = Path(__file__).parents[1]
 MAX_LINES = 600
 # Longer modules, each with its most lines and the reason; a new one is split by subject instead.
 LONG = {
-    "tessera/codegen/ptx/passes/layout_inference.py": (640, "layouts of values and of loads, inferred in turns"),
+    "tessera/codegen/ptx/passes/layout_inference.py": (680, "layouts of values and of loads, inferred in turns"),
     "tessera/codegen/ptx/runtime/gpu_program.py": (640, "a program on a GPU: its launches, its graph and its errors"),
     "tessera/core/symbolic_dim.py": (620, "polynomials and the proofs about them, which call each other"),
     "tessera/frontend/jit/tracing.py": (740, "the state of a traced function, its calls and its programs: one class"),

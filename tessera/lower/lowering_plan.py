@@ -152,10 +152,8 @@ library_operands: dict[Op, Op] = {}
 
 def find_library_lowering(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The library lowering of a node, or None."""
-    rule, operand = (
-        library_lowerings.get(node.op) if plan.flash and _load_library() else None,
-        library_operands.get(node.op),
-    )
+    rule = library_lowerings.get(node.op) if plan.flash and _load_library() else None
+    operand = library_operands.get(node.op)
     if rule is None or (operand is not None and uses.find(node.args[0], operand) is None):
         return None
     return rule(node, uses, plan)  # type: ignore[no-any-return]
