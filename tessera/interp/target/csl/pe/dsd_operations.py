@@ -541,7 +541,7 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
 
 
 def _count_tensor_cycles(op: DsdOp, operands: tuple[Any, ...], tensor: Mem4d, rate: int, wide: int) -> int:
-    """The cycles of the elements of an operation on a tensor (`docs/csl-cycles.md`): tiled stencils of 1 to 64 cells."""
+    """The cycles of the elements of an operation on a tensor (`docs/csl-cycles.md`): stencils in tiles."""
     count = math.prod(tensor.extents)
     if op.name == "fmacs":
         return -(-4 * count // 3)
