@@ -541,16 +541,13 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
 
 
 def _count_tensor_cycles(op: DsdOp, operands: tuple[Any, ...], tensor: Mem4d, rate: int, wide: int) -> int:
-    """The cycles of the elements of an operation on a tensor: tiled stencils of 1 to 64 cells a side.
-
-    WSE-2 takes a 32-bit element a cycle. WSE-3 accesses 16 bytes of one operand a cycle, and takes one more for each
-    row and for each scalar in it. `@fmacs` takes 4 cycles for 3 elements on both.
-    """
+    """The cycles of the elements of an operation on a tensor (`docs/csl-cycles.md`): stencils in tiles."""
     count = math.prod(tensor.extents)
     if op.name == "fmacs":
         return -(-4 * count // 3)
     if not wide:
         return -(-count // (1 if op.dtype.itemsize == 4 else rate))
+    # 16 bytes of one operand a cycle, and one more for each row and each scalar in it.
     vectors = sum(isinstance(o, (Mem1d, Mem4d)) for o in operands)
     row = -(-vectors * tensor.extents[-1] * op.dtype.itemsize // 16) + 1 + len(operands) - vectors
     return count // max(tensor.extents[-1], 1) * row
