@@ -19,7 +19,16 @@ from tessera.codegen.ptx.emission import (
     select_kernel,
 )
 from tessera.codegen.ptx.layout import uses_tensor_cores
-from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
+from tessera.codegen.ptx.ops import (
+    PREFETCHING,
+    UNIFORM,
+    WARP_SPECIALISED,
+    LaunchFacts,
+    async_mma,
+    combines_elements,
+    get_fact,
+    smem_slots,
+)
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.async_products import form_async_mma
@@ -35,11 +44,10 @@ from tessera.codegen.ptx.passes.tile_scheduler import choose_order
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import contractions, elementwise, reduce
+from tessera.ops.tensor import contractions, elementwise
 
 Rewrite = Callable[[Function], Function]
 NamedPasses = tuple[tuple[str, Rewrite], ...]
-REDUCING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 
 def list_passes(arch: str) -> tuple[CompilerPass, ...]:
@@ -71,11 +79,6 @@ def for_async_loops(rewrite: Rewrite) -> Rewrite:
 def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
     """A rewrite of functions with products for tensor cores."""
     return lambda f: rewrite(f) if any(uses_tensor_cores(n) for n in f.body.walk()) else f
-
-
-def beside_no_reductions(rewrite: Rewrite) -> Rewrite:
-    """A rewrite of functions without products, reductions and loops."""
-    return lambda f: f if any(n.regions or n.op in REDUCING for n in f.body.nodes) else rewrite(f)
 
 
 def _pipeline_operand_copies(function: Function) -> Function:
@@ -128,7 +131,7 @@ COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
-    ("boundary peeling", for_kernels(beside_no_reductions(peel_boundary), UNIFORM)),
+    ("boundary peeling", for_kernels(lambda f: f if combines_elements(f) else peel_boundary(f), UNIFORM)),
     ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
