@@ -161,6 +161,14 @@ SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)  # ops that need a producer
 Rewrite = Callable[[Function], Function]
 
 
+COMBINING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+
+
+def combines_elements(function: Function) -> bool:
+    """Whether a function has products, reductions or loops, rather than ops of elements alone."""
+    return any(n.regions or n.op in COMBINING for n in function.body.nodes)
+
+
 def select_kernel(function: Function, form: Sequence[Rewrite], finish: Sequence[Rewrite]) -> Function:
     """The function with `ptx.kernel`, `ptx.stages` and `ptx.cluster`; the function itself is not rewritten.
 

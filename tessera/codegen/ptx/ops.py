@@ -61,14 +61,6 @@ def get_fact(function: Function, name: str, default: Any = None) -> Any:
     return function.attrs.get(PREFIX + name, default)
 
 
-COMBINING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
-
-
-def combines_elements(function: Function) -> bool:
-    """Whether a function has products, reductions or loops, rather than ops of elements alone."""
-    return any(n.regions or n.op in COMBINING for n in function.body.nodes)
-
-
 @dataclass(frozen=True)
 class LaunchFacts:
     """What launch analysis knows of a function."""

@@ -14,21 +14,13 @@ from tessera.codegen.ptx.emission import (
     SHARED_LIMIT,
     analyse_launches,
     choose_team_size,
+    combines_elements,
     emit_function,
     map_threads,
     select_kernel,
 )
 from tessera.codegen.ptx.layout import uses_tensor_cores
-from tessera.codegen.ptx.ops import (
-    PREFETCHING,
-    UNIFORM,
-    WARP_SPECIALISED,
-    LaunchFacts,
-    async_mma,
-    combines_elements,
-    get_fact,
-    smem_slots,
-)
+from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.async_products import form_async_mma
