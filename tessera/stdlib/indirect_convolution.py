@@ -116,7 +116,7 @@ LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
 OUTPUT_BLOCKS = {32: 32, 16: 16, 8: 14}  # outputs of a program, and their cost in lanes: narrow registers waste loads
 BROADCAST = 1.04  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
 PACK = 40  # the cost of an element of packed weights, in multiply-adds
-MOVE = 20  # the cost of an element of an image that is moved to a phase, in multiply-adds
+MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
 DROP = 10  # the cost of a result that is copied from between those that are dropped, in multiply-adds
 MOST_OUTPUTS = 72  # rows of weights of a program
 
