@@ -111,14 +111,13 @@ LANES = 16  # outputs or places of a register
 DEEP = 256  # elements of windows that a program contracts in a row: a panel of weights fits the first cache
 ROUND = 4  # of them that a round of a loop contracts
 MOST_PLACES, LEAST_PLACES = 196, 56  # windows of a program
+ROWS = 14  # of a register tile
 LONGEST_LINE, SHORTEST_LINE = 240, 96  # places of a line of a program
-OUTPUT_BLOCKS = (32, 48, 80, 112, 16, 8)
-MOST_SUMS = 1 << 15  # of a program
-BROADCAST = 1.08  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
+OUTPUT_BLOCKS = {32: 32, 16: 16, 8: 14}  # outputs of a program, and their cost in lanes: narrow registers waste loads
+BROADCAST = 1.04  # the cost of a multiply-add with lanes of outputs, relative to one with lanes of places
 PACK = 40  # the cost of an element of packed weights, in multiply-adds
-MOVE = 20  # the cost of an element of an image that is moved to a phase, in multiply-adds
+MOVE = 100  # the cost of an element of an image that is moved to a phase, in multiply-adds
 DROP = 10  # the cost of a result that is copied from between those that are dropped, in multiply-adds
-SINGLE = 1.35  # the cost of a panel of one register, relative to half of one of two
 MOST_OUTPUTS = 72  # rows of weights of a program
 
 
@@ -204,14 +203,9 @@ class IndirectConvolution:
         """The outputs of a program."""
         return min(OUTPUT_BLOCKS, key=self._estimate_outputs)
 
-    def choose_rows(self, count: int) -> int:
-        """The rows of a program, of a matrix of so many windows, or of so many of their elements."""
-        return choose_places(count, 9 if self.output_block == 3 * LANES else 14, MOST_SUMS // self.output_block)
-
-    def _estimate_outputs(self, size: int) -> float:
+    def _estimate_outputs(self, size: int) -> int:
         """The cost of all outputs in blocks of a size, in lanes."""
-        vectors, blocks = size / LANES, ceil_divide(self.product.result[2], size)
-        return LANES * int(blocks) * (vectors if vectors == 3 else vectors // 2 * 2 + vectors % 2 * SINGLE)
+        return int(ceil_divide(self.product.result[2], size)) * OUTPUT_BLOCKS[size]
 
     def estimate_windows(self) -> float:
         """The multiply-adds of a group of an image, with those of empty lanes, and for its part of packed weights."""
@@ -241,7 +235,7 @@ class IndirectConvolution:
         batch, groups, outputs, positions = self.product.result
         whole, size, channels_last = math.prod(counts), math.prod(image.shape[1:]), self.moved is not None
         moves = size, *(a * b for a, b in zip(self.strides, steps[1:], strict=True))
-        places, deep = self.choose_rows(whole), divide_depth(self.window)
+        places, deep = choose_places(whole), divide_depth(self.window)
         weights = pack_rows(weights, self.output_block)
         depths = self.find_window_depths(steps)
         made = (whole, groups, outputs) if channels_last else (batch * groups, outputs, positions)
@@ -350,14 +344,14 @@ def divide_depth(depth: int) -> int:
     return next((n for n in range(most, least, -1) if depth % n == 0 and n % ROUND == 0), DEEP)
 
 
-def choose_places(positions: int, rows: int, most: int = 1 << 31) -> int:
-    """The windows of a program, whose register tiles have so many rows, for the least empty rows."""
+def choose_places(positions: int) -> int:
+    """The windows of a program, whose register tiles have 14 rows, for the least empty rows."""
 
     def estimate_cost(size: int) -> int:
-        whole, rest = divmod(size, rows)
-        return int(ceil_divide(positions, size)) * (whole * rows + (max(8, rest) if rest else 0) + 3)
+        whole, rest = divmod(size, ROWS)
+        return int(ceil_divide(positions, size)) * (whole * ROWS + (max(8, rest) if rest else 0) + 3)
 
-    return min(range(min(positions, LEAST_PLACES), min(positions, MOST_PLACES, most) + 1), key=estimate_cost)
+    return min(range(min(positions, LEAST_PLACES), min(positions, MOST_PLACES) + 1), key=estimate_cost)
 
 
 def choose_line(reach: int) -> int:

@@ -25,6 +25,7 @@ from tessera.stdlib.gemm import zero_accumulator
 from tessera.stdlib.indirect_convolution import (
     MOST_INDEXED,
     IndirectConvolution,
+    choose_places,
     count_first,
     divide_depth,
     find_places,
@@ -82,7 +83,7 @@ class WindowGradient:
         batch, groups, outputs, places = own.product.result
         sizes = (1, 1, *(int(n) for n in image.shape[2:]))[-3:]
         steps = math.prod(sizes), sizes[1] * sizes[2], sizes[2], 1
-        rows = own.choose_rows(own.window)
+        rows = choose_places(own.window)
         packed = pack_rows(shape.reshape(gradient, shape=(batch * groups, outputs, places)), own.output_block)
         across = ceil_divide(own.window, rows), packed.shape[1]
         images = ceil_divide(batch, ceil_divide(PROGRAMS, groups * math.prod(across))) if self.whole else 1

@@ -137,6 +137,6 @@ def test_few_outputs_lie_beside_many_places():
 
 def test_blocks_waste_little():
     for positions in (1, 49, 63, 196, 197, 784, 3136):
-        size = choose_places(positions, 14)
+        size = choose_places(positions)
         assert size <= 196 and -(-positions // size) * size <= max(1.15 * positions, positions + 13)
         assert choose_line(positions) % 16 == 0

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 MAX_UNPACKED_ROWS = 16  # with at most these rows, packing B costs more than it saves
 PREFETCHED_ROWS = 16  # so many rows of B lie between one that is packed and the one that is fetched
 CACHE_LINE = 64
-MAX_SCATTERED_VECTORS = 3  # registers of a panel for a gathered A
+MAX_SCATTERED_VECTORS = 2  # registers of a panel for a gathered A
 CACHE_SET_STRIDE = 1024  # rows at multiples of this stride in bytes map to the same cache sets
 
 
@@ -159,7 +159,7 @@ class MatmulEmitter:
         if self.pair is None and find_clipped_view(self.kernel, self.a) is None:
             self.windows = find_indexed_matrix(self.kernel, self.a, self.dtype)
             # Rows of A that lie apart are read from the second cache by every panel: many of them share a load of B.
-            widest = self.vectors if self.vectors <= MAX_SCATTERED_VECTORS else 2
+            widest = min(self.vectors, MAX_SCATTERED_VECTORS)
             self.tile = choose_register_tile(self.rows, widest, self.registers) if self.windows else self.tile
         elif self.pair is None and self.columns % self.width == 0 and find_clipped_view(self.kernel, self.b) is None:
             self.lines = find_indexed_rows(self.kernel, self.b, self.dtype)
