@@ -46,6 +46,7 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("tile/atomics/tickets", "ptx"),
     ("tile/language/inline", "ptx"), ("tile/language/stretches", "ptx"), ("tile/language/assertion", "ptx"),
     ("tile/language/print-tiles", "ptx"), ("tile/debug/M5-turned-at-once-repaired", "ptx"),
+    ("thin product", "ptx"), ("exchange", "llvm"),
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "product": (lambda x, y: x @ y, (_ones(256, 256, dtype=BF16),) * 2),
     "large product": (lambda x, y: x @ y, (_ones(1024, 512, dtype=BF16), _ones(512, 1024, dtype=BF16))),
     "mixed product": (lambda x, y: ts.cast(x, dtype=ts.f32) @ y, (_ones(256, 256, dtype=BF16), _ones(256, 256))),
+    "thin product": (lambda x, y: x @ y, (_ones(32, 4096), _ones(4096, 4096))),
     "rotated product": (lambda x, y: x @ y, (_ones(256, 256),) * 2),
     "attention": (
         lambda q: ts.scaled_dot_product_attention(q, q, q, causal=True), (_ones(1, 2, 512, 64, dtype=BF16),),
@@ -67,7 +69,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "long sort": (lambda x: ts.sort(x), (_ones(2, 5000),)),
     "neighbours": (lambda x: ts.mesh_shift(x, axis=0, shift=1), (_ones(8, 8),)),
     "steps": (lambda x: ts.scan(lambda c, v: (c + v, c), ts.zeros(6), x)[1], (_ones(5, 6),)),
+    "exchange": (lambda x, y: ts.all_reduce(ts.exp(x)) + ts.sum(x @ y, axis=1, keepdims=True), (_ones(8, 8),) * 2),
 }  # fmt: skip
+ON_RANKS = ("exchange",)  # programs of each of two ranks
 PAGES: dict[str, tuple[str, ...]] = {
     "schedule.md": ("host", "schedule"),
     "tile.md": ("tile", "mesh"),
@@ -103,7 +107,10 @@ def find_all_cases() -> dict[str, Case]:
 def _prepare_source(name: str, target: str) -> PreparedProgram:
     if name in PROGRAMS:
         function, arrays = PROGRAMS[name]
-        return prepare(ts.jit(function), arrays, target)
+        if name not in ON_RANKS:
+            return prepare(ts.jit(function), arrays, target)
+        find = ts.spmd(lambda: prepare(ts.jit(function), arrays, target), mesh=ts.Mesh(2), out_specs="ranks")
+        return find()[0]
     case = find_all_cases()[name]
     entry, arguments = case.entry()
     return prepare(entry, arguments, target, case.grid, case.group, dynamic=case.dynamic)

@@ -122,7 +122,7 @@ def test_programs_on_a_gpu_are_tried(driver, shared, tried):
     """Calls with arguments that come again, of programs that a CUDA graph can hold."""
     made, kernels = GpuProgram.__new__(GpuProgram), [StandInKernel() for _ in shared]
     made.launches = [None, *(SimpleNamespace(kernel=k, shared=n) for k, n in zip(kernels, shared, strict=True))]
-    made._steps, made._carveout = [{"run": [0, len(shared) + 1]}], CarveoutTrial()
+    made._steps, made.calls, made._carveout = [{"run": [0, len(shared) + 1]}], (), CarveoutTrial()
     recorded = []
     made.bind = lambda given, stream: lambda: recorded.append((tuple(given), stream))
     run = made._bind_repeated([64], 1)

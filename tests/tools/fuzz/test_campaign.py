@@ -13,6 +13,7 @@ from conformance import run as conformance_run
 from conformance.case import read_cases
 from conformance.run import Engine, run_case
 from tessera.core.errors import ArgumentError
+from tessera.runtime.program import PreparedProgram
 from tessera.tools.cli.main import main
 from tessera.tools.fuzz import campaign, oracle, workers
 from tessera.tools.fuzz.campaign import CampaignRequest, run_campaign
@@ -106,7 +107,7 @@ def test_guard_bytes_find_a_write_past_the_end(monkeypatch):
     engine = conformance_run.find_guarded_engine("llvm")
     program = conformance_run.prepare(ts.jit(lambda x: x * 2.0), (np.ones(16, np.float32),))
     assert engine.run(program)[0].tolist() == [2.0] * 16
-    real = conformance_run.emit_artifact
+    real = PreparedProgram.emit
 
     def emit(*args):
         artifact = real(*args)
@@ -114,7 +115,7 @@ def test_guard_bytes_find_a_write_past_the_end(monkeypatch):
         entry = "entry:\n  %past = getelementptr i8, ptr %a1, i64 64\n"
         return replace(artifact, files={**artifact.files, "kernels.ll": text.replace("entry:\n", entry, 1)})
 
-    monkeypatch.setattr(conformance_run, "emit_artifact", emit)
+    monkeypatch.setattr(PreparedProgram, "emit", emit)
     with pytest.raises(ts.TesseraError, match="wrote outside the argument 1") as caught:
         engine.run(program)
     assert "the first 0 bytes after its end" in str(caught.value)
