@@ -1,7 +1,7 @@
 """Matrix products of any size, type, orientation and epilogue, on both architectures, against NumPy in f64."""
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ptxcheck import emit_checked
 
@@ -73,3 +73,25 @@ def test_any_product(shape, name, left_turned, right_turned, after, arch):
     want = EPILOGUES[after](x @ y, bias.astype(np.float64))
     bound = rounding * np.abs(want) + 2.0**-20 * (np.abs(x) @ np.abs(y) + 1) + 2.0**-12 * (name[0] == "e")
     assert (np.abs(out.astype(np.float64) - want) <= bound).all()
+
+
+small = st.integers(1, 66)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.tuples(small, small, small), st.sampled_from([f32, ts.f64, ts.int32, bf16, f16, int8]))
+@example((17, 9, 65), bf16)
+@example((17, 9, 65), ts.f64)
+@example((3, 18, 12), f32)
+def test_small_products_read_what_they_stored(shape, side):
+    """Blocks that are no multiple of an access or of a matrix, in the emulator's debug mode."""
+    m, n, k = shape
+    a, b = (
+        (np.arange(rows * columns) % 5).reshape(rows, columns).astype(side.numpy) for rows, columns in ((m, k), (k, n))
+    )
+    program = prepare(ts.jit(lambda x, y: x @ y), [a, b], "ptx")
+    (got,) = BACKEND.sanitized(emit_checked(program.levels["tile"], "sm_90a"))([a, b])
+    want = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    if side == int8:
+        want = want.astype(np.int64).astype(np.int8)
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=2.0**-8 if side.is_float else 0)

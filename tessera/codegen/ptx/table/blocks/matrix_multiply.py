@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tessera.codegen.ptx.context import EmissionContext, VectorAccess, format_address
@@ -77,7 +77,7 @@ class FmaProduct:
         self.dtypes = [v.type.dtype for v in self.operands]  # type: ignore[union-attr]
         self.accumulator_type = a.type.accumulate  # type: ignore[union-attr]
         self.shapes = [ctx.layout(a).shape, ctx.layout(b).shape]
-        held = [self._hold_shape(s) for s in self.shapes]
+        self.held = held = [self._hold_shape(s) for s in self.shapes]
         self.strides = [
             _row_strides(s, element_bytes(d), self.row_padding) for s, d in zip(held, self.dtypes, strict=True)
         ]
@@ -97,8 +97,10 @@ class FmaProduct:
         """Store both operands to the exchange buffer."""
         ctx = self.ctx
         synchronise_exchange(ctx, WRITE)
-        for v, start, dtype, strides in zip(self.operands, self.starts, self.dtypes, self.strides, strict=True):
-            for access in plan_exchange_accesses(ctx, dtype, ctx.layout(v), self.base, once=True, strides=strides):
+        every = zip(self.operands, self.held, self.starts, self.dtypes, self.strides, strict=True)
+        for v, held, start, dtype, strides in every:
+            layout = replace(ctx.layout(v), shape=held)
+            for access in plan_exchange_accesses(ctx, dtype, layout, self.base, once=True, strides=strides):
                 _store_shifted(ctx, dtype, access, start, ctx.values[v], exchange_space(ctx))
         synchronise_exchange(ctx, READ)
 
@@ -183,13 +185,11 @@ class FmaProduct:
         return found
 
     def _find_right_length(self) -> int:
-        """The neighbouring columns that a thread holds, and one access loads.
-
-        Rows are longer by an access; nothing reads the sums of columns after the block.
-        """
+        """The neighbouring columns that a thread holds, and one access loads: never columns after the block."""
         column, length = len(self.layout.shape) - 1, 1
+        longest = math.gcd(self.layout.shape[column], self.longest)
         for place, bit in enumerate(self.layout.registers):
-            if bit != (column, place) or length >= self.longest:
+            if bit != (column, place) or length >= longest:
                 break
             length *= 2
         return length
@@ -376,10 +376,17 @@ class MmaProduct:
             synchronise_exchange(ctx, WRITE)
         for v, source, turned in stored:
             strides = (size, source.pitch) if turned else (source.pitch, size)
-            for access in plan_exchange_accesses(ctx, dtype, ctx.layout(v), source.base, once=True, strides=strides):
+            layout = self._fill_matrices(ctx.layout(v), turned)
+            for access in plan_exchange_accesses(ctx, dtype, layout, source.base, once=True, strides=strides):
                 _store_shifted(ctx, dtype, access, source.offset, ctx.values[v], "shared")
         if stored:
             synchronise_exchange(ctx, READ)
+
+    def _fill_matrices(self, layout: DistributedLayout, turned: bool) -> DistributedLayout:
+        """The layout with a block of whole 8x8 matrices: ldmatrix reads no element that was not stored."""
+        units = (LDMATRIX_BYTES // self.size, 8) if turned else (8, LDMATRIX_BYTES // self.size)
+        shape = [min(-(-n // unit) * unit, 1 << bit_width(n)) for n, unit in zip(layout.shape, units, strict=True)]
+        return replace(layout, shape=tuple(shape))
 
     def emit(self) -> None:
         """Emit the MMAs: for each step along the reduction axis the fragments of both operands, then all products."""
