@@ -8,7 +8,7 @@ does not divide it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from tessera.interp.tile.memory import take_elements
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.numerics.reference_kernels import compute_extreme, reduce_extreme
-from tessera.ir.rules import Op, Rules, round_results
+from tessera.ir.rules import Rules, round_results
 from tessera.lower.indexing_maps import KernelDims, analyse_body
 from tessera.lower.passes.type_conversion import bind_to_arrays
 from tessera.lower.schedule_to_tile.lowering import LoopStage, split_into_stages
@@ -108,6 +108,7 @@ _COMBINERS: dict[str, Any] = {
 }
 
 
+NodeStep = tuple[Node, Callable[..., tuple[Any, ...]]]  # a node, and what computes it
 tile_rules = Rules("schedule interpreter")
 launch_rules = Rules("schedule launch")
 
@@ -153,24 +154,25 @@ class LoopNest:
         """Expand an array to one axis for each dim (a constant has none)."""
         return array if array.ndim == len(self.dims) else np.reshape(array, (1,) * len(self.dims))
 
-    def apply(self, nodes: Sequence[Node]) -> None:
-        """Run nodes in order."""
-        for node in nodes:
-            args = [self.env[v] for v in node.args]
+    def apply(self, steps: Sequence[NodeStep]) -> None:
+        """Run the steps of nodes in order."""
+        env = self.env
+        for node, rule in steps:
             try:
-                out = _find_rule(node.op)(self, node, args)
+                out = rule(self, node, [env[v] for v in node.args])
             except TesseraError as error:
                 raise error.at(node.loc) from None
-            self.env.update(zip(node.results, out, strict=True))
+            env.update(zip(node.results, out, strict=True))
 
 
-def _find_rule(op: Op) -> Any:
-    return tile_rules.get(op) or _evaluate_pure
+def _plan_steps(nodes: Iterable[Node]) -> list[NodeStep]:
+    """Each node with its rule, found once for all tiles."""
+    return [(node, tile_rules.get(node.op) or _bind_pure(node)) for node in nodes]
 
 
-def _evaluate_pure(nest: LoopNest, node: Node, args: list[Any]) -> tuple[Any, ...]:
-    types = tuple(v.type for v in node.args)
-    return node.op.execute(types, tuple(v.type for v in node.results), node.attrs, args)
+def _bind_pure(node: Node) -> Callable[..., tuple[Any, ...]]:
+    types, results = tuple(v.type for v in node.args), tuple(v.type for v in node.results)
+    return lambda nest, node, args: node.op.compute(types, results, node.attrs, args)
 
 
 @launch_rules(ops.kernel)
@@ -179,12 +181,16 @@ def _(module, node, args):
     dims, tile, loop = node.attrs["dims"], node.attrs["schedule"]["tile"], node.attrs["schedule"]["loop"]
     if any(n == 0 for _, n, kind in dims if kind == "parallel"):
         return
-    order = split_into_stages(block, analyse_body(block, dims), loop)
+    order = [_plan_stage(stage) for stage in split_into_stages(block, analyse_body(block, dims), loop)]
+    # Constants are the same in every tile.
+    fixed = {node.out: np.asarray(basic.full.ref(**node.attrs)) for node in block.nodes if node.op is basic.full}
     outer = [[(0, n)] if d in loop else split_extent(n, tile[d]) for d, (_, n, _) in enumerate(dims)]
+    inner = [(d, split_extent(dims[d][1], tile[d])) for d in loop]
     for spans in track([*itertools.product(*outer)], f"interpreting the loops of line {node.loc.line}"):
-        nest = LoopNest(dims, list(spans), dict(zip(block.params, args, strict=True)))
-        for stage in order:
-            _run_stage(nest, stage, [(d, split_extent(dims[d][1], tile[d])) for d in loop])
+        nest = LoopNest(dims, list(spans), dict(zip(block.params, args, strict=True)) | fixed)
+        with np.errstate(all="ignore"):
+            for stage in order:
+                _run_stage(nest, stage, inner)
 
 
 def split_extent(extent: int, tile: int) -> list[tuple[int, int]]:
@@ -192,7 +198,21 @@ def split_extent(extent: int, tile: int) -> list[tuple[int, int]]:
     return [(low, min(low + tile, extent)) for low in range(0, extent, max(tile, 1))]
 
 
-def _run_stage(nest: LoopNest, stage: LoopStage, loop: list[tuple[int, list[tuple[int, int]]]]) -> None:
+@dataclass(frozen=True)
+class PlannedStage:
+    """The steps of a `LoopStage`."""
+
+    straight: list[NodeStep]
+    loop: list[NodeStep]
+    ended: Sequence[Node]
+
+
+def _plan_stage(stage: LoopStage) -> PlannedStage:
+    straight, loop = ([n for n in nodes if n.op is not basic.full] for nodes in (stage.straight, stage.loop))
+    return PlannedStage(_plan_steps(straight), _plan_steps(loop), stage.ended)
+
+
+def _run_stage(nest: LoopNest, stage: PlannedStage, loop: list[tuple[int, list[tuple[int, int]]]]) -> None:
     nest.apply(stage.straight)
     if not loop or not (stage.loop or stage.ended):
         return
@@ -210,11 +230,6 @@ def _run_stage(nest: LoopNest, stage: LoopStage, loop: list[tuple[int, list[tupl
 @tile_rules(ops.index)
 def _(nest, node, args):
     return (nest.along(node.attrs["dim"]),)
-
-
-@tile_rules(basic.full)
-def _(nest, node, args):
-    return (np.asarray(basic.full.ref(**node.attrs)),)
 
 
 @tile_rules(ops.load)

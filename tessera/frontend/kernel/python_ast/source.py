@@ -7,9 +7,10 @@ import functools
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tessera.core.errors import Location, UnsupportedSyntaxError, is_main_text
 
@@ -30,17 +31,32 @@ def find_reads(*nodes: ast.AST | None) -> NameSet:
 
 def find_writes(nodes: Iterable[ast.AST]) -> NameSet:
     """The names assigned inside, inner functions and comprehensions left out."""
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
-        if isinstance(node, ast.Expr):
-            found |= _find_updated(node.value)
-        if not isinstance(node, _NESTED_SCOPES):
-            found |= find_writes(ast.iter_child_nodes(node))
-    return frozenset(found)
+    return frozenset().union(*map(_find_node_writes, nodes))
+
+
+# A statement of a loop, or of a function inlined many times, is asked about each time that it is traced.
+_WRITES: WeakKeyDictionary[ast.AST, NameSet] = WeakKeyDictionary()
+
+
+def _find_node_writes(node: ast.AST) -> NameSet:
+    known = _WRITES.get(node)
+    if known is None:
+        found: set[str] = set()
+        _collect_writes(node, found)
+        known = _WRITES[node] = frozenset(found)
+    return known
+
+
+def _collect_writes(node: ast.AST, found: set[str]) -> None:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        found.add(node.id)
+    if isinstance(node, ast.FunctionDef):
+        found.add(node.name)
+    if isinstance(node, ast.Expr):
+        found |= _find_updated(node.value)
+    if not isinstance(node, _NESTED_SCOPES):
+        for child in ast.iter_child_nodes(node):
+            _collect_writes(child, found)
 
 
 def _find_updated(node: ast.expr) -> set[str]:
@@ -158,9 +174,16 @@ class FunctionSource:
     live: Liveness
     shift: int
     first: int
+    _locations: WeakKeyDictionary[ast.AST, Location] = field(default_factory=WeakKeyDictionary, repr=False)
 
     def location(self, node: ast.AST) -> Location:
         """The place of a piece of syntax: lines and columns count from 1."""
+        known = self._locations.get(node)
+        if known is None:
+            known = self._locations[node] = self._locate(node)
+        return known
+
+    def _locate(self, node: ast.AST) -> Location:
         line = getattr(node, "lineno", 0) + self.shift
         column = self._column(line, getattr(node, "col_offset", 0))
         same = getattr(node, "end_lineno", None) == getattr(node, "lineno", 0)
