@@ -51,6 +51,15 @@ def test_counts_are_exact_on_every_target(target):
     assert report.unit == {"ptx": "instructions", "csl:2x2": "cycles"}.get(target, "seconds")
 
 
+def test_a_loaded_machine_gives_a_cost_too(monkeypatch):
+    """One launch that took longer than many."""
+    seconds = iter([2.0, 1.0])
+    monkeypatch.setattr(replay, "_time_module", lambda run, arrays: next(seconds))
+    function, x, w = product()
+    (one,) = profile_program(prepare(function, (x, w), "llvm"), "llvm").kernels
+    assert one.cost == 1.0 / (1 + 4)
+
+
 def test_the_cycles_of_one_op_are_those_of_the_simulator():
     function, x, w = product(8, 8, 8)
     report = profile_program(prepare(function, (x, w), "csl:2x2"), "csl:2x2")

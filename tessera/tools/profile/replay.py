@@ -292,7 +292,8 @@ def _time_runtime(one: KernelMeasurement, module: Module, node: Node, arrays: Se
     once = _time_module(run, arrays)
     times = int(min(max(SHORTEST / max(once, 1e-7), 4), 256))
     many = _time_module(driver.make_runtime(make_module(module, node, 1 + times), target).run, arrays)
-    one.cost = max((many - once) / times, 0.0)
+    # On a loaded machine one launch may have taken longer than many: then its share of all, with that of the call.
+    one.cost = (many - once) / times if many > once else many / (1 + times)
     run(arrays)
 
 
