@@ -20,6 +20,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from tessera.codegen.llvm.text.pair_products import NATIVE, PAIR_PRODUCT, PairProduct, select_instructions
+from tessera.codegen.llvm.text.panel_kernels import DECLARATIONS, MATRIX_UNITS, PANEL_KERNEL, select_matrix_units
 from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
 from tessera.core.io import find_cache_folder, is_trusted, write_file
 from tessera.core.progress import track
@@ -112,11 +113,32 @@ def find_pair_products() -> frozenset[str]:
 
 def _knows_instruction(product: PairProduct) -> bool:
     """Whether this version of LLVM has the intrinsic with these types."""
-    lines = [*product.define(product.instruction), product.declaration, "attributes #0 = { nounwind }"]
+    return _knows_functions([*product.define(product.instruction), product.declaration])
+
+
+def _knows_functions(lines: Sequence[str]) -> bool:
+    """Whether this version of LLVM has the intrinsics that lines of text declare."""
     try:
-        return all(_is_defined(f) for f in _parse_text("\n".join(lines)).functions if f.is_declaration)
+        module = _parse_text("\n".join([*lines, "attributes #0 = { nounwind }"]))
+        return all(_is_defined(f) for f in module.functions if f.is_declaration)
     except ParseError:
         return False
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64: arch_prctl(2)
+
+
+@cache
+def find_matrix_units() -> frozenset[str]:
+    """The features of this processor's matrix unit (AMX), which the process asks the system for once; none elsewhere.
+
+    The environment variable TESSERA_LLVM_AMX=0 leaves it unused.
+    """
+    features = llvm.get_host_cpu_features() if os.environ.get("TESSERA_LLVM_AMX") != "0" else {}
+    found = frozenset(f for f in MATRIX_UNITS.values() if features.get(f) and features.get("amx-tile"))
+    if not found or not sys.platform.startswith("linux") or not _knows_functions(DECLARATIONS):
+        return frozenset()
+    return frozenset() if _load_process_symbols().syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) else found
 
 
 def has_products(products: Sequence[PairProduct]) -> bool:
@@ -220,7 +242,8 @@ def compile_object(text: str) -> bytes:
 
 
 def _compile_part(text: str) -> bytes:
-    native = select_instructions(text, find_pair_products()) if PAIR_PRODUCT in text else text
+    native = select_matrix_units(text, find_matrix_units()) if PANEL_KERNEL in text else text
+    native = select_instructions(native, find_pair_products()) if PAIR_PRODUCT in native else native
     code = _optimise_and_emit(native, _create_target_machine())
     _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
     return code
@@ -382,7 +405,14 @@ def unpack_objects(code: bytes) -> list[bytes]:
 
 def compute_cache_key(text: str) -> str:
     """The file name of a cache entry: a hash of everything that object code depends on."""
-    parts = (text, *describe_host(), llvmlite.__version__, str(llvm.llvm_version_info), str(OPTIMISATION_LEVEL))
+    parts = (
+        text,
+        *describe_host(),
+        *sorted(find_matrix_units()),
+        llvmlite.__version__,
+        str(llvm.llvm_version_info),
+        str(OPTIMISATION_LEVEL),
+    )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -58,6 +58,7 @@ from tessera.codegen.llvm.text.builder import (
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
 from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16, INT16
+from tessera.codegen.llvm.text.panel_kernels import MATRIX_UNITS, PanelKernel
 from tessera.core.symbolic_dim import Dim, round_up
 from tessera.core.types import DType, bf16, int8, int32, uint8
 from tessera.ir.core import Node, Value
@@ -248,6 +249,15 @@ class MatmulEmitter:
         for m in (a, b, c):
             kernel.scratch.record_access(m)
         at_b = emit_element_pointer(kernel, b, [panel, ZERO_LANE, ZERO_LANE])
+        if self.pair in MATRIX_UNITS:
+            name = self._require_panel_kernel(columns, a, b, c)
+            at_a, at_c = (
+                emit_element_pointer(kernel, m, [ZERO_LANE, n]) for m, n in ((a, ZERO_LANE), (c, LaneValue(first)))
+            )
+            text.line(f"call void @{name}(ptr {at_a}, ptr {at_b}, ptr {at_c}{self._format_extra(ZERO_LANE)})")
+            for m in (a, b, c, *((self.offsets,) if self.offsets else ())):
+                kernel.scratch.record_access(m)
+            return
         for rows in split_axis(self.rows, self.tile[0]):
             name = self._require_microkernel(rows, columns, a, b, c)
             with LoopBuilder(text, "0", str(rows.count)) as loop:
@@ -284,6 +294,18 @@ class MatmulEmitter:
             exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None
             return require_pair_kernel(self.kernel, micro, exact)
         return self.kernel.library.require(micro.name, micro.text)
+
+    def _require_panel_kernel(self, columns: AxisTiles, a: StridedMemRef, b: StridedMemRef, c: StridedMemRef) -> str:
+        """Define the product of all rows with a panel, and the microkernels that it calls; its name."""
+        assert self.pair is not None
+        strides = (int(a.strides[0]), int(b.strides[1]), int(c.strides[0]))
+        sizes = (self.rows, columns.size, self.steps, self.tile[0])
+        panel = PanelKernel(self.pair, *sizes, *strides, self.add, bool(self.flipped))
+        called = [
+            (rows.first, rows.count, rows.size, self._require_microkernel(rows, columns, a, b, c))
+            for rows in split_axis(self.rows, self.tile[0])
+        ]
+        return self.kernel.library.require(panel.name, lambda: panel.text(called))
 
     def _find_least_of_panels(self, b: StridedMemRef) -> str:
         """The least element of packed panels."""
