@@ -97,14 +97,15 @@ def llvm() -> Probe:
 
 
 def amx() -> Probe:
-    """Intel's matrix unit."""
+    """Intel's matrix unit, which products of bf16 and of 8 bits run on."""
     try:
-        import llvmlite.binding as binding
-
-        there = bool(binding.get_host_cpu_features().get("amx-bf16"))
+        from tessera.codegen.llvm.runtime.jit import find_matrix_units
     except ImportError:
-        there = False
-    return Probe("AMX bf16", there, "present" if there else "not on this processor", "needs Sapphire Rapids or newer")
+        units = frozenset[str]()
+    else:
+        units = find_matrix_units()
+    shown = ", ".join(sorted(units)) or "not on this processor, or not allowed by the system"
+    return Probe("AMX", bool(units), shown, "needs Sapphire Rapids or newer, and Linux")
 
 
 def cuda() -> Probe:
