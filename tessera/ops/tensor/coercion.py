@@ -101,7 +101,7 @@ def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> 
             suggestion="compare first: where(x > 0, a, b)",
         )  # fmt: skip
     try:
-        return bind_op(op, broadcast_operands([condition, *unify_dtypes(operands[1:])]), attrs)
+        return bind_op(op, broadcast_operands([condition, *unify_parts(operands[1:])]), attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
 
@@ -123,6 +123,13 @@ def unify_dtypes(operands: Sequence[Any]) -> list[Tensor]:
     element = find_common_type(tensors)
     dtype = element.dtype
     return [t if isinstance(t, Tensor) and t.dtype == dtype else _convert_operand(t, element) for t in tensors]
+
+
+def unify_parts(operands: Sequence[Any]) -> list[Tensor]:
+    """Operands whose elements the result takes as they are: of one element type, and of the first policy among them."""
+    tensors = unify_dtypes(operands)
+    policy = find_common_type(tensors).policy
+    return [t if policy is None or t.type.policy == policy else cast(t, dtype=policy) for t in tensors]
 
 
 def _convert_size_or_array(x: Any) -> Any:

@@ -29,7 +29,7 @@ from tessera.ops.tensor.basic import (
     splat,
     zero_jvp,
 )
-from tessera.ops.tensor.coercion import unify_dtypes
+from tessera.ops.tensor.coercion import unify_parts
 
 
 def count_elements(shape: Sequence[Size]) -> Size:
@@ -171,8 +171,9 @@ def _coerce_variadic(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
     if not listed:
         raise ArgumentError(f"{op.__name__} needs at least one tensor", location=user_location(), received="none")
     tensors = [as_tensor(x) for x in listed]
-    first = tensors[0].dtype
-    return bind_op(op, tensors if all(t.dtype is first for t in tensors) else unify_dtypes(tensors), attrs)
+    first = tensors[0].type
+    alike = all(t.dtype is first.dtype and t.type.policy == first.policy for t in tensors)
+    return bind_op(op, tensors if alike else unify_parts(tensors), attrs)
 
 
 def _infer_concatenate(*types: TensorType, axis: int) -> TensorType:
