@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import host, schedule
-from tests.lower.levels import agree, modules, traced
+from tests.lower.levels import PLANS, agree, modules, traced
 
 rng = np.random.default_rng(7)
 A, B = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
@@ -120,13 +120,13 @@ OPS = (
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, len(OPS) - 1), min_size=3, max_size=5))
-def test_any_step_keeps_its_values(chosen):
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, len(OPS) - 1), min_size=3, max_size=5), st.sampled_from(sorted(PLANS)))
+def test_any_step_keeps_its_values(chosen, plan):
     def step(state, x):
         values = list(state)
         for number in chosen:
             values.append(OPS[number](values[-1], values[-2], x))
         return (values[-1], values[-2]), values[-3] + 1
 
-    agree(scanned(step), A, B, X)
+    agree(scanned(step), A, B, X, plans={plan: PLANS[plan]})

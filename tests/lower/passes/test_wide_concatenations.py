@@ -7,7 +7,7 @@ import tessera as ts
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.canonicalisation import MAX_PARTS
 from tessera.ops.dialects import schedule
-from tests.lower.levels import agree, modules, traced
+from tests.lower.levels import PLANS, agree, modules, traced
 
 X = np.random.default_rng(3).standard_normal((70, 2, 3)).astype(np.float32)
 
@@ -32,9 +32,11 @@ def most_loads(function, *arrays):
     return max(sum(n.op is schedule.load for n in k.regions[0].nodes) for k in kernels)
 
 
-@pytest.mark.parametrize(("count", "axis"), [(17, 0), (33, 1), (70, 2)])
-def test_unrolled_loops_stack_their_steps(count, axis):
-    agree(unrolled(count, axis), X)
+@pytest.mark.parametrize(("count", "axis", "plans"), [
+    (MAX_PARTS + 1, 0, PLANS), (2 * MAX_PARTS + 1, 1, ["default", "small", "reshaped"]), (70, 2, ["own rows"]),
+])  # fmt: skip
+def test_unrolled_loops_stack_their_steps(count, axis, plans):
+    agree(unrolled(count, axis), X, plans={name: PLANS[name] for name in plans})
 
 
 @pytest.mark.parametrize("count", [16, 17, 70])
@@ -46,4 +48,4 @@ def test_parts_of_different_lengths_keep_their_order():
     def run(x):
         return ts.concatenate([ts.exp(x[i : i + 1 + i % 3]) for i in range(40)], axis=0)
 
-    agree(run, X)
+    agree(run, X, plans={name: PLANS[name] for name in ("default", "small own rows", "reshaped")})

@@ -29,7 +29,7 @@ def pull_back(pool, **how):
 @pytest.mark.parametrize("pool", [ts.max_pool2d, ts.avg_pool2d])
 def test_gradients_of_pools(pool, kernel, stride, padding, more):
     how = {"kernel_size": kernel, "stride": stride, "padding": padding, **more}
-    x = draw(2, 3, 8, 11)
+    x = draw(2, 1, 8, 7)
     results = agree(pull_back(pool, **how), x, plans=PLANS)
     torch = pytest.importorskip("torch")
     if pool is ts.avg_pool2d:  # gradients of ties differ
@@ -55,7 +55,7 @@ def test_sums_of_other_slices():
 
 @pytest.mark.parametrize("size", [3, (7, 4), (1, 5), 8])
 def test_adaptive_averages(size):
-    x = draw(2, 3, 16, 17)
+    x = draw(1, 2, 16, 17)
     results = agree(lambda x: ts.adaptive_avg_pool2d(x, size), x, plans=PLANS)
     torch = pytest.importorskip("torch")
     want = torch.nn.functional.adaptive_avg_pool2d(torch.tensor(x), size)
