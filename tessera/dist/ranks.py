@@ -31,10 +31,12 @@ class World(Protocol):
 
     `kind` is the name of a collective op, `attrs` are its attributes without `groups`, `members` the ranks of the
     group in order, `site` the user's line ("file:line"). An engine that is `on_device` takes arrays of the device, too.
-    Calls like one before, on arrays of the class `direct_arrays`, are repeated without the op.
+    Calls like one before, on arrays of the class `direct_arrays`, are repeated without the op. With `check` the ranks
+    of a group compare each of their calls.
     """
 
     size: int
+    check: bool
     on_device: bool
     direct_arrays: type | None
 
@@ -57,7 +59,7 @@ class PredictedWorld:
     `types` are those of messages, by sender, receiver and tag, for receivers that must know them.
     """
 
-    on_device = False
+    check = on_device = False
     direct_arrays = None
 
     def __init__(self, size: int) -> None:
@@ -196,28 +198,33 @@ def prepare_recorded(calls: Sequence[tuple[str, Any, Attributes, bool]]) -> bool
 
 # The order of a program's collectives.
 
-_AGREED: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()  # by world: ranks, and digests they share
+COMPARISON = "the start of a program with several collectives"
+# By world: a rank, the members of a group that it is in, and the digest of an order that they share.
+_AGREED: WeakKeyDictionary[Any, set[tuple[int, tuple[int, ...], str]]] = WeakKeyDictionary()
 
 
 def agree_on_order(orders: Sequence[tuple[Any, str]]) -> None:
     """Compare the order of a compiled program's collectives with that of the other ranks, before its first run.
 
     `orders` are pairs (groups, digest). The compiler may change the order, and ranks that exchange other tensors than
-    each other believe would compute wrong numbers.
+    each other believe would compute wrong numbers. With `check` engines of processors compare it before each run.
 
     Raises:
         CollectiveError: another rank of a group has another order.
     """
     context = require_rank("a program with collectives")
     agreed = _AGREED.setdefault(context.world, set())
+    # Programs of a GPU are bound, not run, at this place: at another time in each rank.
+    always = context.world.check and not context.world.on_device
     for groups, digest in orders:
-        if (context.rank, digest) in agreed:
+        members = find_members(groups, context.rank)
+        if (context.rank, members, digest) in agreed and not always:
             continue
         own = np.frombuffer(bytes.fromhex(digest), np.uint8)
         attrs = {"axis": 0, "groups": tuple(map(tuple, groups))}
-        rows = start_exchange("all_gather", own, attrs, "the order of collectives", blocking=True).wait()
-        _check_orders(np.asarray(rows).reshape(-1, own.size), find_members(groups, context.rank), context.rank)
-        agreed.add((context.rank, digest))
+        rows = start_exchange("all_gather", own, attrs, COMPARISON, blocking=True).wait()
+        _check_orders(np.asarray(rows).reshape(-1, own.size), members, context.rank)
+        agreed.add((context.rank, members, digest))
 
 
 def _check_orders(rows: np.ndarray, members: tuple[int, ...], rank: int) -> None:

@@ -83,7 +83,7 @@ class SimulatedWorld:
     [10, 11]
     """
 
-    on_device = False
+    check, on_device = True, False
     direct_arrays: type | None = None  # each call is compared with those of the other ranks
 
     def __init__(self, size: int) -> None:

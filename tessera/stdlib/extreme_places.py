@@ -44,7 +44,7 @@ def find_in_parts(node: Node, x: Tensor) -> Tensor:
     length = int(max(PART_ELEMENTS, round_up(ceil_divide(size, MOST_PARTS), PART_ELEMENTS)))
     parts, flat = int(ceil_divide(size, length)), shape.reshape(x, shape=(rows, size))
     if parts * length > size:
-        worst = -math.inf if node.op is reduce.argmax else math.inf
+        worst = reduce.find_neutral_element("max" if node.op is reduce.argmax else "min", x.dtype)
         flat = shape.pad(flat, low=(0, 0), high=(0, parts * length - size), value=worst)
     inner = cast(node.op(shape.reshape(flat, shape=(rows, parts, length)), axis=-1, keepdims=False), dtype=int32)
     places = elementwise.minimum(inner + shape.iota(shape=(rows, parts), axis=1, dtype=int32) * length, size - 1)

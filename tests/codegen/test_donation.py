@@ -5,6 +5,9 @@ import pytest
 
 import tessera as ts
 from tessera import optim, tile
+from tessera.codegen.donation import find_reusable
+from tessera.ops.dialects import host
+from tessera.runtime.program import prepare
 
 SHAPES = [(2048,), (37,), (64, 96), (2100,), (4096, 3)]
 
@@ -59,3 +62,20 @@ def test_a_later_store_needs_what_is_overwritten(target):
         a, b = run(ts.tensor(x, device=device), ts.tensor(y, device=device))
         np.testing.assert_array_equal(a.numpy(), x * 2)
         np.testing.assert_array_equal(b.numpy(), x + y)
+
+
+@pytest.mark.parametrize("read_beside", [False, True])
+def test_a_collective_holds_its_memory_until_its_wait(read_beside):
+    """Nothing is written where its operand is, and its result is not where something else is still read."""
+
+    def function(x, y, w):
+        total = ts.all_reduce(x)
+        return (total, ts.sum(y @ w)) if read_beside else (total, ts.tanh(w @ w))
+
+    def find():
+        arrays = [np.ones((8, 8), np.float32)] * 3
+        module = prepare(ts.jit(function), arrays, "llvm").levels["tile"]
+        assert [n.op for n in module.main.body.nodes if n.op in (host.start, host.wait)] == [host.start, host.wait]
+        return find_reusable(module, [1] if read_beside else [0])
+
+    assert ts.spmd(find, mesh=ts.Mesh(2), out_specs="ranks")() == [{}, {}]

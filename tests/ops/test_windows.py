@@ -135,3 +135,14 @@ def test_batch_norm_returns_the_running_values(target):
 def test_layer_norm_names_the_weight():
     with pytest.raises(ArgumentError, match=r"layer_norm\(x, weight=...\)"):
         ts.layer_norm(ts.ones((2, 4)), ts.ones(4))
+
+
+@pytest.mark.parametrize("dtype", [ts.fp8_e4m3, ts.fp8_e5m2, ts.int8, ts.uint8, ts.int4])
+def test_a_maximum_leaves_out_what_is_padded(dtype):
+    """Even where a type has no infinity."""
+    x = np.full((1, 1, 4), 2 if dtype == ts.uint8 else -3).astype(dtype.numpy)
+    pooled = ts.max_pool1d(ts.Tensor(x), 3, stride=1, padding=1).numpy().astype(int)
+    np.testing.assert_array_equal(pooled, x.astype(int))
+    if dtype.is_float:
+        bags = ts.embedding_bag(ts.Tensor(x[0].T), ts.tensor([0, 1, 2]), ts.tensor([0, 1]), mode="max")
+        np.testing.assert_array_equal(bags.numpy().astype(int), [[-3], [-3]])

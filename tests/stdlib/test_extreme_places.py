@@ -15,6 +15,8 @@ def make_rows(kind, shape):
     x = RNG.standard_normal(shape).astype(np.float32)
     if kind == "equal":
         return np.round(x)  # many elements are the extreme
+    if kind == "negative":
+        return -np.abs(x)
     if kind == "infinite":
         return np.full(shape, -np.inf, np.float32)
     if kind == "nan":
@@ -22,7 +24,7 @@ def make_rows(kind, shape):
     return x
 
 
-@pytest.mark.parametrize("kind", ["normal", "equal", "infinite", "nan"])
+@pytest.mark.parametrize("kind", ["normal", "equal", "negative", "infinite", "nan"])
 @pytest.mark.parametrize("shape", [(5003,), (2, 4096), (3, 1, 2500)])
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_places_are_those_of_numpy(name, shape, kind):
@@ -43,6 +45,16 @@ def test_places_on_a_gpu():
     artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
     (found,) = get_backend("ptx").interpreter(artifact)([x])
     np.testing.assert_array_equal(found, np.argmax(x, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", [ts.fp8_e4m3, ts.fp8_e5m2, ts.bf16, ts.f64])
+def test_the_last_part_of_any_float(dtype):
+    """It is filled with no NaN, where a type has no infinity."""
+    x = np.full((2, 2500), -2, dtype.numpy)
+    x[0, 2400] = x[1, 2499] = -1
+    for op, y in ((ts.argmax, x), (ts.argmin, -x)):
+        levels = driver.lower(ts.jit(lambda y, op=op: op(y, axis=-1)).trace(y).function, "ptx")
+        assert driver.run_level(levels, "tile", [y])[0].tolist() == [2400, 2499]
 
 
 @pytest.mark.parametrize("shape", [(4000, 2500), (2000,)])

@@ -37,10 +37,10 @@ def draw(*shape, dtype=np.float32):
 
 
 def run(function, *arrays):
-    """The text of a function for a GPU, and its results in the emulator."""
+    """The text of a function for a GPU, and its results in the emulator's debug mode."""
     levels = driver.lower(ts.jit(function).trace(*arrays).function, "ptx")
     artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
-    return artifact.text(TEXT_FILE), BACKEND.interpreter(artifact)(arrays)[0]
+    return artifact.text(TEXT_FILE), BACKEND.sanitized(artifact)(arrays)[0]
 
 
 def check(rank, named, x, w, got):

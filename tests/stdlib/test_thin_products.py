@@ -1,6 +1,7 @@
 """Thin products: f32 products of few rows or columns against NumPy, in all forms and with special values."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ CASES = {
     "wide left": (multiply, (132, 72), (72, 9)), "wide left, turned": (lambda a, b: a.mT @ b, (72, 132), (72, 9)),
     "both turned": (lambda a, b: a.mT @ b.mT, (72, 5), (136, 72)), "odd rows": (multiply, (5, 65), (65, 131)),
     "odd rows, turned": (lambda a, b: a @ b.mT, (130, 67), (131, 67)), "batch": (multiply, (3, 5, 64), (3, 64, 68)),
+    "one wide": (multiply, (3, 5, 64), (1, 64, 136)), "one narrow": (multiply, (3, 132, 64), (1, 64, 9)),
     "shared wide": (multiply, (2, 5, 64), (64, 140)), "shared narrow": (lambda a, b: a @ b.mT, (2, 68, 64), (20, 64)),
 }  # fmt: skip
 
@@ -55,10 +57,11 @@ def test_a_thin_product_is_within_the_bound_of_its_sums(name, always):
     function, *shapes = CASES[name]
     a, b = (draw(*s) for s in shapes)
     levels = lower(function, a, b)
-    text = BACKEND.emit(levels["tile"], {"arch": "sm_90a"}).text(TEXT_FILE)
+    artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
+    text = artifact.text(TEXT_FILE)
     entry = text[text.index(".entry multiply_split") : text.index(".entry add_checked")]
     assert "wgmma.mma_async" in entry and "mma.sync" not in entry
-    check(function, a, b, driver.run_level(levels, "target", [a, b], "ptx")[0])
+    check(function, a, b, BACKEND.sanitized(artifact)([a, b])[0])
 
 
 def test_every_pass_keeps_the_product(always):
@@ -76,6 +79,14 @@ def test_long_contractions_are_cut(always, monkeypatch):
     a, b = draw(70, 200), draw(200, 132)
     assert find(70, 200, 132).chunks >= 4
     check(multiply, a, b, np.asarray(ts.jit(multiply, target="ptx")(a, b)))
+
+
+@pytest.mark.parametrize("depth", [64, 129, 257, 640, 1000, 1025, 4097])
+def test_chunks_are_the_whole_contraction(depth, always):
+    """All elements are in one, and none is empty."""
+    found = find(70, depth, 132)
+    tried = [replace(found, chunks=chunks) for _, chunks in thin_products._list_choices(depth, 70)]
+    assert tried and all((each.chunks - 1) * each.depth < depth <= each.chunks * each.depth for each in tried)
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in matmul")

@@ -27,7 +27,7 @@ from tessera.ops.tensor.elementwise import (
 from tessera.ops.tensor.nn import check_channels, normalize
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.rearrange import pad
-from tessera.ops.tensor.reduce import max, sum
+from tessera.ops.tensor.reduce import find_neutral_element, max, sum
 from tessera.ops.tensor.shape import embedding, expand_dims, iota, reshape
 
 # Norms.
@@ -206,7 +206,7 @@ def _add_bags(rows: Tensor, counts: Tensor) -> Tensor:
 
 
 def _maximise_bags(rows: Tensor, counts: Tensor) -> Tensor:
-    largest = max(where(counts, rows, -math.inf), axis=-2)
+    largest = max(where(counts, rows, find_neutral_element("max", rows.dtype)), axis=-2)
     return where(greater(sum(cast(counts, dtype=f32), axis=-2), 0.0), largest, 0.0)
 
 

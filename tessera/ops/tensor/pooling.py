@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import int64
 from tessera.ir.tensor import Tensor, as_tensor
@@ -20,7 +18,7 @@ from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis,
 from tessera.ops.tensor.elementwise import less, maximum, minimum, where
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.rearrange import take_along_axis
-from tessera.ops.tensor.reduce import apply_root, argmax, max, mean, sum
+from tessera.ops.tensor.reduce import apply_root, argmax, find_neutral_element, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, squeeze
 
@@ -124,9 +122,7 @@ def _count_windows(size: Any, kernel: int, stride: int, padding: int, dilation: 
 
 
 def find_lowest_value(x: Tensor) -> Any:
-    if not x.dtype.is_integer:
-        return -math.inf if x.dtype.is_float else False
-    return int(np.iinfo(x.dtype.numpy).min)
+    return find_neutral_element("max", x.dtype)
 
 
 @check_arguments

@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu
+from tilekernels import Kernel
 
 import tessera as ts
-from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx import BACKEND, emission
 from tessera.codegen.ptx.runtime import driver_api
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.codegen.ptx.runtime.gpu_program import DEPENDENT_WAIT, PROGRAMMATIC, GpuProgram
@@ -107,3 +108,23 @@ def test_the_first_kernel_begins_when_all_before_has_ended(name, first, monkeypa
     monkeypatch.setattr(driver_api, "load_driver_library", lambda: device)
     found = [each.kernel.launch_attribute for each in GpuProgram(artifact, device).launches]
     assert found == [first, *[PROGRAMMATIC] * (len(found) - 1)] and len(found) > 1
+
+
+def make_plan(*params, **changes):
+    """A plan of two inputs and an output whose kernel k is launched with each of these parameters and the output."""
+    launches = [{"kernel": "k", "args": [{"param": i} if i >= 0 else {"offset": 0}, {"param": 2}]} for i in params]
+    roles = [{"role": role} for role in ("input", "input", "output")]
+    return {"params": roles, "written": [2], "launches": launches, **changes}
+
+
+@pytest.mark.parametrize(
+    ("plan", "constants"),
+    [
+        (make_plan(0, 1), (0,)), (make_plan(0, 1, written=[1, 2]), ()), (make_plan(0, 1, reused=[[2, 1]]), ()),
+        (make_plan(0, 2), ()), (make_plan(0, -1), ()), (make_plan(), ()), (make_plan(0, steps=[]), ()),
+        (make_plan(0, calls=[]), ()),
+    ],
+)  # fmt: skip
+def test_constants_are_inputs_that_nothing_writes(plan, constants):
+    kernel = Kernel(*[np.zeros(4, np.float32)] * 2).module().functions[1]
+    assert emission._list_constants(plan, kernel) == constants

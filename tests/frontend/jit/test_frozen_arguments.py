@@ -92,6 +92,14 @@ def test_weights_with_gradients_are_walked():
     assert frozen.walked is None and frozen["w"].grad.numpy() == [3.0]
 
 
+def test_an_old_gradient_is_not_held():
+    w = ts.tensor([2.0], requires_grad=True)
+    (w * w).sum().backward()
+    w.requires_grad = False
+    frozen = ts.tree.freeze({"w": w})
+    assert w.grad is not None and frozen["w"].grad is None and frozen.held["w"].grad is None
+
+
 def test_only_dicts_are_frozen():
     with pytest.raises(ArgumentError, match="only a dict"):
         ts.tree.freeze([ts.tensor(1.0)])

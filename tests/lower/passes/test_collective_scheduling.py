@@ -1,5 +1,7 @@
 """Collective scheduling: collectives start when their operands are ready, together, and end where results are used."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -188,17 +190,42 @@ def run_host(ops, operand=False):
 # Ranks with other programs.
 
 
-def test_ranks_whose_orders_differ_are_refused():
+def reduce_both(x, w, late_first=False):
+    late = x
+    for _ in range(8):
+        late = ts.tanh(late @ w)
+    first, second = (late, x) if late_first else (x, late)
+    total, other = ts.all_reduce(first), ts.all_reduce(second)
+    return total, other, ts.tanh(late @ w) @ w
+
+
+@pytest.mark.parametrize("programs_before", [0, 1, 2])
+def test_ranks_whose_orders_differ_are_refused(programs_before):
     def program(x, w):
-        late = x
-        for _ in range(8):
-            late = ts.tanh(late @ w)
-        first, second = (late, x) if ts.get_rank() else (x, late)
-        total, other = ts.all_reduce(first), ts.all_reduce(second)
-        return total, other, ts.tanh(late @ w) @ w
+        for late_first in (*(False, True)[:programs_before], ts.get_rank() == 1):
+            found = ts.jit(functools.partial(reduce_both, late_first=late_first), target="llvm")(x, w)
+        return found
 
     with pytest.raises(CollectiveError, match="rank [01] and rank [01] have other collectives, or in another order"):
-        ts.spmd(program, mesh=MESH, out_specs="ranks", target="llvm")(X, W)
+        ts.spmd(program, mesh=MESH, out_specs="ranks")(X, W)
+
+
+def test_each_group_compares_orders():
+    """Ranks 0 and 2 have compared the same order with each other, but not with ranks 1 and 3."""
+    mesh = ts.Mesh((2, 2), ("a", "b"))
+
+    def reduce_twice(x, axis):
+        part = mesh.axis(axis)
+        function = ts.jit(lambda x: ts.all_reduce(x, mesh=part) + ts.all_reduce(ts.tanh(x), mesh=part), target="llvm")
+        return function(x)
+
+    def program(x):
+        if ts.get_rank() in (0, 2):
+            reduce_twice(x, "a")
+        return reduce_twice(x, "b")
+
+    for found in ts.spmd(program, mesh=mesh, out_specs="ranks")(X):
+        np.testing.assert_allclose(found.numpy(), 2 * (X + np.tanh(X)), rtol=1e-5)
 
 
 def test_one_collective_needs_no_comparison():
