@@ -81,6 +81,13 @@ def test_long_contractions_are_cut(always, monkeypatch):
     check(multiply, a, b, np.asarray(ts.jit(multiply, target="ptx")(a, b)))
 
 
+def test_stages_of_the_ring_are_used_again(always, monkeypatch):
+    monkeypatch.setattr(thin_products, "MOST_CHUNKS", 1)
+    a, b = draw(5, 900), draw(900, 128)
+    artifact = BACKEND.emit(lower(multiply, a, b)["tile"], {"arch": "sm_90a"})
+    check(multiply, a, b, BACKEND.sanitized(artifact)([a, b])[0])
+
+
 @pytest.mark.parametrize("depth", [64, 129, 257, 640, 1000, 1025, 4097])
 def test_chunks_are_the_whole_contraction(depth, always):
     """All elements are in one, and none is empty."""
