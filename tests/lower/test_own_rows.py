@@ -39,7 +39,7 @@ def combine(parts, heights, a):
 
 def blocks(x, w, codes, scales):
     """A product with a matrix in blocks, each of which has a scale."""
-    row = ts.rms_norm(x, weight=w).reshape(6, 16)
+    row = ts.rms_norm(x, weight=w).reshape(codes.shape[1:])
     return ts.sum(ts.sum(codes.to(ts.f32) * row, axis=2) * scales, axis=1)
 
 
@@ -47,6 +47,7 @@ PROGRAMS = {
     "norm": (norm_and_product, (ROW, GAIN, WIDE), 1),
     "layer": (layer, (ROW, GAIN, SHIFT, UP, DEEP), 2),
     "blocks": (blocks, (ROW, GAIN, CODES, SCALES), 1),
+    "square blocks": (blocks, (ROW[:, :64], GAIN[:64], np.resize(CODES, (256, 8, 8)), np.resize(SCALES, (256, 8))), 1),
 }
 
 

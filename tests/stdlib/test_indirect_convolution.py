@@ -23,6 +23,9 @@ CASES = {
     "groups and strides": (2, (2, 6, 8, 5), (36, 3, 3, 3), {"groups": 2, "padding": 1, "stride": 2}),
     "1-D": (1, (2, 6, 40), (20, 6, 5), {"padding": 3, "dilation": 2}),
     "3-D": (3, (1, 4, 5, 6, 7), (3, 4, 3, 2, 3), {"stride": (1, 2, 1), "dilation": (2, 1, 3), "padding": 2}),
+    "images in uneven parts": (1, (17, 2, 20), (3, 2, 3), {}),
+    "one place more than a line": (1, (1, 2, 245), (3, 2, 5), {}),
+    "a depth without divisors": (1, (1, 113, 20), (5, 113, 3), {}),
     "deep, many outputs and places": (2, (1, 65, 16, 15), (75, 65, 2, 2), {"stride": 1}),
 }
 FORMS = {"places": True, "outputs": False}
@@ -62,7 +65,7 @@ def test_windows_read_in_place_are_the_convolution(case, dtype, form):
     np.testing.assert_allclose(got, want, rtol=0, atol=(1e-6 if dtype == "f4" else 1e-14) * 4 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("case", ["strides", "3-D"])
+@pytest.mark.parametrize("case", ["strides", "3-D", "one place more than a line"])
 def test_the_tile_interpreter_agrees(case, form):
     rank, image, weights, named = CASES[case]
     x, w = draw(*image), draw(*weights)
@@ -81,7 +84,8 @@ def test_products_gather_nothing(form):
     assert len(set(re.findall(rf"call void @ts\.dot\S+\.(add|set)\.indexed\.{letter}\(", kernels[0]))) == 2
 
 
-@pytest.mark.parametrize("named, channels", [({"padding": 1}, 128), ({"stride": 2}, 6), ({"groups": 2}, 6)])
+@pytest.mark.parametrize("named, channels", [({"padding": 1}, 128), ({"stride": 2}, 6), ({"groups": 2}, 6),
+                                             ({"padding": (0, 2)}, 6)])  # fmt: skip
 def test_channels_last_stay_last(named, channels):
     """Images and results with channels last are read and written as they are: nothing but padding is copied."""
     x, w = draw(2, 9, 8, channels), draw(10, channels // named.get("groups", 1), 3, 3)
@@ -95,7 +99,14 @@ def test_channels_last_stay_last(named, channels):
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1), rtol=0, atol=4e-6 * np.abs(want).max())
 
 
-GRADIENTS = ["padding", "strides", "groups", "1-D", "3-D", "deep, many outputs and places"]
+def test_places_have_32_bits(form):
+    """Larger images are convolved in another way."""
+    x, w = np.broadcast_to(np.float32(0), (1, 2, 1 << 14, 1 << 15)), draw(3, 2, 3, 3)
+    names = {f.name for f in lower(2, {}, x, w).functions}
+    assert not names & {"multiply_lines", "multiply_windows"}
+
+
+GRADIENTS = ["padding", "strides", "groups", "1-D", "3-D", "deep, many outputs and places", "images in uneven parts"]
 
 
 @pytest.mark.parametrize("case", GRADIENTS)

@@ -1,0 +1,54 @@
+"""Products with gathered operands: matrices that tables of offsets address, and those that they cannot."""
+
+import numpy as np
+import pytest
+
+from tessera import tile
+from tessera.frontend.kernel import kernel
+from tessera.runtime.program import prepare
+
+RNG = np.random.default_rng(5)
+IMAGE, WEIGHTS = RNG.standard_normal(500).astype(np.float32), RNG.standard_normal((16, 32)).astype(np.float32)
+STEPS = (np.arange(16) * 7).astype(np.int64)
+
+
+@kernel
+def multiply(image, weights, steps, out, *, step: int, kept: int, crossed: bool):
+    """out [24, 32] = the windows of image, of which only the first elements are kept, times weights."""
+    places = tile.arange(0, 24)[:, None] * step + tile.load(steps[0:16])[None, :]
+    if crossed:
+        places = places + tile.arange(0, 24)[:, None] * tile.arange(0, 16)[None, :]
+    if kept < 16:
+        mask = tile.broadcast((tile.arange(0, 16) < kept)[None, :], (24, 16))
+        tile.store(out[0:24, 0:32], tile.dot(tile.load(image[places], mask=mask, other=2.0), weights[0:16, 0:32]))
+    else:
+        tile.store(out[0:24, 0:32], tile.dot(tile.load(image[places]), weights[0:16, 0:32]))
+
+
+@kernel
+def multiply_lines(image, weights, steps, out, *, step: int):
+    """out [32, 24] = the transposed weights times lines of image, whose elements are `step` apart."""
+    seen = tile.load(image[tile.load(steps[0:16])[:, None] + tile.arange(0, 24)[None, :] * step])
+    tile.store(out[0:32, 0:24], tile.dot(tile.transpose(weights[0:16, 0:32]), seen))
+
+
+def run(function, shape, **constants):
+    out = np.zeros(shape, np.float32)
+    arguments = {"image": IMAGE, "weights": WEIGHTS, "steps": STEPS, "out": out, **constants}
+    return prepare(function, arguments, "llvm", (1,)).run("device", "llvm")
+
+
+@pytest.mark.parametrize(("step", "kept", "crossed"), [(1, 16, False), (3, 16, False), (1, 9, False), (1, 16, True)])
+def test_gathered_left_operands(step, kept, crossed):
+    rows, columns = np.arange(24)[:, None], np.arange(16)[None, :]
+    seen = IMAGE[rows * step + STEPS[None, :] + (rows * columns if crossed else 0)]
+    seen = np.where(columns < kept, seen, 2.0)
+    got = run(multiply, (24, 32), step=step, kept=kept, crossed=crossed)
+    np.testing.assert_allclose(got[-1], seen.astype("f8") @ WEIGHTS, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 2, 0])
+def test_gathered_lines(step):
+    seen = IMAGE[STEPS[:, None] + np.arange(24)[None, :] * step]
+    got = run(multiply_lines, (32, 24), step=step)
+    np.testing.assert_allclose(got[-1], WEIGHTS.T.astype("f8") @ seen, rtol=1e-5, atol=1e-5)
