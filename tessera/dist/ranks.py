@@ -204,21 +204,20 @@ _AGREED: WeakKeyDictionary[Any, set[tuple[int, tuple[int, ...], str]]] = WeakKey
 
 
 def agree_on_order(orders: Sequence[tuple[Any, str]]) -> None:
-    """Compare the order of a compiled program's collectives with that of the other ranks, before its first run.
+    """Compare the order of a compiled program's collectives with that of the other ranks.
 
     `orders` are pairs (groups, digest). The compiler may change the order, and ranks that exchange other tensors than
-    each other believe would compute wrong numbers. With `check` engines of processors compare it before each run.
+    each other believe would compute wrong numbers. Engines of processors compare it before each run. Programs of a GPU
+    are bound here, not run, at another time in each rank: they compare an order once.
 
     Raises:
         CollectiveError: another rank of a group has another order.
     """
     context = require_rank("a program with collectives")
     agreed = _AGREED.setdefault(context.world, set())
-    # Programs of a GPU are bound, not run, at this place: at another time in each rank.
-    always = context.world.check and not context.world.on_device
     for groups, digest in orders:
         members = find_members(groups, context.rank)
-        if (context.rank, members, digest) in agreed and not always:
+        if (context.rank, members, digest) in agreed and context.world.on_device:
             continue
         own = np.frombuffer(bytes.fromhex(digest), np.uint8)
         attrs = {"axis": 0, "groups": tuple(map(tuple, groups))}

@@ -42,7 +42,7 @@ def export(
     Raises:
         UnsupportedOpError: ONNX has no operator for an op: launches of kernels, decompositions of matrices, random
             numbers, sizes known by name alone.
-        ArgumentError: an opset that is not between 21 and the newest installed one.
+        ArgumentError: an opset that is not between 21 and the newest installed one; a path that is none.
 
     >>> import tessera as ts
     >>> model = export(lambda x: ts.tanh(x) + x, None, np.ones((2, 3), np.float32))
@@ -54,7 +54,7 @@ def export(
             f"a model of opset {opset}", location=user_location(), expected=f"from {OPSET} to {NEWEST_OPSET}"
         )
     if path is not None:
-        check_writable(Path(path))
+        check_writable(_require_path(path))
     traced = _trace(function, args)
     model = _Writer(opset).write_model(traced)
     if path is None or model.ByteSize() < EXTERNAL_BYTES:
@@ -62,6 +62,15 @@ def export(
     if path is not None:
         _save(model, Path(path))
     return model
+
+
+def _require_path(path: Any) -> Path:
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    raise ArgumentError(
+        "the second argument of export is the file to write", location=user_location(), expected="a path, or None",
+        received=f"an argument of type {type(path).__name__}", suggestion='ts.onnx.export(function, "model.onnx", x)',
+    )  # fmt: skip
 
 
 def _trace(function: Callable[..., Any], args: Sequence[Any]) -> TracedFunction:

@@ -52,6 +52,38 @@ step(ts.ones((4,)))
 """
 
 
+ORDERS = """
+import functools
+import tessera as ts
+
+def reduce_both(x, late_first):
+    late = x
+    for _ in range(8):
+        late = ts.tanh(late @ x)
+    first, second = (late, x) if late_first else (x, late)
+    return ts.all_reduce(first), ts.all_reduce(second), ts.tanh(late @ x) @ x
+
+PROGRAMS = [ts.jit(functools.partial(reduce_both, late_first=k), target="llvm") for k in (False, True)]
+
+@ts.spmd(mesh=ts.Mesh(2), out_specs="ranks")
+def step(x):
+    for number in (0, 1, ts.get_rank()):
+        found = PROGRAMS[number](x)
+    return found
+
+step(ts.ones((4, 4)))
+"""
+
+
+def test_ranks_whose_orders_differ_are_refused_each_time(tmp_path):
+    """Both orders have been run, and compared, by both ranks before."""
+    program = tmp_path / "program.py"
+    program.write_text(ORDERS)
+    found = launch(program, count=2, seconds=60)
+    assert found.returncode != 0
+    assert "CollectiveError: the programs of rank" in found.stderr, found.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "text"),
     [("os.kill(os.getpid(), 9)", "signal 9"), ("raise ValueError('broken')", "rank 2 failed: all 4 ranks end")],

@@ -82,6 +82,15 @@ def test_what_has_no_mapping_is_named():
     assert "test_mesh.py" in str(found.value)
 
 
+def test_collectives_have_no_mapping_on_any_grid():
+    def program():
+        on_mesh(lambda x: ts.all_reduce(x), (r(4, 4),), (1, 1))
+
+    with pytest.raises(UnsupportedOpError, match=r"ts\.all_reduce has no mapping onto a mesh of processing") as found:
+        ts.spmd(program, mesh=ts.Mesh(2), out_specs="ranks")()
+    assert "1x1" not in str(found.value)
+
+
 sizes = st.integers(1, 9)
 
 

@@ -92,3 +92,6 @@ def test_what_onnx_cannot_say():
         ts.onnx.export(lambda a: ts.sum(a), None, ts.Tensor["N", 3])
     with pytest.raises(ArgumentError, match="opset 7"):
         ts.onnx.export(lambda a: a, None, x, opset=7)
+    with pytest.raises(ArgumentError, match="the second argument of export is the file to write") as raised:
+        ts.onnx.export(lambda a: a, x)
+    assert raised.value.location.file == __file__

@@ -99,6 +99,18 @@ def test_channels_last_stay_last(named, channels):
     np.testing.assert_allclose(got, want.transpose(0, 2, 3, 1), rtol=0, atol=4e-6 * np.abs(want).max())
 
 
+def test_channels_last_that_are_padded_on_one_side():
+    x, w, sides = draw(2, 9, 8, 6), draw(10, 6, 3, 3), ((0, 0), (0, 0), (0, 1), (0, 3))
+
+    def convolve(x, w):
+        return ts.conv2d(ts.pad(ts.permute(x, (0, 3, 1, 2)), sides), w)
+
+    module = driver.lower(ts.jit(convolve).trace(x, w).function, "llvm")["tile"]
+    got = driver.make_runtime(module, "llvm").run((x, w))[0]
+    want = expect(2, {}, np.pad(np.moveaxis(x, 3, 1), sides), w)
+    np.testing.assert_allclose(got, want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
 def test_places_have_32_bits(form):
     """Larger images are convolved in another way."""
     x, w = np.broadcast_to(np.float32(0), (1, 2, 1 << 14, 1 << 15)), draw(3, 2, 3, 3)

@@ -12,6 +12,7 @@ from tessera.lower.mesh.mesh_lowering import (
     CONSTANT,
     OPEN,
     MeshLowering,
+    NoMapping,
     ShardedTensor,
     Sharding,
     count_piece_elements,
@@ -191,6 +192,11 @@ def _shift_piece(lowering: MeshLowering, value: Value, axis: int, cut: int, offs
 
 def raise_unmapped(lowering: MeshLowering, node: Node) -> ShardedTensor:
     """Raise the error for an op without a rule."""
+    if "collective" in node.op.effects:
+        raise NoMapping(
+            f"{node.op.name} has no mapping onto a mesh of processing elements: they are one device, one rank",
+            location=lowering.builder.location, suggestion="run it on another target",
+        )  # fmt: skip
     raise lowering.make_mapping_error(f"{node.op.name} has no rule there")
 
 

@@ -26,10 +26,14 @@ def multiply(image, weights, steps, out, *, step: int, kept: int, crossed: bool)
 
 
 @kernel
-def multiply_lines(image, weights, steps, out, *, step: int):
-    """out [32, 24] = the transposed weights times lines of image, whose elements are `step` apart."""
-    seen = tile.load(image[tile.load(steps[0:16])[:, None] + tile.arange(0, 24)[None, :] * step])
-    tile.store(out[0:32, 0:24], tile.dot(tile.transpose(weights[0:16, 0:32]), seen))
+def multiply_lines(image, weights, steps, out, *, step: int, columns: bool):
+    """out [32, 32] = the transposed weights times lines of image, whose elements are `step` apart.
+
+    With `columns` the image has two axes, and lines are columns of it.
+    """
+    places, elements = tile.load(steps[0:16])[:, None], tile.arange(0, 32)[None, :] * step
+    seen = tile.load(image[elements, places]) if columns else tile.load(image[places + elements])
+    tile.store(out[0:32, 0:32], tile.dot(tile.transpose(weights[0:16, 0:32]), seen))
 
 
 def run(function, shape, **constants):
@@ -49,6 +53,12 @@ def test_gathered_left_operands(step, kept, crossed):
 
 @pytest.mark.parametrize("step", [1, 2, 0])
 def test_gathered_lines(step):
-    seen = IMAGE[STEPS[:, None] + np.arange(24)[None, :] * step]
-    got = run(multiply_lines, (32, 24), step=step)
+    seen = IMAGE[STEPS[:, None] + np.arange(32)[None, :] * step]
+    got = run(multiply_lines, (32, 32), step=step, columns=False)
     np.testing.assert_allclose(got[-1], WEIGHTS.T.astype("f8") @ seen, rtol=1e-5, atol=1e-5)
+
+
+def test_lines_that_are_columns_of_an_image():
+    image, steps = IMAGE[:480].reshape(32, 15), STEPS % 15
+    got = run(multiply_lines, (32, 32), step=1, columns=True, image=image, steps=steps)
+    np.testing.assert_allclose(got[-1], WEIGHTS.T.astype("f8") @ image[:, steps].T, rtol=1e-5, atol=1e-5)
