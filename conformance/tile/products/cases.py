@@ -6,6 +6,7 @@ The elements are small integers, whose sums every accumulator format represents:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,9 @@ def cases() -> Iterator[Case]:
     yield _make_stored("bf16", (64, 64), (264, 64, 136), stages=2)  # each stage and buffer is used again
     yield _make_chained()
     yield _make_continued()
+    yield _make_carried(exchanged_sums)
+    yield _make_carried(forked_sums)
+    yield _make_carried(shared_sums)
 
 
 def _make_product(pair: tuple[str, str], turned: bool, sizes: tuple[int, int, int], depth: int) -> Case:
@@ -138,6 +142,50 @@ def _make_continued() -> Case:
     a, b, c = (_signs(f"{name}-{i}", s, "bf16") for i, s in enumerate(((64, 64), (128, 64), (128, 64))))
     outs = {k: np.zeros((64, 64), np.float32) for k in ("first", "left_sums", "right_sums")}
     return Case(name, lambda: (continued_products, {"a": a, "b": b, "c": c, **outs}), grid=(1,), exact=True)
+
+
+@ts.kernel
+def exchanged_sums(a, b, c, first, second):
+    """Two sums change places in each round: each product adds to the registers that the other one's result needs."""
+    rows = tile.load(a[0:64, 0:64])
+    x, y = tile.zeros((64, 64), ts.f32), tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, b.shape[0], 64):
+        left, right = tile.load(b[k : k + 64, 0:64]), tile.load(c[k : k + 64, 0:64])
+        x, y = y + tile.dot(rows, left), x + tile.dot(rows, right)
+    tile.store(first[0:64, 0:64], x)
+    tile.store(second[0:64, 0:64], y)
+
+
+@ts.kernel
+def forked_sums(a, b, c, first, second):
+    """One sum goes on in two products: the first has registers of its own, the second goes on in those of the sum."""
+    rows = tile.load(a[0:64, 0:64])
+    x, y = tile.zeros((64, 64), ts.f32), tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, b.shape[0], 64):
+        y = x + tile.dot(rows, tile.load(b[k : k + 64, 0:64]))
+        x = x + tile.dot(rows, tile.load(c[k : k + 64, 0:64]))
+    tile.store(first[0:64, 0:64], x)
+    tile.store(second[0:64, 0:64], y)
+
+
+@ts.kernel
+def shared_sums(a, b, c, first, second):
+    """A sum is kept as it is while the next product of the round goes on from it, and two sums are one."""
+    rows = tile.load(a[0:64, 0:64])
+    x, y, z = tile.zeros((64, 64), ts.f32), tile.zeros((64, 64), ts.f32), tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, b.shape[0], 64):
+        y = z + tile.dot(rows, tile.load(b[k : k + 64, 0:64]))
+        z = y + tile.dot(rows, tile.load(c[k : k + 64, 0:64]))
+        x = z
+    tile.store(first[0:64, 0:64], x + z)
+    tile.store(second[0:64, 0:64], y)
+
+
+def _make_carried(kernel: Any) -> Case:
+    name = f"tile/products/{kernel.__name__.replace('_', '-')}-bf16"
+    a, b, c = (_signs(f"{name}-{i}", s, "bf16") for i, s in enumerate(((64, 64), (192, 64), (192, 64))))
+    outs = {k: np.zeros((64, 64), np.float32) for k in ("first", "second")}
+    return Case(name, lambda: (kernel, {"a": a, "b": b, "c": c, **outs}), grid=(1,), exact=True)
 
 
 def _signs(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:

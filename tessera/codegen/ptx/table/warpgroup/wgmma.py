@@ -94,8 +94,13 @@ def record_commit(ctx: EmissionContext, node: Node, stage: str) -> None:
 
 
 def can_accumulate_in_place(ctx: EmissionContext, v: Value) -> bool:
-    """Whether an MMA may overwrite a block's registers: this is its only use, and no other value shares them."""
+    """Whether an MMA may overwrite a block's registers: this is its only use, and no other value shares them.
+
+    Registers of a sum that a loop carries are those of the product that makes the next one: others copy it.
+    """
     held = ctx.values[v]
+    if any(param is v for param, _ in ctx.pipeline.carried_targets.values()):
+        return False
     owned = _owns_registers(ctx.function, v) and ctx.analyses.use_counts[v] == 1 and len(set(held)) == len(held)
     return owned and not any(is_immediate(x) or x.startswith("0f") for x in held)
 
