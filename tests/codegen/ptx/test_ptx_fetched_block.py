@@ -1,13 +1,18 @@
 """Fetched blocks: which loads of f32 blocks copies fetch, of which left operands are computed."""
 
+import re
+
 import numpy as np
 import pytest
 from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
+from tessera.codegen.artifact import Artifact
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.ops import async_mma, fetched_block
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.core.errors import RaceError
 from tessera.frontend.kernel import kernel
 from tessera.runtime.program import prepare
 
@@ -46,3 +51,23 @@ def test_which_blocks_are_fetched(name):
     arrays = [given[n] for n in ("x", "scale", "w", "out")]
     BACKEND.sanitized(emitted)(arrays)
     np.testing.assert_array_equal(given["out"], (x * scale) @ w.astype("f4").T)
+
+
+def test_stages_are_released_when_all_threads_have_read():
+    """Without the barrier before a release, a copy overwrites what a thread has not read yet."""
+    rng = np.random.default_rng(0)
+    x, scale, w = (rng.integers(-3, 4, (n, 512)).astype("f4") for n in (128, 1, 64))
+    given = {"x": x, "scale": scale, "w": w.astype(ts.bf16.numpy), "out": np.zeros((128, 64), "f4"), "BK": 64}
+    emitted = emit_checked(prepare(multiply, given | {"in_place": False}, "ptx", (1,)).levels["tile"], "sm_90a")
+    arrays = [given[n] for n in ("x", "scale", "w", "out")]
+    BACKEND.sanitized(emitted)(arrays)
+    np.testing.assert_array_equal(given["out"], (x * scale) @ w.T)
+    text = emitted.text(TEXT_FILE)
+    barriers = re.findall(r"\tfence\.proxy\.async\.shared::cta;\n(\tbar\.sync %r\d+, 128;\n)", text)
+    assert len(barriers) == 2  # of the two stages of a block of 64 columns
+    for number in range(len(barriers)):
+        parts = re.split(r"(?<=\tfence\.proxy\.async\.shared::cta;\n)\tbar\.sync %r\d+, 128;\n", text)
+        kept = [*barriers[:number], "", *barriers[number + 1 :], ""]
+        without = "".join(part + barrier for part, barrier in zip(parts, kept, strict=True))
+        with pytest.raises(RaceError):
+            BACKEND.sanitized(Artifact(emitted.manifest, {TEXT_FILE: without}))(arrays)

@@ -41,7 +41,6 @@ from tessera.ops.tensor import basic, elementwise, shape
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
 
-AHEAD = 16  # rows after the last one, which a tile fetches ahead
 Axes = tuple[int | None, ...]  # for each axis of a value the axis of the matrix that it runs along
 
 
@@ -79,13 +78,16 @@ class SplitIndex:
     parts: tuple[list[IndexTerm], list[IndexTerm]]
 
 
-def find_indexed_matrix(kernel: LlvmKernelContext, v: Value, dtype: DType) -> IndexedMatrix | None:
-    """The tables of a gathered matrix of this type in memory, or None."""
+def find_indexed_matrix(kernel: LlvmKernelContext, v: Value, dtype: DType, ahead: int) -> IndexedMatrix | None:
+    """The tables of a gathered matrix of this type in memory, or None.
+
+    The table of the rows goes on for `ahead` rows after the last one: those that a tile fetches for the next one.
+    """
     found = _split_index(kernel, v, dtype)
     if found is None:
         return None
     sizes = static_shape(v.type)[-2:]
-    rows, depths = (_emit_table(kernel, *each) for each in zip(sizes, found.parts, (AHEAD, 0), strict=True))
+    rows, depths = (_emit_table(kernel, *each) for each in zip(sizes, found.parts, (ahead, 0), strict=True))
     kernel.scratch.record_access(found.memory)
     return IndexedMatrix(found.memory.base, rows, depths)
 

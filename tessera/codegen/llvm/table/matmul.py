@@ -158,10 +158,11 @@ class MatmulEmitter:
     def _find_indexed(self) -> None:
         """The operand that is gathered and read in place, if there is one."""
         if self.pair is None and find_clipped_view(self.kernel, self.a) is None:
-            self.windows = find_indexed_matrix(self.kernel, self.a, self.dtype)
             # Rows of A that lie apart are read from the second cache by every panel: many of them share a load of B.
             widest = min(self.vectors, MAX_SCATTERED_VECTORS)
-            self.tile = choose_register_tile(self.rows, widest, self.registers) if self.windows else self.tile
+            tile = choose_register_tile(self.rows, widest, self.registers)
+            self.windows = find_indexed_matrix(self.kernel, self.a, self.dtype, ahead=tile[0])
+            self.tile = tile if self.windows else self.tile
         elif self.pair is None and self.columns % self.width == 0 and find_clipped_view(self.kernel, self.b) is None:
             self.lines = find_indexed_rows(self.kernel, self.b, self.dtype)
 
