@@ -1,5 +1,5 @@
-"""Random Tile kernels: programs on blocks with loops, branches and clipped edges, and groups of tiles that share memory
-with correct synchronisation."""
+"""Random Tile kernels: programs on blocks with loops, branches and clipped edges, groups of tiles that share memory
+with correct synchronisation, and products in loops for matrix units."""
 
 from __future__ import annotations
 
@@ -167,8 +167,9 @@ STATEMENTS = (_pointwise, _pointwise, _select, _reduce, _scan, _rearrange, _prod
 
 
 def make_kernel(choices: Choices, refused: Counter[str] | None = None) -> RandomProgram:
-    """A random kernel of one of the three forms."""
-    return (_make_block_kernel, _make_block_kernel, _make_group_kernel, _make_flat_kernel)[choices.draw(4)](choices)
+    """A random kernel of one of the four forms; products for matrix units are few, since they take longest."""
+    forms = (_make_block_kernel, _make_block_kernel, _make_group_kernel, _make_flat_kernel)
+    return (*forms * 4, _make_product_kernel)[choices.draw(17)](choices)
 
 
 def _make_block_kernel(c: Choices) -> RandomProgram:
@@ -227,6 +228,25 @@ def _make_flat_kernel(c: Choices) -> RandomProgram:
     lines = ["at = tile.program_id(0) * B", *scope.lines, store]
     out = Input("out", (size,), dtype, "zeros")
     return _finish(lines, (*inputs, out), (max(1, -(-size // block)),), None, {"B": block}, dtype, variants)
+
+
+def _make_product_kernel(c: Choices) -> RandomProgram:
+    """Products in a loop, of blocks for matrix units: sums that go on in each other, are kept, and change places."""
+    dtype, length = c.pick(("bf16", "f16")), 64 * (1 + c.draw(3))
+    held, body = ["first", "second"], []
+    for number in c.repeat(3, one_in=3):
+        product = f"tile.dot(rows, tile.load({c.pick('yz')}[k : k + 64, 0:64]))"
+        form = c.pick(("{0} + {1}", "{0} + {1}", "{0} * 0.5 + {1}", "{1}"))
+        body.append(f"v{number} = {form.format(c.pick(held), product)}")
+        held.append(f"v{number}")
+    body.append(f"first, second = {c.pick(held[::-1])}, {c.pick(held[::-1])}")
+    lines = ["rows = tile.load(x[0:64, 0:64])", "first = tile.zeros((64, 64), ts.f32)",
+             "second = tile.zeros((64, 64), ts.f32)", f"for k in tile.range(0, {length}, 64):",
+             *(f"    {line}" for line in body), "tile.store(out[0:64, 0:64], first)",
+             "tile.store(out[64:128, 0:64], second)"]  # fmt: skip
+    sizes = {"x": 64, "y": length, "z": length}
+    inputs = [Input(name, (rows, 64), dtype, c.pick(KINDS), c.draw(8)) for name, rows in sizes.items()]
+    return _finish(lines, (*inputs, Input("out", (128, 64), "f32", "zeros")), (1,), None, {}, dtype)
 
 
 READS = ("N - 1 - me", "(me + 1) % N", "(me * 3 + 1) % N", "me", "(me + turn) % N", "me ^ 1 if (me ^ 1) < N else me")
