@@ -22,10 +22,21 @@ NAMES = {
 }  # fmt: skip
 
 
-def read_peer_weights():
+@pytest.fixture(scope="module")
+def model():
+    return load(PATH, target="llvm")
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """The file, read once: the package takes seconds for the vocabulary."""
+    return gguf.GGUFReader(PATH)
+
+
+def read_peer_weights(reader):
     """The dequantised weights; rows of q and k go from pairs to halves, as transformers turns them."""
     found = {}
-    for t in gguf.GGUFReader(PATH).tensors:
+    for t in reader.tensors:
         w = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
         layer, name = t.name.split(".")[1], t.name.split(".")[-2]
         if name in ("attn_q", "attn_k"):
@@ -36,21 +47,20 @@ def read_peer_weights():
 
 
 @pytest.fixture(scope="module")
-def peer():
+def peer(reader):
     config = transformers.LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, rms_norm_eps=1e-5, rope_theta=1e5, tie_word_embeddings=True,
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
-    model.load_state_dict(read_peer_weights(), strict=False, assign=True)
+    model.load_state_dict(read_peer_weights(reader), strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     return model.eval()
 
 
-def test_answers_as_transformers_does(peer):
-    model = load(PATH, target="llvm")
+def test_answers_as_transformers_does(model, peer):
     prompt = model.tokenizer.format_chat("What is the capital of France?")
     answer = model.generate(prompt, max_tokens=20)
     assert answer.text == "The capital of France is Paris." and answer.reason == "stop"
@@ -65,11 +75,9 @@ def test_answers_as_transformers_does(peer):
     assert "".join(model.chat("What is the capital of France?", max_tokens=6)) == "The capital of France is Paris"
 
 
-def test_tokens_are_those_of_transformers():
-    from tessera.llm.gguf_reader import open_gguf
-    from tessera.llm.tokenizer import read_gguf_tokenizer
-
-    ours = read_gguf_tokenizer(open_gguf(PATH).fields)
+def test_tokens_are_those_of_transformers(model, reader, monkeypatch):
+    ours = model.tokenizer  # of the fields of the file
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: reader)
     theirs = transformers.AutoTokenizer.from_pretrained(str(PATH.parent), gguf_file=PATH.name)
     chat = ours.format_chat([{"role": "user", "content": "Hi!"}])
     for text in (chat, "Hello  World! 12345 ünïcode 漢字\n\n\ttabs isn't", "x**2  # 3.14", "", " a"):
