@@ -170,7 +170,7 @@ class KernelFusion:
     def visit(self, node: Node) -> None:
         """Assign one node to clusters."""
         value = node.results[0]
-        wanting = [c for c in self.clusters if any(v in c.access_points for v in node.results)]
+        wanting = [c for c in self.clusters if not c.access_points.keys().isdisjoint(node.results)]
         if not wanting and self.forced_roots.isdisjoint(node.results) and not has_effect(node):
             return
         if node.op in self.launched:

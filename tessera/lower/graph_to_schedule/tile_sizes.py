@@ -73,7 +73,8 @@ class TileSizeSearch:
             target = _floor_power_of_two(target)
             multiple = max(multiple, target // 2)
         radices = self._radices(dim)
-        fits = [t for t in range(target, (target - 1) // 2, -1) if _fits_radices(t, radices)]
+        sizes = range(target, (target - 1) // 2, -1)
+        fits = [t for t in sizes if _fits_radices(t, radices)] if radices else sizes
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
