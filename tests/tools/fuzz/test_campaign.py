@@ -24,6 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 SMALL = CampaignRequest(("interp",), programs=20, seconds=60.0)
 
 
+@pytest.fixture(scope="module")
+def summary():
+    """What a campaign without a planted fault finds."""
+    return run_campaign(replace(SMALL, seed=11))
+
+
 @pytest.fixture
 def wrong_engine(monkeypatch):
     """A target whose programs lose a NaN."""
@@ -36,14 +42,13 @@ def wrong_engine(monkeypatch):
     monkeypatch.setattr(oracle, "list_engines", lambda *_: engines)
 
 
-def test_programs_agree_at_all_levels():
-    summary = run_campaign(replace(SMALL, seed=11))
+def test_programs_agree_at_all_levels(summary):
     assert summary.programs == 20 and not summary.failures and len(summary.features) > 200
     assert sum(n for k, n in summary.outcomes.items() if k.endswith("pass")) > 50
 
 
-def test_the_same_seed_runs_the_same_programs():
-    assert run_campaign(SMALL).outcomes == run_campaign(SMALL).outcomes
+def test_the_same_seed_runs_the_same_programs(summary):
+    assert run_campaign(replace(SMALL, seed=11)).outcomes == summary.outcomes
 
 
 def test_a_lost_nan_is_found_shrunk_and_written(wrong_engine, tmp_path, monkeypatch):
