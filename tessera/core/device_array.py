@@ -6,9 +6,9 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -145,6 +145,10 @@ class DeviceMemory(ABC):
         Raises:
             ResourceError: the memory is exhausted.
         """
+
+    def prepare(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> Callable[[], DeviceArray]:
+        """What makes new arrays of one kind, as `empty` does."""
+        return partial(self.empty, shape, dtype, stream)
 
     @abstractmethod
     def copy_in(self, array: np.ndarray, stream: int) -> DeviceArray:

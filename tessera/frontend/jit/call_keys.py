@@ -34,6 +34,42 @@ def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -
     return tuple(make_hashable_key(c.cell_contents, inner) for c in cells if _is_filled(c))
 
 
+def list_cells(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> list[tuple[Any, Any]] | None:
+    """The cells that a function closes over, recursively, with their contents.
+
+    As long as each cell holds the same object, the closure key is the same. None where it may change without that, as
+    for a list.
+    """
+    if getattr(function, "fixed_closure", None) is function:
+        return []
+    found: list[tuple[Any, Any]] = []
+    for cell in getattr(function, "__closure__", None) or ():
+        if not _is_filled(cell):
+            return None
+        value = cell.cell_contents
+        inner = getattr(value, "function", value)
+        found.append((cell, value))
+        if isinstance(inner, FunctionType):
+            held = [] if id(inner) in seen else list_cells(inner, (*seen, id(function)))
+            if held is None:
+                return None
+            found += held
+        elif not _is_keyed_by_identity(value):
+            return None
+    return found
+
+
+def _is_keyed_by_identity(value: Any) -> bool:
+    """Whether one object has the same key at all times."""
+    if isinstance(value, (np.ndarray, Tensor)):
+        return True
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return value.__class__ not in REGISTERED
+
+
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not cell

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import time
 import typing
@@ -39,7 +40,7 @@ from tessera.core.shapes import (
 )
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType, as_dtype, int64
-from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
+from tessera.frontend.jit.call_keys import list_cells, make_closure_key, make_hashable_key, walk_call
 from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
@@ -61,6 +62,7 @@ from tessera.frontend.jit.line_marks import (
     mark_lines,
     strip_marks,
 )
+from tessera.frontend.jit.repeated_calls import OTHER, RepeatedCall, is_plain_context, wrap_result
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.ir.array_interchange import is_on_device, shorten_repr
 from tessera.ir.builder import (
@@ -72,7 +74,7 @@ from tessera.ir.builder import (
     separate_regions,
 )
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, wrap_array
+from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
@@ -237,7 +239,8 @@ class Jit:
         self._histories: dict[Hashable, CallHistory] = {}
         # Fast path: calls by the types of their arguments, without the signature.
         self._known: dict[Hashable, KnownCall] = {}
-        self._last: tuple[Hashable, KnownCall | None] = (None, None)
+        self._last: tuple[Any, KnownCall | None] = (None, None)
+        self._repeated: RepeatedCall | None = None
 
     def _check_annotations(self) -> None:
         for name, value in self.annotations.items():
@@ -250,15 +253,13 @@ class Jit:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         try:  # as `hides_internal_frames` does, without a call of its own
+            if self._repeated is not None and not named and (found := self._repeated(args)) is not OTHER:
+                return found
             if CURRENT_BUILDER.get() is not None or LINE_MARKS_ENABLED.get():
                 return self._call_any(args, named)
             kinds, leaves = walk_call(args, named, self._static_places, self.static)
             key = None if kinds is None else (kinds, *self._ambient_key())
-            last, known = self._last
-            if key != last:  # the same types as in the last call are the same objects: no hash is needed
-                known = self._known.get(key) if key is not None else None
-                self._last = (key, known) if known is not None else self._last
-            if known is not None and key is not None:
+            if key is not None and (known := self._find_known(key)) is not None:
                 return self._run_known(known, leaves, args, named)
             leaves.clear()  # nothing here holds what is donated
             return self._call_any(args, named, key)
@@ -293,6 +294,33 @@ class Jit:
         traced = self._cache[key]
         return self._run(call, traced, compile_graph(traced.function, INTERP), args, named)
 
+    def _find_known(self, key: tuple[Any, ...]) -> KnownCall | None:
+        """The call with a key; what comes twice with the same objects as types becomes the repeated call."""
+        last, known = self._last
+        if key == last:  # the same types as in the last call are the same objects: no hash is needed
+            if last is not key and all(map(operator.is_, key[0], last[0])):
+                self._repeated = self._repeat(known, key[0])  # type: ignore[arg-type]
+            else:
+                self._last = key, known
+            return known
+        known = self._known.get(key)
+        if known is not None:
+            self._last = key, known
+        return known
+
+    def _repeat(self, known: KnownCall, types: Sequence[Any]) -> RepeatedCall | None:
+        """The repeated call of a known one; None where not all arguments are tensors by place, or some are hidden."""
+        traced = known.traced
+        plain = not (known.order or known.donated or self._static_places or traced.captures or traced.updates)
+        if not plain or traced.random is not None or not is_plain_context():
+            return None
+        cells = list_cells(self.function)
+        if cells is None or not all(isinstance(t, TensorType) for t in types):
+            return None
+        build = None if traced.results.kind is None else traced.results.build
+        device = None if self.target else default_device()
+        return RepeatedCall(types, cells, device, known.run, traced.function.results, build)
+
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
@@ -304,8 +332,8 @@ class Jit:
             self.donation.give(arrays, known.donated, args, named)
         out = known.run(arrays)
         if traced.results.kind is None and not traced.updates:
-            return _wrap_result(out[0], traced.function.results[0])
-        results = [_wrap_result(a, v) for a, v in zip(out, traced.function.results, strict=True)]
+            return wrap_result(out[0], traced.function.results[0].type)
+        results = [wrap_result(a, v.type) for a, v in zip(out, traced.function.results, strict=True)]
         if traced.updates:
             self._store_updates(traced, results, args, named)
         return traced.results.build(iter(results))
@@ -341,7 +369,7 @@ class Jit:
         if places := self.donation.find_places(call.names):
             self.donation.give(operands, places, args, named)
         arrays = run(operands)
-        results = [_wrap_result(a, v) for a, v in zip(arrays, traced.function.results, strict=True)]
+        results = [wrap_result(a, v.type) for a, v in zip(arrays, traced.function.results, strict=True)]
         if traced.owners or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves):
             _record_call_on_tape(traced, call.leaves, hidden, results)
         if traced.updates:
@@ -732,8 +760,3 @@ def to_result_tensor(value: Any) -> Tensor:
         location=user_location(),
         expected="tensors, numbers, or lists, tuples and dicts of them",
     )
-
-
-def _wrap_result(array: Any, value: Value) -> Tensor:
-    type = value.type
-    return wrap_array(array, type if type.shape == array.shape else type.with_shape(array.shape))  # type: ignore[arg-type, union-attr]

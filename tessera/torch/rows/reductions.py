@@ -136,14 +136,8 @@ def _extremum_with_index(function: Callable[..., Any], x: Tensor, dim: int, keep
 
 
 def arg_extremum(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
-    """The index of the first extremum along an axis, which is kept; NaN is one."""
+    """The index of the first extremum along an axis, which is kept; NaN is one, as it is for `function`."""
     y = cast(x, dtype=uint8) if x.dtype.kind == "bool" else x
-    if x.dtype.is_float:
-        missing = isnan(y)
-        number = iota(shape=x.shape, axis=axis)
-        first = r.min(e.where(missing, number, x.shape[axis]), axis=axis, keepdims=True)
-        found = function(e.where(missing, zeros(x.shape, y.dtype), y), axis=axis, keepdims=True)
-        return e.where(e.less(first, x.shape[axis]), first, cast(found, dtype=int64))
     return cast(function(y, axis=axis, keepdims=True), dtype=int64)
 
 

@@ -123,7 +123,7 @@ def bare(driver):
     """A GPU that nothing was asked of yet."""
     made = GPU.__new__(GPU)
     made.driver, made.device, made.capability = driver, driver.Device(0), (9, 0)
-    made._here = types.SimpleNamespace(active=True)
+    made.here = types.SimpleNamespace(active=True)
     return made
 
 

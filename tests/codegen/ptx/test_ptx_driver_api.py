@@ -32,7 +32,7 @@ def driver(stands=True, threads=1024, room=232_448):
     names = types.SimpleNamespace(MAX_THREADS_PER_BLOCK=1, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=2)
     device = types.SimpleNamespace(name=lambda: "a GPU", get_attribute=lambda which: room)
     made = GPU.__new__(GPU)
-    made.device, made._here = device, types.SimpleNamespace(active=True)
+    made.device, made.here = device, types.SimpleNamespace(active=True)
     made.driver = types.SimpleNamespace(
         Error=Failure, LaunchError=LaunchError, MemoryError=type("MemoryError", (Failure,), {}),
         Context=types.SimpleNamespace(synchronize=synchronize), function_attribute=names, device_attribute=names,
@@ -215,7 +215,7 @@ def test_what_runs_artifacts_has_a_name(count, name, monkeypatch):
 def test_at_exit_queued_failures_are_examined_while_the_context_exists(monkeypatch, fails):
     made, order = GPU.__new__(GPU), []
     context = types.SimpleNamespace(push=lambda: None)
-    made._here, made.context, made._modules = types.SimpleNamespace(active=False), context, {}
+    made.here, made.context, made._modules = types.SimpleNamespace(active=False), context, {}
     made._held = [types.SimpleNamespace(free=lambda: order.append("free"))]
     made._pool = types.SimpleNamespace(stop_holding=lambda: order.append("pool"))
     made.driver = types.SimpleNamespace(Context=types.SimpleNamespace(pop=lambda: order.append("pop")))

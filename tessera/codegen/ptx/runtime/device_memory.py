@@ -11,7 +11,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,8 @@ class GpuMemory(DeviceMemory):
 
     def find_stream(self) -> int:
         """The current stream of PyTorch, else that of CuPy, where they have chosen one; else the default stream."""
-        self.gpu.enter()
+        if not getattr(self.gpu.here, "active", False):
+            self.gpu.enter()
         if (find := self._stream_finder) is not None:
             return find()
         self._stream_finder = _make_stream_finder()
@@ -175,6 +176,19 @@ class GpuMemory(DeviceMemory):
         except IndexError:
             block = self._allocate(size)
         return DeviceArray(block.address, shape, dtype, block, self, stream, free)
+
+    def prepare(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> Callable[[], DeviceArray]:
+        """What makes new arrays of one kind, as `empty` does: their free blocks are found once."""
+        size, free = self._find_free(shape, dtype, stream)
+
+        def make() -> DeviceArray:
+            try:
+                block = free.pop()
+            except IndexError:
+                block = self._allocate(size)
+            return DeviceArray(block.address, shape, dtype, block, self, stream, free)
+
+        return make
 
     def _find_free(self, shape: tuple[int, ...], dtype: np.dtype, stream: int) -> tuple[int, list[DeviceAllocation]]:
         """The size of a block for an array, and the free blocks of this size."""
@@ -345,6 +359,6 @@ def _make_stream_finder() -> Callable[[], int] | None:
     if torch is not None and torch.cuda.is_initialized():
         raw = torch._C._cuda_getCurrentRawStream
         if cupy is None:
-            return lambda: raw(0)
+            return partial(raw, 0)  # type: ignore[no-any-return]
         return lambda: raw(0) or cupy.cuda.get_current_stream().ptr
     return None if cupy is None else lambda: cupy.cuda.get_current_stream().ptr

@@ -355,7 +355,7 @@ class GPU:
             )  # fmt: skip
         self.processors = int(self.device.get_attribute(self.driver.device_attribute.MULTIPROCESSOR_COUNT))
         self.context = self.device.retain_primary_context()
-        self._here = threading.local()
+        self.here = threading.local()
         self._modules: dict[str, LoadedModule] = {}
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mapped: PageLockedMemory | None = None
@@ -403,23 +403,23 @@ class GPU:
 
     def enter(self) -> None:
         """Make the context current, for the lifetime of this thread."""
-        if not getattr(self._here, "active", False):
+        if not getattr(self.here, "active", False):
             self.context.push()
-            self._here.active = True
+            self.here.active = True
 
     def leave_thread(self) -> None:
         """Remove the context from this thread: pycuda aborts the process when a thread ends that has one.
 
         For threads of other libraries, which end without notice. The main thread keeps its context to the end.
         """
-        if threading.current_thread() is not threading.main_thread() and getattr(self._here, "active", False):
+        if threading.current_thread() is not threading.main_thread() and getattr(self.here, "active", False):
             self.driver.Context.pop()
-            self._here.active = False
+            self.here.active = False
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """The context in this thread for a block alone: garbage is collected in any thread."""
-        if getattr(self._here, "active", False):
+        if getattr(self.here, "active", False):
             yield
             return
         self.context.push()

@@ -53,7 +53,9 @@ class ResidentProgram:
         self._results = [
             (p.shape, p.dtype.numpy, z, self._reused.get(i), self._places.get(p)) for i, p, z in self._outputs
         ]
-        self._empty = memory.empty
+        # Where all results are new arrays of their own: what makes them, for each stream.
+        self._own = not self._shared and not self._reused and not zeroed.intersection(range(first, len(params)))
+        self._makers: dict[int, list[Callable[[], DeviceArray]]] = {}
         self._written = frozenset(i for i in plan["written"] if i < first and i not in self._reused.values())
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._seen: dict[tuple[Any, ...], None] = {}
@@ -72,24 +74,24 @@ class ResidentProgram:
             ResourceError, ExecutionError: the device's memory is exhausted, or a kernel failed.
         """
         stream = self.memory.find_stream()
+        if len(arrays) != len(self._types):
+            return self._call_any(arrays, constants, stream)
         key: list[Any] = [stream]
         held: Any = arrays
-        for x, (shape, dtype) in zip(arrays, self._types, strict=False):
-            if x.__class__ is not DeviceArray or x.stream != stream or x.shape != shape or x.dtype is not dtype:
-                i = len(key) - 1
-                if x.__class__ is not np.ndarray or self._inputs[i].scalar:
-                    return self._call_any(held, constants, stream)
-                held = [*arrays] if held is arrays else held
-                held[i] = self._place(i, x, stream, constants)
-                key.append(held[i].address)
+        for x, (shape, dtype) in zip(arrays, self._types):  # noqa: B905  # of the same length
+            if type(x) is DeviceArray and x.stream == stream and x.shape == shape and x.dtype is dtype:
+                key.append(x.address)
                 continue
-            key.append(x.address)
-        if len(key) != len(self._types) + 1 or len(arrays) != len(self._types):
-            return self._call_any(arrays, constants, stream)
+            i = len(key) - 1
+            if type(x) is not np.ndarray or self._inputs[i].scalar:
+                return self._call_any(held, constants, stream)
+            held = [*arrays] if held is arrays else held
+            held[i] = self._place(i, x, stream, constants)
+            key.append(held[i].address)
         results = self._make_results(held, stream)
-        found = (*key, *[r.address for r in results])
-        with self._lock:
-            (self._bound.get(found) or self._find(found, stream))()
+        for made in results:
+            key.append(made.address)
+        self._run(tuple(key), stream)
         return results
 
     def _run(self, key: tuple[Any, ...], stream: int) -> None:
@@ -127,20 +129,27 @@ class ResidentProgram:
 
     def _make_results(self, arrays: Sequence[Any], stream: int) -> list[DeviceArray]:
         """New arrays for the results, some of them in one block, and the arguments that the caller gave up."""
+        if self._own:
+            return [make() for make in self._makers.get(stream) or self._prepare(stream)]
         memory, results = self.memory, []
-        shared = self._empty((self._shared,), BYTE, stream) if self._shared else None
+        shared = memory.empty((self._shared,), BYTE, stream) if self._shared else None
         for shape, dtype, zeroed, source, place in self._results:
             if source is not None:
                 results.append(arrays[source])
                 continue
             if place is None or shared is None:
-                made = self._empty(shape, dtype, stream)
+                made = memory.empty(shape, dtype, stream)
             else:
                 made = DeviceArray(shared.address + place, shape, dtype, shared, memory, stream)
             results.append(made)
             if zeroed:
                 memory.clear(made, stream)
         return results
+
+    def _prepare(self, stream: int) -> list[Callable[[], DeviceArray]]:
+        """What makes the results of calls on a stream."""
+        made = self._makers[stream] = [self.memory.prepare(shape, dtype, stream) for shape, dtype, *_ in self._results]
+        return made
 
     def _find(self, key: tuple[Any, ...], stream: int) -> Callable[[], None]:
         """What runs the program on these addresses; what comes a second time is kept."""

@@ -1,0 +1,85 @@
+"""Repeated calls: a jitted function that is called with tensors of the types of the last call, in the context that most
+calls have, runs its program at once, without a call key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.core.device import default_device
+from tessera.core.device_array import DeviceArray
+from tessera.core.types import TensorType
+from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
+from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER
+from tessera.ir.core import Value
+from tessera.ir.tensor import Tensor, wrap_array
+from tessera.lower.lowering_plan import INSTALLED, RUN_OBSERVER, SCOPED, SCOPED_FUSION
+
+OTHER = object()  # what a call gives that is not like the last one
+
+
+# Bound once: Python makes a method of an imported object anew for each call.
+_builder, _numerics, _marked = CURRENT_BUILDER.get, CURRENT_NUMERICS.get, LINE_MARKS_ENABLED.get
+_rank, _observer, _fusion, _passes = CURRENT_RANK_NUMBER.get, RUN_OBSERVER.get, SCOPED_FUSION.get, SCOPED.get
+
+
+def is_plain_context() -> bool:
+    """Whether nothing in the context of a call changes its program: no trace, numeric context, rank or extension."""
+    return (
+        _builder() is None
+        and _numerics() is None
+        and not _marked()
+        and _rank() is None
+        and _observer() is None
+        and _fusion() is None
+        and not _passes()
+        and not INSTALLED
+    )
+
+
+class RepeatedCall:
+    """The program of a function for tensors of some types, all of them by place.
+
+    It holds as long as the function closes over the same objects (`list_cells`) and, where it names no target, the
+    default device is the same.
+    """
+
+    __slots__ = ("build", "cells", "device", "results", "run", "types")
+
+    def __init__(
+        self, types: Sequence[TensorType], cells: Sequence[tuple[Any, Any]], device: str | None,
+        run: Callable[[Sequence[Any]], Sequence[Any]], results: Sequence[Value],
+        build: Callable[[Iterator[Any]], Any] | None,
+    ) -> None:  # fmt: skip
+        self.types, self.cells, self.device, self.run = tuple(types), tuple(cells), device, run
+        self.results, self.build = [v.type for v in results], build
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The results of the function; `OTHER` where this is another call."""
+        if len(args) != len(self.types) or not is_plain_context():
+            return OTHER
+        arrays = []
+        for x, expected in zip(args, self.types):  # noqa: B905  # of the same length
+            if type(x) is not Tensor or x.type is not expected or x.requires_grad:
+                return OTHER
+            data = x.data
+            if type(data) is not DeviceArray and type(data) is not np.ndarray:  # donated
+                return OTHER
+            arrays.append(data)
+        for cell, content in self.cells:
+            if cell.cell_contents is not content:
+                return OTHER
+        if self.device is not None and default_device() != self.device:
+            return OTHER
+        found = self.run(arrays)
+        if self.build is None:
+            return wrap_result(found[0], self.results[0])
+        return self.build(map(wrap_result, found, self.results))
+
+
+def wrap_result(array: Any, described: Any) -> Tensor:
+    """A result of a program as a tensor; a symbolic size has its number."""
+    return wrap_array(array, described if described.shape == array.shape else described.with_shape(array.shape))

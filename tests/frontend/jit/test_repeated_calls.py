@@ -1,0 +1,128 @@
+"""Repeated calls: only calls like the last one take the short way, and what changes a program is seen."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.device import default_device
+from tessera.frontend.jit import repeated_calls
+from tessera.frontend.jit.call_keys import list_cells
+
+X, Y = ts.tensor([1.0, 2.0]), ts.tensor([3.0, 5.0])
+
+
+def repeat(f, *args):
+    """The result of a call, after calls that make it a repeated one."""
+    for _ in range(3):
+        f(*args)
+    assert f._repeated is not None
+    return f(*args)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The results of calls that took the short way."""
+    found, call = [], repeated_calls.RepeatedCall.__call__
+
+    def note(self, args):
+        out = call(self, args)
+        found.append(out is not repeated_calls.OTHER)
+        return out
+
+    monkeypatch.setattr(repeated_calls.RepeatedCall, "__call__", note)
+    return found
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_the_same_tensors_take_the_short_way(short, target):
+    f = ts.jit(lambda x, y: (x + y, {"d": x - y}), target=target)
+    total, rest = repeat(f, X, Y)
+    assert short[-1]
+    np.testing.assert_array_equal(total.numpy(), [4.0, 7.0])
+    np.testing.assert_array_equal(rest["d"].numpy(), [-2.0, -3.0])
+    np.testing.assert_array_equal(f(Y, Y)[0].numpy(), [6.0, 10.0])
+
+
+def test_other_types_and_counts_do_not(short):
+    f = ts.jit(lambda x, y=1.0: x * y)
+    repeat(f, X, Y)
+    for args in [(ts.tensor([[2.0]]), Y), (X.astype(ts.f64), Y.astype(ts.f64)), (X, 2.0), (X,), (np.float32([1, 2]), Y)]:
+        got, want = f(*args), args[0] * (args[1] if len(args) > 1 else 1.0)
+        assert got.dtype == want.dtype and not short[-1]
+        np.testing.assert_array_equal(got.numpy(), np.asarray(want))
+    np.testing.assert_array_equal(f(X, y=Y).numpy(), [3.0, 10.0])
+
+
+def test_what_a_function_closes_over_is_looked_at(short):
+    scale, inner = 2.0, {"add": lambda x: x + scale}
+    add = inner["add"]
+
+    def outer(x):
+        return add(x)
+
+    f = ts.jit(outer)
+    assert repeat(f, X).tolist() == [3.0, 4.0] and short[-1]
+    scale = 10.0
+    assert f(X).tolist() == [11.0, 12.0]
+    add = lambda x: x * scale  # noqa: E731
+    assert f(X).tolist() == [10.0, 20.0]
+
+
+def test_cells_with_lists_are_keyed_by_value():
+    held = [1.0]
+    f = ts.jit(lambda x: x + held[0])
+    assert list_cells(f.function) is None
+    assert [f(X).tolist() for _ in range(4)][-1] == [2.0, 3.0] and f._repeated is None
+    held[0] = 5.0
+    assert f(X).tolist() == [6.0, 7.0]
+
+
+def test_captured_tensors_are_read_at_each_call():
+    w = ts.tensor([1.0, 1.0])
+    f = ts.jit(lambda x: x * w)
+    assert [f(X).tolist() for _ in range(4)][-1] == [1.0, 2.0] and f._repeated is None
+    w.data[...] = 3.0
+    assert f(X).tolist() == [3.0, 6.0]
+
+
+def test_the_context_is_looked_at(short):
+    f = ts.jit(lambda x: x @ x)
+    repeat(f, X)
+    with ts.precision(compute=ts.bf16):
+        assert f(X + 2.0**-10).numpy() == 5.0  # of rounded numbers
+    assert not short[-1]
+    np.testing.assert_array_equal(ts.jit(lambda x: f(x) + 1.0)(X).numpy(), 6.0)
+    assert not short[-1]
+    device = default_device()
+    try:
+        ts.set_default_device("llvm")
+        assert f(X).numpy() == 5.0 and not short[-1]
+    finally:
+        ts.set_default_device(device)
+
+
+def test_gradients_are_recorded():
+    f = ts.jit(lambda x: ts.sum(x * x))
+    repeat(f, X)
+    learned = ts.tensor([1.0, 2.0], requires_grad=True)
+    f(learned).backward()
+    assert learned.grad.tolist() == [2.0, 4.0]
+
+
+def test_donated_tensors_are_refused():
+    f, give = ts.jit(lambda x: x + 1.0, target="ptx"), ts.jit(lambda x: x * 2.0, target="ptx", donate="x")
+    x = ts.tensor([1.0, 2.0]).to("ptx")
+    repeat(f, x)
+    give(x)
+    with pytest.raises(ts.errors.ArgumentError, match="donated"):
+        f(x)
+
+
+def test_an_error_of_the_program_names_the_users_line():
+    f = ts.jit(lambda x, i: ts.take(x, i, axis=0))
+    i = ts.tensor([0, 1])
+    repeat(f, X, i)
+    i.data[...] = 7
+    with pytest.raises(ts.TesseraError) as caught:
+        f(X, i)
+    assert "test_repeated_calls" in str(caught.value)
