@@ -182,7 +182,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
-    ("multi-output fusion", with_ops(fuse_multi_output, host.loop, host.while_)),
+    ("multi-output fusion", fuse_multi_output),
     ("collective scheduling", with_ops(rewrite_module(schedule_collectives), host.call)),
     ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),

@@ -256,6 +256,7 @@ class WarpgroupPipeline:
     state: PipelineState | None = None  # stage and phase of the side under emission: producer or consumer
     tensor_maps: tuple[str, ...] = ()  # address registers of the TMA descriptors
     tma_stores: dict[Node, str] = field(default_factory=dict)  # stores made by TMA, with their descriptors
+    row_stores: frozenset[Node] = frozenset()  # stores of accumulators to rows that TMA cannot make
     resident_states: dict[Node, PipelineState] = field(default_factory=dict)  # one ring for each resident operand
     resident_operands: dict[Value, tuple[PipelineState, str]] = field(default_factory=dict)  # with matrix descriptors
     in_flight: list[InFlightMma] = field(default_factory=list)  # in commit order

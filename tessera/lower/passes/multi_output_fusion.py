@@ -2,7 +2,8 @@
 
 A step of a host loop takes as long as its launches: the gates of a recurrent cell, the state that it updates, and the
 copies of the state to the next step and to the stacked results are one kernel. What one of them stores, the next ones
-read in registers; memory that nothing else reads goes.
+read in registers; memory that nothing else reads goes. Outside loops, kernels are joined that read or write the same
+memory at their own element and nothing else: the parameters and moments of an optimizer step are read once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Module, Node, Value
 from tessera.lower.graph_to_schedule.tile_sizes import choose_tile_sizes
 from tessera.lower.indexing_maps import BodyIndexing, KernelDims, analyse_body, linearise, make_index
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import FUSION, LoweringPlan
 from tessera.ops.dialects import host, schedule
 
 ACCESSES = (schedule.load, schedule.store)
@@ -25,12 +26,17 @@ COMBINING = (schedule.reduce, schedule.contract)  # ops that need other elements
 VIEWS = (host.view, host.at)
 MAX_NODES = 1024  # of a kernel: generators walk chains recursively
 MAX_MEMORIES = 24  # that a kernel takes
+MAX_FLAT_NODES, MAX_FLAT_MEMORIES = 192, 12  # the same outside loops, where memory is the limit and registers hold it
 
 
 def fuse_multi_output(module: Module, plan: LoweringPlan) -> Module:
-    """Join the pointwise kernels of each step of a Schedule module's host loops, where order and elements allow it."""
+    """Join the pointwise kernels of a Schedule module, and of each step of its host loops, where order and elements
+    allow it.
+    """
     memory = MemoryMap.of(module.main.body)
     body = replace(module.main.body, nodes=tuple(_fuse_inside(n, memory, plan) for n in module.main.body.nodes))
+    if module.main.attrs.get(FUSION) is None:  # kernels that nobody asked for as they are
+        body = _RegionFusion(memory, plan, body, flat=True).run()
     return module.replace(replace(module.main, body=body), *module.functions[1:])
 
 
@@ -162,6 +168,7 @@ class _RegionFusion:
     memory: MemoryMap
     plan: LoweringPlan
     block: Block
+    flat: bool = False  # outside loops: only kernels that share memory, at their own elements
     defined: list[Node] = field(default_factory=list)
     made: list[Node | PointwiseKernel] = field(default_factory=list)
 
@@ -208,6 +215,8 @@ class _RegionFusion:
 
     def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
         """Whether two kernels, one after the other, may run element by element."""
+        if self.flat and not _share_elements(one, other):
+            return False
         if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
             return False
         if len({*one.bases, *other.bases}) > MAX_MEMORIES:
@@ -267,6 +276,14 @@ class _RegionFusion:
         for value in dead:
             del body.stored[value]
         return self.make_kernel(kernel.node, kernel.node.attrs["dims"], body).node
+
+
+def _share_elements(one: PointwiseKernel, other: PointwiseKernel) -> bool:
+    """Whether two kernels touch some memory both, and no element but their own."""
+    both = {*one.bases, *other.bases}
+    if len(both) > MAX_FLAT_MEMORIES or len(one.block.nodes) + len(other.block.nodes) > MAX_FLAT_NODES:
+        return False
+    return len(both) < len({*one.bases}) + len({*other.bases}) and one.is_flat and other.is_flat
 
 
 def _keep_used(defined: Sequence[Node], nodes: Iterable[Node]) -> Iterator[Node]:

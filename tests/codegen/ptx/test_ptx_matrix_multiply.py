@@ -101,6 +101,34 @@ def test_warp_groups(block, turned):
         assert word in text
 
 
+@pytest.mark.parametrize(("columns", "kind"), [(265, "b16"), (250, "b32"), (260, "b64"), (65, "b16")])
+@pytest.mark.parametrize("block", [(64, 64, 64), (128, 128, 64), (128, 256, 64), (256, 64, 64)])
+def test_rows_of_results_that_are_no_units_of_16_bytes(columns, kind, block):
+    text = check(f16, 200, columns, 128, block, "sm_90a", turned=True)
+    assert "stmatrix" in text and "bulk_group" not in text
+    assert f"ld.shared.{kind}" in text and f"st.global.{kind}" in text
+
+
+@pytest.mark.parametrize("begin", [0, 1, 64])
+def test_such_rows_in_a_larger_memory(begin):
+    @kernel
+    def place(a, b, out, *, at: int):
+        sums = tile.zeros((64, 64), ts.f32)
+        for k in tile.range(0, a.shape[1], 64):
+            sums += tile.dot(tile.load(a[0:64, k : k + 64]), tile.load(b[k : k + 64, 0:64]))
+        tile.store(out[1, at + 2 : at + 66, at : at + 64], tile.cast(sums, ts.f16), edge="clip")
+
+    random = np.random.default_rng(begin)
+    a, b = (random.integers(-4, 5, size).astype(np.float16) for size in ((64, 128), (128, 64)))
+    out = np.full((3, 100, 122), 7, np.float16)
+    found, text = run(place, {"a": a, "b": b, "out": out, "at": begin}, (1,), "sm_90a")
+    want = np.full_like(out, 7)
+    part = want[1, begin + 2 : begin + 66, begin : begin + 64]
+    part[...] = (a @ b)[: part.shape[0], : part.shape[1]]
+    np.testing.assert_array_equal(found, want)
+    assert "stmatrix" in text and ("st.global.b16" if begin == 1 else "st.global.b32") in text
+
+
 EIGHT = {fp8_e4m3: "f32.e4m3.e4m3", fp8_e5m2: "f32.e5m2.e5m2", int8: "s32.s8.s8"}
 
 

@@ -17,7 +17,7 @@ from tessera.codegen.ptx.ops import LaunchFacts, async_mma, fetched_block, gemm_
 from tessera.codegen.ptx.passes.layout_inference import read_layouts, static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, TileScheduler, read_order
-from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_tma_stores, staging_bytes
+from tessera.codegen.ptx.table.warpgroup.epilogue import drain_stores, find_row_stores, find_tma_stores, staging_bytes
 from tessera.codegen.ptx.table.warpgroup.pingpong import find_trip_count, start_pingpong
 from tessera.codegen.ptx.table.warpgroup.producer import (
     AsyncMmaProducer,
@@ -77,7 +77,9 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
     maps = [*work.maps, *(m for _, m in stores)]
     ctx.pipeline.tensor_maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     ctx.pipeline.tma_stores = {store: ctx.pipeline.tensor_maps[m.index] for store, m in stores}
-    more, blocks = staging_bytes(team) if stores else 0, cluster.size if cluster is not None else 1
+    ctx.pipeline.row_stores = frozenset(find_row_stores(ctx))
+    more = staging_bytes(team) if stores or ctx.pipeline.row_stores else 0
+    blocks = cluster.size if cluster is not None else 1
     ctx.pipeline.ring = StageRingBuffer(
         text, ctx.smem.allocator, get_fact(function, "stages"), work.stage, groups, more, blocks
     )

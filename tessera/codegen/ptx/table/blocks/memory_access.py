@@ -19,7 +19,7 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import broadcast_registe
 from tessera.codegen.ptx.table.blocks.staging_buffers import store_slot
 from tessera.codegen.ptx.table.scalars.arithmetic import materialise_operand, round_to_narrow
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
-from tessera.codegen.ptx.table.warpgroup.epilogue import TmaStoreEmitter
+from tessera.codegen.ptx.table.warpgroup.epilogue import RowStoreEmitter, TmaStoreEmitter
 from tessera.codegen.ptx.text.builder import NARROW_FLOATS, PtxBuilder, element_bytes, ptx_type, register_class
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import SHARED, DType, bool_, f32, f64, int32, int64, uint32, uint64
@@ -55,6 +55,9 @@ def _(ctx, node):
     ref, value, *rest = node.args
     if node in ctx.pipeline.tma_stores:
         TmaStoreEmitter(ctx, node, ctx.pipeline.tma_stores[node]).emit()
+        return
+    if node in ctx.pipeline.row_stores:
+        RowStoreEmitter(ctx, node).emit()
         return
     layout = ctx.layout(value)
     if ref not in ctx.memrefs:
