@@ -25,7 +25,7 @@ from tessera.stdlib.split_keys import match_split_attention
 
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
-DEEP_HEADS = {64, 128}  # features of a head above which the block size may differ
+DEEP_HEADS, DEEPEST_HEADS = {64, 128}, {256}  # features of heads whose blocks differ; the deepest have half the keys
 
 
 @library_rules(attention.scaled_dot_product_attention)
@@ -123,8 +123,7 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _make_ref(node.out, result)
-    wide = _rounds_weights(node) and {heads_first[0][3], heads_first[2][3]} <= DEEP_HEADS
-    rows, columns = (plan.flash_deep,) * 2 if wide and plan.flash_deep else (plan.flash_m, plan.flash_n)
+    rows, columns = _choose_blocks(plan, {heads_first[0][3], heads_first[2][3]}, _rounds_weights(node))
     blocks: dict[str, Any] = {
         "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),
         "BN": _choose_block_length(columns, heads_first[1][2]),
@@ -133,6 +132,15 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
     function = module.functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _choose_blocks(plan: LoweringPlan, widths: set[Size], rounded: bool) -> tuple[int, int]:
+    """The queries and keys of a block, by the features of a head; `rounded`: weights are as narrow as values."""
+    if plan.flash_deep and rounded and widths <= DEEP_HEADS:
+        return plan.flash_deep, plan.flash_deep
+    if plan.flash_deep and rounded and widths == DEEPEST_HEADS:
+        return plan.flash_deep, plan.flash_deep // 2
+    return plan.flash_m, plan.flash_n
 
 
 def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPlan) -> bool:

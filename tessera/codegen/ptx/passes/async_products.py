@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tessera.codegen.ptx.ops import (
@@ -152,13 +152,13 @@ def _find_async_products(function: Function) -> AsyncProducts | None:
     whole = bool(rights) and len(rights) == len(every) and len(rows) == 1 and rows <= set(WGMMA_BLOCK_ROWS)
     if not whole or int(function.attrs.get("group", 1)) != 1:
         return None
-    if _estimate_registers(uses, loops, rights) > MAX_LOOP_REGISTERS:
+    left = _find_resident_operands(function, uses, list(rights))
+    if _estimate_registers(uses, loops, rights, left) > MAX_LOOP_REGISTERS:
         return None
     fetched = {v: side for loop in loops for v, side in _find_fetched_blocks(function, uses, loop, rights).items()}
     read = {side.ref for side in (*rights.values(), *fetched.values())}
     if any(_loads_left_operand(loop, fetched) for loop in loops) or _find_written_refs(function) & read:
         return None
-    left = _find_resident_operands(function, uses, list(rights))
     reading = {v: [loop for loop in loops if any(v in n.args for n in loop.regions[0].nodes)][-1] for v in left}
     return AsyncProducts(rights, left, reading, fetched)
 
@@ -211,12 +211,20 @@ def _find_written_refs(function: Function) -> set[Value]:
     return tile.find_written_refs(function.body)
 
 
-def _estimate_registers(uses: UseDef, loops: Sequence[Node], rights: dict[Node, OperandSource]) -> int:
-    """An estimate of the registers of a thread: the accumulators, and the packed left operands of a loop."""
+def _estimate_registers(
+    uses: UseDef, loops: Sequence[Node], rights: dict[Node, OperandSource], resident: Collection[Value]
+) -> int:
+    """An estimate of the registers of a thread: the accumulators, and the packed left operands of a loop, of which the
+    resident ones lie in shared memory.
+    """
     groups = min(2, max(static_shape(n.out)[0] for n in rights) // 64)
     sums = {_find_accumulator(uses, loops, n): math.prod(static_shape(n.out)) for n in rights}
+
+    def lefts(loop: Node) -> set[Value]:
+        return {n.args[-2] for n in loop.regions[0].nodes if n in rights}
+
     left = (
-        sum(math.prod(static_shape(v)) // 2 for v in {n.args[-2] for n in loop.regions[0].nodes if n in rights})
+        sum(math.prod(static_shape(v)) // 2 for v in lefts(loop) - {*resident})
         for loop in loops
     )
     return (sum(sums.values()) + max(left)) // (128 * groups)
