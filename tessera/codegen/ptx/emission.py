@@ -50,7 +50,7 @@ from tessera.codegen.ptx.ops import (
     prefetched_load,
     set_facts,
 )
-from tessera.codegen.ptx.passes.layout_inference import read_layouts
+from tessera.codegen.ptx.passes.layout_inference import MOST_EXCHANGED, read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, ring_stage_bytes
@@ -315,7 +315,7 @@ def choose_vector_width(function: Function) -> int:
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
         stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
         most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once
-    columns = _find_column_permutes(function)
+    columns = _find_column_permutes(function) | _find_exchanged_permutes(function)
     combined = any(_combines_neighbours(n) for n in function.body.walk() if n not in columns)
     if get_fact(function, "kernel") != UNIFORM or combined:
         return most
@@ -353,6 +353,16 @@ def _find_column_permutes(function: Function) -> frozenset[Node]:
     uses = UseDef(function)
     permutes = [n for n in function.body.walk() if n.op is shape_ops.permute and n.results[0].type.rank]  # type: ignore[union-attr]
     return frozenset(n for n in permutes if _is_reduced_alone(uses, n))
+
+
+def _find_exchanged_permutes(function: Function) -> frozenset[Node]:
+    """The permutations of a kernel without reductions whose blocks are exchanged where they are stored."""
+    moving = (*PLAIN_OPS, control_flow_ops.if_, shape_ops.permute, shape_ops.reshape)
+    if not all(n.op.pointwise or n.op in moving for n in function.body.walk()):
+        return frozenset()  # reshapes that fold are looked at by themselves
+    permutes = [n for n in function.body.walk() if n.op is shape_ops.permute]
+    widest = max((element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store), default=1)
+    return frozenset(n for n in permutes if _element_count(n.out) * widest <= MOST_EXCHANGED)
 
 
 def _is_reduced_alone(uses: UseDef, node: Node) -> bool:

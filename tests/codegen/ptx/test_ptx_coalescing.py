@@ -1,13 +1,17 @@
 """Neighbours of a thread: 16 bytes where accesses are aligned, else the threads of a warp access neighbours."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.ptx.emission import GlobalAccess
 from tessera.codegen.ptx.ops import get_fact
 from tessera.codegen.ptx.pipeline import list_passes
+from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.runtime import driver
 
 
@@ -36,13 +40,13 @@ def test_rows_that_start_anywhere(columns, dtype, wanted):
 @pytest.mark.parametrize(
     ("function", "wanted"),
     [
-        (lambda x: x.T * 1.0, 4),
+        (lambda x: x.T * 1.0, 1),
         (lambda x: ts.cumsum(x, axis=1), 4),
         (lambda x: ts.permute(ts.reshape(x, (40, 515, 1)), (0, 2, 1)) * 2.0, 1),
     ],
 )
-def test_transposes_and_scans_hold_neighbours(function, wanted):
-    """A warp that stores one element of each of 32 rows would write 32 sectors."""
+def test_scans_hold_neighbours_and_transposes_what_rows_allow(function, wanted):
+    """A transposed block is exchanged where it is stored; a warp would write one element of each of 32 rows."""
     assert set(widths(function, np.zeros((40, 515), "f4"))) == {wanted}
 
 
@@ -82,3 +86,29 @@ def test_long_rows_are_cut_finer_where_there_are_many():
 )
 def test_what_a_thread_writes_at_once_lies_beside_what_its_neighbour_writes(source, to, wanted):
     assert widths(lambda x: ts.cast(x, to), np.zeros(1 << 16, source)) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype"), [(96, 64, "f4"), (75, 131, "f4"), (70, 66, "f2"), (130, 33, "f2")]
+)
+def test_transposed_blocks_are_stored_by_rows(rows, columns, dtype):
+    """Neighbours of a warp lie side by side in loads and stores."""
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(dtype)
+    f = ts.jit(lambda x: x.T, target="ptx")
+    np.testing.assert_array_equal(f(x).numpy(), x.T)
+    artifact = emit_artifact(get_backend("ptx"), driver.lower(f.trace(x).function, "ptx")["tile"], {})
+    entry = artifact.manifest["plan"]["entries"]["k0_copy"]
+    assert entry["shared"] > 32 * 32 * x.itemsize  # rows are padded against bank conflicts
+    assert artifact.text(TEXT_FILE).count("bar.sync") == 1
+    for place, width in (("ld.global", columns), ("st.global", rows)):
+        vector = math.gcd(width, 16 // x.itemsize)
+        count = 8 // vector if x.itemsize == 4 or vector < 8 else 1
+        assert artifact.text(TEXT_FILE).count(place) == count
+
+
+def test_permutations_of_short_axes_are_stored_by_rows():
+    x = np.random.default_rng(0).standard_normal((5, 17, 6, 67)).astype("f4")
+    f = ts.jit(lambda x: ts.permute(x, (3, 2, 1, 0)), target="ptx")
+    np.testing.assert_array_equal(f(x).numpy(), x.transpose(3, 2, 1, 0))
+    artifact = emit_artifact(get_backend("ptx"), driver.lower(f.trace(x).function, "ptx")["tile"], {})
+    assert artifact.manifest["plan"]["entries"]["k0_copy"]["shared"]

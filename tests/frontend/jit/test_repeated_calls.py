@@ -46,7 +46,13 @@ def test_the_same_tensors_take_the_short_way(short, target):
 def test_other_types_and_counts_do_not(short):
     f = ts.jit(lambda x, y=1.0: x * y)
     repeat(f, X, Y)
-    for args in [(ts.tensor([[2.0]]), Y), (X.astype(ts.f64), Y.astype(ts.f64)), (X, 2.0), (X,), (np.float32([1, 2]), Y)]:
+    for args in [
+        (ts.tensor([[2.0]]), Y),
+        (X.astype(ts.f64), Y.astype(ts.f64)),
+        (X, 2.0),
+        (X,),
+        (np.float32([1, 2]), Y),
+    ]:
         got, want = f(*args), args[0] * (args[1] if len(args) > 1 else 1.0)
         assert got.dtype == want.dtype and not short[-1]
         np.testing.assert_array_equal(got.numpy(), np.asarray(want))

@@ -223,10 +223,7 @@ def _estimate_registers(
     def lefts(loop: Node) -> set[Value]:
         return {n.args[-2] for n in loop.regions[0].nodes if n in rights}
 
-    left = (
-        sum(math.prod(static_shape(v)) // 2 for v in lefts(loop) - {*resident})
-        for loop in loops
-    )
+    left = (sum(math.prod(static_shape(v)) // 2 for v in lefts(loop) - {*resident}) for loop in loops)
     return (sum(sums.values()) + max(left)) // (128 * groups)
 
 

@@ -7,6 +7,7 @@ the threads that need it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from tessera.codegen.ptx.context import VECTOR_BYTES, EmissionContext, Registers, VectorAccess
@@ -29,27 +30,73 @@ def convert_through_memory(
     ctx: EmissionContext, dtype: DType, held: Sequence[str], source: DistributedLayout, to: DistributedLayout
 ) -> Registers:
     """The elements of a block in another layout; both shapes hold equally many elements, in the same order."""
-    write_exchange(ctx, dtype, held, source, math.prod(source.shape))
-    return read_exchange(ctx, dtype, to)
+    strides = pad_rows(source, to, dtype) if source.shape == to.shape else None
+    write_exchange(ctx, dtype, held, source, math.prod(source.shape), strides)
+    return read_exchange(ctx, dtype, to, strides)
+
+
+BANKS, BANK_BYTES, ROW_PADS = 32, 4, (0, 4, 8, 16)  # of shared memory; bytes by which rows may be longer
+MOST_PADDED = 1 << 14  # bytes of a block whose rows are padded
+
+
+def pad_rows(source: DistributedLayout, to: DistributedLayout, dtype: DType) -> Sizes | None:
+    """The strides of a block in the exchange buffer that cost its writes and reads the fewest bank conflicts.
+
+    None for rows as they are.
+    """
+    size, shape_ = element_bytes(dtype), source.shape
+    if len(shape_) < 2 or math.prod(shape_) * size > MOST_PADDED:
+        return None
+
+    def pad(count: int) -> Sizes:
+        return (*(n // (shape_[-1] * size) * (shape_[-1] * size + count) for n in plain[:-1]), size)
+
+    def cost(count: int) -> float:
+        return sum(count_bank_conflicts(layout, dtype, pad(count)) for layout in (source, to))
+
+    plain = row_major_strides(shape_, size)
+    best = min((count for count in ROW_PADS if count % size == 0), key=cost)
+    return pad(best) if best and cost(best) < cost(0) else None
+
+
+def count_bank_conflicts(layout: DistributedLayout, dtype: DType, strides: Sizes) -> float:
+    """The cycles in which a warp accesses its part of a block in shared memory: each bank gives one word in each.
+
+    >>> rows = DistributedLayout((32, 32), ((1, 0), (1, 1)), ((1, 2), (1, 3), (1, 4), (0, 0), (0, 1), (0, 2), (0, 3)))
+    >>> count_bank_conflicts(rows, f32, (128, 4)), count_bank_conflicts(rows.permuted((1, 0)), f32, (128, 4))
+    (4.0, 32.0)
+    """
+    size, length = element_bytes(dtype), _find_vector_length(layout, dtype, strides)
+    words = set[int]()
+    for lane in range(WARP_THREADS):
+        bits = [bit for i, bit in enumerate(layout.threads) if bit is not None and lane >> i & 1]
+        first = sum(strides[axis] << position for axis, position in bits)
+        words |= {(first + n) // BANK_BYTES for n in range(0, length * size, min(size, BANK_BYTES))}
+    most = max(Counter(word % BANKS for word in words).values())
+    return most * layout.count / length
 
 
 def write_exchange(
-    ctx: EmissionContext, dtype: DType, held: Sequence[str], layout: DistributedLayout, count: int
-) -> None:
+    ctx: EmissionContext, dtype: DType, held: Sequence[str], layout: DistributedLayout, count: int,
+    strides: Sizes | None = None,
+) -> None:  # fmt: skip
     """Write a block of `count` elements to the exchange buffer."""
     synchronise_exchange(ctx, WRITE)
-    base = ctx.smem.allocator.reserve_exchange(count * element_bytes(dtype))
-    for access in plan_exchange_accesses(ctx, dtype, layout, base, once=True):
+    size = layout.shape[0] * strides[0] if strides else count * element_bytes(dtype)
+    base = ctx.smem.allocator.reserve_exchange(size)
+    for access in plan_exchange_accesses(ctx, dtype, layout, base, True, strides):
         elements = held[access.first : access.first + access.count]
         block_access.store_elements(ctx.text, exchange_space(ctx), dtype, access, elements)
 
 
-def read_exchange(ctx: EmissionContext, dtype: DType, layout: DistributedLayout) -> Registers:
+def read_exchange(
+    ctx: EmissionContext, dtype: DType, layout: DistributedLayout, strides: Sizes | None = None
+) -> Registers:
     """Read a block from the exchange buffer."""
     synchronise_exchange(ctx, READ)
     base = ctx.smem.allocator.reserve_exchange(0)
     found: list[str] = []
-    for access in plan_exchange_accesses(ctx, dtype, layout, base, once=False):
+    for access in plan_exchange_accesses(ctx, dtype, layout, base, False, strides):
         found += block_access.load_elements(ctx.text, exchange_space(ctx), dtype, access)
     return tuple(found)
 
