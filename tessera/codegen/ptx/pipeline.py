@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
 from tessera.codegen.ptx.emission import (
+    COMBINING,
     SHARED_LIMIT,
     analyse_launches,
     choose_team_size,
@@ -25,6 +26,7 @@ from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.async_products import form_async_mma
 from tessera.codegen.ptx.passes.boundary_peeling import peel_boundary
+from tessera.codegen.ptx.passes.branch_formation import form_branches
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
@@ -98,6 +100,12 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
+def _form_branches(function: Function) -> Function:
+    """The function with branches, where it has ops of elements alone."""
+    combining = any(n.op in COMBINING or (n.regions and n.op is not control_flow.if_) for n in function.body.walk())
+    return function if combining else form_branches(function)
+
+
 _carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
@@ -124,6 +132,7 @@ COPIES: NamedPasses = (
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
     ("boundary peeling", for_kernels(lambda f: f if combines_elements(f) else peel_boundary(f), UNIFORM)),
+    ("branch formation", for_kernels(with_ops(_form_branches, elementwise.where), UNIFORM)),
     ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
