@@ -50,6 +50,7 @@ from tessera.codegen.ptx.ops import (
     prefetched_load,
     set_facts,
 )
+from tessera.codegen.ptx.passes.branch_formation import COMBINING
 from tessera.codegen.ptx.passes.layout_inference import MOST_EXCHANGED, read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
@@ -159,9 +160,6 @@ MIN_PREFETCHED_THREADS = 1024  # threads of a program that fills a multiprocesso
 MIN_PREFETCHED_PROGRAMS = 256  # fewer programs run nearly all at once
 SPECIALISED_OPS = (gemm_mainloop, *PRODUCED_OPS)  # ops that need a producer
 Rewrite = Callable[[Function], Function]
-
-
-COMBINING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 
 def combines_elements(function: Function) -> bool:

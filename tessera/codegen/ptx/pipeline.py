@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from tessera.codegen.contract import CompilerPass
 from tessera.codegen.ptx.emission import (
-    COMBINING,
     SHARED_LIMIT,
     analyse_launches,
     choose_team_size,
@@ -65,9 +64,8 @@ def for_kernels(rewrite: Rewrite, *kinds: str) -> Rewrite:
     return lambda f: rewrite(f) if get_fact(f, "kernel") in kinds and not get_fact(f, "rounding") else f
 
 
-def for_async_loops(rewrite: Rewrite) -> Rewrite:
-    """A rewrite of warp-specialised functions with asynchronous products."""
-    return for_kernels(with_ops(rewrite, async_mma), WARP_SPECIALISED)
+# Rewrites of warp-specialised functions with asynchronous products.
+for_async_loops: Callable[[Rewrite], Rewrite] = lambda f: for_kernels(with_ops(f, async_mma), WARP_SPECIALISED)  # noqa: E731
 
 
 def beside_tensor_cores(rewrite: Rewrite) -> Rewrite:
@@ -100,12 +98,6 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
-def _form_branches(function: Function) -> Function:
-    """The function with branches, where it has ops of elements alone."""
-    combining = any(n.op in COMBINING or (n.regions and n.op is not control_flow.if_) for n in function.body.walk())
-    return function if combining else form_branches(function)
-
-
 _carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
@@ -132,7 +124,7 @@ COPIES: NamedPasses = (
     ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
     ("boundary peeling", for_kernels(lambda f: f if combines_elements(f) else peel_boundary(f), UNIFORM)),
-    ("branch formation", for_kernels(with_ops(_form_branches, elementwise.where), UNIFORM)),
+    ("branch formation", for_kernels(with_ops(form_branches, elementwise.where), UNIFORM)),
     ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (

@@ -15,7 +15,7 @@ from tessera.core.types import f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.adaptive_pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import broadcast_to, cast
 from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.elementwise import (
@@ -106,15 +106,26 @@ def _find_sizes(x: Tensor, size: Any, factor: Any, recompute: bool) -> tuple[tup
 def _combine_taps(x: Tensor, taps: Taps, axis: int) -> Tensor:
     parts = []
     for places, weights in taps:
-        part = gather(x, Tensor(places), axis=axis)
         if len(taps) == 1:
-            return part
+            return _take(x, places, axis)
+        part = gather(x, Tensor(places), axis=axis)
         scale = cast(Tensor(weights), dtype=x.dtype)
         parts.append(part * reshape(scale, shape=(-1, *(1,) * (x.ndim - 1 - axis))))
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _take(x: Tensor, places: np.ndarray, axis: int) -> Tensor:
+    """The elements at places of an axis; where each is taken equally often in turn, without a table of the places."""
+    size, count = int(x.shape[axis]), len(places)
+    times = count // size
+    if times * size != count or not np.array_equal(places, np.arange(count) // max(times, 1)):
+        return gather(x, Tensor(places), axis=axis)
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    repeated = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, times, *after))
+    return reshape(repeated, shape=(*before, count, *after))
 
 
 def _find_places(size: int, count: int, scale: float | None, align_corners: bool) -> np.ndarray:

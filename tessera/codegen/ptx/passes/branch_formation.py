@@ -14,11 +14,17 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import basic, elementwise, shape
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
+
+COMBINING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 
 
 def form_branches(function: Function) -> Function:
-    """The function with branches for selects between loaded blocks by uniform conditions."""
+    """The function with branches for selects between loaded blocks by uniform conditions, if it has ops of elements
+    alone.
+    """
+    if any(n.op in COMBINING or (n.regions and n.op is not control_flow.if_) for n in function.body.walk()):
+        return function
     nodes = _rewrite_nodes(UseDef(function), function.body.nodes)
     if nodes == function.body.nodes:
         return function
