@@ -61,7 +61,8 @@ def match_preceded(uses: UseDef, joined: Node, flipped: bool = False) -> Exclusi
 def _match_rest(uses: UseDef, value: Value, axis: int, turned: bool, flipped: bool) -> ExclusiveScan | None:
     """A scan without the last element that it reaches, whose result is flipped if `turned`: its operand is cut or its
     result. Nothing else may use what is between it and its source."""
-    scan, now, cuts = None, False, []  # `now`: whether there was an odd number of flips so far
+    scan, now = None, False  # `now`: whether there was an odd number of flips so far
+    cuts: list[str | None] = []
     while scan is None or not cuts or now != flipped:
         node = uses.find(value, shape.slice_, shape.gather, *EXCLUSIVE)
         if node is None or uses.count_uses(value) > 1 or len(cuts) > 1:
