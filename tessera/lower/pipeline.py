@@ -44,6 +44,7 @@ from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.multi_output_fusion import fuse_multi_output
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
+from tessera.lower.passes.shared_reductions import share_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
@@ -173,6 +174,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
+    ("shared reductions", rewrite_main(share_reductions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
     ("sink casts", rewrite_main(sink_widening)),
     ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),

@@ -132,10 +132,14 @@ def _(g, x, mean, rstd, weight, n, c, hxw, group, output_mask):
     gw = reshape(wide(g), shape=shape)
     middle, rest = (reshape(wide(v), shape=(n, group, 1, 1)) for v in (mean, rstd))
     y = (reshape(wide(x), shape=shape) - middle) * rest
-    by_y = gw if weight is None else gw * reshape(wide(weight), shape=(group, c // group, 1))
-    by_x = reshape(_by_standardised(by_y, y, rest, (2, 3)), shape=x.shape)
+    scale = None if weight is None else reshape(wide(weight), shape=(group, c // group, 1))
+    plain, along = (r.sum(v, axis=3, keepdims=True) for v in (gw, gw * y))  # of a channel: all results use them
+    by_x = gw if scale is None else gw * scale
+    means = (v if scale is None else v * scale for v in (plain, along))
+    mean_by_y, mean_along = (e.div(r.sum(v, axis=2, keepdims=True), float(c // group * hxw)) for v in means)
+    by_x = reshape((by_x - mean_by_y - y * mean_along) * rest, shape=x.shape)
     dtype = x.dtype if weight is None else weight.dtype
-    by_weight, by_bias = (narrow_to(reshape(r.sum(v, axis=(0, 3)), shape=(c,)), dtype) for v in (gw * y, gw))
+    by_weight, by_bias = (narrow_to(reshape(r.sum(v, axis=0), shape=(c,)), dtype) for v in (along, plain))
     found = (narrow_to(by_x, x.dtype), by_weight, by_bias)
     return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
 
