@@ -40,10 +40,12 @@ from tessera.lower.passes.canonicalisation import (
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
+from tessera.lower.passes.gather_sinking import sink_gathers
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.multi_output_fusion import fuse_multi_output
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
+from tessera.lower.passes.shared_reductions import share_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
@@ -173,7 +175,9 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),
     ("common subexpressions", rewrite_main(eliminate_common_subexpressions)),
+    ("shared reductions", rewrite_main(share_reductions)),
     ("dead code", rewrite_main(eliminate_dead_code)),
+    ("sink gathers", with_ops(rewrite_main(sink_gathers), shape.gather)),
     ("sink casts", rewrite_main(sink_widening)),
     ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),

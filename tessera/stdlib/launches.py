@@ -28,13 +28,12 @@ from tessera.lower.lowering_plan import (
 from tessera.ops.tensor import (
     contractions,
     decompositions,
-    elementwise,
     reduce,
     running_extremes,
     shape,
     sorting,
 )
-from tessera.ops.tensor.basic import broadcast_to, cast, full
+from tessera.ops.tensor.basic import cast, full
 from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import attention_launches, row_scans, row_selection, row_sorting
 from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
@@ -43,6 +42,7 @@ from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, 
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
 from tessera.stdlib.extreme_places import divides_rows, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
@@ -84,7 +84,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan in one pass, or in chunks where a target has many programs to run; doubling needs to know the size."""
     if plan.serial_scans:
         return _scan_serially(node)
-    in_chunks = _scan_shifted(node, uses, plan) or _scan_in_chunks(node, node.args[0], plan)
+    in_chunks = _scan_exclusively(match_shifted(uses, node), plan) or _scan_in_chunks(node, node.args[0], plan)
     symbolic = isinstance(get_shape(node.args[0])[node.attrs["axis"]], Dim)
     return in_chunks or (_scan_serially(node) if symbolic else None)
 
@@ -92,46 +92,30 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 @library_lowerings(shape.gather)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """A scan from the last element on, where both its operand and its result are flipped."""
+    joined = uses.find(node.args[0], shape.concatenate)
+    if joined is not None and uses.count_uses(joined.out) == 1 and is_flip(uses, node):
+        along = node.attrs["axis"] == joined.attrs["axis"]
+        return _scan_exclusively(match_preceded(uses, joined, flipped=True), plan) if along else None
     scan = uses.find(node.args[0], *SCANS)
     source = uses.find(scan.args[0], shape.gather) if scan is not None else None
     if source is None or plan.serial_scans or uses.count_uses(node.args[0]) > 1:
         return None
     axis = scan.attrs["axis"]  # type: ignore[union-attr]
-    if any(n.attrs["axis"] != axis or not _is_flip(n, uses) for n in (node, source)):
+    if any(n.attrs["axis"] != axis or not is_flip(uses, n) for n in (node, source)):
         return None
     return _scan_in_chunks(scan, source.args[0], plan, reverse=True)  # type: ignore[arg-type]
 
 
-def _is_flip(node: Node, uses: UseDef) -> bool:
-    """Whether the indices of a gather are those of its axis in the opposite order."""
-    size, count = get_shape(node.args[0])[node.attrs["axis"]], uses.find(node.args[1], elementwise.sub)
-    if count is None or get_shape(node.args[1]) != (size,):
-        return False
-    last, place = count.args
-    spread = uses.find(last, broadcast_to)
-    value = uses.find(spread.args[0] if spread is not None else last, full)
-    return value is not None and value.attrs["value"] == size - 1 and uses.find(place, shape.iota) is not None
+@library_lowerings(shape.concatenate)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """An exclusive scan: the neutral number before that of all elements but the last one."""
+    return _scan_exclusively(match_preceded(uses, node), plan)
 
 
-def _scan_shifted(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """A sum or product of elements that a constant precedes, without the last one: an exclusive scan."""
-    cut = uses.find(node.args[0], shape.slice_) if node.op in (reduce.cumsum, reduce.cumprod) else None
-    joined = uses.find(cut.args[0], shape.concatenate) if cut is not None else None
-    if cut is None or joined is None or len(joined.args) != 2 or any(n != 1 for n in cut.attrs["step"]):
+def _scan_exclusively(found: ExclusiveScan | None, plan: LoweringPlan) -> LibraryLowering | None:
+    if found is None or plan.serial_scans:
         return None
-    first, x = joined.args
-    value, axis = _find_constant(first, uses), node.attrs["axis"] % len(get_shape(x))
-    shifted = joined.attrs["axis"] % len(get_shape(x)) == axis and get_shape(first)[axis] == 1
-    whole = not any(cut.attrs["start"]) and get_shape(x) == get_shape(node.out)
-    return _scan_in_chunks(node, x, plan, initial=value) if value is not None and shifted and whole else None
-
-
-def _find_constant(value: Value, uses: UseDef) -> Any:
-    """The number that all elements of a tensor are, or None."""
-    node = uses.find(value, broadcast_to, shape.reshape, full)
-    while node is not None and node.op is not full:
-        node = uses.find(node.args[0], broadcast_to, shape.reshape, full)
-    return node.attrs["value"] if node is not None else None
+    return _scan_in_chunks(found.scan, found.source, plan, found.reverse, found.initial)
 
 
 def _scan_in_chunks(

@@ -16,12 +16,18 @@ from tessera.torch.rows.reductions import norm_of
 from tessera.torch.table import aten, narrow_to, wide, zeros
 
 
-def _standardise(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x - mean over the standard deviation, the mean, and one over the deviation; the axes are kept."""
+def _find_spread(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """x - mean, the mean, and the variance; the axes are kept."""
     count = float(math.prod(x.shape[a] for a in axes))
     mean = e.div(r.sum(x, axis=axes, keepdims=True), count)
     apart = x - mean
-    rest = e.rsqrt(e.div(r.sum(apart * apart, axis=axes, keepdims=True), count) + eps)
+    return apart, mean, e.div(r.sum(apart * apart, axis=axes, keepdims=True), count)
+
+
+def _standardise(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x - mean over the standard deviation, the mean, and one over the deviation; the axes are kept."""
+    apart, mean, spread = _find_spread(x, axes)
+    rest = e.rsqrt(spread + eps)
     return apart * rest, mean, rest
 
 
@@ -126,10 +132,14 @@ def _(g, x, mean, rstd, weight, n, c, hxw, group, output_mask):
     gw = reshape(wide(g), shape=shape)
     middle, rest = (reshape(wide(v), shape=(n, group, 1, 1)) for v in (mean, rstd))
     y = (reshape(wide(x), shape=shape) - middle) * rest
-    by_y = gw if weight is None else gw * reshape(wide(weight), shape=(group, c // group, 1))
-    by_x = reshape(_by_standardised(by_y, y, rest, (2, 3)), shape=x.shape)
+    scale = None if weight is None else reshape(wide(weight), shape=(group, c // group, 1))
+    plain, along = (r.sum(v, axis=3, keepdims=True) for v in (gw, gw * y))  # of a channel: all results use them
+    by_x = gw if scale is None else gw * scale
+    means = (v if scale is None else v * scale for v in (plain, along))
+    mean_by_y, mean_along = (e.div(r.sum(v, axis=2, keepdims=True), float(c // group * hxw)) for v in means)
+    by_x = reshape((by_x - mean_by_y - y * mean_along) * rest, shape=x.shape)
     dtype = x.dtype if weight is None else weight.dtype
-    by_weight, by_bias = (narrow_to(reshape(r.sum(v, axis=(0, 3)), shape=(c,)), dtype) for v in (gw * y, gw))
+    by_weight, by_bias = (narrow_to(reshape(r.sum(v, axis=0), shape=(c,)), dtype) for v in (along, plain))
     found = (narrow_to(by_x, x.dtype), by_weight, by_bias)
     return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
 
@@ -149,31 +159,43 @@ def normalise_batch(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and the mean and one over the deviation of each channel."""
-    xw = wide(x)
     if training:
-        y, middle, rest = _standardise(xw, _batch_axes(x), eps)
-        middle, rest = (reshape(v, shape=(x.shape[1],)) for v in (middle, rest))
-    else:
-        middle, rest = wide(mean), e.rsqrt(wide(var) + eps)
-        y = (xw - _per_channel(middle, x)) * _per_channel(rest, x)
+        return _normalise_training(x, weight, bias, eps)[:3]
+    middle, rest = wide(mean), e.rsqrt(wide(var) + eps)
+    y = (wide(x) - _per_channel(middle, x)) * _per_channel(rest, x)
+    return _scale_channels(y, x, weight, bias), middle, rest
+
+
+def _normalise_training(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result by the batch's own statistics: with the mean, one over the deviation, and the variance."""
+    apart, mean, spread = _find_spread(wide(x), _batch_axes(x))
+    rest = e.rsqrt(spread + eps)
+    held = (reshape(v, shape=(x.shape[1],)) for v in (mean, rest, spread))
+    return _scale_channels(apart * rest, x, weight, bias), *held  # type: ignore[return-value]
+
+
+def _scale_channels(y: Tensor, x: Tensor, weight: Any, bias: Any) -> Tensor:
     y = y if weight is None else y * _per_channel(wide(weight), x)
     y = y if bias is None else y + _per_channel(wide(bias), x)
-    return narrow_to(y, x.dtype), middle, rest
+    return narrow_to(y, x.dtype)
 
 
-def _update(x: Tensor, mean: Tensor, var: Tensor, middle: Tensor, momentum: float) -> Any:
+def _normalise_and_update(
+    x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The result in training, with the mean and one over the deviation; and the running mean and variance after it."""
+    out, middle, rest, spread = _normalise_training(x, weight, bias, eps)
+    return (out, middle, rest), _update(x, mean, var, middle, spread, momentum)
+
+
+def _update(x: Tensor, mean: Tensor, var: Tensor, middle: Tensor, spread: Tensor, momentum: float) -> Any:
     """The running mean and variance after a batch; the new variance has the divisor n - 1."""
     count = x.size // x.shape[1]
-    spread = _batch_variance(x, middle) * (count / max(count - 1, 1))
+    unbiased = spread * (count / max(count - 1, 1))
     return tuple(
         narrow_to(wide(old) * (1.0 - momentum) + new * momentum, old.dtype)
-        for old, new in ((mean, middle), (var, spread))
+        for old, new in ((mean, middle), (var, unbiased))
     )
-
-
-def _batch_variance(x: Tensor, middle: Tensor) -> Tensor:
-    apart = wide(x) - _per_channel(middle, x)
-    return e.div(r.sum(apart * apart, axis=_batch_axes(x)), float(x.size // x.shape[1]))
 
 
 @aten("_native_batch_norm_legit_no_training.default")
@@ -195,17 +217,17 @@ def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
 
 @aten("_native_batch_norm_legit_functional.default")
 def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
-    if not training:
-        return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), running_mean, running_var
-    return out, middle, rest, *_update(x, running_mean, running_var, middle, momentum)
+    if training:
+        found, updated = _normalise_and_update(x, weight, bias, running_mean, running_var, momentum, eps)
+        return *found, *updated
+    out, middle, _ = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), running_mean, running_var
 
 
 @aten("_batch_norm_with_update_functional.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, True, eps)
-    reserve = zeros((0,), uint8)
-    return out, middle, rest, reserve, *_update(x, running_mean, running_var, middle, momentum)
+    found, updated = _normalise_and_update(x, weight, bias, running_mean, running_var, momentum, eps)
+    return *found, zeros((0,), uint8), *updated
 
 
 @aten("_batch_norm_no_update.default")
