@@ -139,3 +139,12 @@ def test_programs_of_narrow_types_hold_more_elements_where_there_are_many():
         for to, n in ((ts.fp8_e4m3, 1 << 24), (ts.f32, 1 << 24), (ts.fp8_e4m3, 1 << 20))
     ]
     assert found == [4096, 2048, 1024]
+
+
+@pytest.mark.parametrize(("rows", "lanes"), [(64, 256), (512, 32), (1000, None)])
+def test_columns_that_are_read_twice_are_held_on_a_gpu(rows, lanes):
+    """As long as 32 of them have 16,384 elements at most."""
+    norm = lambda x: x / ts.sqrt(ts.mean(x * x, axis=1, keepdims=True) + 1e-5)  # noqa: E731
+    (_, _, images), (_, _, held), (_, _, columns) = choose(norm, (64, rows, 40_000), target="ptx")
+    assert images == 1 and (held == rows) == (lanes is not None)
+    assert lanes is None or columns == lanes

@@ -27,6 +27,8 @@ MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
 MIN_RESULT_LANES = 64
 # The results that programs of short columns have at least, unless these have more elements together.
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
+# The elements of columns that a program holds because it reads them twice, and the least columns.
+MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
@@ -305,6 +307,8 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     fastest = tiling.find_contiguous_dims()
     others = [d for d in tiling.parallel() if d != row]
     lanes = [] if row in fastest else [d for d in others if d in fastest]
+    if lanes and _hold_columns(tiling, row, rest, lanes):
+        return
     # Of what no cache holds, longer runs are read, which cross fewer pages.
     wider = plan.widen(math.prod(tiling.extents))
     left = tiling.fill(reversed(lanes), wider * (plan.result_lanes or plan.lanes))
@@ -333,6 +337,20 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut(row, longest)
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
+
+
+def _hold_columns(tiling: TileSizeSearch, row: int, rest: int, lanes: Sequence[int]) -> bool:
+    """Take whole columns that a kernel reads twice, as norms along an outer axis do, if registers hold them."""
+    again = tiling.dims[row][2] == "parallel" or _has_dependent_reductions(tiling.block)
+    if not (tiling.plan.power_of_two_tiles and again and all(map(tiling.is_static, (row, *lanes)))):
+        return False
+    most = MAX_HELD_COLUMNS // (tiling.pad(tiling.extents[row]) * rest)
+    if most < MIN_HELD_LANES or tiling.plan.result_lanes is None:
+        return False
+    tiling.fill(reversed(lanes), min(most, tiling.plan.result_lanes))
+    tiling.tile[row] = tiling.extents[row]
+    tiling.shrink([(lanes, MIN_HELD_LANES)])
+    return True
 
 
 def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
