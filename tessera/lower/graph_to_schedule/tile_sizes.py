@@ -364,13 +364,16 @@ def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]
 
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
-    """The elements of a row that a program holds; fewer of rows that are walked again, if there are many of them.
+    """The elements of a row that a program holds; fewer of rows that are walked again or that go through costly
+    functions, if there are many of them.
 
-    Several programs then share a processor: one reads while another computes.
+    Several programs then share a processor: one reads while another computes. The threads of a smaller program may have
+    more registers each, so that none spills.
     """
     plan = tiling.plan
     walked_again = tiling.dims[row][2] == "parallel" or _has_dependent_reductions(tiling.block)
-    if plan.row_tile is None or not walked_again or tiling.extents[row] <= plan.row_limit:
+    costly = any(node.op.is_transcendental for node in tiling.block.nodes)
+    if plan.row_tile is None or not (walked_again or costly) or tiling.extents[row] <= plan.row_limit:
         return plan.row_limit
     held = plan.row_tile * (plan.parallel or 1) // math.prod(tiling.extents[d] for d in others)
     return max(plan.row_tile, min(plan.row_limit, 1 << max(held - 1, 0).bit_length()))

@@ -120,8 +120,7 @@ def select_log_special_cases(x: Tensor, v: Tensor) -> Tensor:
     """A logarithm as C has it for negative numbers, zero, infinity and NaN."""
     v = where(x < 0.0, NAN, v)
     v = where(x == 0.0, -INF, v)
-    v = where(x == INF, INF, v)
-    return where(is_nan(x), x, v)
+    return where(x < INF, v, x)  # infinity and NaN are their own
 
 
 @SHARED(e.log, f32)

@@ -305,7 +305,8 @@ def _xlogy(x: Any, y: Any) -> Tensor:
     log = e.log(y) if isinstance(y, Tensor) else math.log(y) if y > 0 else (-math.inf if y == 0 else math.nan)
     zero = e.equal(x, 0.0) if isinstance(x, Tensor) else x == 0
     product = e.where(zero, 0.0, e.mul(x, log)) if isinstance(zero, Tensor) else e.mul(0.0 if zero else x, log)
-    return e.where(s.isnan(y), math.nan, product) if isinstance(y, Tensor) else product
+    same = isinstance(x, Tensor) and isinstance(y, Tensor) and x.data is y.data  # a NaN is then one of the product
+    return e.where(s.isnan(y), math.nan, product) if isinstance(y, Tensor) and not same else product
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
