@@ -1,5 +1,8 @@
 """The whole suite passes on everything installed; the runner can tell a wrong engine from a right one."""
 
+import io
+from contextlib import redirect_stdout
+
 import numpy as np
 import pytest
 from declared_reasons import NO_CASE
@@ -19,6 +22,7 @@ from tessera.core.errors import ArgumentError, ShapeError, UnsupportedOpError
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound
 from tessera.interp.bound import compare_with_bound
+from tessera.interp.tile import interpreter
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 
 CASES = list(all_cases())
@@ -31,13 +35,21 @@ WITHOUT_MESH = ("graph.errors", "graph.host", "graph.flow")  # no case of these 
 GUARDED = {"graph.found", "tile.found", "tile.memory"}  # also run with guard bytes around every buffer
 
 
-class Declared(Engine):
-    """The Tile interpreter, for the ops of a case: none may be declared to have no case."""
+class Watched(Engine):
+    """The Tile interpreter, for the ops of a case: none may be declared to have no case. Debug mode keeps every bit."""
 
     def run(self, program):
         names = {n.op.name for m in program.levels.values() for f in m.functions for n in f.body.walk()}
         assert not names & set(NO_CASE), f"NO_CASE has {names & set(NO_CASE)}, which this case has"
-        return super().run(program)
+        given = [a.tobytes() for a in program.arrays]
+        found, arrays = super().run(program), [a.copy() for a in program.arrays]
+        with redirect_stdout(io.StringIO()):  # a kernel that prints has printed
+            watched = interpreter.run(program.levels["tile"], arrays, debug=True)
+        watched += [arrays[i] for i in program.written]
+        assert [a.tobytes() for a in watched] == [a.tobytes() for a in found], "debug mode changes a result"
+        kept = [a.tobytes() for i, a in enumerate(arrays) if i not in program.written]
+        assert kept == [a for i, a in enumerate(given) if i not in program.written], "debug mode changes an operand"
+        return found
 
 
 def choose_mesh(case):
@@ -48,9 +60,12 @@ def choose_mesh(case):
 
 @pytest.mark.parametrize("area", AREAS)
 def test_area(area):
-    """Each case on every level, on llvm and, if it is a graph, on a mesh of elements: prepared once for all."""
+    """Each case on every level, on llvm and, if it is a graph, on a mesh of elements: prepared once for all.
+
+    In debug mode it is clean, and its bits stay the same.
+    """
     prefix, graph = area.replace(".", "/") + "/", area.startswith("graph.")
-    columns = [Declared(e.name, e.level, e.target) if e.level == "tile" else e for e in COLUMNS]
+    columns = [Watched(e.name, e.level, e.target) if e.level == "tile" else e for e in COLUMNS]
     columns += [find_guarded_engine("llvm")] if area in GUARDED else []
     outcomes = [o for c in CASES if c.name.startswith(prefix) for o in run_case(c, columns + choose_mesh(c))]
     assert outcomes and not [f"{o.case} on {o.engine}: {o.detail}" for o in outcomes if o.status == "fail"]

@@ -207,6 +207,8 @@ def rewrite_function(
     `remove_dead`, nodes that the rewrite leaves without uses are removed. A function that is not `final` has types
     that the caller converts, and verifies with `verify_rewritten`.
     """
+    if not any(node.op in patterns for node in function.body.walk()):
+        return function  # without a copy that nothing would differ in
     rewriter = Rewriter(function, Builder())
     made = rebuild_function(function, lambda builder: _make_driver(rewriter, patterns, revisit), rewriter.builder)
     if not rewriter.has_matched:

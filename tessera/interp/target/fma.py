@@ -10,9 +10,9 @@ import numpy as np
 
 _BFLOAT = np.dtype(ml_dtypes.bfloat16)
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_TINY = float(np.finfo(np.float32).tiny)
-_MIDPOINT = 1 << 28  # the midpoint of the 29 bits that a double has beyond a float
-_BELOW_FLOAT = (1 << 29) - 1
+_TINY = np.array(float(np.finfo(np.float32).tiny))
+# The 29 bits that a double has beyond a float, and their midpoint; as arrays, which NumPy need not convert at each use.
+_BELOW_FLOAT, _MIDPOINT = np.array((1 << 29) - 1), np.array(1 << 28)
 _SPLIT = float(2**27 + 1)
 # For operands between these magnitudes no step of the double algorithm overflows or underflows.
 _SMALL, _LARGE = 2.0**-400, 2.0**400
@@ -42,12 +42,13 @@ def round_to_format(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _may_round_twice(total: np.ndarray) -> bool:
     """Whether a double is midway between two floats, or rounds to a subnormal, where the midpoints differ."""
-    if _MIDPOINT in (total.view(np.int64) & _BELOW_FLOAT):
+    # Most arrays are small here: of NumPy's ways to say whether any element is true, `count_nonzero` is the fastest.
+    if np.count_nonzero((total.view(np.int64) & _BELOW_FLOAT) == _MIDPOINT):
         return True
     magnitude = np.abs(total)
-    # Most arrays have neither zeros nor subnormals: one reduction, which ignores NaN, says so.
-    near_zero = np.fmin.reduce(magnitude, axis=None, initial=np.inf) < _TINY
-    return bool(near_zero and ((magnitude < _TINY) & (magnitude > 0)).any())
+    near_zero = magnitude < _TINY
+    # Most arrays have neither zeros nor subnormals.
+    return bool(np.count_nonzero(near_zero) and np.count_nonzero(near_zero & (magnitude > 0)))
 
 
 def _compute_sum_error(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:

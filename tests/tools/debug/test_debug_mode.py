@@ -1,4 +1,7 @@
-"""Debug mode: the same values as value mode, findings as errors or as a report, on the command line too."""
+"""Debug mode: findings as errors or as a report, on the command line too.
+
+That it keeps the bits of the whole suite, tests/test_conformance.py tests.
+"""
 
 import threading
 
@@ -6,24 +9,9 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from conformance.case import all_cases
 from tessera import tile
 from tessera.core.errors import AsyncCopyError, NonFiniteError, OutOfBoundsError
-from tessera.interp.tile import interpreter
-from tessera.runtime.program import prepare
 from tessera.tools.cli.main import main
-
-CASES = [c for c in all_cases() if c.rejects is None]
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_the_suite_is_clean_and_keeps_its_bits(part):
-    for case in CASES[part::4]:
-        program = prepare(*case.entry(), "interp", case.grid, case.group)
-        plain, watched = ([a.copy() for a in program.arrays] for _ in range(2))
-        plain += interpreter.run(program.levels["tile"], plain)
-        watched += interpreter.run(program.levels["tile"], watched, debug=True)
-        assert [a.tobytes() for a in plain] == [a.tobytes() for a in watched], case.name
 
 
 @ts.kernel

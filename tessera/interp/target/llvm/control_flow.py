@@ -149,9 +149,10 @@ def _build_branch(i: LlvmInstruction, args: tuple[int, ...], edges: list[BlockEd
 
     def leave(f: LlvmFrame) -> list[tuple[BlockEdge, LaneSubset]]:
         value = f.active[condition]
-        if value.all():
+        count = np.count_nonzero(value)
+        if count == len(value):
             return [(yes, None)]
-        if not value.any():
+        if not count:
             return [(no, None)]
         return [(yes, np.flatnonzero(value)), (no, np.flatnonzero(~value))]
 

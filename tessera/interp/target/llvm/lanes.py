@@ -48,6 +48,13 @@ def broadcast_lanes(value: np.ndarray, count: int) -> np.ndarray:
     return value if len(value) == count else np.broadcast_to(value, (count, *value.shape[1:]))
 
 
+def copy_broadcast(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A copy of another shape; np.broadcast_to takes longer than the copy of a register."""
+    out = np.empty(shape, value.dtype)
+    out[...] = value
+    return out
+
+
 def scatter_lanes(old: RegisterValue | None, value: RegisterValue, lanes: np.ndarray, count: int) -> RegisterValue:
     """A copy of `old` in which some lanes have new values."""
     if isinstance(value, tuple):

@@ -6,9 +6,9 @@ be gigabytes out of bounds either way and the error still names the right segmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import count
 
 import numpy as np
@@ -35,15 +35,20 @@ class MemoryFormat:
     decode: _Codec | None = None
     encode: _Codec | None = None
 
-    @property
+    @cached_property
     def low_bits(self) -> int:
         """The offset bits that must be zero for a typed view."""
         return self.dtype.itemsize - 1
 
-    @property
+    @cached_property
     def shift(self) -> int:
         """The number of bits that converts bytes to elements."""
         return self.dtype.itemsize.bit_length() - 1
+
+    @cached_property
+    def element_numbers(self) -> np.ndarray:
+        """The numbers of the elements."""
+        return np.arange(self.count)
 
 
 @cache
@@ -149,19 +154,28 @@ class MemorySegment:
         self._check_access(offset, access, verb)
         return offset
 
-    def check_addresses(self, places: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
-        """The offsets of many addresses, checked."""
+    def check_addresses(
+        self, places: np.ndarray, low: int, high: int, access: MemoryFormat, verb: str
+    ) -> tuple[np.ndarray, int]:
+        """The offsets of many addresses from `low` to `high`, checked, and the bits that any of the offsets has."""
         offset = places - self.base
-        bad = offset % self.stride > self.size - access.size
-        if bad.any() or offset.min() < 0 or offset.max() + access.size > len(self.data):
+        if low < self.base or high - self.base + access.size > len(self.data) or self._crosses_blocks(offset, access):
+            bad = offset % self.stride > self.size - access.size
             bad |= (offset < 0) | (offset + access.size > len(self.data))
             lane = int(bad.argmax())
             raise self._make_bounds_fault(int(offset[lane]), access, verb, lane)
-        if int(np.bitwise_or.reduce(offset)) & (access.align - 1):
+        bits = int(np.bitwise_or.reduce(offset))
+        if bits & (access.align - 1):
             lane = int((offset & (access.align - 1)).argmax())
             self._check_access(int(offset[lane]), access, verb, lane)
         self._check_access(0, access, verb)
-        return offset
+        return offset, bits
+
+    def _crosses_blocks(self, offset: np.ndarray, access: MemoryFormat) -> bool:
+        """Whether an access is not inside the block of one lane; a segment that is one block has no such borders."""
+        if self.size == len(self.data):
+            return False
+        return bool(np.count_nonzero(offset % self.stride > self.size - access.size))
 
     def _check_access(self, offset: int, access: MemoryFormat, verb: str, lane: int | None = None) -> None:
         if offset & (access.align - 1):
@@ -189,8 +203,8 @@ def make_unmapped_fault(address: int, access: MemoryFormat, verb: str, lane: int
 _POISON = 0xCB
 _GUARD = 16
 
-# Lanes (None: all of them), their segment, and the checked offsets in it.
-_SegmentLanes = tuple[np.ndarray | None, MemorySegment, np.ndarray]
+# Lanes (None: all of them), their segment, the checked offsets in it, and the bits that any of these has.
+_SegmentLanes = tuple[np.ndarray | None, MemorySegment, np.ndarray, int]
 
 
 class SegmentedMemory:
@@ -260,8 +274,8 @@ class SegmentedMemory:
         if len(address) == 1:
             self._view_uniform(address, access, verb)[...] = raw[-1]
             return
-        for lanes, segment, offset in self._group_by_segment(address, access, verb):
-            _write_segment(segment, offset, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
+        for lanes, segment, offset, bits in self._group_by_segment(address, access, verb):
+            _write_segment(segment, offset, bits, raw if lanes is None or len(raw) == 1 else raw[lanes], access)
 
     def _view_uniform(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
         """The elements at a single address, in place."""
@@ -276,46 +290,64 @@ class SegmentedMemory:
         return segment.view(access.dtype)[first : first + access.count]
 
     def _gather(self, address: np.ndarray, access: MemoryFormat, verb: str) -> np.ndarray:
+        groups = self._group_by_segment(address, access, verb)
+        if len(groups) == 1 and groups[0][0] is None:
+            _, segment, offset, bits = groups[0]
+            return _read_segment(segment, offset, bits, access)
         shape = (len(address), access.count) if access.vector else (len(address),)
         out = np.empty(shape, access.dtype)
-        for lanes, segment, offset in self._group_by_segment(address, access, verb):
-            out[slice(None) if lanes is None else lanes] = _read_segment(segment, offset, access)
+        for lanes, segment, offset, bits in groups:
+            out[lanes] = _read_segment(segment, offset, bits, access)
         return out
 
-    def _group_by_segment(self, address: np.ndarray, access: MemoryFormat, verb: str) -> Iterator[_SegmentLanes]:
+    def _group_by_segment(self, address: np.ndarray, access: MemoryFormat, verb: str) -> list[_SegmentLanes]:
         """The lanes by segment; all addresses are checked before any access."""
         if not len(address):
-            return iter(())
-        low, high = int(address.min()), int(address.max())
+            return []
+        low, high = _find_range(address)
         if get_segment_number(low) == get_segment_number(high):
-            return iter([self._check_group(address, None, access, verb)])
+            return [self._check_group(address, low, high, None, access, verb)]
         numbers = get_segment_number(address)  # type: ignore[arg-type]
         sets = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        return iter([self._check_group(address[lanes], lanes, access, verb) for lanes in sets])
+        parts = [(address[lanes], lanes) for lanes in sets]
+        return [self._check_group(part, *_find_range(part), lanes, access, verb) for part, lanes in parts]
 
     def _check_group(
-        self, address: np.ndarray, lanes: np.ndarray | None, access: MemoryFormat, verb: str
+        self, address: np.ndarray, low: int, high: int, lanes: np.ndarray | None, access: MemoryFormat, verb: str
     ) -> _SegmentLanes:
         try:
-            segment = self._segments.get(get_segment_number(int(address[0])))
+            segment = self._segments.get(get_segment_number(low))
             if segment is None:
                 raise make_unmapped_fault(int(address[0]), access, verb, 0)
-            return lanes, segment, segment.check_addresses(address, access, verb)
+            return lanes, segment, *segment.check_addresses(address, low, high, access, verb)
         except LaneFault as fault:
             if lanes is not None and fault.lane is not None:
                 fault.lane = int(lanes[fault.lane])
             raise
 
 
-def _read_segment(segment: MemorySegment, offset: np.ndarray, access: MemoryFormat) -> np.ndarray:
-    if np.bitwise_or.reduce(offset) & access.low_bits:
+_FEW_LANES = 32  # as many numbers Python compares sooner than NumPy
+
+
+def _find_range(address: np.ndarray) -> tuple[int, int]:
+    """The lowest and the highest address."""
+    if len(address) <= _FEW_LANES:
+        numbers = address.tolist()
+        return min(numbers), max(numbers)
+    return int(address.min()), int(address.max())
+
+
+def _read_segment(segment: MemorySegment, offset: np.ndarray, bits: int, access: MemoryFormat) -> np.ndarray:
+    if bits & access.low_bits:
         raw = segment.data[offset[:, None] + np.arange(access.size)].view(access.dtype)
         return raw if access.vector else raw[:, 0]
     return segment.view(access.dtype)[_compute_element_offsets(offset, access)]
 
 
-def _write_segment(segment: MemorySegment, offset: np.ndarray, value: np.ndarray, access: MemoryFormat) -> None:
-    if np.bitwise_or.reduce(offset) & access.low_bits:
+def _write_segment(
+    segment: MemorySegment, offset: np.ndarray, bits: int, value: np.ndarray, access: MemoryFormat
+) -> None:
+    if bits & access.low_bits:
         raw = np.ascontiguousarray(value if access.vector else value[:, None]).view(np.uint8)
         segment.data[offset[:, None] + np.arange(access.size)] = raw
         return
@@ -324,4 +356,4 @@ def _write_segment(segment: MemorySegment, offset: np.ndarray, value: np.ndarray
 
 def _compute_element_offsets(offset: np.ndarray, access: MemoryFormat) -> np.ndarray:
     first = offset >> access.shift
-    return first[:, None] + np.arange(access.count) if access.vector else first
+    return first[:, None] + access.element_numbers if access.vector else first

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.core.errors import UnsupportedOpError
 from tessera.interp.target.llvm.arithmetic import BinaryFunction, as_unsigned, get_float_function, get_integer_function
 from tessera.interp.target.llvm.control_flow import LlvmFrame, RegisterStep
-from tessera.interp.target.llvm.lanes import LaneFault, RegisterValue, broadcast_lanes
+from tessera.interp.target.llvm.lanes import LaneFault, RegisterValue, broadcast_lanes, copy_broadcast
 from tessera.interp.target.llvm.memory import MemoryFormat, SegmentedMemory, get_memory_format
 from tessera.interp.target.llvm.scalar_intrinsics import get_float_math
 from tessera.interp.target.llvm.text.syntax import (
@@ -232,14 +232,14 @@ def _build_masked_load(i: LlvmInstruction, args: tuple[int, ...], out: int) -> R
 
     def step(f: LlvmFrame) -> None:
         address, mask = f.active[pointer], f.active[mask_register]
-        if address.ndim == 1 and mask.all():
+        if address.ndim == 1 and np.count_nonzero(mask) == mask.size:
             f.active[out] = f.memory.load(address, whole)
             return
         where, mask = _spread_addresses(address, mask, element)
         rest = f.active[other]
-        result = np.array(np.broadcast_to(rest, (max(len(where), len(rest)), where.shape[1])))
-        where, mask = (np.broadcast_to(x, result.shape) for x in (where, mask))
-        if mask.any():
+        result = copy_broadcast(rest, (max(len(where), len(rest)), where.shape[1]))
+        where, mask = (x if x.shape == result.shape else np.broadcast_to(x, result.shape) for x in (where, mask))
+        if np.count_nonzero(mask):
             result[mask] = _access_masked(f.memory, where, mask, kind, None)
         f.active[out] = result
 
@@ -255,13 +255,13 @@ def _build_masked_store(i: LlvmInstruction, args: tuple[int, ...], out: int) -> 
 
     def step(f: LlvmFrame) -> None:
         data, address, mask = f.active[value], f.active[pointer], f.active[mask_register]
-        if address.ndim == 1 and mask.all():
+        if address.ndim == 1 and np.count_nonzero(mask) == mask.size:
             f.memory.store(address, data, whole)
             return
         where, mask = _spread_addresses(address, mask, element)
         shape = (max(len(where), len(data)), where.shape[1])
-        where, mask, data = (np.broadcast_to(x, shape) for x in (where, mask, data))
-        if mask.any():
+        where, mask, data = (x if x.shape == shape else np.broadcast_to(x, shape) for x in (where, mask, data))
+        if np.count_nonzero(mask):
             _access_masked(f.memory, where, mask, kind, data)
 
     return step

@@ -9,7 +9,14 @@ import numpy as np
 
 from tessera.core.errors import ParseError
 from tessera.interp.target.llvm.arithmetic import PureFunction, as_unsigned, get_float_function, get_integer_function
-from tessera.interp.target.llvm.lanes import RegisterValue, make_undefined, map_members, view_unsigned
+from tessera.interp.target.llvm.lanes import (
+    RegisterValue,
+    broadcast_lanes,
+    copy_broadcast,
+    make_undefined,
+    map_members,
+    view_unsigned,
+)
 from tessera.interp.target.llvm.scalar_intrinsics import get_float_math
 from tessera.interp.target.llvm.text.syntax import LlvmInstruction, LlvmOperand, NumberConstant, SequenceConstant
 
@@ -95,7 +102,7 @@ def _build_splice(i: LlvmInstruction) -> PureFunction:
 
 def _concatenate_vectors(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     lanes = max(len(a), len(b))
-    return np.concatenate([np.broadcast_to(x, (lanes, x.shape[1])) for x in (a, b)], axis=1)
+    return np.concatenate([broadcast_lanes(x, lanes) for x in (a, b)], axis=1)
 
 
 def _build_interleave(i: LlvmInstruction) -> PureFunction:
@@ -189,7 +196,7 @@ def _build_insert_element(i: LlvmInstruction) -> PureFunction:
 
     def run(vector: np.ndarray, element: np.ndarray, index: np.ndarray) -> np.ndarray:
         lanes = max(len(vector), len(element), len(index))
-        out = np.array(np.broadcast_to(vector, (lanes, count)))
+        out = copy_broadcast(vector, (lanes, count))
         if at is not None:
             out[:, at] = element
         else:
@@ -219,13 +226,12 @@ def _build_shuffle(i: LlvmInstruction) -> PureFunction:
     mask, count = _read_shuffle_mask(i.operands[2]), i.operands[0].type.lanes[0]
     if (mask >= 0).all() and (mask < count).all():
         return lambda a, b, m: a[:, mask]
-    hole = make_undefined(i.type.scalar)
+    hole = np.asarray(make_undefined(i.type.scalar))[:, None]
 
     def run(a: np.ndarray, b: np.ndarray, m: np.ndarray) -> np.ndarray:
         lanes = max(len(a), len(b))
-        both = [np.broadcast_to(x, (lanes, *x.shape[1:])) for x in (a, b)]
-        rest = np.broadcast_to(hole, (lanes, 1))
-        return np.concatenate([*both, rest], axis=1)[:, mask]
+        parts = [broadcast_lanes(x, lanes) for x in (a, b, hole)]
+        return np.concatenate(parts, axis=1)[:, mask]
 
     return run
 
