@@ -51,8 +51,9 @@ from tessera.codegen.ptx.ops import (
     set_facts,
 )
 from tessera.codegen.ptx.passes.branch_formation import COMBINING
-from tessera.codegen.ptx.passes.layout_inference import MOST_EXCHANGED, read_layouts
+from tessera.codegen.ptx.passes.layout_inference import read_layouts
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
+from tessera.codegen.ptx.passes.store_layouts import MOST_EXCHANGED
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
 from tessera.codegen.ptx.passes.warp_specialisation import emit_specialised, ring_stage_bytes
 from tessera.codegen.ptx.table.blocks import (  # noqa: F401  (their rows fill the tables)

@@ -5,6 +5,7 @@ calls have, runs its program at once, without a call key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from tessera.core.device import default_device
 from tessera.core.device_array import DeviceArray
 from tessera.core.types import TensorType
+from tessera.frontend.jit.call_keys import list_cells
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER
 from tessera.ir.core import Value
@@ -38,6 +40,34 @@ def is_plain_context() -> bool:
         and not _passes()
         and not INSTALLED
     )
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written.
+
+    () is the same order. `donated` are the places of leaves that the call gives up. `traced` is the traced function
+    (`tessera.frontend.jit.tracing.TracedFunction`).
+    """
+
+    traced: Any
+    run: Callable[..., Any]
+    order: tuple[int, ...]
+    donated: tuple[int, ...] = ()
+
+
+def make_repeated_call(
+    known: KnownCall | None, types: Sequence[Any], function: Callable[..., Any], target: str | None
+) -> RepeatedCall | None:
+    """The repeated call of a known one; None where not all arguments are tensors by place, or some are hidden."""
+    if known is None or known.order or known.donated or not is_plain_context():
+        return None
+    traced, cells = known.traced, list_cells(function)
+    hidden = traced.captures or traced.updates or traced.random is not None
+    if hidden or cells is None or not all(isinstance(t, TensorType) for t in types):
+        return None
+    build = None if traced.results.kind is None else traced.results.build
+    return RepeatedCall(types, cells, None if target else default_device(), known.run, traced.function.results, build)
 
 
 class RepeatedCall:

@@ -40,7 +40,7 @@ from tessera.core.shapes import (
 )
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType, as_dtype, int64
-from tessera.frontend.jit.call_keys import list_cells, make_closure_key, make_hashable_key, walk_call
+from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
 from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
     COMPILE_LOG,
@@ -62,7 +62,7 @@ from tessera.frontend.jit.line_marks import (
     mark_lines,
     strip_marks,
 )
-from tessera.frontend.jit.repeated_calls import OTHER, RepeatedCall, is_plain_context, wrap_result
+from tessera.frontend.jit.repeated_calls import OTHER, KnownCall, RepeatedCall, make_repeated_call, wrap_result
 from tessera.frontend.kernel.autotuning import Tuned
 from tessera.ir.array_interchange import is_on_device, shorten_repr
 from tessera.ir.builder import (
@@ -157,19 +157,6 @@ class BoundCall:
     def key(self) -> Hashable:
         """The cache key of a trace."""
         return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
-
-
-@dataclass(frozen=True)
-class KnownCall:
-    """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written.
-
-    () is the same order. `donated` are the places of leaves that the call gives up.
-    """
-
-    traced: TracedFunction
-    run: Callable[..., Any]
-    order: tuple[int, ...]
-    donated: tuple[int, ...] = ()
 
 
 def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
@@ -299,7 +286,8 @@ class Jit:
         last, known = self._last
         if key == last:  # the same types as in the last call are the same objects: no hash is needed
             if last is not key and all(map(operator.is_, key[0], last[0])):
-                self._repeated = self._repeat(known, key[0])  # type: ignore[arg-type]
+                plain = not self._static_places
+                self._repeated = make_repeated_call(known, key[0], self.function, self.target) if plain else None
             else:
                 self._last = key, known
             return known
@@ -307,19 +295,6 @@ class Jit:
         if known is not None:
             self._last = key, known
         return known
-
-    def _repeat(self, known: KnownCall, types: Sequence[Any]) -> RepeatedCall | None:
-        """The repeated call of a known one; None where not all arguments are tensors by place, or some are hidden."""
-        traced = known.traced
-        plain = not (known.order or known.donated or self._static_places or traced.captures or traced.updates)
-        if not plain or traced.random is not None or not is_plain_context():
-            return None
-        cells = list_cells(self.function)
-        if cells is None or not all(isinstance(t, TensorType) for t in types):
-            return None
-        build = None if traced.results.kind is None else traced.results.build
-        device = None if self.target else default_device()
-        return RepeatedCall(types, cells, device, known.run, traced.function.results, build)
 
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""

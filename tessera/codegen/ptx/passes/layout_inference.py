@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.layout import (
-    WARP_THREADS,
     DistributedLayout,
     Sizes,
-    bit_width,
     choose_dot_layout,
     choose_dot_operand_layouts,
     find_reduced_bits,
@@ -49,9 +47,8 @@ from tessera.codegen.ptx.ops import (
     smem_operand,
     wait_mma,
 )
-from tessera.codegen.ptx.text.builder import element_bytes
-from tessera.core.symbolic_dim import Dim
-from tessera.core.types import GLOBAL, RefType, TensorType, int8
+from tessera.codegen.ptx.passes.store_layouts import choose_store_layout
+from tessera.core.types import RefType, TensorType, int8
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Rules
@@ -608,52 +605,9 @@ operand_layout_rules(release_operand, wait_mma)(_natural_operand_layouts)
 
 @operand_layout_rules(tile.store)
 def _(arranger, node, out):
-    return broadcast_operand_layouts(arranger, node, _choose_store_layout(arranger, node))
-
-
-SECTOR_BYTES, ACCESS_BYTES = 32, 16  # that memory writes at once, and the widest access of a thread
-MOST_EXCHANGED = 1 << 14  # bytes of a block that is exchanged to be stored by rows
-
-
-def _choose_store_layout(arranger: LayoutAssigner, node: Node) -> DistributedLayout:
-    """The layout in which a block is stored: its own, except that transposed blocks are stored by rows of memory.
-
-    The threads of a warp would write parts of as many sectors as they hold elements.
-    """
-    ref, value = node.args[:2]
-    own, threads = arranger.inference.held(value), arranger.inference.threads
-    if threads == 1 or not _is_transposed(arranger, value):
-        return own
-    assert isinstance(ref.type, RefType)
-    size, length = element_bytes(ref.type.dtype), ref.type.shape[-1]
-    if ref.type.space != GLOBAL or isinstance(length, Dim):
-        return own
-    whole, vector = min(SECTOR_BYTES, own.shape[-1] * size), math.gcd(length, max(1, ACCESS_BYTES // size))
-    if math.prod(own.shape) * size > MOST_EXCHANGED or _count_run(own, vector) * size >= whole:
-        return own
-    return make_blocked_layout(own.shape, threads, vector)
-
-
-def _is_transposed(arranger: LayoutAssigner, v: Value) -> bool:
-    """Whether a block is another one with its axes permuted, and perhaps computed with."""
-    made = arranger.producers.get(v)
-    while made is not None and made.args and (made.op.pointwise or made.op is shape.reshape):
-        held = [x for x in made.args if arranger.inference.of.get(x) is not None]
-        made = arranger.producers.get(held[0]) if held else None
-    return made is not None and made.op is shape.permute
-
-
-def _count_run(layout: DistributedLayout, vector: int) -> int:
-    """The neighbours along the last axis that the threads of a warp store at once, with `vector` in one access."""
-    axis, held = len(layout.shape) - 1, 0
-    while held < len(layout.registers) and layout.registers[held] == (axis, held):
-        held += 1
-    if 1 << held > vector:
-        return vector
-    lanes = layout.threads[: bit_width(WARP_THREADS)]
-    while (axis, held) in lanes:
-        held += 1
-    return 1 << held
+    inference = arranger.inference
+    own = choose_store_layout(node, inference.held(node.args[1]), inference.threads, inference.of, arranger.producers)
+    return broadcast_operand_layouts(arranger, node, own)
 
 
 @operand_layout_rules(tile.scatter)
