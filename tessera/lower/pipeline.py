@@ -34,6 +34,7 @@ from tessera.lower.mesh.op_rules import mesh_op_rules
 from tessera.lower.passes.canonicalisation import (
     canonicalise,
     narrow_dots,
+    share_reductions,
     sink_widening,
     split_concatenations,
     turn_products,
@@ -43,14 +44,13 @@ from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_group
 from tessera.lower.passes.gather_sinking import sink_gathers
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
-from tessera.lower.passes.multi_output_fusion import fuse_multi_output
+from tessera.lower.passes.multi_output_fusion import fuse_loop_steps, fuse_multi_output
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
-from tessera.lower.passes.shared_reductions import share_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
-from tessera.ops.dialects import control_flow, host
+from tessera.ops.dialects import control_flow, host, schedule
 from tessera.ops.tensor import contractions, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
@@ -69,6 +69,10 @@ def rewrite_module(rewrite: Callable[[Module], Module]) -> LoweringPass:
 def with_ops(run: LoweringPass, *ops: Op) -> LoweringPass:
     """A pass for modules whose entry function has one of these ops; it would leave others as they are."""
     return lambda module, plan: run(module, plan) if any(n.op in ops for n in module.main.body.walk()) else module
+
+
+def _has_several_kernels(module: Module) -> bool:
+    return sum(n.op is schedule.kernel for n in module.main.body.nodes) > 1
 
 
 def with_policies(run: LoweringPass) -> LoweringPass:
@@ -169,6 +173,7 @@ def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(split_reductions(module.main, plan), *module.functions[1:])
 
 
+MULTI_OUTPUT = "multi-output fusion"  # programs that ask for a fusion of their own have none of the compiler's choice
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("expand", expand_for_target),
@@ -186,7 +191,8 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),
-    ("multi-output fusion", fuse_multi_output),
+    ("multi-output fusion of loops", with_ops(fuse_loop_steps, host.loop, host.while_)),
+    (MULTI_OUTPUT, lambda module, plan: fuse_multi_output(module, plan) if _has_several_kernels(module) else module),
     ("collective scheduling", with_ops(rewrite_module(schedule_collectives), host.call)),
     ("memory plan", with_ops(rewrite_module(plan_memory), host.alloc)),
     ("tile", to_legal_tile),
@@ -218,6 +224,8 @@ def _insert_extensions(passes: list[tuple[str, LoweringPass]], function: Functio
         first.append(("fusion groups", rewrite_main(separate_groups)))
         if fusion["mode"] == "horizontal":
             later.insert(0, ("horizontal fusion", rewrite_module(fuse_horizontally)))
+        if fusion["mode"] != "auto":
+            passes = [each for each in passes if each[0] != MULTI_OUTPUT]
     after = next((i + 1 for i, (name, _) in enumerate(passes) if name == "schedule"), None)
     return [*first, *passes] if after is None else [*first, *passes[:after], *later, *passes[after:]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType
 from tessera.ir.core import Block, Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, eliminate_common_subexpressions, rewrite_function
 from tessera.ir.rules import REGISTRY, Op
+from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import attention, basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.coercion import is_narrow
 from tessera.ops.tensor.scatter import scatter_add
@@ -482,3 +483,33 @@ class PartFinder:
         if node.op in (basic.broadcast_to, basic.full):
             return self.rewriter.add(node.op, *node.args, **{**node.attrs, "shape": tuple(sizes)})
         return self.rewriter.add(node.op, *(self.take(v, place) for v in node.args), **node.attrs)
+
+
+# Shared reductions: one of a value over the same axes that some uses keep and others drop. `x.mean(1)` beside
+# `x - x.mean(1, keepdims=True)`, as in a variance that is returned with its mean, would read `x` twice: the nodes
+# differ, so common subexpressions do not see them as one.
+
+
+REDUCTIONS = (reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+
+
+def share_reductions(function: Function) -> Function:
+    """A reduction that differs from an earlier one in `keepdims` alone becomes a reshape of it."""
+    first: dict[Hashable, Node] = {}
+    earlier = {n: first.setdefault(_make_key(n), n) for n in function.body.nodes if n.op in REDUCTIONS}
+    if len(earlier) == len(first):
+        return function
+    patterns = RewritePatterns("shared reductions", same_types=True)
+
+    @patterns(*REDUCTIONS)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        same = earlier.get(node, node)
+        return None if same is node else make_reshape(rewriter, rewriter.new(same.out), get_shape(node.out))
+
+    return eliminate_common_subexpressions(rewrite_function(function, patterns, remove_dead=True))
+
+
+def _make_key(node: Node) -> Hashable:
+    """What reductions have in common that differ in `keepdims` alone."""
+    rest = {name: value for name, value in node.attrs.items() if name != "keepdims"}
+    return node.op, node.args, repr(rest), get_tensor_type(node.out).with_shape(())

@@ -18,7 +18,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Module, Node, Value
 from tessera.lower.graph_to_schedule.tile_sizes import choose_tile_sizes
 from tessera.lower.indexing_maps import BodyIndexing, KernelDims, analyse_body, linearise, make_index
-from tessera.lower.lowering_plan import FUSION, LoweringPlan
+from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import host, schedule
 
 ACCESSES = (schedule.load, schedule.store)
@@ -29,14 +29,16 @@ MAX_MEMORIES = 24  # that a kernel takes
 MAX_FLAT_NODES, MAX_FLAT_MEMORIES = 192, 12  # the same outside loops, where memory is the limit and registers hold it
 
 
-def fuse_multi_output(module: Module, plan: LoweringPlan) -> Module:
-    """Join the pointwise kernels of a Schedule module, and of each step of its host loops, where order and elements
-    allow it.
-    """
+def fuse_loop_steps(module: Module, plan: LoweringPlan) -> Module:
+    """Join the pointwise kernels of each step of a Schedule module's host loops, where order and elements allow it."""
     memory = MemoryMap.of(module.main.body)
     body = replace(module.main.body, nodes=tuple(_fuse_inside(n, memory, plan) for n in module.main.body.nodes))
-    if module.main.attrs.get(FUSION) is None:  # kernels that nobody asked for as they are
-        body = _RegionFusion(memory, plan, body, flat=True).run()
+    return module.replace(replace(module.main, body=body), *module.functions[1:])
+
+
+def fuse_multi_output(module: Module, plan: LoweringPlan) -> Module:
+    """Join the pointwise kernels of a Schedule module outside its loops that share memory, where order allows it."""
+    body = _RegionFusion(MemoryMap.of(module.main.body), plan, module.main.body, flat=True).run()
     return module.replace(replace(module.main, body=body), *module.functions[1:])
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.lower.passes.shared_reductions import share_reductions
+from tessera.lower.passes.canonicalisation import share_reductions
 from tessera.runtime import driver
 
 CASES = {

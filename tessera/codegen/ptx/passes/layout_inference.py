@@ -605,9 +605,11 @@ operand_layout_rules(release_operand, wait_mma)(_natural_operand_layouts)
 
 @operand_layout_rules(tile.store)
 def _(arranger, node, out):
-    inference = arranger.inference
-    own = choose_store_layout(node, inference.held(node.args[1]), inference.threads, inference.of, arranger.producers)
-    return broadcast_operand_layouts(arranger, node, own)
+    inference, producers = arranger.inference, arranger.producers
+    layout = inference.held(node.args[1])
+    if any(made.op is shape.permute for made in producers.values()):
+        layout = choose_store_layout(node, layout, inference.threads, inference.of, producers)
+    return broadcast_operand_layouts(arranger, node, layout)
 
 
 @operand_layout_rules(tile.scatter)
