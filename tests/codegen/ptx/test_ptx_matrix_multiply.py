@@ -10,6 +10,7 @@ from ptxcheck import emit_checked
 
 import tessera as ts
 from tessera import tile
+from tessera.codegen.contract import get_backend
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.errors import ResourceError
@@ -127,6 +128,28 @@ def test_such_rows_in_a_larger_memory(begin):
     part[...] = (a @ b)[: part.shape[0], : part.shape[1]]
     np.testing.assert_array_equal(found, want)
     assert "stmatrix" in text and ("st.global.b16" if begin == 1 else "st.global.b32") in text
+
+
+@pytest.mark.parametrize("columns", [67, 70])
+def test_rows_that_are_stored_and_read_again(columns):
+    """Other threads store the elements than those that hold and load them: a barrier orders the two."""
+
+    @kernel
+    def add_again(a, b, out, twice):
+        sums = tile.zeros((128, 64), ts.f32)
+        for k in tile.range(0, a.shape[1], 64):
+            sums += tile.dot(tile.load(a[0:128, k : k + 64]), tile.load(b[k : k + 64, 0:64]))
+        tile.store(out[0:128, 1:65], tile.cast(sums, ts.f16), edge="clip")
+        again = tile.cast(tile.load(out[0:128, 1:65], edge="clip"), ts.f32)
+        tile.store(twice[0:128, 0:64], tile.cast(again + sums, ts.f16))
+
+    random = np.random.default_rng(columns)
+    a, b = (random.integers(-3, 4, size).astype(np.float16) for size in ((128, 256), (256, 64)))
+    out, twice = np.zeros((128, columns), np.float16), np.zeros((128, 64), np.float16)
+    program = prepare(add_again, {"a": a, "b": b, "out": out, "twice": twice}, "ptx", (1,))
+    generator = get_backend("ptx:sm_90a")
+    generator.sanitized(generator.emit(program.levels["tile"], {}))(program.arrays)
+    np.testing.assert_array_equal(program.arrays[-1], 2 * (a @ b))
 
 
 EIGHT = {fp8_e4m3: "f32.e4m3.e4m3", fp8_e5m2: "f32.e5m2.e5m2", int8: "s32.s8.s8"}

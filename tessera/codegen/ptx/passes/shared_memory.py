@@ -122,6 +122,7 @@ class HazardTracker:
         self._slots = {n.out for n in function.body.walk() if n.op is smem_slots}
         copied = {n.args[0] for n in function.body.walk() if n.op is tile.async_copy} - self._slots
         self._async_copied = {SharedAccess(self._memory(v), WRITE) for v in copied}
+        self.rearranged: frozenset[Node] = frozenset()  # stores by other threads than those that hold the elements
         self.open: set[SharedAccess] = set()
 
     def needs_barrier(self, node: Node) -> bool:
@@ -182,7 +183,7 @@ class HazardTracker:
 
     def _where(self, node: Node) -> Any:
         """The begin and layout of a block that is loaded or stored; constants are known by value."""
-        if node.op not in (tile.load, tile.store):
+        if node.op not in (tile.load, tile.store) or node in self.rearranged:
             return None
         value, starts = (node.out, node.args[1:]) if node.op is tile.load else (node.args[1], node.args[2:])
         assert isinstance(node.args[0].type, RefType)

@@ -77,7 +77,7 @@ def emit_specialised(function: Function, files: SourceFiles | None) -> KernelEnt
     maps = [*work.maps, *(m for _, m in stores)]
     ctx.pipeline.tensor_maps = tuple(_emit_map_address(text, f"{function.name}_map{m.index}") for m in maps)
     ctx.pipeline.tma_stores = {store: ctx.pipeline.tensor_maps[m.index] for store, m in stores}
-    ctx.pipeline.row_stores = frozenset(find_row_stores(ctx))
+    ctx.pipeline.row_stores = ctx.smem.hazards.rearranged = frozenset(find_row_stores(ctx))
     more = staging_bytes(team) if stores or ctx.pipeline.row_stores else 0
     blocks = cluster.size if cluster is not None else 1
     ctx.pipeline.ring = StageRingBuffer(
