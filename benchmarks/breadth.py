@@ -21,6 +21,7 @@ import json
 import math
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -186,7 +187,7 @@ def measure(machine: Machine, case: Case, options: argparse.Namespace, limits: d
             runs["inductor" if mode is None else "max-autotune"] = inductor(case, inputs, mode)
         except Exception as failure:  # a peer's failure is a finding, and no reason to stop
             row["peer_failure"] = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-    with alone(options.lock):
+    with alone(options.lock, still=True):
         row["milliseconds"] = found = timed(machine, runs, options.seconds)
     peer = min((name for name in found if name != "tessera"), key=found.__getitem__)
     moved = sum(x.numel() * x.element_size() for x in (*inputs, *got))
@@ -196,12 +197,24 @@ def measure(machine: Machine, case: Case, options: argparse.Namespace, limits: d
 
 
 @contextlib.contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """The block runs while no other child of `--jobs` is in such a block."""
+def alone(lock: Path | None, still: bool = False) -> Iterator[None]:
+    """The block runs while no other child of `--jobs` is in such a block; `still`: while no other child runs at all."""
     with contextlib.nullcontext() if lock is None else lock.open("w") as held:
         if held is not None:
             fcntl.flock(held, fcntl.LOCK_EX)
-        yield
+        others = [int(f.stem) for f in lock.parent.glob("*.pid")] if lock is not None and still else []
+        signal_all([pid for pid in others if pid != os.getpid()], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            signal_all([pid for pid in others if pid != os.getpid()], signal.SIGCONT)
+
+
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    """Send a signal to each process that is still there."""
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -232,6 +245,8 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     machine = Machine(options.target, options.processor_time)
     with alone(options.lock):
         limits = machine.limits()
+    if options.lock is not None:
+        (options.lock.parent / f"{os.getpid()}.pid").touch()
     rows: list[dict[str, Any]] = []
     found = {"machine": describe(), "torch": torch.__version__, "seed": options.seed, "target": options.target}
     found |= {"threads": options.threads, "limits": limits, "rows": rows, "processor_time": options.processor_time}
@@ -266,10 +281,14 @@ def run_jobs(options: argparse.Namespace) -> dict[str, Any]:
             )
             for n, out in enumerate(outs)
         ]
-        start = time.monotonic()
+        end, running = time.monotonic() + options.budget, children
+        while running and time.monotonic() < end:
+            time.sleep(0.2)
+            left = [child for child in running if child.poll() is None]
+            if len(left) < len(running):  # one that failed while it timed leaves the others stopped
+                signal_all([child.pid for child in left], signal.SIGCONT)
+            running = left
         for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, options.budget - (time.monotonic() - start)))
             child.kill()
         parts = [json.loads(out.read_text()) for out in outs if out.exists()]
     found = {**parts[0], "jobs": options.jobs, "rows": [row for part in parts for row in part["rows"]]}
