@@ -44,6 +44,7 @@ from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_group
 from tessera.lower.passes.gather_sinking import sink_gathers
 from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
+from tessera.lower.passes.moment_merging import merge_moments
 from tessera.lower.passes.multi_output_fusion import fuse_loop_steps, fuse_multi_output
 from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
@@ -51,7 +52,7 @@ from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
 from tessera.lower.schedule_to_tile.lowering import to_legal_tile
 from tessera.ops.dialects import control_flow, host, schedule
-from tessera.ops.tensor import contractions, shape, sorting
+from tessera.ops.tensor import contractions, elementwise, shape, sorting
 
 LoweringPass = Callable[[Module, LoweringPlan], Module]
 
@@ -168,6 +169,11 @@ def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
     return module.replace(gather_window_sums(module.main), *module.functions[1:])
 
 
+def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:
+    """Variances of long rows from the moments of their parts."""
+    return module.replace(merge_moments(module.main, plan), *module.functions[1:])
+
+
 def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
     """Long reductions in parts, where the plan says so."""
     return module.replace(split_reductions(module.main, plan), *module.functions[1:])
@@ -188,6 +194,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
     ("vector products", rewrite_vector_products),
+    ("moment merging", with_ops(merge_row_moments, elementwise.mul)),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),
     ("schedule", to_schedule),

@@ -20,6 +20,7 @@ from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
 from tessera.torch.forms import FORMS, find_form_error
 from tessera.torch.recurrent_layers import WHOLE_OPS
+from tessera.torch.table import ATEN_FIRST
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
 from tessera.transforms.recording import record_block, set_location
 
@@ -263,7 +264,14 @@ def _prepare(node: Node, graph_module: GraphModule | None) -> Step:
     if name in ASSERTIONS:
         return Step(node, lambda *args: None, location, ())
     row = ATEN[name] if name in ATEN else node.target
+    if name in ATEN_FIRST and all(user.target is operator.getitem and user.args[1] == 0 for user in _find_users(node)):
+        row = ATEN_FIRST[name]
     return Step(node, row, location, tuple(_find_type(v) for v in _leaves(node.meta.get("val"))))  # type: ignore[arg-type]
+
+
+def _find_users(node: Node) -> list[Node]:
+    """The nodes that use a node; results of it that nothing uses are none."""
+    return [user for user in node.users if user.target is not operator.getitem or user.users]
 
 
 def _read_attribute(graph_module: GraphModule, path: str) -> Any:

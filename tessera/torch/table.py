@@ -23,6 +23,10 @@ ATEN: dict[str, Row] = {}
 """The table: the name of an op with its overload, as `aten.add.Tensor`, and its row."""
 
 
+ATEN_FIRST: dict[str, Row] = {}
+"""Rows of ops whose first result alone is used: they give `None` for the others."""
+
+
 def aten(*names: str) -> Callable[[R], R]:
     """Decorate the row of these ops: `aten("add.Tensor")`."""
 
@@ -32,6 +36,16 @@ def aten(*names: str) -> Callable[[R], R]:
             if full in ATEN:
                 raise ValueError(f"two rows for {full}")
             ATEN[full] = row
+        return row
+
+    return enter
+
+
+def aten_first(*names: str) -> Callable[[R], R]:
+    """Decorate the row of these ops where only their first result is used."""
+
+    def enter(row: R) -> R:
+        ATEN_FIRST.update({f"aten.{name}": row for name in names})
         return row
 
     return enter

@@ -92,6 +92,27 @@ def test_without_fallback_it_is_an_error():
         compiled(lambda x: torch.linalg.eigvalsh(x), fallback=False)(torch.eye(3))
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("op", [torch.max, torch.min])
+def test_an_extreme_without_its_place_is_a_reduction(op, keepdim, monkeypatch):
+    """The place is found only where it is used."""
+    x = torch.tensor([[[1.0, -2.0], [3.0, torch.nan], [3.0, 5.0]]])
+
+    def place(*args):
+        raise AssertionError("the place is found")
+
+    monkeypatch.setattr("tessera.torch.rows.reductions.arg_extremum", place)
+    for inputs in (x, (x > 1), x.nan_to_num(7).to(torch.int32), torch.tensor(4.0)):
+        want = op(inputs, -1, keepdim)[0]
+        torch.testing.assert_close(
+            compiled(lambda x: op(x, -1, keepdim)[0], fallback=False)(inputs), want, equal_nan=True
+        )
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    found = compiled(lambda x: op(x, 1, keepdim), fallback=False)(x.nan_to_num(7))
+    assert all(torch.equal(f, w) for f, w in zip(found, op(x.nan_to_num(7), 1, keepdim), strict=True))
+
+
 def test_one_program_for_all_sizes():
     model = Attention()
     function = compiled(model, dynamic=True)

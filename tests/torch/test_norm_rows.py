@@ -65,6 +65,23 @@ def test_batch_norm_reads_its_tensor_for_its_statistics_and_its_result():
     assert check("_native_batch_norm_legit_functional.default", *args) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("shape", "groups"), [((2, 6, 96, 128), 2), ((1, 4, 40000), 4), ((2, 3, 181, 182), 1)])
+def test_norms_of_long_rows_read_their_tensor_twice(shape, groups, dtype):
+    """Once for the moments of parts, once for the result."""
+    x, c, level = draw(*shape, dtype=dtype), shape[1], "target" if groups == 2 else "tile"
+    size = x.numel() // shape[0] // c
+    args = (x, draw(c, dtype=dtype), draw(c, dtype=dtype), shape[0], c, size, groups, 1e-5)
+    assert check("native_group_norm.default", *args, level=level) == 2
+    batch = (x, draw(c), draw(c), draw(c), draw(c, low=0.5), True, 0.1, 1e-5)
+    assert check("_native_batch_norm_legit_functional.default", *batch, level=level) == 2
+
+
+@pytest.mark.parametrize("level", ["tile", "target"])
+def test_a_layer_norm_stores_its_statistics_where_it_reads_the_rows(level):
+    assert check("native_layer_norm.default", draw(40, 96), [96], draw(96), draw(96), 1e-5, level=level) == 1
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("shape", "groups"), [((2, 6, 5, 7), 3), ((3, 4, 9), 1), ((1, 4, 33), 4)])

@@ -196,9 +196,10 @@ class KernelFusion:
     def find_exporter(self, node: Node, wanting: list[FusionCluster]) -> FusionCluster | None:
         """The first kernel, in execution order, of those that read a value of its rows, if it is to compute it.
 
-        It then stores the value for the others: the row is read once, and there is no kernel for the value alone.
+        It then stores the value, for the others or as a result: the row is read once.
         """
-        if not self.shares_rows or len(wanting) < 2 or node.out in self.forced_roots | self.operands:
+        read = len(wanting) + (node.out in self.function.results)
+        if not self.shares_rows or read < 2 or not wanting or not self.may_export(node.out):
             return None
         first, points = wanting[-1], wanting[-1].points(node.out)
         if node.op not in (*POINTWISE, *REDUCTIONS) or len(points) != 1 or len(first.exports) >= MAX_EXPORTS:
@@ -208,6 +209,11 @@ class KernelFusion:
             return None
         first.exports[node.out] = point
         return first
+
+    def may_export(self, value: Value) -> bool:
+        """Whether a value may be memory that a kernel writes besides its result: no product or launch reads it."""
+        held = value in self.operands or (value in self.forced_roots and value not in self.function.results)
+        return not held and not any(user.op in self.launched for user in self.uses.users(value))
 
     def is_of_rows(self, node: Node, cluster: FusionCluster, point: AccessPoint) -> bool:
         """Whether a value at a point is a number for each row that a kernel reduces, or for each element of the rows.

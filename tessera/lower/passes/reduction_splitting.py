@@ -61,7 +61,7 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
         value, axes = node.args[0], node.attrs["axis"]
         again = plan.parallel is not None and uses.count_uses(value) > 1
         held = _compute_again(rewriter, uses, value, args[0]) if again else args[0]
-        chain, sizes = _find_flat_chain(uses, value) if held is args[0] else None, get_shape(value)
+        chain, sizes = find_flat_chain(uses, value) if held is args[0] else None, get_shape(value)
         if chain is not None:
             sizes, axes = _merge_reduced_axes(sizes, axes)
         along = _reads_along_sum(uses, node)
@@ -163,7 +163,7 @@ def _merge_reduced_axes(sizes: tuple[Size, ...], axes: Axes) -> tuple[tuple[Size
     return tuple(merged), tuple(at - len(merged) for at in reduced)
 
 
-def _find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
+def find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
     """The pointwise ops and reshapes that compute a value from memory of its size, so that rows may be cut anywhere.
 
     None where an element depends on others. Where several ops use an expensive result, it counts as memory.

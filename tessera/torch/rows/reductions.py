@@ -19,7 +19,7 @@ from tessera.ops.tensor.shape import iota, reshape
 from tessera.ops.tensor.sorting import argsort
 from tessera.torch.rows.elementwise import convert_element_type
 from tessera.torch.rows.shapes import slice_axis
-from tessera.torch.table import aten, floating, narrow_to, wide, zeros
+from tessera.torch.table import aten, aten_first, floating, narrow_to, wide, zeros
 
 
 def axes_of(x: Tensor, dim: Any) -> tuple[int, ...]:
@@ -123,6 +123,16 @@ def _(x, dim, keepdim=False):
 @aten("min.dim")
 def _(x, dim, keepdim=False):
     return _extremum_with_index(r.argmin, x, dim, keepdim)
+
+
+@aten_first("max.dim")
+def _(x, dim, keepdim=False):
+    return _extremum(r.max, x, dim, keepdim), None
+
+
+@aten_first("min.dim")
+def _(x, dim, keepdim=False):
+    return _extremum(r.min, x, dim, keepdim), None
 
 
 def _extremum_with_index(function: Callable[..., Any], x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:

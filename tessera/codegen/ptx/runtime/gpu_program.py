@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 COOPERATIVE, PROGRAMMATIC = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 DEPENDENT_WAIT = "griddepcontrol.wait"  # what a kernel does before its first access to memory of kernels before
 STATIC_SHARED, THREAD_LOCAL_BYTES, THREAD_REGISTERS, PREFERRED_CARVEOUT = 1, 3, 4, 9  # of CUfunction_attribute
+MOST_DIRECT = 2  # kernels of a program that are launched one by one
 MOST_NODES = 4096  # kernels of a CUDA graph that repeats a program to measure it
 
 
@@ -399,8 +400,14 @@ class GpuProgram:
         return functools.partial(self._watch.run, run, stream) if reporting else run
 
     def _bind_repeated(self, given: Sequence[Any], stream: int) -> Callable[[], None]:
-        """As `bind`, with the carve-out that the program's first calls show to be the fastest."""
+        """As `bind`, with the carve-out that the program's first calls show to be fastest; few kernels are no graph.
+
+        To launch a graph costs more than to launch a kernel, and its first kernel may begin 5 to 30 us late.
+        """
         launches = [each for each in self.launches if each is not None]
+        if len(launches) <= MOST_DIRECT and not self.calls and all(step.keys() == {"run"} for step in self._steps):
+            few = self._bind_launches(given, stream)
+            return few[0] if len(few) == 1 else functools.partial(_launch_all, few)
         if not (self._is_recordable() and is_worth_a_trial([each.shared for each in launches])):
             return self.bind(given, stream)
         kernels = [each.kernel for each in launches]
@@ -579,8 +586,8 @@ def _handle_of(stream: Any) -> int:
     return LEGACY_STREAM if stream is None else int(getattr(stream, "handle", stream))
 
 
-def _launch_all(graphs: Sequence[Callable[[], None]]) -> None:
-    for launch in graphs:
+def _launch_all(launches: Sequence[Callable[[], None]]) -> None:
+    for launch in launches:
         launch()
 
 
