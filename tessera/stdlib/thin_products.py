@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from tessera.core.symbolic_dim import ceil_divide, round_up
 from tessera.core.types import TensorType, f32
@@ -35,6 +36,7 @@ from tessera.stdlib.split_products import (
     estimate_f32_seconds,
     find_narrow_type,
     find_operand,
+    has_nonfinite,
     match_split_product,
     measure_product,
     split_memory,
@@ -50,6 +52,7 @@ AHEAD_COLUMNS = 64  # beside so many the registers hold a second block of the wi
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 64, 64, 32  # the block of results that a program checks
 LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
 MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
+SHORT_DEPTH = 256  # of contractions that take less time than their results, however often operands are split
 LEAST_ELEMENTS = 1 << 18  # of the wide operand
 MOST_CHUNKS = 33
 # Seconds of a round of a block by its columns, with tensor maps and without, and of a program's start and end.
@@ -84,13 +87,31 @@ def load_wide(wide, z, i, k, inside, turned, BM, BK):
     return tile.load(wide[z, i : i + BM, k : k + BK], edge="clip", mask=tile.broadcast(inside, (BM, BK)))
 
 
+def multiply_in_f32(total, wide, narrow, zw, zn, i, j, wrong, turned, flipped):
+    """A block of results, or where it is not finite the sums of the products of all elements in f32."""
+    rows, columns = total.shape
+    total, depth = tile.where(wrong, 0.0, total), wide.shape[1] if turned else wide.shape[2]
+    for k in tile.range(0, tile.where(wrong, depth, 0), 1):
+        if turned:
+            left = tile.load(wide[zw, k : k + 1, i : i + rows], edge="clip")
+        else:
+            left = tile.load(wide[zw, i : i + rows, k : k + 1], edge="clip")
+        if flipped:
+            right = tile.load(narrow[zn, j : j + columns, k : k + 1], edge="clip")
+        else:
+            right = tile.load(narrow[zn, k : k + 1, j : j + columns], edge="clip")
+        total = total + tile.reshape(left, (rows, 1)) * tile.reshape(right, (1, columns))
+    return total
+
+
 @kernel
-def multiply_split(wide, parts, out, *, turned, flipped, depth, ahead, BM, BN, BK):
+def multiply_split(wide, narrow, parts, out, *, turned, flipped, exchanged, depth, ahead, BM, BN, BK):
     """out [S, Z, R, C] = for each s the product over the elements s · depth to (s + 1) · depth of the contraction.
 
     On the grid (S · Z, blocks of R, blocks of C), for `wide` [Z or 1, R, K] ([Z or 1, K, R] if turned) in f32, and
     `parts` [Z or 1, 3, K, C] ([Z or 1, 3, C, K] if flipped), the bf16 parts of the narrow operand. With `ahead` the
     block of the next round is loaded while tensor cores multiply; without, copies fetch it where tensor maps can.
+    One chunk is the result, [1, Z, C, R] if `exchanged`: where it is not finite, it is computed again in f32.
     """
     chunk, z = tile.program_id(0) // out.shape[1], tile.program_id(0) % out.shape[1]
     i, j, first = tile.program_id(1) * BM, tile.program_id(2) * BN, chunk * depth
@@ -115,7 +136,13 @@ def multiply_split(wide, parts, out, *, turned, flipped, depth, ahead, BM, BN, B
         total, rest = add_products(total, rest, left, (front, second, last))
         if ahead:
             block = following
-    tile.store(out[chunk, z, i : i + BM, j : j + BN], total + rest, edge="clip")
+    total = total + rest
+    if out.shape[0] == 1:
+        total = multiply_in_f32(total, wide, narrow, zw, zp, i, j, has_nonfinite(total), turned, flipped)
+    if exchanged:
+        tile.store(out[chunk, z, j : j + BN, i : i + BM], tile.transpose(total), edge="clip")
+    else:
+        tile.store(out[chunk, z, i : i + BM, j : j + BN], total, edge="clip")
 
 
 @dataclass(frozen=True)
@@ -132,7 +159,7 @@ class ThinProduct:
     @property
     def wide_left(self) -> bool:
         """Whether the left operand is the wide one."""
-        return self.sizes[1] > self.sizes[3]
+        return self.sizes[1] >= self.sizes[3]
 
     @property
     def wide(self) -> ProductOperand:
@@ -162,27 +189,34 @@ class ThinProduct:
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
-        (batch, m, _, n), (rows, columns) = self.sizes, self.extents
+        batch, (rows, columns) = self.sizes[0], self.extents
         a, b = (shape.reshape(x, shape=side.folded) for x, side in ((a, self.left), (b, self.right)))
         wide, narrow = (a, b) if self.wide_left else (b, a)
         count, *inner = (int(s) for s in narrow.shape)
         parts = split_memory(shape.reshape(narrow, shape=(count, 1, *inner)), PARTS)
         parts = shape.reshape(parts, shape=parts.shape[1:])
-        memory = OutputMemory(TensorType((self.chunks, batch, rows, columns), f32))
         grid = self.chunks * batch, ceil_divide(rows, ROWS), ceil_divide(columns, self.columns)
         # The contraction lies along the rows in memory of a left operand's transpose, and of a right operand.
         turned = self.wide.turned == self.wide_left
         flipped = self.narrow.turned == self.wide_left
-        constants = {"turned": turned, "flipped": flipped, "depth": self.depth}
+        exchanged = self.chunks == 1 and not self.wide_left
+        size = (self.chunks, batch, *((columns, rows) if exchanged else (rows, columns)))
+        constants = {"turned": turned, "flipped": flipped, "exchanged": exchanged, "depth": self.depth}
         constants["ahead"] = not self.mapped and self.columns <= AHEAD_COLUMNS
-        sums = launch(multiply_split, grid, wide, parts, memory, **constants, BM=ROWS, BN=self.columns, BK=ROUND)
+        blocks, memory = {"BM": ROWS, "BN": self.columns, "BK": ROUND}, OutputMemory(TensorType(size, f32))
+        sums = launch(multiply_split, grid, wide, narrow, parts, memory, **constants, **blocks)
+        return shape.reshape(sums if self.chunks == 1 else self.check_sums(sums, a, b), shape=self.result)
+
+    def check_sums(self, sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """The sum over the chunks, [Z, M, N]."""
+        batch, m, _, n = self.sizes
         grid = batch, ceil_divide(m, CHECKED_ROWS), ceil_divide(n, CHECKED_COLUMNS)
         constants = {
             "turned_a": self.left.turned, "turned_b": self.right.turned, "turned_sums": not self.wide_left,
         }  # fmt: skip
         blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS, "BK": CHECKED_DEPTH}
         memory = OutputMemory(TensorType((batch, m, n), f32))
-        return shape.reshape(launch(add_checked, grid, sums, a, b, memory, **constants, **blocks), shape=self.result)
+        return cast(Tensor, launch(add_checked, grid, sums, a, b, memory, **constants, **blocks))
 
     def estimate_seconds(self) -> float:
         """The time of all launches: the larger of the products' and of the memory's, in waves of programs."""
@@ -193,8 +227,10 @@ class ThinProduct:
         rounds = ceil_divide(self.depth, ROUND)
         busy = waves * (rounds * ROUND_SECONDS[self.mapped][self.columns] + PROGRAM_SECONDS)
         read = 4 * math.prod(self.wide.folded) + 4 * self.chunks * batch * rows * columns
-        moved = 4 * (self.chunks + 1) * batch * rows * columns + 10 * math.prod(self.narrow.folded)
-        return max(busy, read / MEMORY_RATE) + moved / MEMORY_RATE + 3 * LAUNCH_SECONDS
+        checked = 0 if self.chunks == 1 else 4 * (self.chunks + 1) * batch * rows * columns
+        moved = checked + 10 * math.prod(self.narrow.folded)
+        launches = 2 if self.chunks == 1 else 3
+        return max(busy, read / MEMORY_RATE) + moved / MEMORY_RATE + launches * LAUNCH_SECONDS
 
 
 def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct | None:
@@ -204,7 +240,8 @@ def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct |
         return None
     _, m, k, n = measured[0]
     rows, columns = max(m, n), min(m, n)
-    if rows < LEAST_ROWS or k < LEAST_DEPTH or not LEAST_COLUMNS <= columns <= MOST_COLUMNS:
+    most = math.inf if k <= SHORT_DEPTH else MOST_COLUMNS
+    if rows < LEAST_ROWS or k < LEAST_DEPTH or not LEAST_COLUMNS <= columns <= most:
         return None
     if rows * k < LEAST_ELEMENTS:
         return None

@@ -59,8 +59,8 @@ def test_a_thin_product_is_within_the_bound_of_its_sums(name, always):
     levels = lower(function, a, b)
     artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
     text = artifact.text(TEXT_FILE)
-    entry = text[text.index(".entry multiply_split") : text.index(".entry add_checked")]
-    assert "wgmma.mma_async" in entry and "mma.sync" not in entry
+    entry = text[text.index(".entry multiply_split") :]
+    assert ".entry add_checked" not in text and "wgmma.mma_async" in entry and "mma.sync" not in entry
     check(function, a, b, BACKEND.sanitized(artifact)([a, b])[0])
 
 
@@ -96,8 +96,15 @@ def test_chunks_are_the_whole_contraction(depth, always):
     assert tried and all((each.chunks - 1) * each.depth < depth <= each.chunks * each.depth for each in tried)
 
 
+@pytest.fixture(params=[64, 1024], ids=["two chunks", "one chunk"])
+def chunks(request, always, monkeypatch):
+    monkeypatch.setattr(thin_products, "MAX_DEPTH", request.param)
+    return 2 if request.param == 64 else 1
+
+
 @pytest.mark.filterwarnings("ignore:.*encountered in matmul")
-def test_what_three_parts_cannot_represent_is_computed_in_f32(always):
+def test_what_three_parts_cannot_represent_is_computed_in_f32(chunks):
+    assert find(33, 72, 136).chunks == chunks
     a, b = draw(33, 72), draw(72, 136)
     a[3, 4], a[5, 6], a[7], a[8], b[2, 2] = np.inf, np.nan, 1e-42, 0, -np.inf
     a[8, 1], b[1], a[9], b[7, 100] = 3.3e38, 0.5, 2.0**-112, 1e-41
@@ -107,10 +114,24 @@ def test_what_three_parts_cannot_represent_is_computed_in_f32(always):
     np.testing.assert_allclose(got[[7, 9]], want[[7, 9]], rtol=1e-4, atol=1e-43)  # tiny results have digits, too
 
 
-def test_pointwise_ops_follow_in_the_launch_that_checks(always):
+@pytest.mark.filterwarnings("ignore:.*encountered in matmul")
+@pytest.mark.parametrize(
+    "name", ["wide right", "wide right, turned", "wide left", "both turned", "one wide", "shared narrow"]
+)
+def test_one_chunk_is_computed_again_where_it_is_not_finite(name, always):
+    function, *shapes = CASES[name]
+    a, b = (draw(*s) for s in shapes)
+    a.reshape(-1)[3], b.reshape(-1)[-5] = np.inf, np.nan
+    artifact = BACKEND.emit(lower(function, a, b)["tile"], {"arch": "sm_90a"})
+    got, want = BACKEND.sanitized(artifact)([a, b])[0], function(a.astype("f8"), b.astype("f8")).astype("f4")
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_pointwise_ops_follow_in_the_launch_that_checks(chunks):
     a, b, bias = draw(9, 72), draw(72, 136), draw(136)
     levels = lower(lambda a, b, bias: ts.relu(a @ b + bias), a, b, bias)
-    assert [f.name for f in levels["tile"].functions[1:]][-1] == "add_checked_with_add_maximum"
+    name = "multiply_split" if chunks == 1 else "add_checked"
+    assert [f.name for f in levels["tile"].functions[1:]][-1] == f"{name}_with_add_maximum"
     got = driver.run_level(levels, "target", [a, b, bias], "ptx")[0]
     np.testing.assert_allclose(got, np.maximum(a @ b + bias, 0), rtol=1e-5, atol=1e-5)
 
@@ -125,7 +146,7 @@ def find(m, k, n, function=multiply):
 @pytest.mark.parametrize(
     ("sizes", "columns"),
     [((128, 4096, 4096), 128), ((40, 4096, 4096), 64), ((4096, 4096, 200), 128), ((2, 4096, 4096), None),
-     ((4096, 512, 4096), None), ((64, 256, 256), None)],
+     ((4096, 512, 4096), None), ((64, 256, 256), None), ((16384, 64, 16384), 128)],
 )  # fmt: skip
 def test_which_products_are_thin(sizes, columns):
     found = find(*sizes)
