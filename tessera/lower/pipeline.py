@@ -96,7 +96,17 @@ def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made
-    return module.replace(expand_composites(main, keep), *module.functions[1:])
+    expanded = expand_composites(main, keep)
+    if expanded is not main and _has_library_lowering(expanded, plan):
+        expanded = eliminate_common_subexpressions(expanded)  # launches are none
+    while (made := use_library_lowerings(expanded, plan)) is not expanded:  # of what had none itself
+        expanded = expand_composites(made, keep)
+    return module.replace(expanded, *module.functions[1:])
+
+
+def _has_library_lowering(function: Function, plan: LoweringPlan) -> bool:
+    uses = UseDef(function)
+    return any(find_library_lowering(n, uses, plan) for n in _walk_tensor_ops(function.body))
 
 
 def use_library_lowerings(function: Function, plan: LoweringPlan) -> Function:
