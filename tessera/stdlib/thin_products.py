@@ -50,10 +50,10 @@ ROWS, ROUND = 128, 64  # rows of a block of the wide operand, and elements of th
 COLUMNS = (64, 128)  # of a block of the narrow operand
 AHEAD_COLUMNS = 64  # beside so many the registers hold a second block of the wide operand
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 64, 64, 32  # the block of results that a program checks
-LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 64, 3  # of both operands
+LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS = 64, 32, 3  # of both operands
 MOST_COLUMNS = 768  # where more blocks of columns split the wide operand again than pays
 SHORT_DEPTH = 256  # of contractions that take less time than their results, however often operands are split
-LEAST_ELEMENTS = 1 << 18  # of the wide operand
+LEAST_ELEMENTS = 1 << 18  # of the wide operand, with its batch
 MOST_CHUNKS = 33
 # Seconds of a round of a block by its columns, with tensor maps and without, and of a program's start and end.
 ROUND_SECONDS = {True: {64: 1.3e-6, 128: 2.3e-6}, False: {64: 2.2e-6, 128: 3e-6}}
@@ -238,12 +238,12 @@ def match_thin_product(uses: UseDef, left: Value, right: Value) -> ThinProduct |
     measured = measure_product(left, right)
     if measured is None or find_narrow_type(uses, left) or find_narrow_type(uses, right):
         return None
-    _, m, k, n = measured[0]
+    batch, m, k, n = measured[0]
     rows, columns = max(m, n), min(m, n)
     most = math.inf if k <= SHORT_DEPTH else MOST_COLUMNS
     if rows < LEAST_ROWS or k < LEAST_DEPTH or not LEAST_COLUMNS <= columns <= most:
         return None
-    if rows * k < LEAST_ELEMENTS:
+    if batch * rows * k < LEAST_ELEMENTS:
         return None
     sides = find_operand(uses, left), find_operand(uses, right)
     tried = [ThinProduct(*sides, *measured, width, chunks) for width, chunks in _list_choices(k, columns)]

@@ -99,7 +99,7 @@ def test_other_products_are_no_windows(found):
     x, w = draw(2, 4, 6, 6), draw(8, 4, 3, 3)
     compute(2, {"stride": 2, "dilation": 2}, x, w)
     ts.jit(lambda a, b: a @ b, target="ptx")(draw(2, 3, 4, 5), draw(2, 3, 5, 4))
-    assert found == [None, None]
+    assert found and not any(found)
 
 
 def test_a_nest_of_loops_begins_where_its_indices_do():

@@ -19,6 +19,8 @@ from tessera.ir.array_interchange import READERS
 from tessera.ir.frozen_tree import FrozenDict
 from tessera.ir.tensor import Tensor
 
+MAX_DEPTH = 4  # of containers in containers whose objects are compared
+
 # What a Python function holds: its annotations, where it stands, and what it closes over.
 
 
@@ -37,8 +39,8 @@ def make_closure_key(function: Callable[..., Any], seen: tuple[int, ...] = ()) -
 def list_cells(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> list[tuple[Any, Any]] | None:
     """The cells that a function closes over, recursively, with their contents.
 
-    As long as each cell holds the same object, the closure key is the same. None where it may change without that, as
-    for a list.
+    As long as each cell holds the same object, the closure key is the same: what a dict or list holds is a cell, too
+    (`HeldObjects`). None where the key may change without that.
     """
     if getattr(function, "fixed_closure", None) is function:
         return []
@@ -54,9 +56,43 @@ def list_cells(function: Callable[..., Any], seen: tuple[int, ...] = ()) -> list
             if held is None:
                 return None
             found += held
-        elif not _is_keyed_by_identity(value):
+        elif not _add_held(value, found):
             return None
     return found
+
+
+class HeldObjects:
+    """The objects that a dict or list holds: as a cell, its content is `SAME` as long as they are the same objects."""
+
+    __slots__ = ("container", "ids", "names", "objects")
+    SAME = object()
+
+    def __init__(self, container: dict[str, Any] | list[Any]) -> None:
+        self.container, self.names = container, tuple(container) if isinstance(container, dict) else ()
+        self.objects = tuple(container.values() if isinstance(container, dict) else container)
+        self.ids = tuple(map(id, self.objects))  # of objects that are kept, so that no other one takes their place
+
+    @property
+    def cell_contents(self) -> object:
+        """`SAME`, or None where it holds other objects or names."""
+        held: Any = self.container
+        if self.names:
+            if tuple(held) != self.names:
+                return None
+            held = held.values()
+        return self.SAME if tuple(map(id, held)) == self.ids else None
+
+
+def _add_held(value: Any, found: list[tuple[Any, Any]], depth: int = 0) -> bool:
+    """Add the cells of what a dict or list holds; whether no key of the value changes without one of its cells."""
+    if type(value) not in (dict, list):
+        closes_over = depth and isinstance(getattr(value, "function", value), FunctionType)
+        return not closes_over and _is_keyed_by_identity(value)
+    if depth > MAX_DEPTH or (type(value) is dict and not all(type(name) is str for name in value)):
+        return False
+    held = HeldObjects(value)
+    found.append((held, HeldObjects.SAME))
+    return all(_add_held(each, found, depth + 1) for each in held.objects)
 
 
 def _is_keyed_by_identity(value: Any) -> bool:

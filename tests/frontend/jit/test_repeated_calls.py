@@ -74,13 +74,36 @@ def test_what_a_function_closes_over_is_looked_at(short):
     assert f(X).tolist() == [10.0, 20.0]
 
 
-def test_cells_with_lists_are_keyed_by_value():
-    held = [1.0]
-    f = ts.jit(lambda x: x + held[0])
-    assert list_cells(f.function) is None
-    assert [f(X).tolist() for _ in range(4)][-1] == [2.0, 3.0] and f._repeated is None
-    held[0] = 5.0
-    assert f(X).tolist() == [6.0, 7.0]
+@pytest.mark.parametrize(
+    ("change", "result"),
+    [
+        (lambda held: held.update(scale=4.0), [5.0, 9.0]), (lambda held: held["more"].append(3.0), [5.0, 6.0]),
+        (lambda held: held["more"].__setitem__(0, 2.0), [3.0, 4.0]), (lambda held: held.pop("scale"), [3.0, 5.0]),
+        (lambda held: held.update(more=[0.5]), [1.5, 2.5]), (lambda held: held.update(other=0.0), [2.0, 3.0]),
+    ],
+)  # fmt: skip
+def test_what_a_dict_or_list_holds_is_looked_at(short, change, result):
+    held = {"scale": 1.0, "more": [1.0]}
+    f = ts.jit(lambda x: x * held.get("scale", 2.0) + sum(held["more"]))
+    assert repeat(f, X).tolist() == [2.0, 3.0] and short[-1]
+    change(held)
+    assert f(X).tolist() == result and not short[-1]
+
+
+def test_cells_that_cannot_be_compared_are_none():
+    """A function within a list closes over cells of its own; equal numbers of other types are other objects."""
+
+    def close_over(value):
+        return lambda: value
+
+    loop, typed = [], {"n": 1}
+    loop.append(loop)
+    for value in ([close_over(1.0)], {1: 2.0}, loop):
+        assert list_cells(close_over(value)) is None
+    (_, (cell, same)) = list_cells(lambda: typed)
+    assert cell.cell_contents is same
+    typed["n"] = True
+    assert cell.cell_contents is not same
 
 
 def test_captured_tensors_are_read_at_each_call():

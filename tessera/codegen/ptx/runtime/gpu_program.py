@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 COOPERATIVE, PROGRAMMATIC = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 DEPENDENT_WAIT = "griddepcontrol.wait"  # what a kernel does before its first access to memory of kernels before
 STATIC_SHARED, THREAD_LOCAL_BYTES, THREAD_REGISTERS, PREFERRED_CARVEOUT = 1, 3, 4, 9  # of CUfunction_attribute
-MOST_DIRECT = 2  # kernels of a program that are launched one by one
+MOST_DIRECT = 4  # kernels of a program that are launched one by one
 MOST_NODES = 4096  # kernels of a CUDA graph that repeats a program to measure it
 
 
@@ -278,9 +278,9 @@ class GpuProgram:
         name, entry = launch["kernel"], plan["entries"][launch["kernel"]]
         launch_buffers = LaunchBuffers(entry, launch["grid"][: launch["rank"]])
         letters = "".join(self._format_letter(a) for a in launch["args"]) + "P" * len(launch_buffers.sizes)
-        waits = DEPENDENT_WAIT in self._text
-        if not any(self.launches) and any(e.get("early") for e in plan["entries"].values()):
-            waits = False  # the inputs that kernels load early are in memory once the first one begins
+        # The first kernel begins when all before it is done: the inputs that kernels load early are in memory then, and
+        # blocks that wait take no place from the kernels of the program before.
+        waits = DEPENDENT_WAIT in self._text and any(self.launches)
         kernel = DriverKernel(module, name, letters, len(entry.get("maps", ())), "meeting" in entry, waits)
         self.device.check_resources(name, kernel, entry["threads"], entry["shared"])
         if entry["shared"] > STATIC_SHARED_BYTES:

@@ -1,7 +1,7 @@
 """Resident calls: a program called with arrays of the device gives arrays of the device; nothing passes the host.
 
 A call finds the addresses of its arguments and results. Launches with these addresses are laid out once and kept: from
-the second time on, a program of more than two kernels is one CUDA graph.
+the second time on, a program of more than four kernels is one CUDA graph.
 """
 
 from __future__ import annotations
