@@ -40,6 +40,7 @@ def cases() -> Iterator[Case]:
     yield from _make_composites()
     yield from _make_scans()
     yield _make_long()
+    yield _make_long_variance()
 
 
 def _make_composites() -> Iterator[Case]:
@@ -65,3 +66,9 @@ def _make_scan(op: Op, axis: int, dtype: str) -> Case:
 def _make_long() -> Case:
     x = tensor("long", (2, 70001))
     return Case("graph/reduce/sum-long-row", lambda: (Jit(lambda x: reduce.sum(x, axis=-1)), (x,)))
+
+
+def _make_long_variance() -> Case:
+    """Of rows in parts, which are merged: 2 x 2 of 16,500 elements for each result."""
+    x = tensor("long-variance", (2, 2, 16500))
+    return Case("graph/reduce/var-long-rows", lambda: (Jit(lambda x: reduce.var(x, axis=(0, 2))), (x,)))
