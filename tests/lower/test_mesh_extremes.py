@@ -1,9 +1,10 @@
-"""Places of extremes on a mesh: what pads the tiles of larger tensors is no extreme, whatever sign the elements have."""
+"""Places of extremes on a mesh: what pads the tiles is no extreme, whatever sign elements have."""
 
 import numpy as np
 import pytest
 
 import tessera as ts
+
 
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 @pytest.mark.parametrize(("shape", "axis"), [((70, 50), 1), ((61, 40), 0)])

@@ -5,8 +5,8 @@ import pytest
 
 import tessera as ts
 from tessera.ops.tensor import shape
-from tests.lower.passes.test_gather_sinking import draw, is_sunk, lower
 from tessera.runtime import driver
+from tests.lower.passes.test_gather_sinking import draw, is_sunk, lower
 
 int64 = ts.int64
 
@@ -25,8 +25,12 @@ INDICES = {
     "of any row and column": (lambda t: checked(t[:, None], 13) * 40 + checked(t[::-1, None] + 1, 40), True),
     "of the first rows": (lambda t: along(0, 5, 1) * 40 + checked(t[:5, None], 40), False),
     "of the first row alone": (lambda t: checked(t[:, None], 40), False),
+    "of fewer axes": (lambda t: along(0, 13) * 40 + checked(t, 40), False),
     "of the next row": (lambda t: along(0, 13, 1) * 40 + checked(ts.minimum(t[:, None], 1) + 39, 80), False),
-    "with a number": (lambda t: along(0, 13, 1) * 40 + checked(t[:, None], 40) + ts.full((13, 1), 2, dtype=int64), False),
+    "with a number": (
+        lambda t: along(0, 13, 1) * 40 + checked(t[:, None], 40) + ts.full((13, 1), 2, dtype=int64),
+        False,
+    ),
 }
 
 
