@@ -142,6 +142,30 @@ def test_what_is_no_exclusive_scan(case):
         np.testing.assert_array_equal(ours, want)
 
 
+def flip_last(y, count, places=None):
+    """The last elements of rows of 40, in the opposite order."""
+    return ts.gather(y, 39 - (ts.arange(count) if places is None else places), axis=1)
+
+
+SHIFTED = {
+    "without the constant": lambda x, y: ts.cumsum(join(x, 2, y, 1)[:, 1:], axis=1),
+    "without two elements": lambda x, y: ts.cumsum(join(x, 2, y, 1)[:, :39], axis=1),
+    "by two constants": lambda x, y: ts.cumsum(ts.concatenate([ts.full((20, 2), 3.0), y], axis=1)[:, :40], axis=1),
+    "the last elements": lambda x, y: ts.flip(ts.cumsum(flip_last(y, 35), axis=1), 1),
+    "in another order": lambda x, y: flip_last(
+        ts.cumsum(flip_last(y, 40), axis=1), 40, ts.cast(ts.sum(ts.abs(y), axis=0), ts.int64) % 40
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHIFTED)
+def test_what_is_no_scan_of_shifted_or_flipped_elements(case):
+    x = np.random.default_rng(0).integers(-3, 4, (20, 40)).astype("f4")
+    want = SHIFTED[case](x, ts.Tensor(x)).numpy()
+    for ours in run(lambda y: SHIFTED[case](x, y), x)[0]:
+        np.testing.assert_array_equal(ours, want)
+
+
 def test_a_scan_that_is_a_result_too():
     x = np.random.default_rng(0).integers(-3, 4, (3, 40)).astype("f4")
 

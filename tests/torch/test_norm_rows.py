@@ -118,3 +118,8 @@ def test_a_variance_with_its_mean(shape, dim, dtype):
     for ours, want in zip(found, torch.var_mean(x.double(), dim, correction=1), strict=True):
         np.testing.assert_allclose(ours.astype("f8"), want.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert passes <= 2
+
+
+def test_the_running_variance_has_no_epsilon():
+    args = (draw(4, 3, 5), None, None, draw(3), draw(3, low=0.5), True, 0.1, 0.5)
+    check("_native_batch_norm_legit_functional.default", *args)

@@ -7,6 +7,10 @@ import tessera as ts
 from tessera.core.device import default_device
 from tessera.frontend.jit import repeated_calls
 from tessera.frontend.jit.call_keys import list_cells
+from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
+from tessera.ir.builder import CURRENT_RANK_NUMBER
+from tessera.ir.core import Attrs
+from tessera.lower.lowering_plan import RUN_OBSERVER, SCOPED, SCOPED_FUSION
 
 X, Y = ts.tensor([1.0, 2.0]), ts.tensor([3.0, 5.0])
 
@@ -106,6 +110,21 @@ def test_cells_that_cannot_be_compared_are_none():
     assert cell.cell_contents is not same
 
 
+def test_an_equal_object_of_another_type_is_another_one():
+    scale = 1
+    f = ts.jit(lambda x: x * scale)
+    whole = ts.tensor([1, 2])
+    assert repeat(f, whole).dtype == whole.dtype
+    scale = 1.0
+    assert f(whole).dtype == (whole * 1.0).dtype != whole.dtype
+
+
+def test_a_symbolic_size_has_its_number():
+    twice = ts.jit(lambda x: x + x, dynamic=True)
+    for count in (3, 5, 8):
+        assert repeat(twice, ts.ones((count,))).type.shape == (count,)
+
+
 def test_captured_tensors_are_read_at_each_call():
     w = ts.tensor([1.0, 1.0])
     f = ts.jit(lambda x: x * w)
@@ -133,7 +152,10 @@ def test_the_context_is_looked_at(short):
 def test_gradients_are_recorded():
     f = ts.jit(lambda x: ts.sum(x * x))
     repeat(f, X)
-    learned = ts.tensor([1.0, 2.0], requires_grad=True)
+    learned = ts.tensor([1.0, 2.0])
+    repeat(f, learned)
+    learned.requires_grad = True
+    assert f._repeated((learned,)) is repeated_calls.OTHER
     f(learned).backward()
     assert learned.grad.tolist() == [2.0, 4.0]
 
@@ -155,3 +177,52 @@ def test_an_error_of_the_program_names_the_users_line():
     with pytest.raises(ts.TesseraError) as caught:
         f(X, i)
     assert "test_repeated_calls" in str(caught.value)
+
+
+CONTEXTS = {
+    "marked lines": (LINE_MARKS_ENABLED, True),
+    "a rank": (CURRENT_RANK_NUMBER, 1),
+    "an observer": (RUN_OBSERVER, object()),
+    "a fusion": (SCOPED_FUSION, Attrs({"mode": "never"})),
+    "passes": (SCOPED, ("a pass",)),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_every_part_of_the_context_is_looked_at(name):
+    f = ts.jit(lambda x: x * 2.0)
+    repeat(f, X)
+    variable, value = CONTEXTS[name]
+    token = variable.set(value)
+    try:
+        assert f._repeated((X,)) is repeated_calls.OTHER
+    finally:
+        variable.reset(token)
+    assert f._repeated((X,)).tolist() == [2.0, 4.0]
+
+
+def test_installed_passes_are_looked_at(monkeypatch):
+    f = ts.jit(lambda x: x * 2.0)
+    repeat(f, X)
+    monkeypatch.setattr(repeated_calls, "INSTALLED", ["a pass"])
+    assert f._repeated((X,)) is repeated_calls.OTHER
+
+
+def test_calls_in_another_context_are_not_repeated_outside_of_it():
+    f = ts.jit(lambda x: x + 2.0**-10)
+    with ts.precision(compute=ts.bf16):
+        assert [f(X).tolist() for _ in range(4)][-1] == [1.0, 2.0]
+    assert f(X).tolist() == [1.0 + 2.0**-10, 2.0 + 2.0**-10]
+
+
+def test_what_a_repeated_call_may_not_be():
+    """One that gives its tensors up, or draws random numbers."""
+    give = ts.jit(lambda x: x * 2.0, target="ptx", donate="x")
+    make = ts.jit(lambda x: x + 1.0, target="ptx")
+    for _ in range(5):
+        x = make(X)  # whose type is one object
+        give(x)
+        with pytest.raises(ts.errors.ArgumentError, match="donated"):
+            give(x)
+    noise = ts.jit(lambda x: x + ts.rand((2,)))
+    assert len({tuple(noise(X).tolist()) for _ in range(5)}) == 5

@@ -52,3 +52,14 @@ def test_the_results_stay(case, dtype, target):
 def test_a_function_without_such_a_pair_stays_as_it_is():
     graph = driver.lower(ts.jit(lambda x: ts.sum(x, axis=1)).trace(draw()).function, "ptx")["graph"].main
     assert share_reductions(graph) is graph
+
+
+def test_other_reductions_over_the_same_axes_stay_apart():
+    def both(x):
+        return ts.sum(x, axis=1), ts.max(x, axis=1), ts.min(x, axis=1, keepdims=True)
+
+    x = draw()
+    lowered = driver.lower(ts.jit(both).trace(x).function, "ptx")
+    found = driver.run_level(lowered, "tile", [x], "ptx")
+    for ours, want in zip(found, (x.sum(1), x.max(1), x.min(1, keepdims=True)), strict=True):
+        np.testing.assert_allclose(ours, want, rtol=1e-5)

@@ -17,6 +17,7 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 COMBINING = (contractions.dot, reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
+CHANGING = {"write", "memory", "async"}  # effects past which loads do not move
 
 
 def form_branches(function: Function) -> Function:
@@ -49,7 +50,7 @@ def _rewrite_regions(uses: UseDef, node: Node) -> Node:
 def _form_branch(uses: UseDef, before: Sequence[Node], node: Node) -> tuple[list[Node], Node] | None:
     """The nodes before a select without those of its branches, and the branch; None where nothing is gained."""
     condition = _find_scalar(uses, node.args[0])
-    if condition is None or node.args[1] is node.args[2] or any(n.op is tile.store or n.regions for n in before):
+    if condition is None or node.args[1] is node.args[2] or any(n.regions or n.op.effects & CHANGING for n in before):
         return None
     sides = [_find_own_nodes(uses, before, node, place) for place in (1, 2)]
     if not all(any(n.op is tile.load for n in side) for side in sides):
