@@ -329,8 +329,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "paced",
-        "sink", "words",
+        "_again", "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node",
+        "paced", "sink", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
@@ -344,6 +344,7 @@ class OutputQueue:
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._watched = False
         self._due: int | None = None
+        self._again = self._retry
 
     def set_depth(self, depth: int) -> None:
         """Set the number of words that the queue holds.
@@ -402,18 +403,55 @@ class OutputQueue:
         """Try again at that time to send words on."""
         if self._due is None or time < self._due:
             self._due = time
-            self.events.at(time, self._retry)
+            self.events.at(time, self._again)
 
     def _retry(self) -> None:
-        if self._due == self.events.now:
-            self._due = None
+        now = self.events.now
+        if self._due != now:
+            return
+        self._due = None
+        if not self.words:
+            return
+        if not self.paced or not self._send_next(now):
             self._move()
+        elif not self.words:
+            self._finish()
+
+    def _send_next(self, now: int) -> bool:
+        """Append one word to those on their way into the router if its slot is free now; equal to `_to_router`.
+
+        Nobody else has the last run of the router's buffer, which therefore may grow.
+        """
+        leaving, channel = self._leaving, self.channel
+        if channel is None or self.marked or len(leaving) < self.depth or leaving[0] != now:
+            return False
+        buffer, node, due = channel.inputs[RAMP], self.node, channel.due
+        if due is None or not 0 < buffer.count < self.depth:
+            return False
+        first = (now if now > node.ramp else node.ramp) + 1
+        arrival = first + node.fabric.injection
+        runs = buffer.runs
+        start, moved = runs[-1]
+        if start + len(moved) != arrival or moved[0] > WORD_MASK or due > runs[0][0]:
+            return False
+        node.ramp = first
+        leaving.popleft()
+        leaving.append(arrival)
+        moved.append(self.words.pop(0))
+        buffer.count += 1
+        self._due = leaving[0]
+        self.events.at(leaving[0], self._again)
+        return True
 
     def _move(self) -> None:
         if self.channel is None:
             self._to_host()
         else:
             self._to_router(self.channel)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Tell those who wait for an empty queue."""
         if not self.words and self.emptied is not None:
             notify_emptied(self, self.emptied)
             self.emptied = None
