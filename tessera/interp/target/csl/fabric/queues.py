@@ -361,7 +361,7 @@ class OutputQueue:
             return 0
         if words and max(words) > WORD_MASK:
             self.marked += sum(word > WORD_MASK for word in words)
-        elif words and not self.words and self._pass_on(words):
+        elif words and self._pass_on(words):
             return len(words)
         self.words += words
         self._move()
@@ -370,15 +370,24 @@ class OutputQueue:
     def _pass_on(self, words: list[int]) -> bool:
         """Move plain words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
         channel, count, node = self.channel, len(words), self.node
-        if channel is None or self._watched or self.emptied is not None or self.paced:
+        if channel is None or self._watched or self.emptied is not None:
             return False
-        delay = node.fabric.injection
-        if self.depth - channel.inputs[RAMP].count < count:
+        now, depth = self.events.now, self.depth
+        if depth - channel.inputs[RAMP].count < count:
             return False
-        now = self.events.now
         first = (now if now > node.ramp else node.ramp) + 1
+        arrival = first + node.fabric.injection
+        if self.paced:
+            leaving = self._leaving
+            while leaving and leaving[0] <= now:
+                leaving.popleft()
+            if depth - len(leaving) < count:
+                return False
+            leaving.extend(range(arrival, arrival + count))
+            if len(leaving) == depth:
+                self.wake(leaving[0])
         node.ramp = first + count - 1
-        channel.extend(RAMP, [(first + delay, words)], count)
+        channel.extend(RAMP, [(arrival, words[:])], count)  # the sender may have the list from a broadcast
         return True
 
     def collect(self) -> HostSink:

@@ -53,9 +53,10 @@ class RouterNode:
 
     def get_input(self, color: int) -> InputQueue:
         """The input queue of a color."""
-        if color not in self.inputs:
-            self.inputs[color] = InputQueue(self, color)
-        return self.inputs[color]
+        queue = self.inputs.get(color)
+        if queue is None:
+            queue = self.inputs[color] = InputQueue(self, color)
+        return queue
 
     def get_routed_channel(self, color: int) -> RouterChannel:
         """The channel of a color whose first route the program sets at run time."""
@@ -67,9 +68,10 @@ class RouterNode:
 
     def get_output(self, color: int) -> OutputQueue:
         """The output queue of a color."""
-        if color not in self.outputs:
-            self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
-        return self.outputs[color]
+        queue = self.outputs.get(color)
+        if queue is None:
+            queue = self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
+        return queue
 
 
 class RouterChannel:

@@ -121,10 +121,11 @@ class EventQueue:
             while calls:
                 if not awaited or (until is not None and until()):
                     return
-                if now > limit:
-                    self.now = int(limit)
-                    return
-                self.now = now
+                if self.now != now:
+                    if now > limit:
+                        self.now = int(limit)
+                        return
+                    self.now = now
                 take()()
                 left -= 1
                 if not left:

@@ -198,17 +198,17 @@ def dispatch(pe: PeState) -> None:
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
-    if not pe.ready_colors and not pe.calls and len(pe.active) == 1:
-        number = next(iter(pe.active))
-        return None if number in pe.blocked else _take_active_task(pe, number)
+    active, blocked = pe.active, pe.blocked
+    if not pe.ready_colors and not pe.calls and len(active) == 1:
+        number = next(iter(active))
+        return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
-    if pe.ready_colors:
-        for color in tuple(pe.ready_colors):
-            task = _find_wavelet_task(pe, color)
-            if task is not None:
-                ready.append(task)
-    for number in pe.active:
-        if number not in pe.blocked:
+    for color in tuple(pe.ready_colors):
+        task = _find_wavelet_task(pe, color)
+        if task is not None:
+            ready.append(task)
+    for number in active:
+        if number not in blocked:
             ready.append((number, _take_active_task, number))
     if pe.calls:
         ready.append((-1, _take_host_call, None))
@@ -269,10 +269,11 @@ def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
 def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     """The task that the first wavelet of an input queue starts."""
     queue = pe.fabric.get_queue(color)
-    head = queue.peek(pe.events.now)
-    if head is None:
+    runs = queue.words.runs
+    if not runs or runs[0][0] > pe.events.now:  # none has arrived
         del pe.ready_colors[color]
         return None
+    head = runs[0][1][0]
     if head & CONTROL_FLAG:
         return _find_control_task(pe, color, head & WORD_MASK)
     task = pe.data.get(color)
