@@ -221,14 +221,21 @@ def _select_task(pe: PeState) -> TaskCall | None:
 def _select_ready(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The one of several ready tasks that runs: of high priority, then by the order of its kind, or at random."""
     if pe.wide:  # the priority of a wavelet's task is that of its queue
-        queues = {color: queue for queue, color in reversed(pe.in_colors.items())}
         for place, (number, take, what) in enumerate(ready):
             if take is not _take_active_task and take is not _take_host_call:
-                ready[place] = (queues.get(number, number), take, what)
+                ready[place] = (_find_queue(pe, number), take, what)
     first = ready
     if pe.high_priority:
         first = [one for one in ready if one[0] in pe.high_priority] or ready
     return _select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)
+
+
+def _find_queue(pe: PeState, color: int) -> int:
+    """The first input queue of a color; the color itself if it has none."""
+    for queue, other in pe.in_colors.items():
+        if other == color:
+            return queue
+    return color
 
 
 def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
@@ -239,7 +246,7 @@ def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     the vendor's indexes out of bounds if the turns come after each of them.
     """
     overtaken, chosen = pe.overtaken, ready[0]
-    for other in ready[1:]:
+    for other in ready:
         number = other[0]
         if number == chosen[0]:
             continue
@@ -284,7 +291,7 @@ def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
 
 def _take_data_task(pe: PeState, found: tuple[InputQueue, BoundTask]) -> TaskCall:
     queue, task = found
-    word = queue.take(pe.events.now, 1)[0]
+    word = queue.take_first(pe.events.now)
     return task.title, pe.space[task.name], unpack_arguments(task.params, word)
 
 
