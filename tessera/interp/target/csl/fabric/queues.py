@@ -178,7 +178,8 @@ class InputQueue:
         buffer.runs += runs
         buffer.count += count
         if self.controls or self.wanted > 1:
-            self._announce()
+            if self.controls or buffer.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+                self._announce()
             return
         time, due = buffer.runs[0][0], self._due
         if due is None or time < due:
