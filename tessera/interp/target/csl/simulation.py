@@ -203,7 +203,8 @@ class Simulation:
     ) -> None:
         self.layout, self.limit = layout, limit
         self.events = EventQueue(seed)
-        self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
+        with without_collection():
+            self.fabric = Fabric(self.events, layout.width, layout.height, layout.colors, seed, depth, layout.arch)
         self.fabric.streams &= lockstep
         self.pes: dict[PeCoordinate, Any] = {}
         self.streams: dict[PeCoordinate, CommandStream] = {}

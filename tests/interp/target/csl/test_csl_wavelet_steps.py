@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tessera.interp.target.csl.fabric.queues import OutputQueue
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, RAMP, WEST
 from tessera.interp.target.csl.pe import scheduler
@@ -102,3 +103,51 @@ def test_tensors_take_the_cycles_that_a_stencil_recorded(side):
 def test_tensors_of_wse2_take_a_cycle_for_an_element():
     tile = Mem4d(np.zeros(64, np.float32), 0, (8, 1), (6, 6))
     assert count_cycles(DSD_OPS["fadds"], (tile, tile, tile), 0) == 1 + 36
+
+
+def send_through_a_paced_queue(
+    count: int, reads: list[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[int], int]:
+    """Two colors of a PE of WSE-3 send at once; the receiver reads `(cycle, words)`: the arrivals that it saw."""
+    east = {n: ColorConfig(("RAMP",), ("EAST",)) for n in (0, 1)}
+    ends = {n: ColorConfig(("WEST",), ("RAMP",)) for n in (0, 1)}
+    fabric = Fabric(EventQueue(), 2, 1, {(0, 0): east, (1, 0): ends}, arch="wse3")
+    for node in fabric.nodes.values():
+        node.pe = SimpleNamespace(receive_wavelet=lambda color: None, resume_senders=lambda color: None)
+    view, queue, seen = fabric.view(0, 0), fabric.nodes[1, 0].get_input(0), []
+    for time, words in reads:
+        fabric.events.at(
+            time,
+            lambda words=words: seen.extend((fabric.events.now, word) for word in queue.take(fabric.events.now, words)),
+        )
+    fabric.events.at(0, lambda: view.push(0, list(range(count))))
+    fabric.events.at(25, lambda: view.push(1, list(range(3))))
+    fabric.events.run()
+    return seen, fabric.nodes[0, 0].links, fabric.nodes[0, 0].ramp
+
+
+@pytest.mark.parametrize("reads", [[(200, 40)], [(t, 1) for t in range(12, 300, 3)], [(90, 5), (120, 9), (400, 40)]])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
+def test_a_retry_of_a_paced_queue_equals_the_general_step(count, reads, monkeypatch):
+    quick = send_through_a_paced_queue(count, reads)
+    monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: False)
+    assert quick == send_through_a_paced_queue(count, reads)
+    assert quick[0]
+
+
+def test_the_quick_retry_is_used(monkeypatch):
+    calls, step = [], OutputQueue._send_next
+    monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: calls.append(step(self, now)) or calls[-1])
+    send_through_a_paced_queue(30, [(200, 40)])
+    assert calls.count(True) > 8
+
+
+@pytest.mark.parametrize("runs", [[(3, [7])], [(3, [7, 8])], [(3, [7]), (6, [8, 9])]])
+def test_a_task_takes_its_word_as_other_readers_do(runs):
+    left = []
+    for take in (lambda queue: queue.take(5, 1), lambda queue: [queue.take_first(5)]):
+        queue = Fabric(EventQueue(), 1, 1, {}).nodes[0, 0].get_input(0)
+        queue.await_stream(3, False)
+        queue.extend(RAMP, list(runs), sum(len(words) for _, words in runs))
+        left.append((take(queue), list(queue.words), queue.words.count, queue.limit))
+    assert left[0] == left[1]

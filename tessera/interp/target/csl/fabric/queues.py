@@ -178,7 +178,8 @@ class InputQueue:
         buffer.runs += runs
         buffer.count += count
         if self.controls or self.wanted > 1:
-            self._announce()
+            if self.controls or buffer.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+                self._announce()
             return
         time, due = buffer.runs[0][0], self._due
         if due is None or time < due:
@@ -213,6 +214,21 @@ class InputQueue:
         if self.feeder is not None or self.emptied is not None or words.count:
             self.wake_senders(now)
         return found
+
+    def take_first(self, now: int) -> int:
+        """Remove and return the first word, an arrived data word; equal to `take`."""
+        words = self.words
+        time, found = words.runs[0]
+        if len(found) > 1:
+            words.runs[0] = time + 1, found[1:]
+        else:
+            del words.runs[0]
+        words.count -= 1
+        if self.limit > self.depth:
+            self.limit -= 1
+        if self.feeder is not None or self.emptied is not None or words.count:
+            self.wake_senders(now)
+        return found[0]
 
     def count_arrived(self, now: int) -> int:
         """The number of arrived words of both kinds."""
@@ -329,8 +345,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node", "paced",
-        "sink", "words",
+        "_again", "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node",
+        "paced", "sink", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
@@ -344,6 +360,7 @@ class OutputQueue:
         self.emptied: Callable[[], None] | None = None  # to call when no word is left
         self._watched = False
         self._due: int | None = None
+        self._again = self._retry
 
     def set_depth(self, depth: int) -> None:
         """Set the number of words that the queue holds.
@@ -360,7 +377,7 @@ class OutputQueue:
             return 0
         if words and max(words) > WORD_MASK:
             self.marked += sum(word > WORD_MASK for word in words)
-        elif words and not self.words and self._pass_on(words):
+        elif words and self._pass_on(words):
             return len(words)
         self.words += words
         self._move()
@@ -369,15 +386,24 @@ class OutputQueue:
     def _pass_on(self, words: list[int]) -> bool:
         """Move plain words into the router if it has room for all, and nobody waits for the queue; equal to `_move`."""
         channel, count, node = self.channel, len(words), self.node
-        if channel is None or self._watched or self.emptied is not None or self.paced:
+        if channel is None or self._watched or self.emptied is not None:
             return False
-        delay = node.fabric.injection
-        if self.depth - channel.inputs[RAMP].count < count:
+        now, depth = self.events.now, self.depth
+        if depth - channel.inputs[RAMP].count < count:
             return False
-        now = self.events.now
         first = (now if now > node.ramp else node.ramp) + 1
+        arrival = first + node.fabric.injection
+        if self.paced:
+            leaving = self._leaving
+            while leaving and leaving[0] <= now:
+                leaving.popleft()
+            if depth - len(leaving) < count:
+                return False
+            leaving.extend(range(arrival, arrival + count))
+            if len(leaving) == depth:
+                self.wake(leaving[0])
         node.ramp = first + count - 1
-        channel.extend(RAMP, [(first + delay, words)], count)
+        channel.extend(RAMP, [(arrival, words[:])], count)  # the sender may have the list from a broadcast
         return True
 
     def collect(self) -> HostSink:
@@ -402,18 +428,55 @@ class OutputQueue:
         """Try again at that time to send words on."""
         if self._due is None or time < self._due:
             self._due = time
-            self.events.at(time, self._retry)
+            self.events.at(time, self._again)
 
     def _retry(self) -> None:
-        if self._due == self.events.now:
-            self._due = None
+        now = self.events.now
+        if self._due != now:
+            return
+        self._due = None
+        if not self.words:
+            return
+        if not self.paced or not self._send_next(now):
             self._move()
+        elif not self.words:
+            self._finish()
+
+    def _send_next(self, now: int) -> bool:
+        """Append one word to those on their way into the router if its slot is free now; equal to `_to_router`.
+
+        Nobody else has the last run of the router's buffer, which therefore may grow.
+        """
+        leaving, channel = self._leaving, self.channel
+        if channel is None or self.marked or len(leaving) < self.depth or leaving[0] != now:
+            return False
+        buffer, node, due = channel.inputs[RAMP], self.node, channel.due
+        if due is None or not 0 < buffer.count < self.depth:
+            return False
+        first = (now if now > node.ramp else node.ramp) + 1
+        arrival = first + node.fabric.injection
+        runs = buffer.runs
+        start, moved = runs[-1]
+        if start + len(moved) != arrival or moved[0] > WORD_MASK or due > runs[0][0]:
+            return False
+        node.ramp = first
+        leaving.popleft()
+        leaving.append(arrival)
+        moved.append(self.words.pop(0))
+        buffer.count += 1
+        self._due = leaving[0]
+        self.events.at(leaving[0], self._again)
+        return True
 
     def _move(self) -> None:
         if self.channel is None:
             self._to_host()
         else:
             self._to_router(self.channel)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Tell those who wait for an empty queue."""
         if not self.words and self.emptied is not None:
             notify_emptied(self, self.emptied)
             self.emptied = None

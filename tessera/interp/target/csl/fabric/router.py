@@ -53,9 +53,10 @@ class RouterNode:
 
     def get_input(self, color: int) -> InputQueue:
         """The input queue of a color."""
-        if color not in self.inputs:
-            self.inputs[color] = InputQueue(self, color)
-        return self.inputs[color]
+        queue = self.inputs.get(color)
+        if queue is None:
+            queue = self.inputs[color] = InputQueue(self, color)
+        return queue
 
     def get_routed_channel(self, color: int) -> RouterChannel:
         """The channel of a color whose first route the program sets at run time."""
@@ -67,16 +68,17 @@ class RouterNode:
 
     def get_output(self, color: int) -> OutputQueue:
         """The output queue of a color."""
-        if color not in self.outputs:
-            self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
-        return self.outputs[color]
+        queue = self.outputs.get(color)
+        if queue is None:
+            queue = self.outputs[color] = OutputQueue(self, color, self.channels.get(color))
+        return queue
 
 
 class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_due", "_last", "_links", "_log", "_relays", "_serve", "_traffic", "_tx", "_ways", "color", "config", "depth",
+        "_last", "_links", "_log", "_relays", "_serve", "_traffic", "_tx", "_ways", "color", "config", "depth", "due",
         "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node", "ramp_color", "route",
         "sink", "steady",
     )  # fmt: skip
@@ -95,7 +97,7 @@ class RouterChannel:
         self.marked = 0  # the words in the buffers that are not plain data
         self.granted = 0  # words in the buffers whose way is known to be clear
         self._last = 0
-        self._due: int | None = None
+        self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve = self._service
         self._relays = self.steady and route.filter is None
@@ -157,15 +159,15 @@ class RouterChannel:
         """Schedule a step at that time, unless an earlier one is scheduled."""
         if time < self.events.now:
             time = self.events.now
-        if self._due is None or time < self._due:
-            self._due = time
+        if self.due is None or time < self.due:
+            self.due = time
             self.events.at(time, self._serve)
 
     def _service(self) -> None:
         now, route = self.events.now, self.route
-        if self._due != now:
+        if self.due != now:
             return  # an earlier schedule replaced this one
-        self._due = None
+        self.due = None
         rx, tx = route.here
         if tx is self._tx and len(rx) == 1 and self._relay(rx[0], now):
             return
@@ -177,14 +179,15 @@ class RouterChannel:
 
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether it is one of them.
         """
-        buffer, links = self.inputs[origin], self._links
+        buffer = self.inputs[origin]
         runs = buffer.runs
-        if len(runs) != 1 or self.route.in_teardown or not self._relays:
+        if len(runs) != 1 or not self._relays or self.route.in_teardown:
             return not runs
         start, words = runs[0]
         if words[0] > WORD_MASK:
             return False
-        count, after, blocked = len(words), self._last + 1 if self._last >= now else now, False
+        count, links, last, blocked = len(words), self._links, self._last, False
+        after = last + 1 if last >= now else now
         for direction, side, target, room in self._ways:
             free = (target.limit if direction == RAMP else target.limits[side]) - room.count
             if free < count:
@@ -202,8 +205,10 @@ class RouterChannel:
         self.granted = buffer.count = 0
         self._last = start + count - 1
         self._deliver([(start + 1, words)], count, False)
-        if self.feeders[origin] is not None:
-            self._wake_senders(origin, start)
+        feeder = self.feeders[origin]
+        if feeder is not None:
+            self.feeders[origin] = None
+            feeder.wake(start)
         return True
 
     def _step(self, now: int) -> bool:
@@ -265,12 +270,12 @@ class RouterChannel:
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
-        links, traffic, last = self._links, self._traffic, self._last + 1
+        links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
         for direction, side, target, _ in self._ways:
             links[direction] = last
             traffic[direction] += count
-            if self._log is not None:
-                self._log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
+            if log is not None:
+                log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
             target.extend(side, sent, count)
             if ahead:
                 target.granted += count
@@ -336,11 +341,11 @@ class RouterChannel:
                 buffer.extend([(max(time, buffer.last + 1), words)], len(words))
         if marked:
             self.marked += marked
-        time, due = buffer.runs[0][0], self._due
+        time, due = buffer.runs[0][0], self.due
         if due is None or time < due:
             events = self.events
             if time >= events.now:
-                self._due = time
+                self.due = time
                 events.at(time, self._serve)
             else:
                 self.wake(time)

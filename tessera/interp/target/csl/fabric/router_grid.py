@@ -66,7 +66,9 @@ class FabricView:
 
     def push(self, color: int, words: Iterable[int], control: bool = False) -> int:
         """Offer words, possibly with the flags of `fabric.routing`; returns how many were accepted (all or none)."""
-        return self.node.get_output(color).offer([word | CONTROL_FLAG for word in words] if control else list(words))
+        if control:
+            words = [word | CONTROL_FLAG for word in words]
+        return self.node.get_output(color).offer(words if type(words) is list else list(words))
 
     def use_queue(self, color: int, number: int) -> None:
         """Send a color through an output queue that the program names in a descriptor alone, as WSE-2 permits."""

@@ -133,13 +133,9 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
     if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         raise CslFault("asynchronous DSD operations must have at least one fabric operand", location=loc)
     pe.clock += COSTS.launch
-    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
-    merged = dict(options)
-    if any(one.get("async") for one in loaded):
-        merged = {name: value for name, value in options.items() if name not in ("activate", "unblock")}
-    for one in loaded:
-        merged = {**one, **merged}
-    keys = _claim_queues(pe, resolved, {"ut_id": _select_microthread(pe, resolved), **merged}, loc)
+    merged = _merge_options(pe, operands, options)
+    claimed = merged if pe.wide else {"ut_id": _select_microthread(pe, resolved), **merged}
+    keys = _claim_queues(pe, resolved, claimed, loc)
 
     def done() -> None:
         _release_queues(pe, keys)
@@ -147,6 +143,18 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
         _clear_source(pe, op, resolved)
 
     begin(pe, f"@{op.name}", stream_operation(pe, op, resolved, merged), done, loc)  # type: ignore[arg-type]
+
+
+def _merge_options(pe: PeState, operands: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The options of an asynchronous operation with those of the registers that it uses."""
+    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
+    merged = dict(options)
+    if any([one.get("async") for one in loaded]):
+        merged = {name: value for name, value in options.items() if name not in ("activate", "unblock")}
+    for one in loaded:
+        if one:
+            merged = {**one, **merged}
+    return merged
 
 
 def drop(pe: PeState, dsd: Any, options: dict[str, Any], loc: Location) -> None:

@@ -461,7 +461,7 @@ def _make_memory_store(op: DsdOp, dest: Mem1d | Mem4d, sources: list[DsdSource],
 
 
 def _spread_elements(found: Any, count: int) -> np.ndarray[Any, Any]:
-    flat = np.atleast_1d(found)
+    flat = found if type(found) is np.ndarray and found.ndim == 1 else np.atleast_1d(found)
     return flat if len(flat) == count else np.repeat(flat, count)
 
 
@@ -484,10 +484,13 @@ class WaveletSender:
     def __init__(self, pe: PeState, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
         self.pe, self.dest, self.index, self.due = pe, dest, index, count
         self.paired = count_lanes(dest, dtype) == 2
+        self.plain = not (self.paired or dest.indexed or dest.transform or dest.control or dest.advance)
         self.left = np.zeros(0, dtype) if self.paired else None
 
     def words(self, found: np.ndarray[Any, Any]) -> list[int]:
         """The wavelets of elements; an odd packed element is kept until more elements follow or none are left."""
+        if self.plain:
+            return pack_words(found)
         self.due -= len(found)
         words = self._pairs(found) if self.paired else pack_words(found)
         if self.dest.indexed:

@@ -121,10 +121,11 @@ class EventQueue:
             while calls:
                 if not awaited or (until is not None and until()):
                     return
-                if now > limit:
-                    self.now = int(limit)
-                    return
-                self.now = now
+                if self.now != now:
+                    if now > limit:
+                        self.now = int(limit)
+                        return
+                    self.now = now
                 take()()
                 left -= 1
                 if not left:
@@ -238,11 +239,7 @@ class PeState:
 
 def unpack_arguments(params: tuple[t.CslType, ...], word: int) -> tuple[Any, ...]:
     """The task parameters in a wavelet: one of 32 bits, or up to two of 16 bits, the low half first."""
-    arguments = []
-    for param in params:
-        arguments.append(_unpacker(param)(word))
-        word >>= 16
-    return tuple(arguments)
+    return tuple([_unpacker(param)(word >> 16 * place) for place, param in enumerate(params)])
 
 
 @lru_cache(maxsize=64)

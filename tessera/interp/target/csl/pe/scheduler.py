@@ -198,17 +198,17 @@ def dispatch(pe: PeState) -> None:
 
 def _select_task(pe: PeState) -> TaskCall | None:
     """Take the next ready task off its queue."""
-    if not pe.ready_colors and not pe.calls and len(pe.active) == 1:
-        number = next(iter(pe.active))
-        return None if number in pe.blocked else _take_active_task(pe, number)
+    active, blocked = pe.active, pe.blocked
+    if not pe.ready_colors and not pe.calls and len(active) == 1:
+        number = next(iter(active))
+        return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
-    if pe.ready_colors:
-        for color in tuple(pe.ready_colors):
-            task = _find_wavelet_task(pe, color)
-            if task is not None:
-                ready.append(task)
-    for number in pe.active:
-        if number not in pe.blocked:
+    for color in tuple(pe.ready_colors):
+        task = _find_wavelet_task(pe, color)
+        if task is not None:
+            ready.append(task)
+    for number in active:
+        if number not in blocked:
             ready.append((number, _take_active_task, number))
     if pe.calls:
         ready.append((-1, _take_host_call, None))
@@ -221,14 +221,21 @@ def _select_task(pe: PeState) -> TaskCall | None:
 def _select_ready(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The one of several ready tasks that runs: of high priority, then by the order of its kind, or at random."""
     if pe.wide:  # the priority of a wavelet's task is that of its queue
-        queues = {color: queue for queue, color in reversed(pe.in_colors.items())}
         for place, (number, take, what) in enumerate(ready):
             if take is not _take_active_task and take is not _take_host_call:
-                ready[place] = (queues.get(number, number), take, what)
+                ready[place] = (_find_queue(pe, number), take, what)
     first = ready
     if pe.high_priority:
         first = [one for one in ready if one[0] in pe.high_priority] or ready
     return _select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)
+
+
+def _find_queue(pe: PeState, color: int) -> int:
+    """The first input queue of a color; the color itself if it has none."""
+    for queue, other in pe.in_colors.items():
+        if other == color:
+            return queue
+    return color
 
 
 def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
@@ -239,7 +246,7 @@ def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     the vendor's indexes out of bounds if the turns come after each of them.
     """
     overtaken, chosen = pe.overtaken, ready[0]
-    for other in ready[1:]:
+    for other in ready:
         number = other[0]
         if number == chosen[0]:
             continue
@@ -269,10 +276,11 @@ def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
 def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     """The task that the first wavelet of an input queue starts."""
     queue = pe.fabric.get_queue(color)
-    head = queue.peek(pe.events.now)
-    if head is None:
+    runs = queue.words.runs
+    if not runs or runs[0][0] > pe.events.now:  # none has arrived
         del pe.ready_colors[color]
         return None
+    head = runs[0][1][0]
     if head & CONTROL_FLAG:
         return _find_control_task(pe, color, head & WORD_MASK)
     task = pe.data.get(color)
@@ -283,7 +291,7 @@ def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
 
 def _take_data_task(pe: PeState, found: tuple[InputQueue, BoundTask]) -> TaskCall:
     queue, task = found
-    word = queue.take(pe.events.now, 1)[0]
+    word = queue.take_first(pe.events.now)
     return task.title, pe.space[task.name], unpack_arguments(task.params, word)
 
 

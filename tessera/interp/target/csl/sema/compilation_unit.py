@@ -169,6 +169,7 @@ class CslModule:
         self.symbols: dict[str, ExprValue] = {}
         self._resolving: set[str] = set()
         self._params_read: set[str] = set()
+        self._compared: dict[str, Any] = {}  # the hashable forms of params, which those of each PE are compared with
         for item in file.items:
             if isinstance(item, (s.VariableDecl, s.FunctionDecl)):
                 self._add(item)
@@ -205,7 +206,11 @@ class CslModule:
         """Whether the file with these params would be compiled as it was: they differ at most where none was read."""
         mine = self.params
         read = self._params_read & mine.keys()
-        return params.keys() == mine.keys() and all(make_hashable(params[n]) == make_hashable(mine[n]) for n in read)
+        if params.keys() != mine.keys():
+            return False
+        for name in read - self._compared.keys():
+            self._compared[name] = make_hashable(mine[name])
+        return all(params[n] is mine[n] or make_hashable(params[n]) == self._compared[n] for n in read)
 
     def _function(self, item: s.FunctionDecl) -> ExprValue:
         value = FunctionValue(self, item)
@@ -321,6 +326,7 @@ class CompilationUnit:
         self.place: tuple[int, int] | None = None
         self.uses_coordinates = False
         self.sources: list[str] = []
+        self._found: dict[tuple[str, str], Path | None] = {}  # the files of imports, by the importing file and name
         self.symbols: tuple[str, ...] = ()  # exported names of the layout, by number
         self.tensors: tuple[str, ...] = ()  # exported pointers
         self._keywords: set[str] = set()
@@ -519,6 +525,13 @@ class CompilationUnit:
 
     def find(self, importer: CslModule, name: str) -> Path | None:
         """The file that an import names."""
+        key = importer.file.path, name
+        if key not in self._found:
+            self._found[key] = self._search(importer, name)
+        return self._found[key]
+
+    def _search(self, importer: CslModule, name: str) -> Path | None:
+        """The first file of an import's name in the folders that are searched."""
         beside = Path(importer.file.path).parent
         bare, library = name.strip("<>"), name.startswith("<")
         folders: Sequence[Path] = [beside, *(Path(p) for p in self.options.import_paths)]
