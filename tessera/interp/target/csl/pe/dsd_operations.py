@@ -295,8 +295,7 @@ def _check_positions(d: Mem4d, dtype: np.dtype[Any], start: int, count: int, len
 
 def convert_result(found: Any, dtype: np.dtype[Any]) -> Any:
     """A result converted to the destination's type: floats round once, integers wrap."""
-    if type(found) is not np.ndarray:
-        found = np.asarray(found)
+    found = found if type(found) is np.ndarray else np.asarray(found)
     if found.dtype is dtype or found.dtype == dtype:
         return found
     if found.dtype.kind == dtype.kind == "u" or dtype.kind in FLOAT_KINDS:
