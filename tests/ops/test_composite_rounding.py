@@ -2,6 +2,7 @@
 
 import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 import test_functional
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera as ts
+from tessera.interp import graph
 from tessera.ir.numerics.conversion import convert
 from tessera.lower.passes.canonicalisation import sink_widening
 from tessera.ops.tensor import basic, coercion, contractions
@@ -258,6 +260,19 @@ def test_casts_sink_to_their_first_use():
     for node in sunk.body.nodes:
         assert defined.issuperset(node.args)
         defined.update(node.results)
+
+
+def test_a_cast_that_a_loop_reads_stays_before_the_loop():
+    """Its body takes the value from outside: it is no operand of the loop."""
+
+    def program(x):
+        wide = ts.cast(x, dtype="f32")
+        return ts.fori_loop(0, 3, lambda i, total: total + wide, ts.zeros((4,)))
+
+    x = np.arange(4).astype(ml_dtypes.bfloat16)
+    sunk = sink_widening(ts.jit(program).trace(x).function)
+    assert [n.op.name for n in sunk.body.nodes][-2:] == ["ts.cast", "ts.scan"]
+    np.testing.assert_array_equal(graph.run(sunk, [x])[0], [0.0, 3.0, 6.0, 9.0])
 
 
 def test_mixed_types_are_refused():
