@@ -218,17 +218,12 @@ class InputQueue:
     def take_first(self, now: int) -> int:
         """Remove and return the first word, an arrived data word; equal to `take`."""
         words = self.words
-        time, found = words.runs[0]
-        if len(found) > 1:
-            words.runs[0] = time + 1, found[1:]
-        else:
-            del words.runs[0]
-        words.count -= 1
+        found = words.pop()
         if self.limit > self.depth:
             self.limit -= 1
         if self.feeder is not None or self.emptied is not None or words.count:
             self.wake_senders(now)
-        return found[0]
+        return found
 
     def count_arrived(self, now: int) -> int:
         """The number of arrived words of both kinds."""
