@@ -6,7 +6,8 @@ stride 1 is a sum over taps of products [O, C] · [C, positions]: one loop over 
 that wrap around an edge too, which the check of the results drops.
 
 A window with strides is one of stride 1 over the phases of the image, which count as channels. f32 is multiplied in
-three parts (`tessera.stdlib.split_products`).
+three parts (`tessera.stdlib.split_products`). Tensor cores cut off bits of a sum each time that they add to it, always
+towards zero: long f32 sums are cut by channels, and the pieces are added in f32.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ LEAST_ROWS = 64  # outputs of a block
 SPLIT_CHANNELS, SPLIT_POSITIONS = 64, 64  # the block of an image that a program splits
 CHECKED_OUTPUTS, CHECKED_WINDOWS = 32, 256  # the block of results that a program checks
 MAX_WASTE = 1.2  # places of blocks for each window
+MAX_DEPTH = 4096  # elements that one f32 sum adds up: tensor cores cut off 1e-9 of a sum for each, measured on an H200
 
 
 @kernel
@@ -72,23 +74,24 @@ def split_channels(x, parts, *, order, channels, BC, BP):
 
 
 @kernel
-def multiply_windows(weights, image, out, *, parts, taps, steps, channels, depth, BM, BN, BK):
-    """out [S, Z, O, P] = the sum over parts, taps and channels of weights [G, O, S · parts · taps · depth] times
-    image [Z, P, S · parts · channels], shifted by `steps` for each tap, on the grid (S · Z, blocks of O, blocks of P).
+def multiply_windows(weights, image, out, *, parts, pieces, taps, steps, channels, depth, BM, BN, BK):
+    """out [S · pieces, Z, O, P] = the sum over parts, taps and a piece of the channels of weights
+    [G, O, S · parts · taps · depth] times image [Z, P, S · parts · channels], shifted by `steps` for each tap, on the
+    grid (S · pieces · Z, blocks of O, blocks of P).
 
-    `depth` is the number of channels rounded up to a multiple of BK; weights after the channels are 0.
+    `depth` is the number of channels rounded up to a multiple of BK · pieces; weights after the channels are 0.
     """
     z, o, p = tile.program_id(0) % out.shape[1], tile.program_id(1) * BM, tile.program_id(2) * BN
     group, chunk = z % weights.shape[0], tile.program_id(0) // out.shape[1]
-    first = chunk * parts
+    first, piece = chunk // pieces * parts, chunk % pieces * (depth // pieces)
     total = tile.zeros((BM, BN), "f32")
     for part in tile.range(0, parts, 1):
         for i in tile.range(0, taps[0], 1):
             for j in tile.range(0, taps[1], 1):
                 for k in tile.range(0, taps[2], 1):
-                    for c in tile.range(0, depth, BK):
+                    for c in tile.range(0, depth // pieces, BK):
                         tap = (((first + part) * taps[0] + i) * taps[1] + j) * taps[2] + k
-                        deep, place = tap * depth + c, (first + part) * channels + c
+                        deep, place = tap * depth + piece + c, (first + part) * channels + piece + c
                         start = p + i * steps[0] + j * steps[1] + k * steps[2]
                         left = tile.load(weights[group, o : o + BM, deep : deep + BK], edge="clip")
                         right = tile.load(image[z, start : start + BN, place : place + BK], edge="clip")
@@ -225,18 +228,17 @@ class PositionConvolution:
         if image.dtype != f32:
             depth = round_up(aligned, DEPTH)
             left = self._order_taps(weights, depth)
-            sums = self._launch(_move_channels(image, (), aligned), left, 1, aligned, depth, dtype)
+            sums = self._launch(_move_channels(image, (), aligned), left, 1, 1, aligned, dtype)
             lead = sums.shape[1:3]
             return resize(shape.reshape(sums, shape=(*lead, *self.sizes)), (*lead, *self.counts))
         parts = _move_channels(image, RIGHT_ORDER, aligned)
-        if fold_parts(channels):
-            left, number, channels = self._split_folded(weights, aligned), 1, PRODUCTS * aligned
-        else:
-            left, number, channels = self._split_ordered(weights, round_up(aligned, DEPTH)), PRODUCTS, aligned
+        number, channels = (1, PRODUCTS * aligned) if fold_parts(channels) else (PRODUCTS, aligned)
+        pieces, depth = cut_channels(channels, math.prod(self.taps))
+        left = (self._split_folded if number == 1 else self._split_ordered)(weights, aligned, depth)
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
         if joined:  # the windows that begin in one image and end in the next are dropped like those that wrap around
             parts = shape.reshape(parts, shape=(1, -1, parts.shape[2]))
-        sums = self._launch(parts, left, number, channels, round_up(channels, DEPTH), dtype)
+        sums = self._launch(parts, left, number, pieces, channels, dtype)
         return self._check(sums, weights, image, joined)
 
     def _wastes_positions(self, image: Tensor) -> bool:
@@ -270,33 +272,33 @@ class PositionConvolution:
         moved = resize(shape.permute(weights, axes=(0, 1, 3, 2)), (groups, outputs, taps, depth))
         return shape.reshape(moved, shape=(groups, outputs, taps * depth))
 
-    def _split_ordered(self, weights: Tensor, depth: int) -> Tensor:
+    def _split_ordered(self, weights: Tensor, aligned: int, depth: int) -> Tensor:
         """The parts of weights [G, O, C, taps] as [G, O, 6 · taps · depth]."""
         left = self._order_taps(weights, depth)
         parts = split_memory(shape.reshape(left, shape=(-1, 1, 1, left.shape[2])), LEFT_ORDER)
         return shape.reshape(parts, shape=(*left.shape[:2], -1))
 
-    def _split_folded(self, weights: Tensor, aligned: int) -> Tensor:
+    def _split_folded(self, weights: Tensor, aligned: int, depth: int) -> Tensor:
         """The parts of weights [G, O, C, taps] as [G, O, taps · depth], where a depth has all parts."""
         groups, outputs, _, taps = weights.shape
         left = shape.reshape(self._order_taps(weights, aligned), shape=(groups * outputs, 1, 1, taps * aligned))
         parts = shape.reshape(split_memory(left, LEFT_ORDER), shape=(groups * outputs, PRODUCTS, taps, aligned))
         parts = shape.reshape(shape.permute(parts, axes=(0, 2, 1, 3)), shape=(groups, outputs, taps, -1))
-        depth = round_up(PRODUCTS * aligned, DEPTH)
         return shape.reshape(resize(parts, (groups, outputs, taps, depth)), shape=(groups, outputs, taps * depth))
 
-    def _launch(self, image: Tensor, weights: Tensor, parts: int, channels: int, depth: int, dtype: DType) -> Tensor:
-        """The sums [S, Z, O, P]: over all parts, or over some of them where the results are few."""
+    def _launch(self, image: Tensor, weights: Tensor, parts: int, pieces: int, channels: int, dtype: DType) -> Tensor:
+        """The sums [S · pieces, Z, O, P]: over all parts, or over some of them where the results are few."""
         count, positions, outputs = int(image.shape[0]), int(image.shape[1]), int(weights.shape[1])
         rows = 64 if outputs <= 64 else 128
         lines = count * ceil_divide(outputs, rows)
         columns = 256 if lines * ceil_divide(positions, 256) >= BUSY_PROGRAMS else 128
-        programs = lines * ceil_divide(positions, columns)
+        programs = pieces * lines * ceil_divide(positions, columns)
         chunks = max(n for n in range(1, parts + 1) if parts % n == 0 and (n == 1 or n * programs <= BUSY_PROGRAMS))
-        memory = OutputMemory(TensorType((chunks, count, outputs, positions), dtype))
-        constants = {"parts": parts // chunks, "taps": self.taps, "steps": self.steps}
+        memory = OutputMemory(TensorType((chunks * pieces, count, outputs, positions), dtype))
+        depth = int(weights.shape[2]) // (parts * math.prod(self.taps))
+        constants = {"parts": parts // chunks, "pieces": pieces, "taps": self.taps, "steps": self.steps}
         blocks = {"channels": channels, "depth": depth, "BM": rows, "BN": columns, "BK": DEPTH}
-        grid = chunks * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
+        grid = chunks * pieces * count, ceil_divide(outputs, rows), ceil_divide(positions, columns)
         return launch(multiply_windows, grid, weights, image, memory, **constants, **blocks)
 
     def _check(self, sums: Tensor, weights: Tensor, image: Tensor, joined: bool) -> Tensor:
@@ -339,6 +341,19 @@ def fold_parts(channels: int) -> bool:
     return PRODUCTS * round_up(aligned, DEPTH) > 1.1 * round_up(PRODUCTS * aligned, DEPTH)
 
 
+def cut_channels(channels: int, taps: int) -> tuple[int, int]:
+    """The pieces of the channels whose f32 sums over all taps are short, and the channels that make them even.
+
+    >>> cut_channels(256, 9), cut_channels(1248, 9), cut_channels(64, 343)
+    ((1, 256), (3, 1344), (1, 64))
+    """
+    blocks = ceil_divide(channels, DEPTH)
+    width = max(min(blocks, MAX_DEPTH // (taps * DEPTH)), 1)
+    width = ceil_divide(blocks, ceil_divide(blocks, width))
+    pieces = ceil_divide(blocks, width)
+    return pieces, pieces * width * DEPTH
+
+
 def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tensor:
     """The parts of an image [Z, C, P] as [Z, P, parts · C'], with C' channels; without an order the image itself."""
     count, _, positions = (int(n) for n in image.shape)
@@ -354,7 +369,7 @@ def _move_channels(image: Tensor, order: tuple[int, ...], aligned: int) -> Tenso
 
 WINDOW_RATE, NARROW_WINDOW_RATE = 760e12, 380e12  # operations a second of products over positions; of 64 outputs
 STACK_RATE = 0.5e12  # bytes a second at which stacked slices are written and read
-LONGEST = 8192  # elements of a window with all channels: more are cut off too often by tensor cores
+LONGEST = 8192  # elements of a window, with as many channels as a block has: more are cut off too often by tensor cores
 
 
 def match_windows(uses: UseDef, weights: Value, columns: Value) -> WindowProduct | None:
@@ -413,9 +428,9 @@ def _match_stack(uses: UseDef, stacked: Value) -> StackedWindows | None:
 def estimate_positions(product: WindowProduct) -> float:
     """The seconds of a convolution over positions; infinite where it is none."""
     strided = max(product.windows.strides) > 1 and max(product.windows.dilations) > 1
-    if strided or int(get_shape(product.weights)[-1]) > LONGEST:
-        return math.inf
     windows = product.windows
+    if strided or math.prod(_fold_taps(windows)) * DEPTH > LONGEST:
+        return math.inf
     f32_parts = get_tensor_type(product.weights).dtype == f32 and product.narrow is None
     (batch, channels, *_), phases = get_shape(windows.image), math.prod(windows.strides)
     sizes = [c + t - 1 for c, t in zip(windows.counts, _fold_taps(windows), strict=True)]
@@ -427,7 +442,9 @@ def estimate_positions(product: WindowProduct) -> float:
     held = {n: math.prod(taps) // n * round_up(number * deep * n, DEPTH) for n in (1, taps[-1])}
     folded = taps[-1] if held[taps[-1]] < 0.85 * held[1] else 1  # taps along the last axis that become channels
     outputs, rows = int(product.result[1] * product.result[2]), round_up(product.result[2], LEAST_ROWS)
-    each = (18, 12) if f32_parts else (6, 6)  # bytes of a channel and of an output of a position
+    summed = held[folded] if fold_parts(deep * folded) else held[folded] // PRODUCTS
+    pieces = ceil_divide(summed, MAX_DEPTH) if f32_parts else 1
+    each = (18, 4 + 8 * pieces) if f32_parts else (6, 6)  # bytes of a channel and of an output of a position
     moved = positions * (int(channels) * phases * folded * each[0] + outputs * each[1])
     rate = WINDOW_RATE if rows > LEAST_ROWS else NARROW_WINDOW_RATE
     computed = 2 * positions * product.groups * rows * held[folded]

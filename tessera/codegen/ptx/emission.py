@@ -351,7 +351,9 @@ def _find_column_permutes(function: Function) -> frozenset[Node]:
     """The permutations that move axes for reductions alone: without the reduced axes, the others keep their order."""
     uses = UseDef(function)
     permutes = [n for n in function.body.walk() if n.op is shape_ops.permute and n.results[0].type.rank]  # type: ignore[union-attr]
-    return frozenset(n for n in permutes if _is_reduced_alone(uses, n))
+    loops = [n for n in function.body.walk() if n.op is control_flow_ops.for_]
+    carried = {v: out for n in loops for v, out in zip(n.regions[0].results, n.results, strict=True)}
+    return frozenset(n for n in permutes if _is_reduced_alone(uses, n, carried))
 
 
 def _find_exchanged_permutes(function: Function) -> frozenset[Node]:
@@ -364,11 +366,23 @@ def _find_exchanged_permutes(function: Function) -> frozenset[Node]:
     return frozenset(n for n in permutes if _element_count(n.out) * widest <= MOST_EXCHANGED)
 
 
-def _is_reduced_alone(uses: UseDef, node: Node) -> bool:
+def _is_reduced_alone(uses: UseDef, node: Node, carried: Mapping[Value, Value]) -> bool:
+    """Whether reductions alone read a permuted block, or what a loop makes of such blocks one after the other."""
     sizes, order = static_shape(node.out), [a % len(node.attrs["axes"]) for a in node.attrs["axes"]]
-    final = find_final_reductions(uses, node.out)
+    final = find_final_reductions(uses, _follow_carried(uses, node.out, carried))
     kept = [[order[a] for a in range(len(sizes)) if a not in reduction_axes(n) and sizes[a] != 1] for n in final]
     return bool(final) and all(each == sorted(each) for each in kept)
+
+
+def _follow_carried(uses: UseDef, value: Value, carried: Mapping[Value, Value]) -> Value:
+    """What a loop leaves of a block that only pointwise ops of it read, one after the other; else the block itself."""
+    last = value
+    while last not in carried:
+        users = uses.users(last)
+        if len(users) != 1 or uses.count_uses(last) != 1 or not users[0].op.pointwise:
+            return value
+        last = users[0].out
+    return carried[last]
 
 
 def _find_column_reductions(function: Function) -> frozenset[Node]:

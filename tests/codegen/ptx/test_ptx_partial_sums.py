@@ -32,6 +32,18 @@ def test_sums_of_columns(function, shape, dtype):
     np.testing.assert_allclose(ours, wanted, rtol=2e-3 if dtype == "f2" else 1e-5, atol=0.05 if dtype == "f2" else 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "i2", "?"])
+@pytest.mark.parametrize("function", [ts.max, ts.min])
+def test_extremes_of_columns(function, dtype):
+    x = np.random.default_rng(0).standard_normal((1100, 170))
+    x = (x > 3) if dtype == "?" else (x * 1000).astype(dtype)
+    x[:, 3], x[700, 5] = x.max(), np.nan if dtype in ("f2", "f4") else x.min()
+    levels = driver.lower(ts.jit(lambda x: function(x, axis=0)).trace(x).function, "ptx")
+    assert not find_barriers_of_loops(next(iter(BACKEND.emit(levels["tile"], {}).files.values())))
+    (ours,) = driver.run_level(levels, "target", [x], "ptx")
+    np.testing.assert_array_equal(ours, getattr(x, function.__name__)(axis=0))
+
+
 @ts.kernel
 def sums(x, out, twice):
     total, other = tile.zeros((4,), "f32"), tile.zeros((4,), "f32")

@@ -1,6 +1,6 @@
 """Partial sums: a loop that adds sums of blocks to what it carries adds up the blocks, which are summed up after it.
 
-Threads that hold parts of one sum exchange them after the loop rather than in each round, which takes two barriers and
+So are largest and smallest elements. Threads that hold parts of one sum exchange them after the loop rather than in each round, which takes two barriers and
 a pass through shared memory.
 """
 
@@ -12,8 +12,10 @@ from dataclasses import replace
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
+from tessera.lower.passes.canonicalisation import COMBINERS
+from tessera.lower.passes.reduction_splitting import KINDS
 from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import basic, elementwise, reduce
+from tessera.ops.tensor import basic, reduce
 
 MAX_HELD = 16  # elements of a block of partial sums that a thread holds
 MAX_VECTOR = 8  # neighbours that a thread holds: fewer sums than threads with so many are parts of several threads
@@ -48,11 +50,12 @@ def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
         total, join = found
         (x,), initial = total.args, args[3 + i]
         filled, held, joined, last, summed = (Value(v.type) for v in (x, x, x, x, total.out))
-        attrs = Attrs({"shape": x.type.shape, "value": 0.0, "dtype": x.type.dtype})  # type: ignore[union-attr]
+        neutral = reduce.find_neutral_element(KINDS[total.op], x.type.dtype)  # type: ignore[union-attr]
+        attrs = Attrs({"shape": x.type.shape, "value": neutral, "dtype": x.type.dtype})  # type: ignore[union-attr]
         before.append(Node(basic.full, (), attrs, (filled,), (), total.loc))
-        added.append(Node(elementwise.add, (held, x), Attrs({}), (joined,), (), join.loc))
-        after.append(Node(reduce.sum, (last,), total.attrs, (summed,), (), total.loc))
-        after.append(Node(elementwise.add, (initial, summed), Attrs({}), (out,), (), join.loc))
+        added.append(Node(join.op, (held, x), Attrs({}), (joined,), (), join.loc))
+        after.append(Node(total.op, (last,), total.attrs, (summed,), (), total.loc))
+        after.append(Node(join.op, (initial, summed), Attrs({}), (out,), (), join.loc))
         args[3 + i], params[1 + i], results[i], outs[i] = filled, held, joined, last
         dropped |= {total, join}
     if not dropped:
@@ -64,14 +67,16 @@ def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
 
 def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
     """The sum of a block that a loop adds to a carried value, and the addition, if nothing else reads either."""
-    join = uses.find(result, elementwise.add)
+    join = uses.find(result, *COMBINERS.values())
     if join is None or join not in body.nodes or param not in join.args or uses.count_uses(param) != 1:
         return None
-    total = uses.find(next((v for v in join.args if v is not param), param), reduce.sum)
-    if total is None or total not in body.nodes or uses.count_uses(total.out) != 1 or uses.count_uses(result) != 1:
+    total = uses.find(next((v for v in join.args if v is not param), param), *COMBINERS)
+    if total is None or COMBINERS[total.op] is not join.op or total not in body.nodes:
+        return None
+    if uses.count_uses(total.out) != 1 or uses.count_uses(result) != 1:
         return None
     x = total.args[0].type
-    if not x.dtype.is_float or x != total.out.type.with_shape(x.shape) or x.policy is not None:  # type: ignore[union-attr]
+    if x != total.out.type.with_shape(x.shape) or x.policy is not None:  # type: ignore[union-attr]
         return None
     held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (total.args[0], total.out))
     return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None
