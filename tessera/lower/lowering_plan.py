@@ -13,13 +13,15 @@ from typing import Any
 
 from tessera.core.errors import UnknownNameError
 from tessera.core.hooks import load_library_launches
-from tessera.core.symbolic_dim import Size
+from tessera.core.symbolic_dim import Size, round_up
 from tessera.ir.core import Attrs, Function, Module, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
 
 # The rates of products by blocks of `busy_n` columns relative to those of `n`, for long and for short contractions.
 SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05
+# The lanes down to which blocks of results become narrower where their axis is padded by more than this.
+NARROW_LANES, MOST_PADDING = 128, 1.15
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,20 @@ class LoweringPlan:
     def widen(self, elements: int) -> int:
         """The factor of `result_lanes` and `result_rows` for a reduction of so many elements."""
         return 2 if self.streamed is not None and elements >= self.streamed else 1
+
+    def fit_lanes(self, extent: int, most: int) -> int:
+        """The results along memory of a program of a reduction: the most that pad their axis little, at most `most`.
+
+        >>> LoweringPlan(power_of_two_tiles=True).fit_lanes(1280, 1024)
+        256
+        """
+        if not self.power_of_two_tiles or most <= NARROW_LANES:
+            return most
+        widths = [most >> n for n in range((most // NARROW_LANES).bit_length())]
+        padding = {
+            w: round_up(extent, w) / extent if w < extent else (1 << (extent - 1).bit_length()) / extent for w in widths
+        }
+        return next((w for w in widths if padding[w] <= MOST_PADDING), min(widths, key=lambda w: (padding[w], -w)))
 
     def fills_waves(self, outer: int, rows: int, columns: int, depth: int) -> bool:
         """Whether products by blocks of `busy_n` columns take less time than those of `n`: they fill the last wave of

@@ -375,14 +375,19 @@ def _is_reduced_alone(uses: UseDef, node: Node, carried: Mapping[Value, Value]) 
 
 
 def _follow_carried(uses: UseDef, value: Value, carried: Mapping[Value, Value]) -> Value:
-    """What a loop leaves of a block that only pointwise ops of it read, one after the other; else the block itself."""
-    last = value
-    while last not in carried:
-        users = uses.users(last)
-        if len(users) != 1 or uses.count_uses(last) != 1 or not users[0].op.pointwise:
+    """What becomes of a block by pointwise ops and in loops that carry it, as long as one node reads it."""
+    while True:
+        users = uses.users(value)
+        if value in carried:
+            value = carried[value]
+        elif len(users) != 1 or uses.count_uses(value) != 1:
             return value
-        last = users[0].out
-    return carried[last]
+        elif users[0].op.pointwise:
+            value = users[0].out
+        elif users[0].op is control_flow_ops.for_ and value in users[0].args[3:]:
+            value = users[0].results[users[0].args.index(value) - 3]
+        else:
+            return value
 
 
 def _find_column_reductions(function: Function) -> frozenset[Node]:

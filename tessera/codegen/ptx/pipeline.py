@@ -27,6 +27,7 @@ from tessera.codegen.ptx.passes.async_products import form_async_mma
 from tessera.codegen.ptx.passes.boundary_peeling import peel_boundary
 from tessera.codegen.ptx.passes.branch_formation import form_branches
 from tessera.codegen.ptx.passes.layout_inference import assign_layouts
+from tessera.codegen.ptx.passes.loop_unrolling import unroll_loops
 from tessera.codegen.ptx.passes.mainloop import PRODUCT_OPS, form_mainloop
 from tessera.codegen.ptx.passes.multistage_pipelining import pipeline_operand_copies, read_operands_in_place
 from tessera.codegen.ptx.passes.partial_sums import carry_partial_sums
@@ -98,7 +99,7 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
-_carry_partial_sums: Rewrite = lambda f: carry_partial_sums(f, choose_team_size(f))  # noqa: E731
+for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
@@ -125,7 +126,8 @@ COPIES: NamedPasses = (
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
     ("boundary peeling", for_kernels(lambda f: f if combines_elements(f) else peel_boundary(f), UNIFORM)),
     ("branch formation", for_kernels(with_ops(form_branches, elementwise.where), UNIFORM)),
-    ("partial sums", for_kernels(with_ops(_carry_partial_sums, control_flow.for_), UNIFORM)),
+    ("partial sums", for_kernels(with_ops(for_team(carry_partial_sums), control_flow.for_), UNIFORM)),
+    ("loop unrolling", for_kernels(with_ops(for_team(unroll_loops), control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
     ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),

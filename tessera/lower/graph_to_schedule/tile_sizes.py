@@ -24,9 +24,7 @@ from tessera.ops.tensor import elementwise
 
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
-MIN_RESULT_LANES = 64
-# The lanes down to which blocks of results become narrower where their axis is padded by more than this.
-NARROW_LANES, MOST_PADDING = 128, 1.15
+MIN_RESULT_LANES = 8
 # The results that programs of short columns have at least, unless these have more elements together.
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 # The elements of columns that a program holds because it reads them twice, and the least columns.
@@ -313,7 +311,10 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
         return
     # Of what no cache holds, longer runs are read, which cross fewer pages.
     wider = plan.widen(math.prod(tiling.extents))
-    left = tiling.fill(reversed(lanes), _choose_lanes(tiling, lanes, wider * (plan.result_lanes or plan.lanes)))
+    along = wider * (plan.result_lanes or plan.lanes)
+    if lanes and tiling.is_static(lanes[-1]):
+        along = plan.fit_lanes(tiling.extents[lanes[-1]], along)
+    left = tiling.fill(reversed(lanes), along)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
     if len(rows) > 1 and plan.own_row:  # sums of short sums: such a kernel waits for memory, and small programs less
@@ -339,16 +340,6 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut(row, longest)
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
-
-
-def _choose_lanes(tiling: TileSizeSearch, lanes: Sequence[int], most: int) -> int:
-    """The results along memory of a program: the most that pad their axis little, for blocks of a power of two."""
-    if not (tiling.plan.power_of_two_tiles and lanes and tiling.is_static(lanes[-1])) or most <= NARROW_LANES:
-        return most
-    extent = tiling.extents[lanes[-1]]
-    widths = [most >> n for n in range((most // NARROW_LANES).bit_length())]
-    padding = {w: round_up(extent, w) / extent if w < extent else tiling.pad(extent) / extent for w in widths}
-    return next((w for w in widths if padding[w] <= MOST_PADDING), min(widths, key=lambda w: (padding[w], -w)))
 
 
 def _hold_columns(tiling: TileSizeSearch, row: int, rest: int, lanes: Sequence[int]) -> bool:

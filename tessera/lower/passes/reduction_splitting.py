@@ -202,8 +202,8 @@ def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, 
     if type.policy is not None or symbol_names(type.shape) or not axes or 0 in type.shape:
         return None
     sizes = [int(n) for n in type.shape]
-    lanes = plan.widen(math.prod(sizes)) * (plan.result_lanes or plan.lanes)
-    programs = _count_programs(sizes, axes, 1 if along else lanes)
+    most_lanes = plan.widen(math.prod(sizes)) * (plan.result_lanes or plan.lanes)
+    programs = _count_programs(sizes, axes, 1 if along else plan.fit_lanes(sizes[-1], most_lanes))
     each = math.prod(sizes) // programs
     parts = min(most // programs, each // MIN_PART_ELEMENTS)
     axis = max(axes, key=lambda a: (sizes[a], -a))

@@ -208,4 +208,4 @@ def test_the_pipeline_is_data():
     assert len(names) >= 10 and len(set(names)) == len(names)
     assert isinstance(get_backend("ptx"), PassPipeline)
     assert BACKEND.passes(list(dict(passes_applied(tile_module(multiplied()), "sm_80")).values())[-1], {}) == ()
-    assert len(inspect.getsource(pipeline).splitlines()) < 150
+    assert len(inspect.getsource(pipeline).splitlines()) < 160

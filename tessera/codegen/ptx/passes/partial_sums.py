@@ -1,7 +1,7 @@
 """Partial sums: a loop that adds sums of blocks to what it carries adds up the blocks, which are summed up after it.
 
-So are largest and smallest elements. Threads that hold parts of one sum exchange them after the loop rather than in each round, which takes two barriers and
-a pass through shared memory.
+So are largest and smallest elements. Threads that hold parts of one sum exchange them after the loop rather than in
+each round, which takes two barriers and a pass through shared memory.
 """
 
 from __future__ import annotations

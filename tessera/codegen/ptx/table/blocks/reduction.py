@@ -126,6 +126,16 @@ def _emit_element_indices(ctx: EmissionContext, layout: DistributedLayout, axis:
     return [known[n] for n in offsets]
 
 
+@dataclass(frozen=True)
+class ExchangeLayouts:
+    """How the partial results of warps are written and read; `lanes`: the bits of the lanes that share the reads."""
+
+    writing: DistributedLayout
+    reading: DistributedLayout
+    by_columns: bool  # the results of one warp are neighbours, rather than those of all warps for one element
+    lanes: Sequence[int]
+
+
 class TreeReduction:
     """One reduction of a block along axes."""
 
@@ -192,29 +202,38 @@ class TreeReduction:
 
     def _reduce_warps(self, parts: list[ReductionElement]) -> list[ReductionElement]:
         """Reduce over warps through the exchange buffer, which has one more axis for the warps' partial results."""
-        writing, reading, lanes = self._make_exchange_layouts()
+        layouts = self._make_exchange_layouts()
         columns = []
         for i, dtype in enumerate(self.combiner.dtypes):
-            write_exchange(self.ctx, dtype, [part[i] for part in parts], writing, math.prod(writing.shape))
-            columns.append(read_exchange(self.ctx, dtype, reading))
-        warps = 1 if lanes else writing.shape[-1]
+            write_exchange(
+                self.ctx, dtype, [part[i] for part in parts], layouts.writing, math.prod(layouts.writing.shape)
+            )
+            columns.append(read_exchange(self.ctx, dtype, layouts.reading))
         rows: list[ReductionElement] = list(zip(*columns, strict=True))
-        reduced = [self._reduce_tree(rows[i : i + warps]) for i in range(0, len(rows), warps)]
-        return self._reduce_lanes(reduced, lanes)
+        step = len(parts) if layouts.by_columns else 1
+        warps = len(rows) // len(parts)
+        firsts = range(len(parts)) if layouts.by_columns else range(0, len(rows), warps)
+        reduced = [self._reduce_tree(rows[i : i + warps * step : step]) for i in firsts]
+        return self._reduce_lanes(reduced, layouts.lanes)
 
-    def _make_exchange_layouts(self) -> tuple[DistributedLayout, DistributedLayout, Sequence[int]]:
-        """The layouts in which partial results are written and read, and the bits of the lanes that share the reads.
+    def _make_exchange_layouts(self) -> ExchangeLayouts:
+        """The layouts in which partial results are written and read.
 
-        Each thread reads all of them; where there are many, each lane reads one.
+        Each thread reads all of them; where there are many, each lane reads one. Where lanes have results of their own,
+        those of a warp are neighbours in memory, so that lanes use banks of their own.
         """
-        rest = self.layout.reduced(self.axes, keep=True)
-        warp_bits, last = self._reduced_bits(LANE_BITS, None), len(rest.shape)
-        shape = (*rest.shape, 1 << len(warp_bits))
-        bits: list[LayoutBit] = [(last, n) for n in range(len(warp_bits))]
+        rest, warp_bits = self.layout.reduced(self.axes, keep=False), self._reduced_bits(LANE_BITS, None)
+        by_columns = any(rest.threads[:LANE_BITS])
+        shift, axis = int(by_columns), 0 if by_columns else len(rest.shape)
+        bits: list[LayoutBit] = [(axis, n) for n in range(len(warp_bits))]
+        shape = list(rest.shape)
+        shape.insert(axis, 1 << len(warp_bits))
+        registers = tuple((a + shift, n) for a, n in rest.registers)
+        held = tuple(bit and (bit[0] + shift, bit[1]) for bit in rest.threads)
         added = dict(zip(warp_bits, bits, strict=True))
-        threads = tuple(added.get(i, bit) for i, bit in enumerate(rest.threads))
-        writing = DistributedLayout(shape, rest.registers, threads)
-        if MANY_WARP_BITS <= len(bits) <= LANE_BITS and not any(rest.threads[: len(bits)]):
-            reading = DistributedLayout(shape, rest.registers, (*bits, *rest.threads[len(bits) :]))
-            return writing, reading, range(len(bits))
-        return writing, DistributedLayout(shape, (*bits, *rest.registers), rest.threads), ()
+        writing = DistributedLayout(tuple(shape), registers, tuple(added.get(i, bit) for i, bit in enumerate(held)))
+        if MANY_WARP_BITS <= len(bits) <= LANE_BITS and not any(held[: len(bits)]):
+            reading = DistributedLayout(tuple(shape), registers, (*bits, *held[len(bits) :]))
+            return ExchangeLayouts(writing, reading, by_columns, range(len(bits)))
+        order = (*registers, *bits) if by_columns else (*bits, *registers)
+        return ExchangeLayouts(writing, DistributedLayout(tuple(shape), order, held), by_columns, ())
