@@ -186,7 +186,8 @@ def _pool(name: str, own: str, theirs: str, wrt: bool = False) -> None:
         b, c, h, w = d.shape((1, 64), (3, 512), (8, 256), (8, 256))
         kernel, stride, pad = d.pick((2, 2, 0), (3, 2, 1), (3, 1, 1))
         x, g = d.normal(b, c, h, w), ()
-        if wrt:
+        if wrt:  # equal extremes share a gradient, which PyTorch gives to the first: no window has equal elements
+            x = (torch.arange(x.numel()) * 9176263 % (1 << 24)).view_as(x) / (1 << 23) - 1
             g = (d.normal(b, c, (h + 2 * pad - kernel) // stride + 1, (w + 2 * pad - kernel) // stride + 1),)
         return Case(
             f"{own} {kernel}/{stride} {b}x{c}x{h}x{w}" + " gradient" * wrt,

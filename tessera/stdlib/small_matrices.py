@@ -18,7 +18,7 @@ from tessera.ops.tensor.shape import reshape
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
-MAX_SIDE = 32  # rows and columns of a matrix
+MAX_SIDE = 64  # rows and columns of a matrix
 BLOCK = 512  # elements of the matrices of a program
 
 

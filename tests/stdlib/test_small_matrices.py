@@ -7,7 +7,7 @@ import tessera as ts
 from tessera.core.errors import ExecutionError
 from tessera.runtime import driver
 
-SIDES = [(1, 1), (2, 3), (5, 4), (14, 4), (17, 1), (32, 32)]
+SIDES = [(1, 1), (2, 3), (5, 4), (14, 4), (17, 1), (32, 32), (49, 3), (64, 33)]
 
 
 def run(function, *inputs, levels=("tile", "target")):
@@ -42,7 +42,7 @@ def test_pivots():
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("side", [1, 2, 9, 20, 32])
+@pytest.mark.parametrize("side", [1, 2, 9, 20, 32, 50])
 def test_factors(side, dtype):
     """The lower triangle is read, as LAPACK does."""
     x = np.random.default_rng(0).normal(size=(5, side, side))
@@ -72,5 +72,5 @@ def test_what_has_no_result():
 
 
 def test_larger_matrices_stay_with_the_host():
-    lowered = driver.lower(ts.jit(ts.cholesky).trace(np.eye(33, dtype="f4")).function, "ptx")
+    lowered = driver.lower(ts.jit(ts.cholesky).trace(np.eye(65, dtype="f4")).function, "ptx")
     assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())

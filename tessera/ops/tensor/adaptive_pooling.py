@@ -118,8 +118,11 @@ def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
 
 def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
     x = check_pooled(f"an adaptive {rank}D pool", rank, input)
-    total, number = x, as_tensor(1)
-    for axis, (start, length, size) in enumerate(_adaptive_axes(x, output_size)):
+    total, number, axes = x, as_tensor(1), _adaptive_axes(x, output_size)
+    if all(start.shape[0] == 1 for start, _, _ in axes):  # one window: one reduction
+        count = cast(as_tensor(count_elements(x.shape[2:])), dtype=x.dtype)
+        return sum(x, axis=tuple(range(2, 2 + rank)), keepdims=True) / count
+    for axis, (start, length, size) in enumerate(axes):
         # Outer axes first: their windows are whole rows of memory, and leave little to add along the last axis.
         total = _sum_windows(total, 2 + axis, start, length, size)
         number = number * along_axis(length, axis, rank)
