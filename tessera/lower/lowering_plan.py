@@ -22,6 +22,7 @@ from tessera.ir.rules import Op, Rules
 SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05
 # The lanes down to which blocks of results become narrower where their axis is padded by more than this.
 NARROW_LANES, MOST_PADDING = 128, 1.15
+LEAST_LANES = 8  # of such a block, where there would be few
 
 
 @dataclass(frozen=True)

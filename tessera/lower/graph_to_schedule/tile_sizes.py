@@ -18,19 +18,19 @@ from tessera.lower.indexing_maps import (
     analyse_body,
     get_tensor_type,
 )
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
 from tessera.ops.dialects import schedule
 from tessera.ops.tensor import elementwise
 
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
-MIN_RESULT_LANES = 8
 # The results that programs of short columns have at least, unless these have more elements together.
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 # The elements of columns that a program holds because it reads them twice, and the least columns.
 MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
+FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -165,9 +165,9 @@ class TileSizeSearch:
         """How many programs there are."""
         return math.prod(-(-self.extents[d] // self.tile[d]) for d in self.parallel())
 
-    def shrink(self, groups: Sequence[tuple[Sequence[int], int]]) -> None:
+    def shrink(self, groups: Sequence[tuple[Sequence[int], int]], wanted: int | None = None) -> None:
         """Halve tiles while there are fewer programs than wanted; a group holds at least so many elements."""
-        while self.programs() < self.plan.programs:
+        while self.programs() < (wanted or self.plan.programs):
             ratios = [math.prod(self.tile[d] for d in dims) / least for dims, least in groups]
             best = max(range(len(groups)), key=ratios.__getitem__)
             dim = next((d for d in groups[best][0] if self.tile[d] > 1), None)
@@ -335,7 +335,9 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
         budget = max(budget, _count_rows_together(tiling, row, others))
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
-    tiling.shrink([(rest_dims, 1), (lanes, MIN_RESULT_LANES)] if apart else [(others, 1)])
+    if apart and plan.parallel is not None:
+        tiling.shrink([(lanes, NARROW_LANES)], plan.parallel)
+    tiling.shrink([(rest_dims, 1), (lanes, LEAST_LANES)] if apart else [(others, 1)])
     longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut(row, longest)
@@ -368,7 +370,7 @@ def _count_rows_together(tiling: TileSizeSearch, row: int, others: Sequence[int]
 
 def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
     """The elements of a row that a program holds; fewer of rows that are walked again or that go through costly
-    functions, if there are many of them.
+    functions, if there are many of them, and of those whose loop adds up its rounds in registers.
 
     Several programs then share a processor: one reads while another computes. The threads of a smaller program may have
     more registers each, so that none spills.
@@ -376,6 +378,9 @@ def _limit_row(tiling: TileSizeSearch, row: int, others: Sequence[int]) -> int:
     plan = tiling.plan
     walked_again = tiling.dims[row][2] == "parallel" or _has_dependent_reductions(tiling.block)
     costly = any(node.op.is_transcendental for node in tiling.block.nodes)
+    kinds = {node.attrs["kind"] for node in tiling.block.nodes if node.op is schedule.reduce}
+    if plan.row_tile is not None and tiling.extents[row] > plan.row_limit and not walked_again and kinds <= FOLDED:
+        return plan.rows
     if plan.row_tile is None or not (walked_again or costly) or tiling.extents[row] <= plan.row_limit:
         return plan.row_limit
     held = plan.row_tile * (plan.parallel or 1) // math.prod(tiling.extents[d] for d in others)

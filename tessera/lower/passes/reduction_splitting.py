@@ -18,7 +18,7 @@ from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
 from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.basic import cast
@@ -30,6 +30,8 @@ Axes = tuple[int, ...]  # counted from the end
 KINDS = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
 MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a second launch
 MIN_PART_ELEMENTS = 1 << 14  # of a part
+# Reductions of so few elements to several results are not split where programs of few results read so few.
+SMALL_REDUCTION, MAX_NARROW_ELEMENTS = 1 << 22, 1 << 15
 MAX_COMPUTED_AGAIN = 4  # elementwise ops that are computed again rather than read from memory
 PART_MULTIPLE = 64  # elements: vector loads of every type are aligned at its multiples
 MAX_CHAIN = 64  # pointwise ops that the kernels of all parts compute
@@ -204,12 +206,22 @@ def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, 
     sizes = [int(n) for n in type.shape]
     most_lanes = plan.widen(math.prod(sizes)) * (plan.result_lanes or plan.lanes)
     programs = _count_programs(sizes, axes, 1 if along else plan.fit_lanes(sizes[-1], most_lanes))
+    if plan.result_lanes is not None and not along and _is_narrowed(sizes, axes, most):
+        return None
     each = math.prod(sizes) // programs
     parts = min(most // programs, each // MIN_PART_ELEMENTS)
     axis = max(axes, key=lambda a: (sizes[a], -a))
     if each < MIN_SERIAL_ELEMENTS or parts < 2 or sizes[axis] < 2 * parts:
         return None
     return _divide_axis(axis, sizes[axis], parts, stretch)
+
+
+def _is_narrowed(sizes: Sequence[int], axes: Axes, most: int) -> bool:
+    """Whether programs of fewer results along memory do: enough of them read long runs, or each reads little."""
+    if _count_programs(sizes, axes, NARROW_LANES) >= most // 2:
+        return True
+    each = math.prod(sizes) // _count_programs(sizes, axes, LEAST_LANES)
+    return each <= MAX_NARROW_ELEMENTS and math.prod(sizes) <= SMALL_REDUCTION
 
 
 def _count_programs(sizes: Sequence[int], axes: Sequence[int], lanes: int) -> int:

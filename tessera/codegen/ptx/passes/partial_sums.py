@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.ir.core import Attrs, Block, Function, Node, Value
-from tessera.ir.rewrite import UseDef
+from tessera.ir.rewrite import UseDef, eliminate_dead_code
 from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.lower.passes.reduction_splitting import KINDS
 from tessera.ops.dialects import control_flow
-from tessera.ops.tensor import basic, reduce
+from tessera.ops.tensor import basic, reduce, shape
 
 MAX_HELD = 16  # elements of a block of partial sums that a thread holds
 MAX_VECTOR = 8  # neighbours that a thread holds: fewer sums than threads with so many are parts of several threads
@@ -25,7 +25,7 @@ def carry_partial_sums(function: Function, threads: int) -> Function:
     """The function whose loops carry blocks of partial sums, where these fit the registers of its threads."""
     if function.attrs.get("group", 1) > 1:  # a thread holds whole blocks
         return function
-    return replace(function, body=_carry_in_block(function.body, UseDef(function), threads))
+    return eliminate_dead_code(replace(function, body=_carry_in_block(function.body, UseDef(function), threads)))
 
 
 def _carry_in_block(block: Block, uses: UseDef, threads: int) -> Block:
@@ -47,14 +47,14 @@ def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
         found = _find_sum(body, params[1 + i], results[i], uses, threads)
         if found is None:
             continue
-        total, join = found
-        (x,), initial = total.args, args[3 + i]
+        (total, join), initial = found, args[3 + i]
+        x, attrs_of_total = _find_summed_block(total, uses)
         filled, held, joined, last, summed = (Value(v.type) for v in (x, x, x, x, total.out))
         neutral = reduce.find_neutral_element(KINDS[total.op], x.type.dtype)  # type: ignore[union-attr]
         attrs = Attrs({"shape": x.type.shape, "value": neutral, "dtype": x.type.dtype})  # type: ignore[union-attr]
         before.append(Node(basic.full, (), attrs, (filled,), (), total.loc))
         added.append(Node(join.op, (held, x), Attrs({}), (joined,), (), join.loc))
-        after.append(Node(total.op, (last,), total.attrs, (summed,), (), total.loc))
+        after.append(Node(total.op, (last,), attrs_of_total, (summed,), (), total.loc))
         after.append(Node(join.op, (initial, summed), Attrs({}), (out,), (), join.loc))
         args[3 + i], params[1 + i], results[i], outs[i] = filled, held, joined, last
         dropped |= {total, join}
@@ -63,6 +63,16 @@ def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
     nodes = (*(n for n in body.nodes if n not in dropped), *added)
     region = Block(tuple(params), nodes, tuple(results))
     return [*before, replace(loop, args=tuple(args), results=tuple(outs), regions=(region,)), *after]
+
+
+def _find_summed_block(total: Node, uses: UseDef) -> tuple[Value, Attrs]:
+    """The block that is summed up, and the attributes of its sum: one of all elements needs no other shape of it."""
+    (x,), attrs = total.args, total.attrs
+    if static_shape(total.out):
+        return x, attrs
+    while (node := uses.find(x, shape.reshape)) is not None:
+        (x,) = node.args
+    return x, Attrs({**attrs, "axis": tuple(range(x.type.rank))})  # type: ignore[union-attr]
 
 
 def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
@@ -78,5 +88,6 @@ def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: i
     x = total.args[0].type
     if x != total.out.type.with_shape(x.shape) or x.policy is not None:  # type: ignore[union-attr]
         return None
-    held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (total.args[0], total.out))
+    block, _ = _find_summed_block(total, uses)
+    held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (block, total.out))
     return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None

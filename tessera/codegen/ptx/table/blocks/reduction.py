@@ -22,7 +22,7 @@ from tessera.codegen.ptx.table.scalars.arithmetic import (
 )
 from tessera.codegen.ptx.table.scalars.math_functions import ScalarContext, emit
 from tessera.codegen.ptx.text.builder import PtxBuilder, ptx_type, typed_literal
-from tessera.core.types import DType, bool_, int64
+from tessera.core.types import DType, bool_, f32, f64, int32, int64
 from tessera.ir.core import Node
 from tessera.ir.rules import Op
 from tessera.ops.tensor import elementwise as e
@@ -97,19 +97,61 @@ def _(ctx: EmissionContext, node: Node) -> None:
     source, dtype = x.type.dtype, _accumulator_type(node)
     held: list[ReductionElement] = [(convert(ctx.text, source, dtype, r),) for r in ctx.values[x]]
     layout, axes = ctx.layout(x), reduction_axes(node)
-    if node.op in ARGREDUCE_OPS:
+    if node.op in EXTREMES and dtype in PLACED_TYPES:
+        parts = _find_first_places(ctx, node.op, layout, axes[0], [v for (v,) in held], dtype)
+    elif node.op in ARGREDUCE_OPS:
         indices = _emit_element_indices(ctx, layout, axes[0])
         held = [(*part, index) for part, index in zip(held, indices, strict=True)]
-    parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
+        parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
+    else:
+        parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
     reduced = layout.reduced(axes, keep=bool(node.attrs["keepdims"]))
     found = [parts[reduced.index[offset]][-1] for offset in ctx.layout(node.out).offsets]
     result_type = int64 if node.op in ARGREDUCE_OPS else dtype
     ctx.values[node.out] = tuple(convert_for_storage(ctx.text, result_type, node.out.type, r) for r in found)  # type: ignore[arg-type]
 
 
+# The places of extremes: first the extreme, and then the first element that is equal to it. An element costs less so
+# than one that carries its index through the tree. NaN is an extreme.
+
+
+EXTREMES: dict[Op, Op] = {reduce.argmax: reduce.max, reduce.argmin: reduce.min}
+PLACED_TYPES = (f32, f64, int32, int64)
+NO_PLACE = 1 << 30  # more than any index of a block, and no overflow with that of a thread
+
+
+def _find_first_places(
+    ctx: EmissionContext, op: Op, layout: DistributedLayout, axis: int, values: Sequence[str], dtype: DType
+) -> list[ReductionElement]:
+    """The index of the first extreme element along an axis, in the order of the reduced layout's registers."""
+    text, form = ctx.text, ptx_type(dtype)
+    tops = TreeReduction(ctx, make_combiner(EXTREMES[op], dtype), layout, (axis,)).emit([(v,) for v in values])
+    groups: dict[tuple[int, ...], list[tuple[int, str]]] = {}
+    for value, offset in zip(values, layout.offsets, strict=True):
+        groups.setdefault((*offset[:axis], *offset[axis + 1 :]), []).append((offset[axis], value))
+    thread, found = ctx.team.thread_offset(layout, axis), list[ReductionElement]()
+    for (given,), held in zip(tops, groups.values(), strict=True):
+        top, place = materialise_operand(text, form, given), str(NO_PLACE)
+        unknown = text.let(f"setp.nan.{form}", "pred", top, top) if dtype.is_float else ""
+        for index, value in sorted(held, reverse=True):
+            x = materialise_operand(text, form, value)
+            if unknown:
+                both = text.let(f"setp.nan.and.{form}", "pred", x, x, unknown)
+                hit = text.let(f"setp.eq.or.{form}", "pred", x, top, both)
+            else:
+                hit = text.let(f"setp.eq.{form}", "pred", x, top)
+            place = text.let("selp.b32", "b32", str(index), place, hit)
+        found.append((text.let("add.s32", "b32", place, thread) if thread != "0" else place,))
+    least = Combiner((int32,), lambda text, a, b: (text.let("min.s32", "b32", a[0], b[0]),), (NO_PLACE,))
+    parts = TreeReduction(ctx, least, layout, (axis,)).emit_threads(found)
+    return [(text.let("cvt.s64.s32", "b64", part[0]),) for part in parts]
+
+
 def _accumulator_type(node: Node) -> DType:
     """The type in which elements combine."""
     type, out = node.args[0].type, node.out.type.dtype
+    if node.op in ARGREDUCE_OPS and type.dtype.is_float and type.dtype.bits < 32:  # type: ignore[union-attr]
+        return f32
     if node.op is not reduce.sum:
         return type.dtype
     return type.accumulate if out.is_float else out  # type: ignore[union-attr]
@@ -146,7 +188,10 @@ class TreeReduction:
 
     def emit(self, held: Sequence[ReductionElement]) -> list[ReductionElement]:
         """Reduce the registers of a block; the results are in the order of the reduced layout's registers."""
-        parts = self._reduce_registers(self._neutralise_padding(held))
+        return self.emit_threads(self._reduce_registers(self._neutralise_padding(held)))
+
+    def emit_threads(self, parts: list[ReductionElement]) -> list[ReductionElement]:
+        """Reduce over threads what each has reduced of its registers."""
         parts = self._reduce_lanes(parts, self._reduced_bits(0, LANE_BITS))
         return self._reduce_warps(parts) if self._reduced_bits(LANE_BITS, None) else parts
 
