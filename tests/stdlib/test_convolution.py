@@ -81,6 +81,17 @@ def test_few_results_are_cut_by_parts(busy, parts, found, monkeypatch):
     assert [named["parts"] for k, named in made if k is convolution.multiply_windows] == [parts]
 
 
+@pytest.mark.parametrize(("channels", "most", "pieces"), [(40, 576, 4), (40, 1152, 2), (128, 576, 2), (80, 1152, 4)])
+def test_long_sums_are_cut_by_channels(channels, most, pieces, found, monkeypatch):
+    made, launch = [], convolution.launch
+    monkeypatch.setattr(convolution, "MAX_DEPTH", most)
+    monkeypatch.setattr(convolution, "launch", lambda k, *a, **named: made.append((k, named)) or launch(k, *a, **named))
+    x, w = draw(1, channels, 6, 7), draw(8, channels, 3, 3)
+    want = expect(2, {}, x, w)
+    np.testing.assert_allclose(compute(2, {}, x, w), want, atol=1e-6 * abs(want).max(), rtol=1e-5)
+    assert [named["pieces"] for k, named in made if k is convolution.multiply_windows] == [pieces]
+
+
 def test_tiny_numbers_keep_their_digits(found):
     x, w = draw(1, 4, 6, 6) * np.float32(1e-36), draw(8, 4, 3, 3) * np.float32(1e3)
     got, want = compute(2, {}, x, w), expect(2, {}, x, w)

@@ -31,7 +31,7 @@ KINDS = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
 MIN_SERIAL_ELEMENTS = 1 << 17  # a program that reduces fewer costs less than a second launch
 MIN_PART_ELEMENTS = 1 << 14  # of a part
 # Reductions of so few elements to several results are not split where programs of few results read so few.
-SMALL_REDUCTION, MAX_NARROW_ELEMENTS = 1 << 22, 1 << 15
+SMALL_REDUCTION, MAX_NARROW_ELEMENTS = 1 << 23, 1 << 15
 MAX_COMPUTED_AGAIN = 4  # elementwise ops that are computed again rather than read from memory
 PART_MULTIPLE = 64  # elements: vector loads of every type are aligned at its multiples
 MAX_CHAIN = 64  # pointwise ops that the kernels of all parts compute
