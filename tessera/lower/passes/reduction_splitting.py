@@ -206,7 +206,7 @@ def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, 
     sizes = [int(n) for n in type.shape]
     most_lanes = plan.widen(math.prod(sizes)) * (plan.result_lanes or plan.lanes)
     programs = _count_programs(sizes, axes, 1 if along else plan.fit_lanes(sizes[-1], most_lanes))
-    if plan.result_lanes is not None and not along and _is_narrowed(sizes, axes, most):
+    if plan.power_of_two_tiles and not along and _is_narrowed(sizes, axes, most):
         return None
     each = math.prod(sizes) // programs
     parts = min(most // programs, each // MIN_PART_ELEMENTS)

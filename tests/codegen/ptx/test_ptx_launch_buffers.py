@@ -66,17 +66,17 @@ def test_prints_and_assertions_of_a_launch(capsys):
 
 
 def test_host_call(monkeypatch):
-    trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(33, dtype="f4"))  # smaller ones run on the GPU
+    trace = ts.jit(lambda x: ts.cholesky(x) * 2.0).trace(np.eye(65, dtype="f4"))  # smaller ones run on the GPU
     plan = BACKEND.emit(driver.lower(trace.function, "ptx")["tile"], {}).manifest["plan"]
     (call,) = plan["calls"]
     places = [(arg["param"] if "param" in arg else 1000 + arg["offset"]) for arg in call["args"]]
-    rooms = dict(zip(places, (np.diag(np.arange(1, 34, dtype="f4") ** 2), np.zeros((33, 33), "f4")), strict=True))
+    rooms = dict(zip(places, (np.diag(np.arange(1, 66, dtype="f4") ** 2), np.zeros((65, 65), "f4")), strict=True))
     waited = []
     monkeypatch.setattr(queued_plan, "synchronize_stream", waited.append)
     device = types.SimpleNamespace(driver=Memory(rooms))
     program = types.SimpleNamespace(device=device, calls=plan["calls"])
     QueuedPlan(program, list(range(9)), 1, 1000).call(0)
-    np.testing.assert_array_equal(rooms[places[1]], np.diag(np.arange(1, 34)))
+    np.testing.assert_array_equal(rooms[places[1]], np.diag(np.arange(1, 66)))
     assert waited == [1]
 
 

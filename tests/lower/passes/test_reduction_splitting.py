@@ -35,6 +35,7 @@ REDUCTIONS = (
 def short(monkeypatch):
     """Reductions of more than 128 elements are split, in parts of at least 16."""
     monkeypatch.setattr(reduction_splitting, "MIN_SERIAL_ELEMENTS", 128)
+    monkeypatch.setattr(reduction_splitting, "SMALL_REDUCTION", 0)
     monkeypatch.setattr(reduction_splitting, "MIN_PART_ELEMENTS", 16)
     monkeypatch.setattr(reduction_splitting, "PART_MULTIPLE", 8)
 
@@ -101,6 +102,7 @@ def test_programs_of_known_sizes(function, shape, programs):
 def test_exponents_are_computed_again(monkeypatch, function, shape):
     """A softmax along an outer axis whose reductions are split keeps no array of its size but the result."""
     monkeypatch.setattr(reduction_splitting, "MIN_SERIAL_ELEMENTS", 64)
+    monkeypatch.setattr(reduction_splitting, "SMALL_REDUCTION", 0)
     monkeypatch.setattr(reduction_splitting, "MIN_PART_ELEMENTS", 16)
     x = np.random.default_rng(0).normal(size=shape).astype("f4") * 9
     lowered = driver.lower(ts.jit(lambda x: function(x, axis=1)).trace(x).function, "ptx")

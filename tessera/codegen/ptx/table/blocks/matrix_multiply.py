@@ -358,10 +358,10 @@ class MmaProduct:
         In the exchange buffer rows and columns are padded to the size of one instruction.
         """
         (rows, depth), columns = static_shape(self.operands[0]), static_shape(self.operands[1])[1]
-        padded_rows = 1 << max(bit_width(rows), 4)
-        pitches = [row_pitch(self.size * n) for n in (depth, depth if self.transposed[1] else columns)]
+        padded_rows, padded_columns = (1 << max(bit_width(n), 4) for n in (rows, columns))
+        pitches = [row_pitch(self.size * n) for n in (depth, depth if self.transposed[1] else padded_columns)]
         start = 0 if self.left_in_registers or self.in_place[0] else padded_rows * pitches[0]
-        right_rows = 1 << max(bit_width(columns), 4) if self.transposed[1] else depth
+        right_rows = padded_columns if self.transposed[1] else depth
         end = start if self.in_place[1] else start + right_rows * pitches[1] + -(-columns // 16) * 16 * self.size
         base, team = self.ctx.smem.allocator.reserve_exchange(end) if end else "", self.ctx.team
         left, right = (ExchangedOperand(team, base, *each) for each in zip((0, start), pitches, strict=True))
@@ -376,16 +376,21 @@ class MmaProduct:
             synchronise_exchange(ctx, WRITE)
         for v, source, turned in stored:
             strides = (size, source.pitch) if turned else (source.pitch, size)
-            layout = self._fill_matrices(ctx.layout(v), turned)
+            layout = self._fill_matrices(ctx.layout(v), turned, v is self.operands[1])
             for access in plan_exchange_accesses(ctx, dtype, layout, source.base, once=True, strides=strides):
                 _store_shifted(ctx, dtype, access, source.offset, ctx.values[v], "shared")
         if stored:
             synchronise_exchange(ctx, READ)
 
-    def _fill_matrices(self, layout: DistributedLayout, turned: bool) -> DistributedLayout:
-        """The layout with a block of whole 8x8 matrices: ldmatrix reads no element that was not stored."""
+    def _fill_matrices(self, layout: DistributedLayout, turned: bool, right: bool) -> DistributedLayout:
+        """The layout with a block of whole 8x8 matrices: ldmatrix reads no element that was not stored.
+
+        Of the right operand the warps read as many columns as the power of two that holds them.
+        """
         units = (LDMATRIX_BYTES // self.size, 8) if turned else (8, LDMATRIX_BYTES // self.size)
         shape = [min(-(-n // unit) * unit, 1 << bit_width(n)) for n, unit in zip(layout.shape, units, strict=True)]
+        if right:
+            shape[1] = 1 << bit_width(layout.shape[1])
         return replace(layout, shape=tuple(shape))
 
     def emit(self) -> None:
