@@ -81,7 +81,7 @@ def test_few_results_are_cut_by_parts(busy, parts, found, monkeypatch):
     assert [named["parts"] for k, named in made if k is convolution.multiply_windows] == [parts]
 
 
-@pytest.mark.parametrize(("channels", "most", "pieces"), [(40, 576, 4), (40, 1152, 2), (128, 576, 2), (80, 1152, 4)])
+@pytest.mark.parametrize(("channels", "most", "pieces"), [(40, 576, 4), (40, 1152, 2), (128, 576, 2), (80, 1728, 3)])
 def test_long_sums_are_cut_by_channels(channels, most, pieces, found, monkeypatch):
     made, launch = [], convolution.launch
     monkeypatch.setattr(convolution, "MAX_DEPTH", most)

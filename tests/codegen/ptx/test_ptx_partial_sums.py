@@ -64,3 +64,25 @@ def test_other_uses_of_sums_stay():
         ours = program.run(level, "ptx")
         np.testing.assert_array_equal(ours[-2], x.sum(1))
         np.testing.assert_array_equal(ours[-1], other)
+
+
+@ts.kernel
+def mixed(x, narrow, out):
+    largest, total, rounded = tile.zeros((4,), "f32"), tile.zeros((4,), "f32"), tile.zeros((4,), "f16")
+    for i in tile.range(0, 64, 16):
+        block = x[0:4, i : i + 16]
+        largest = tile.maximum(largest, tile.sum(block, axis=1))
+        total = total + tile.max(block, axis=1)
+        rounded = rounded + tile.sum(narrow[0:4, i : i + 16], axis=1)
+    out[0, 0:4], out[1, 0:4], out[2, 0:4] = largest, total, tile.cast(rounded, "f32")
+
+
+def test_other_reductions_and_narrow_sums_stay():
+    """A sum that enters a maximum, and one of f16, whose parts would overflow."""
+    x = np.random.default_rng(2).integers(-8, 8, (4, 64)).astype("f4")
+    narrow = np.where(np.arange(64) % 2, -40000, 40000).astype("f2")[None].repeat(4, 0)
+    program = prepare(mixed, [x, narrow, np.zeros((3, 4), "f4")], grid=(1,))
+    blocks = x.reshape(4, 4, 16)
+    wanted = [np.maximum(blocks.sum(-1).max(-1), 0), blocks.max(-1).sum(-1), np.zeros(4)]
+    for level in ("tile", "target"):
+        np.testing.assert_array_equal(program.run(level, "ptx")[-1], wanted)

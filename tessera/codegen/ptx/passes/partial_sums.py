@@ -88,6 +88,8 @@ def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: i
     x = total.args[0].type
     if x != total.out.type.with_shape(x.shape) or x.policy is not None:  # type: ignore[union-attr]
         return None
+    if total.op is reduce.sum and x.accumulate != x.dtype:  # type: ignore[union-attr]  # each sum is rounded once
+        return None
     block, _ = _find_summed_block(total, uses)
     held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (block, total.out))
     return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None
