@@ -66,3 +66,35 @@ def test_the_text_has_both_forms():
     text = emit_checked(module, "sm_90a").text(TEXT_FILE)
     loads = [line.split()[0] for line in text.splitlines() if "ld.global" in line]
     assert "ld.global.v4.b32" in loads and any(each.startswith("@") for each in loads)
+
+
+WINDOWS = {
+    "largest": lambda x: ts.max_pool2d(x[None], 3, 1, 1)[0],
+    "mean": lambda x: ts.avg_pool2d(x[None], (3, 5), 1, (1, 2))[0],
+    "dilated": lambda x: ts.max_pool2d(x[None], 3, 1, 1, dilation=2)[0],
+    "padded": lambda x: ts.pad(x, ((0, 0), (2, 1), (3, 4)), 2.5) * 2,
+    "shifted": lambda x: ts.roll(x, (3, -2), axis=(1, 2)) - x,
+}
+
+
+@pytest.mark.parametrize("sizes", [(5, 50, 37), (3, 65, 153), (9, 64, 64), (2, 129, 19)])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_masks_that_hold_inside_are_left_out(name, sizes):
+    x = np.random.default_rng(1).standard_normal(sizes).astype(np.float32)
+    x[0, 0, 0], x[-1, -1, -1], x[1, 7, 5] = np.nan, np.inf, -np.inf
+    before, after = peel(WINDOWS[name], x)
+    wanted = interpreter.run(before, [x])[0]
+    np.testing.assert_array_equal(interpreter.run(after, [x])[0], wanted)
+    for branch in branches(after):
+        inside, outside = ([n for n in r.nodes if n.op.__name__ == "where"] for r in branch.regions)
+        assert not outside or len(inside) < len(outside)
+    artifact = emit_checked(driver.lower(ts.jit(WINDOWS[name]).trace(x).function, "ptx")["tile"], "sm_90a")
+    np.testing.assert_allclose(BACKEND.interpreter(artifact)([x])[0], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_beside_themselves_stay_checked_along_the_row():
+    """A block of whole rows, read one element to the side, reaches past an end in every program."""
+    _, after = peel(WINDOWS["largest"], np.zeros((3, 65, 153), np.float32))
+    (branch,) = branches(after)
+    edges = [n.attrs["edge"] for n in branch.regions[0].nodes if n.op is tile.load]
+    assert edges.count("error") == 3 and edges.count("clip") == 6
