@@ -299,11 +299,13 @@ class Jit:
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
-        arrays = [leaves[i] for i in known.order] if known.order else [*leaves]
+        arrays = leaves
+        if known.order:
+            arrays = [leaves[i] for i in known.order]
+            leaves.clear()  # nothing here holds what is donated
         if traced.captures or traced.random is not None:
             arrays += traced.hidden_arguments()
         if known.donated:
-            leaves.clear()  # nothing here holds what is donated
             self.donation.give(arrays, known.donated, args, named)
         out = known.run(arrays)
         if traced.results.kind is None and not traced.updates:
