@@ -34,8 +34,8 @@ PLAIN = 0x0101  # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED
 DONE, FAILED, OTHER_ARRAYS = 0, 1, 2
 
 # A binding has the numbers of arrays and of uses, and addresses: of the descriptions of the arrays (rank, kind of
-# element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the address
-# of its binding, and a function that launches with its arguments: no states, as one thread needs none.
+# element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the
+# address of its binding, and a function that launches with its arguments: no states, as one thread needs none.
 CALL_TEXT = f"""
 %binding = type {{ i64, i64, ptr, ptr, ptr, ptr }}
 %call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr }}
