@@ -422,7 +422,8 @@ class LoopBody:
     """Straight-line code that computes the elements of blocks, `width` at a time.
 
     `mask` is the constant mask of a partial vector at the end of an axis. Loop-invariant values are computed once, in
-    `before`, the section ahead of the innermost loop.
+    `before`, the section ahead of the innermost loop. Products and sums that are `contractible` may be rounded together
+    with what they are added to.
     """
 
     def __init__(
@@ -432,8 +433,9 @@ class LoopBody:
         mask: str | None = None,
         before: LineSection | None = None,
         outer: LaneMemo | None = None,
+        contractible: frozenset[Any] = frozenset(),
     ) -> None:
-        self.kernel, self.width, self.mask = kernel, width, mask
+        self.kernel, self.width, self.mask, self.contractible = kernel, width, mask, contractible
         self.text: LlvmBuilder = kernel.text
         self._before = before
         self._inner: LaneMemo = {}
