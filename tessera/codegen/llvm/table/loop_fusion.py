@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import get_tensor_type, static_shape
@@ -102,7 +103,7 @@ def emit_pointwise(body: LoopBody, node: Node, index: LaneIndex) -> LaneValue:
     for v, lane, wide in zip(node.args, lanes, compute_types, strict=True):
         operands.append((widen_lane(body, v.type.dtype, wide, lane), wide))
     compute_type = compute_types[-1]
-    contract = allow_contraction if node.out in body.contractible else str
+    contract = allow_contraction if node.out in body.hints.contractible else str
 
     def lines(width: int, d: str, *x: str) -> Iterable[str]:
         return map(contract, emission(RowTypes(get_register_type(compute_type, width), compute_type), d, *x))
@@ -412,10 +413,15 @@ def _(body, node, index):
     )
 
 
+PREFETCHED_BYTES = 4096  # of a stream: processors do not prefetch beyond a page
+
+
 @element_rule(tile.load)
 def _(body, node, index):
     ref, rest = node.args[0], node.args[1:]
     m = body.kernel.memrefs[ref]
+    if node.out in body.hints.streamed:
+        m = replace(m, ahead=PREFETCHED_BYTES)
     starts, more = rest[: ref.type.rank], rest[ref.type.rank :]
     position = offset_index(body, starts, index)
     mask, other = emit_optional_operand(body, more, 0, index), emit_optional_operand(body, more, 1, index)

@@ -34,6 +34,7 @@ from tessera.codegen.llvm.table.reduction_combiners import (
 )
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
+    ElementHints,
     LaneIndex,
     LaneKind,
     LaneMemo,
@@ -42,11 +43,13 @@ from tessera.codegen.llvm.text.builder import (
     LoopBody,
     LoopBuilder,
     RegisterType,
+    get_element_bytes,
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
+from tessera.core.types import GLOBAL
 from tessera.ir.core import Node, Value
-from tessera.ir.rules import Rules
+from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 
@@ -114,30 +117,56 @@ def _(node, axes):
     return tuple(None if n == 1 else next(long) for n in before)
 
 
-# Contraction: a product that is added to a sum may be rounded with it (a fused multiply-add).
+# Hints: what the elements of a sum allow, and which of its operands stream from memory.
 
 
 def find_contractible(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
-    """The products and sums of floats that a summed value consists of.
+    """Contraction: the products and sums of floats that a summed value consists of (fused multiply-adds).
 
     Differences are no part of it: what cancels exactly by itself would leave the rounding error of a product.
     """
-    found: set[Value] = set()
-    work = [v]
-    while work:
-        value = work.pop()
-        node = kernel.producers.get(value)
-        if node is None or value in kernel.buffers or value in kernel.scalars or value in found:
-            continue
-        if node.op in CONTRACTIBLE and get_tensor_type(value).dtype.is_float:
-            found.add(value)
-            work += node.args
-        elif node.op in movement_rules:
-            work.append(node.args[0])
-    return frozenset(found)
+    return frozenset(value for value, node in _list_fused(kernel, v, CONTRACTIBLE) if _is_contractible(node))
 
 
 CONTRACTIBLE = (elementwise.mul, elementwise.add)
+
+
+def _is_contractible(node: Node) -> bool:
+    return node.op in CONTRACTIBLE and get_tensor_type(node.out).dtype.is_float
+
+
+def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
+    """The loads of a value that stream: each program reads the next contiguous piece of a large array."""
+    return frozenset(value for value, node in _list_fused(kernel, v) if node.op is tile.load and _is_streamed(node))
+
+
+def _is_streamed(load: Node) -> bool:
+    memory, block = load.args[0].type, load.attrs["shape"]
+    if memory.space != GLOBAL or not all(isinstance(n, int) for n in memory.shape):
+        return False
+    first = next((a for a, n in enumerate(block) if n != 1), len(block))
+    part, whole = math.prod(block), math.prod(memory.shape)
+    contiguous = tuple(block[first + 1 :]) == tuple(memory.shape[first + 1 :])
+    return contiguous and part < whole and whole * get_element_bytes(memory.dtype) >= STREAMED_BYTES
+
+
+STREAMED_BYTES = 1 << 16  # an array that a first cache does not hold
+
+
+def _list_fused(
+    kernel: LlvmKernelContext, v: Value, through: Sequence[Op] | None = None
+) -> Iterator[tuple[Value, Node]]:
+    """The fused values that a value is computed from, through movements and some pointwise ops (all by default)."""
+    work, seen = [v], set[Value]()
+    while work:
+        value = work.pop()
+        node = kernel.producers.get(value)
+        if node is None or value in kernel.buffers or value in kernel.scalars or value in seen:
+            continue
+        seen.add(value)
+        yield value, node
+        if node.op in movement_rules or (node.op.pointwise if through is None else node.op in through):
+            work += node.args
 
 
 # Emission of reductions.
@@ -162,13 +191,14 @@ class LlvmReductionEmitter:
         self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
         self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
         self.is_cheap = True
-        self._contractible = find_contractible(kernel, self.x) if node.op is reduce.sum else frozenset()
+        contractible = find_contractible(kernel, self.x) if node.op is reduce.sum else frozenset[Value]()
+        self._hints = ElementHints(contractible, find_streamed(kernel, self.x))
 
     def make_body(
         self, width: int, mask: str | None, before: LineSection | None = None, outer: LaneMemo | None = None
     ) -> LoopBody:
         """A body that computes elements of this reduction."""
-        return LoopBody(self.kernel, width, mask, before, outer, self._contractible)
+        return LoopBody(self.kernel, width, mask, before, outer, self._hints)
 
     def register_types(self, width: int) -> list[RegisterType]:
         """The register types of a state."""

@@ -418,12 +418,24 @@ LaneIndex = tuple[LaneValue, ...]
 LaneMemo = dict[Any, LaneValue]
 
 
+@dataclass(frozen=True)
+class ElementHints:
+    """What the elements of some values allow: products and sums that are `contractible` may be rounded together with
+    what they are added to, and loads that are `streamed` are prefetched.
+    """
+
+    contractible: frozenset[Any] = frozenset()
+    streamed: frozenset[Any] = frozenset()
+
+
+NO_HINTS = ElementHints()
+
+
 class LoopBody:
     """Straight-line code that computes the elements of blocks, `width` at a time.
 
     `mask` is the constant mask of a partial vector at the end of an axis. Loop-invariant values are computed once, in
-    `before`, the section ahead of the innermost loop. Products and sums that are `contractible` may be rounded together
-    with what they are added to.
+    `before`, the section ahead of the innermost loop.
     """
 
     def __init__(
@@ -433,9 +445,9 @@ class LoopBody:
         mask: str | None = None,
         before: LineSection | None = None,
         outer: LaneMemo | None = None,
-        contractible: frozenset[Any] = frozenset(),
+        hints: ElementHints = NO_HINTS,
     ) -> None:
-        self.kernel, self.width, self.mask, self.contractible = kernel, width, mask, contractible
+        self.kernel, self.width, self.mask, self.hints = kernel, width, mask, hints
         self.text: LlvmBuilder = kernel.text
         self._before = before
         self._inner: LaneMemo = {}
