@@ -307,10 +307,9 @@ class Jit:
             arrays += traced.hidden_arguments()
         if known.donated:
             self.donation.give(arrays, known.donated, args, named)
-        out = known.run(arrays)
+        results = known.wrap(known.run(arrays))
         if traced.results.kind is None and not traced.updates:
-            return wrap_result(out[0], traced.function.results[0].type)
-        results = [wrap_result(a, v.type) for a, v in zip(out, traced.function.results, strict=True)]
+            return results[0]
         if traced.updates:
             self._store_updates(traced, results, args, named)
         return traced.results.build(iter(results))

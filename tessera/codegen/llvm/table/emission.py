@@ -4,7 +4,6 @@ statements.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,18 +32,6 @@ class RowTypes:
     def kind(self) -> str:
         """f, s, u or b: float, signed, unsigned, bool."""
         return {"float": "f", "int": "s", "uint": "u", "bool": "b"}[self.dtype.kind]
-
-
-def allow_contraction(line: str) -> str:
-    """A product or sum of floats that LLVM may fuse with a sum it is added to; any other line as it is.
-
-    >>> allow_contraction("%d = fmul float %x, %y")
-    '%d = fmul contract float %x, %y'
-    """
-    return _CONTRACTED.sub(r"\1 contract ", line)
-
-
-_CONTRACTED = re.compile(r"(?<= = )(fmul|fadd) ")
 
 
 def find_row(node: Node) -> Callable[..., Iterator[str]]:

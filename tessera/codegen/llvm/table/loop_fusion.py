@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.table import index_sets, scalar_functions
-from tessera.codegen.llvm.table.emission import RowTypes, allow_contraction, find_row
+from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
@@ -29,7 +29,7 @@ from tessera.codegen.llvm.text.builder import (
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import DType, TensorType, bool_, int4, int32, int64
+from tessera.core.types import DType, TensorType, bool_, int4, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
@@ -103,12 +103,11 @@ def emit_pointwise(body: LoopBody, node: Node, index: LaneIndex) -> LaneValue:
     for v, lane, wide in zip(node.args, lanes, compute_types, strict=True):
         operands.append((widen_lane(body, v.type.dtype, wide, lane), wide))
     compute_type = compute_types[-1]
-    contract = allow_contraction if node.out in body.hints.contractible else str
-
-    def lines(width: int, d: str, *x: str) -> Iterable[str]:
-        return map(contract, emission(RowTypes(get_register_type(compute_type, width), compute_type), d, *x))
-
-    out = emit_operation(body, lines, operands)
+    out = emit_operation(
+        body,
+        lambda width, d, *x: emission(RowTypes(get_register_type(compute_type, width), compute_type), d, *x),
+        operands,
+    )
     return _round_result(body, node, compute_type, out)
 
 
@@ -178,47 +177,6 @@ def _(body, node, index):
         # A constant decides, or leaves the other operand.
         return lanes[names.index("false")] if "false" in names else lanes[1 - names.index("true")]
     return emit_pointwise(body, node, index)
-
-
-@element_rule(basic.cast)
-def _(body, node, index):
-    x, to = node.args[0], get_tensor_type(node.out)
-    if to.dtype.is_float and _is_bitwise(body.kernel, x):
-        return round_to_storage(body, to, int32, _emit_widened(body, x, index))
-    return round_to_storage(body, to, x.type.dtype, emit_element(body, x, index))
-
-
-# Bits of narrow integers that become floats: they are widened before the bitwise ops, so that the fields of one byte
-# are taken from one register.
-
-_WIDENED = (elementwise.bitwise_and, elementwise.bitwise_or, elementwise.bitwise_xor, elementwise.shift_right)
-
-
-def _is_bitwise(kernel: LlvmKernelContext, v: Value) -> bool:
-    """Whether a value of narrow integers is a fused bitwise op, which gives the same of widened operands."""
-    node, dtype = kernel.producers.get(v), get_tensor_type(v).dtype
-    narrow = dtype.kind in ("int", "uint") and dtype.bits in (8, 16)
-    return narrow and node is not None and node.op in _WIDENED and v not in kernel.buffers and v not in kernel.scalars
-
-
-def _emit_widened(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
-    """The elements of a value of narrow integers as int32."""
-    memo = body.find_memo(*index)
-    if (int32, v, index) not in memo:
-        with body.hoist(*index):
-            memo[int32, v, index] = _compute_widened(body, v, index)
-    return memo[int32, v, index]
-
-
-def _compute_widened(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
-    if not _is_bitwise(body.kernel, v):
-        return widen_lane(body, get_tensor_type(v).dtype, int32, emit_element(body, v, index))
-    node = body.kernel.producers[v]
-    emission, operands = find_row(node), [(_emit_widened(body, a, index), int32) for a in node.args]
-    with body.kernel.at_node(node):
-        return emit_operation(
-            body, lambda width, d, *x: emission(RowTypes(get_register_type(int32, width), int32), d, *x), operands
-        )
 
 
 @element_rule(bits.bitcast_elements)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tessera.codegen.llvm.table.emission import RowTypes, allow_contraction, pointwise_row
+from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row
 from tessera.codegen.llvm.text.builder import LlvmBuilder, RegisterType, format_literal, get_register_type
 from tessera.core.types import DType, TensorType, int32, int64
 from tessera.ir.rules import Op
@@ -75,7 +75,7 @@ class ScalarCombiner(PlainStates):
     def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
         """The combination of two states."""
         d, types = text.new_name(), RowTypes(get_register_type(self.dtypes[0], width), self.dtypes[0])
-        text.lines(map(allow_contraction, pointwise_row.of(self.op)(types, d, a[0], b[0])))
+        text.lines(pointwise_row.of(self.op)(types, d, a[0], b[0]))
         return (d,)
 
 

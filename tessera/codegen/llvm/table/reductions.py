@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
+from tessera.codegen.llvm.table.contraction import emit_contracted, find_product
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.index_sets import strip_mine
 from tessera.codegen.llvm.table.loop_fusion import (
@@ -47,7 +48,7 @@ from tessera.codegen.llvm.text.builder import (
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import GLOBAL
+from tessera.core.types import GLOBAL, RefType
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import tile
@@ -121,18 +122,12 @@ def _(node, axes):
 
 
 def find_contractible(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
-    """Contraction: the products and sums of floats that a summed value consists of (fused multiply-adds).
+    """The sums of which a summed value consists, but for products.
 
     Differences are no part of it: what cancels exactly by itself would leave the rounding error of a product.
     """
-    return frozenset(value for value, node in _list_fused(kernel, v, CONTRACTIBLE) if _is_contractible(node))
-
-
-CONTRACTIBLE = (elementwise.mul, elementwise.add)
-
-
-def _is_contractible(node: Node) -> bool:
-    return node.op in CONTRACTIBLE and get_tensor_type(node.out).dtype.is_float
+    fused = _list_fused(kernel, v, (elementwise.mul, elementwise.add))
+    return frozenset(value for value, node in fused if node.op is elementwise.add)
 
 
 def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
@@ -142,7 +137,7 @@ def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
 
 def _is_streamed(load: Node) -> bool:
     memory, block = load.args[0].type, load.attrs["shape"]
-    if memory.space != GLOBAL or not all(isinstance(n, int) for n in memory.shape):
+    if not isinstance(memory, RefType) or memory.space != GLOBAL or not all(isinstance(n, int) for n in memory.shape):
         return False
     first = next((a for a, n in enumerate(block) if n != 1), len(block))
     part, whole = math.prod(block), math.prod(memory.shape)
@@ -173,6 +168,7 @@ def _list_fused(
 
 
 ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an addition
+CHEAP_OPS = 16  # of an element that is computed for several rows in one loop body
 SHORT_ROW = 2  # registers of a row whose lanes are combined with those of others
 LANE_REGISTERS, MAX_LANE_REGISTERS = 4, 8  # of results computed together where lanes have their own; of a whole axis
 
@@ -190,8 +186,11 @@ class LlvmReductionEmitter:
         self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x), count)
         self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
         self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
-        self.is_cheap = True
+        ops = sum(n.op.pointwise for _, n in _list_fused(kernel, self.x) if n.op not in movement_rules)
+        self.is_cheap = ops <= CHEAP_OPS
         contractible = find_contractible(kernel, self.x) if node.op is reduce.sum else frozenset[Value]()
+        same = self.combiner.element == get_tensor_type(self.x).dtype
+        self._product = find_product(kernel, self.x) if node.op is reduce.sum and same else None
         self._hints = ElementHints(contractible, find_streamed(kernel, self.x))
 
     def make_body(
@@ -229,6 +228,9 @@ class LlvmReductionEmitter:
 
     def accumulate(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> ReductionState:
         """A state combined with the elements at an index."""
+        if self._product is not None and body.mask is None:
+            total = LaneValue(state[0], LaneKind.UNIFORM if body.width == 1 else LaneKind.VARYING)
+            return (emit_contracted(body, self._product, total, index).name,)
         return self.combiner.combine(self.kernel.text, body.width, state, self.load_state(body, index))
 
     def store_result(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> None:
@@ -277,7 +279,8 @@ def _find_lane_axis(reduction: LlvmReductionEmitter, reduced: list[int], kept: l
 
 def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int], lanes: int | None) -> None:
     """Reduce over outer axes: each lane computes a result of its own, for several registers at once."""
-    *outer, jammed = [a for a in kept if a != lanes] or [None]
+    outer = [a for a in kept if a != lanes]
+    jammed = outer.pop() if outer else None
     emit_scalar_loops(
         reduction.kernel,
         reduction.shape,

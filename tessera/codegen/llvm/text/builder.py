@@ -420,8 +420,8 @@ LaneMemo = dict[Any, LaneValue]
 
 @dataclass(frozen=True)
 class ElementHints:
-    """What the elements of some values allow: products and sums that are `contractible` may be rounded together with
-    what they are added to, and loads that are `streamed` are prefetched.
+    """What the elements of some values allow: sums that are `contractible` may be rounded together with a product that
+    they add, and loads that are `streamed` are prefetched.
     """
 
     contractible: frozenset[Any] = frozenset()
