@@ -175,6 +175,6 @@ def test_rows_of_a_large_matrix_are_prefetched():
     agree(module, arrays, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("n", "columns"), [(64, 100), (8, 4000)], ids=["small", "one piece"])
+@pytest.mark.parametrize(("n", "columns"), [(32, 100), (8, 4000)], ids=["small", "one piece"])
 def test_what_a_cache_holds_is_not_prefetched(n, columns):
     assert "llvm.prefetch" not in text_of(make_product(n, columns)[0])

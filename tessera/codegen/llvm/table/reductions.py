@@ -145,7 +145,7 @@ def _is_streamed(load: Node) -> bool:
     return contiguous and part < whole and whole * get_element_bytes(memory.dtype) >= STREAMED_BYTES
 
 
-STREAMED_BYTES = 1 << 16  # an array that a first cache does not hold
+STREAMED_BYTES = 1 << 14  # smaller arrays stay in a cache between calls
 
 
 def _list_fused(
