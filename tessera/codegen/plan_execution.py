@@ -79,7 +79,7 @@ class ArgumentBinder:
         self._outputs = [i for i, p in enumerate(self.params) if p.output]
         self.reused = {result: argument for result, argument in plan.get("reused", ())}
         # A donated argument shares its memory with no other.
-        self._aliasable = [i for i in self._written_inputs if i not in set(self.reused.values())]
+        self.aliasable = [i for i in self._written_inputs if i not in set(self.reused.values())]
         # Outputs that kernels read before they write them, as atomics do: their memory must hold zeros.
         self.zeroed = tuple(i for i in self._outputs if i in self.read)
 
@@ -106,8 +106,8 @@ class ArgumentBinder:
         for result, argument in self.reused.items():
             users[result] = users[argument]
         bound = users if all_plain else [make_contiguous(a) for a in users]
-        if self._aliasable:
-            bound = copy_aliased_arguments(bound, self._aliasable, self.inputs)
+        if self.aliasable:
+            bound = copy_aliased_arguments(bound, self.aliasable, self.inputs)
         return users, bound
 
     def finish(self, users: list[np.ndarray], bound: list[np.ndarray]) -> list[np.ndarray]:

@@ -162,9 +162,9 @@ def apply_graph_extensions(function: Function) -> Function:
 
 def _copy_to_host(arrays: Sequence[Any]) -> Sequence[Any]:
     """The arrays, with those of a device copied to the host."""
-    for array in arrays:
-        if array.__class__ is DeviceArray or array.__class__ in READERS:
-            return [_copy_one_to_host(a) for a in arrays]
+    classes = set(map(type, arrays))
+    if DeviceArray in classes or not READERS.keys().isdisjoint(classes):
+        return [_copy_one_to_host(a) for a in arrays]
     return arrays
 
 

@@ -69,7 +69,7 @@ def define_web_functions(text: str) -> str:
 
 
 def _keep_declaration(found: re.Match[str]) -> str:
-    own = found["name"] in _OWN or found["name"].startswith("llvm.fma.")
+    own = found["name"] in _OWN or found["name"].startswith(("llvm.fma.", "llvm.fmuladd."))
     return "" if own else found[0]
 
 

@@ -4,19 +4,20 @@ calls have, runs its program at once, without a call key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tessera.core.device import default_device
 from tessera.core.device_array import DeviceArray
+from tessera.core.symbolic_dim import symbol_names
 from tessera.core.types import TensorType
 from tessera.frontend.jit.call_keys import list_cells
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER
-from tessera.ir.core import Value
 from tessera.ir.tensor import Tensor, wrap_array
 from tessera.lower.lowering_plan import INSTALLED, RUN_OBSERVER, SCOPED, SCOPED_FUSION
 
@@ -47,13 +48,20 @@ class KnownCall:
     """A call that was bound and compiled: `order` has for each parameter its place among the leaves as written.
 
     () is the same order. `donated` are the places of leaves that the call gives up. `traced` is the traced function
-    (`tessera.frontend.jit.tracing.TracedFunction`).
+    (`tessera.frontend.jit.tracing.TracedFunction`), and `wrap` gives its results as tensors.
     """
 
     traced: Any
     run: Callable[..., Any]
     order: tuple[int, ...]
     donated: tuple[int, ...] = ()
+
+    @cached_property
+    def wrap(self) -> Callable[[Iterable[Any]], list[Tensor]]:
+        """The results of a run as tensors."""
+        types = [v.type for v in self.traced.function.results]
+        wrap = wrap_result if any(symbol_names(t.shape) for t in types) else wrap_array
+        return lambda arrays: list(map(wrap, arrays, types))
 
 
 def make_repeated_call(
@@ -67,7 +75,7 @@ def make_repeated_call(
     if hidden or cells is None or not all(isinstance(t, TensorType) for t in types):
         return None
     build = None if traced.results.kind is None else traced.results.build
-    return RepeatedCall(types, cells, None if target else default_device(), known.run, traced.function.results, build)
+    return RepeatedCall(types, cells, None if target else default_device(), known.run, known.wrap, build)
 
 
 class RepeatedCall:
@@ -77,15 +85,15 @@ class RepeatedCall:
     default device is the same.
     """
 
-    __slots__ = ("build", "cells", "device", "results", "run", "types")
+    __slots__ = ("build", "cells", "device", "run", "types", "wrap")
 
     def __init__(
         self, types: Sequence[TensorType], cells: Sequence[tuple[Any, Any]], device: str | None,
-        run: Callable[[Sequence[Any]], Sequence[Any]], results: Sequence[Value],
+        run: Callable[[Sequence[Any]], Sequence[Any]], wrap: Callable[[Iterable[Any]], list[Tensor]],
         build: Callable[[Iterator[Any]], Any] | None,
     ) -> None:  # fmt: skip
         self.types, self.cells, self.device, self.run = tuple(types), tuple(cells), device, run
-        self.results, self.build = [v.type for v in results], build
+        self.wrap, self.build = wrap, build
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The results of the function; `OTHER` where this is another call."""
@@ -104,10 +112,8 @@ class RepeatedCall:
                 return OTHER
         if self.device is not None and default_device() != self.device:
             return OTHER
-        found = self.run(arrays)
-        if self.build is None:
-            return wrap_result(found[0], self.results[0])
-        return self.build(map(wrap_result, found, self.results))
+        results = self.wrap(self.run(arrays))
+        return results[0] if self.build is None else self.build(iter(results))
 
 
 def wrap_result(array: Any, described: Any) -> Tensor:

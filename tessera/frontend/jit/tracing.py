@@ -299,16 +299,17 @@ class Jit:
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a call whose arguments are known to match."""
         traced = known.traced
-        arrays = [leaves[i] for i in known.order] if known.order else [*leaves]
+        arrays = leaves
+        if known.order:
+            arrays = [leaves[i] for i in known.order]
+            leaves.clear()  # nothing here holds what is donated
         if traced.captures or traced.random is not None:
             arrays += traced.hidden_arguments()
         if known.donated:
-            leaves.clear()  # nothing here holds what is donated
             self.donation.give(arrays, known.donated, args, named)
-        out = known.run(arrays)
+        results = known.wrap(known.run(arrays))
         if traced.results.kind is None and not traced.updates:
-            return wrap_result(out[0], traced.function.results[0].type)
-        results = [wrap_result(a, v.type) for a, v in zip(out, traced.function.results, strict=True)]
+            return results[0]
         if traced.updates:
             self._store_updates(traced, results, args, named)
         return traced.results.build(iter(results))

@@ -1,17 +1,20 @@
-"""Native calls: machine code that checks the arrays of a call, stores their addresses, and runs its launches.
+"""Native calls: machine code that checks the arrays of a call and stores their addresses (a native binding), and that
+runs the launches of a small program in the same call.
 
-A small program takes less time than Python needs to look at its arguments one by one. Machine code reads what an array
-is in the fields of NumPy's arrays (PyArrayObject_fields of its C interface, the same in every release) and of CPython's
-lists. It calls nothing of Python, and what is not as described is left to the general way: arrays of another type,
-shape or layout, which may need a copy or an error.
+Python needs longer to look at the arguments of a small program one by one than the program takes, and up to a
+millisecond for the weights of a large model. Machine code reads what an array is in the fields of NumPy's arrays
+(PyArrayObject_fields of its C interface, the same in every release) and of CPython's lists. It calls nothing of Python,
+and what is not as described is left to the general way: arrays of another type, shape or layout, which may need a copy
+or an error.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,31 +22,34 @@ import numpy as np
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode
 from tessera.codegen.llvm.text.protocol import NO_FAILURE
-from tessera.codegen.plan_execution import ArgumentBinder, PlanParameter
+from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import array_address
 
 HEADER = object.__basicsize__  # of every object: its count of references and its type
 TYPE = HEADER - 8
 ITEMS = HEADER + 8  # of a list, behind its length
 DATA, RANK, SIZES, ELEMENT, FLAGS = HEADER, HEADER + 8, HEADER + 16, HEADER + 40, HEADER + 48  # of an array
+KIND = HEADER + 8  # of an element type: kind, letter, byte order, flags, and its number in 4 bytes (PyArray_Descr)
 PLAIN = 0x0101  # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED
 DONE, FAILED, OTHER_ARRAYS = 0, 1, 2
 
-# A call has the numbers of arrays and of uses, the launches (six arguments of `tessera_launch`), and addresses: of
-# the descriptions of the arrays (rank, element type, address of the sizes), of the uses (array, slot), of the slots.
+# A binding has the numbers of arrays and of uses, and addresses: of the descriptions of the arrays (rank, kind of
+# element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the
+# address of its binding, and a function that launches with its arguments: no states, as one thread needs none.
 CALL_TEXT = f"""
-%call = type {{ i64, i64, ptr, ptr, i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr }}
-%array = type {{ i64, ptr, ptr }}
+%binding = type {{ i64, i64, ptr, ptr, ptr, ptr }}
+%call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr }}
+%array = type {{ i64, i64, ptr }}
 %use = type {{ i64, i64 }}
 
-define i64 @call(ptr %call, ptr %list) {{
+define i64 @bind(ptr %binding, ptr %list) {{
 entry:
   %items.p = getelementptr i8, ptr %list, i64 {ITEMS}
   %items = load ptr, ptr %items.p
-  %count = load i64, ptr %call
-  %class.p = getelementptr %call, ptr %call, i64 0, i32 12
+  %count = load i64, ptr %binding
+  %class.p = getelementptr %binding, ptr %binding, i64 0, i32 5
   %class = load ptr, ptr %class.p
-  %arrays.p = getelementptr %call, ptr %call, i64 0, i32 9
+  %arrays.p = getelementptr %binding, ptr %binding, i64 0, i32 2
   %arrays = load ptr, ptr %arrays.p
   br label %array
 array:
@@ -60,8 +66,8 @@ check:
 fields:
   %known = getelementptr %array, ptr %arrays, i64 %i
   %rank = load i64, ptr %known
-  %element.p = getelementptr %array, ptr %known, i64 0, i32 1
-  %element = load ptr, ptr %element.p
+  %kind.p = getelementptr %array, ptr %known, i64 0, i32 1
+  %kind = load i64, ptr %kind.p
   %sizes.p = getelementptr %array, ptr %known, i64 0, i32 2
   %sizes = load ptr, ptr %sizes.p
   %own.rank.p = getelementptr i8, ptr %item, i64 {RANK}
@@ -69,13 +75,15 @@ fields:
   %own.rank = sext i32 %own.rank.i to i64
   %own.element.p = getelementptr i8, ptr %item, i64 {ELEMENT}
   %own.element = load ptr, ptr %own.element.p
+  %own.kind.p = getelementptr i8, ptr %own.element, i64 {KIND}
+  %own.kind = load i64, ptr %own.kind.p
   %own.sizes.p = getelementptr i8, ptr %item, i64 {SIZES}
   %own.sizes = load ptr, ptr %own.sizes.p
   %flags.p = getelementptr i8, ptr %item, i64 {FLAGS}
   %flags = load i32, ptr %flags.p
   %plain.flags = and i32 %flags, {PLAIN}
   %same.rank = icmp eq i64 %rank, %own.rank
-  %same.element = icmp eq ptr %element, %own.element
+  %same.element = icmp eq i64 %kind, %own.kind
   %plain = icmp eq i32 %plain.flags, {PLAIN}
   %a = and i1 %same.rank, %same.element
   %b = and i1 %a, %plain
@@ -98,17 +106,17 @@ checked:
   %i.next = add i64 %i, 1
   br label %array
 uses:
-  %use.count.p = getelementptr %call, ptr %call, i64 0, i32 1
+  %use.count.p = getelementptr %binding, ptr %binding, i64 0, i32 1
   %use.count = load i64, ptr %use.count.p
-  %table.p = getelementptr %call, ptr %call, i64 0, i32 10
+  %table.p = getelementptr %binding, ptr %binding, i64 0, i32 3
   %table = load ptr, ptr %table.p
-  %slots.p = getelementptr %call, ptr %call, i64 0, i32 11
+  %slots.p = getelementptr %binding, ptr %binding, i64 0, i32 4
   %slots = load ptr, ptr %slots.p
   br label %use
 use:
   %u = phi i64 [ 0, %uses ], [ %u.next, %fill ]
   %unfilled = icmp slt i64 %u, %use.count
-  br i1 %unfilled, label %fill, label %launch
+  br i1 %unfilled, label %fill, label %done
 fill:
   %use.p = getelementptr %use, ptr %table, i64 %u
   %of = load i64, ptr %use.p
@@ -122,23 +130,33 @@ fill:
   store i64 %data, ptr %to
   %u.next = add i64 %u, 1
   br label %use
+done:
+  ret i64 {DONE}
+other:
+  ret i64 {OTHER_ARRAYS}
+}}
+
+define i64 @call(ptr %call, ptr %list) {{
+entry:
+  %binding = load ptr, ptr %call
+  %bound = call i64 @bind(ptr %binding, ptr %list)
+  %plain = icmp eq i64 %bound, {DONE}
+  br i1 %plain, label %launch, label %other
 launch:
-  %f.p = getelementptr %call, ptr %call, i64 0, i32 2
+  %f.p = getelementptr %call, ptr %call, i64 0, i32 1
   %f = load ptr, ptr %f.p
-  %run.p = getelementptr %call, ptr %call, i64 0, i32 3
+  %run.p = getelementptr %call, ptr %call, i64 0, i32 2
   %run = load ptr, ptr %run.p
-  %tasks.n.p = getelementptr %call, ptr %call, i64 0, i32 4
+  %tasks.n.p = getelementptr %call, ptr %call, i64 0, i32 3
   %tasks.n = load i64, ptr %tasks.n.p
-  %tasks.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %tasks.p = getelementptr %call, ptr %call, i64 0, i32 4
   %tasks = load ptr, ptr %tasks.p
-  %states.p = getelementptr %call, ptr %call, i64 0, i32 6
-  %states = load ptr, ptr %states.p
-  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 7
+  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 5
   %scratch = load ptr, ptr %scratch.p
-  %word.p = getelementptr %call, ptr %call, i64 0, i32 8
+  %word.p = getelementptr %call, ptr %call, i64 0, i32 6
   %word = load ptr, ptr %word.p
   store i64 {NO_FAILURE}, ptr %word
-  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr %states, ptr %scratch, ptr %word)
+  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr null, ptr %scratch, ptr %word)
   %result = load atomic i64, ptr %word acquire, align 8
   %fine = icmp eq i64 %result, {NO_FAILURE}
   %code = select i1 %fine, i64 {DONE}, i64 {FAILED}
@@ -155,13 +173,14 @@ def _read(address: int) -> int:
 
 @cache
 def _has_known_layout() -> bool:
-    """Whether the fields of lists and arrays are where machine code reads them."""
+    """Whether the fields of lists, arrays and element types are where machine code reads them."""
     if sys.implementation.name != "cpython" or HEADER != 16 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     whole = np.arange(24.0).reshape(2, 3, 4)
     listed = [whole, whole[:, 1:], whole.T, np.zeros((), np.int32)]
     items = _read(id(listed) + ITEMS)
-    return all(_read(items + 8 * i) == id(a) and _has_known_fields(a) for i, a in enumerate(listed))
+    known = all(_read(items + 8 * i) == id(a) and _has_known_fields(a) for i, a in enumerate(listed))
+    return known and all(_has_known_kind(np.dtype(name)) for name in ("?", "f2", "<f4", ">f4", "u1", "i8"))
 
 
 def _has_known_fields(a: np.ndarray) -> bool:
@@ -177,73 +196,94 @@ def _has_known_fields(a: np.ndarray) -> bool:
     )
 
 
+def _has_known_kind(element: np.dtype) -> bool:
+    kind, letter, order, _, *number = _read(id(element) + KIND).to_bytes(8, "little", signed=True)
+    found = chr(kind), chr(letter), chr(order), int.from_bytes(number, "little")
+    return found == (element.kind, element.char, element.byteorder, element.num)
+
+
 @cache
-def _get_entry() -> Any:
-    code = MachineCode(CALL_TEXT)
-    entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(code.address("call"))
-    entry.code = code  # type: ignore[attr-defined]  # the memory lives as long as the function
-    return entry
+def _compile() -> MachineCode:
+    return MachineCode(CALL_TEXT)
 
 
-class NativeCall:
-    """The launches of one program for arrays of known types: `param_slots` are the slots that each array fills."""
+@cache
+def _get_call_entry() -> Any:
+    """The machine code of a call; the interpreter lock is released while it runs."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(_compile().address("call"))
 
-    def __init__(
-        self,
-        params: Sequence[PlanParameter],
-        param_slots: Sequence[Any],
-        tasks: np.ndarray,
-        slots: np.ndarray,
-        scratch: int,
-        word: int,
-        short: bool,
-    ) -> None:
-        self._outputs = [p for p in params if p.output]
+
+@cache
+def _get_binding_entry() -> Any:
+    """The machine code of a binding; it ends so soon that the interpreter lock is kept."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(_compile().address("bind"))
+
+
+class NativeBinding:
+    """Checks the arrays of a call of a program, and stores their addresses in its slots.
+
+    `param_slots` are the slots that each parameter fills.
+    """
+
+    def __init__(self, arguments: ArgumentBinder, param_slots: Sequence[Any], slots: np.ndarray) -> None:
+        params = arguments.params
+        self.inputs = len(arguments.inputs)
+        self._makers = [self._find_maker(arguments, i) for i, p in enumerate(params) if p.output]
         self._sizes = [np.array(p.shape, np.int64) for p in params]
-        self._elements = [p.dtype.numpy for p in params]
         described = [
-            (len(p.shape), id(e), array_address(s)) for p, e, s in zip(params, self._elements, self._sizes, strict=True)
+            (len(p.shape), _read(id(p.dtype.numpy) + KIND), array_address(s))
+            for p, s in zip(params, self._sizes, strict=True)
         ]
         self._arrays = np.array(described, np.int64)
         uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
-        self._uses = np.array(uses, np.int64).reshape(-1, 2)
+        self._uses, self._slots = np.array(uses, np.int64).reshape(-1, 2), slots
+        addresses = [array_address(a) for a in (self._arrays, self._uses, slots)]
+        self._binding = np.array([len(params), len(uses), *addresses, id(np.ndarray)], np.int64)
+        self.address, self._entry = array_address(self._binding), _get_binding_entry()
+
+    @staticmethod
+    def _find_maker(arguments: ArgumentBinder, place: int) -> Callable[[Sequence[Any]], Any]:
+        """What gives the array of a result for the arrays of a call."""
+        if place in arguments.reused:
+            return itemgetter(arguments.reused[place])
+        allocate, zeroed = arguments.params[place].allocate, place in arguments.zeroed
+        return lambda arrays: allocate(zeroed)
+
+    def complete(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of a call with those of its results."""
+        return [*arrays, *[make(arrays) for make in self._makers]]
+
+    def fill(self, given: list[Any]) -> bool:
+        """Store the addresses of completed arrays; False where some must be converted or refused.
+
+        By one thread at a time, which has the lock of the program.
+        """
+        return self._entry(self.address, id(given)) == DONE  # type: ignore[no-any-return]
+
+
+class NativeCall:
+    """The launches of one program on one thread for arrays of known types, with the binding of these."""
+
+    def __init__(self, binding: NativeBinding, tasks: np.ndarray, scratch: int, word: int, short: bool) -> None:
         launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
         run = thread_pool.get_serial_address()
-        self._kept = (tasks, slots)
-        self._call = np.array(
-            [
-                len(params), len(uses), launch, run, len(tasks), array_address(tasks), 0, scratch, word,
-                array_address(self._arrays), array_address(self._uses), array_address(slots), id(np.ndarray),
-            ],
-            np.int64,
-        )  # fmt: skip
-        self._address, self._entry = array_address(self._call), _get_entry()
-        self.inputs = len(params) - len(self._outputs)
+        self._kept = (binding, tasks)
+        self._call = np.array([binding.address, launch, run, len(tasks), array_address(tasks), scratch, word], np.int64)
+        self._address, self._entry = array_address(self._call), _get_call_entry()
 
-    def run(self, arrays: Sequence[Any]) -> tuple[int, list[Any]]:
-        """What came of the call (DONE, FAILED, OTHER_ARRAYS), and its results; by one thread at a time."""
-        made = [p.allocate() for p in self._outputs]
-        given = [*arrays, *made]
-        return self._entry(self._address, id(given)), made
+    def run(self, given: list[Any]) -> int:
+        """What came of a call with completed arrays: DONE, FAILED or OTHER_ARRAYS; by one thread at a time."""
+        return self._entry(self._address, id(given))  # type: ignore[no-any-return]
 
 
-def make_native_call(
-    arguments: ArgumentBinder,
-    param_slots: Sequence[Any],
-    tasks: np.ndarray,
-    slots: np.ndarray,
-    scratch: int,
-    word: int,
-    short: bool,
-) -> NativeCall | None:
-    """The native call of a program whose arrays are only read, or made; None where the general way is needed.
-
-    `short`: it ends so soon that Ctrl-C may take effect after it.
-    """
+def make_native_binding(
+    arguments: ArgumentBinder, param_slots: Sequence[Any], slots: np.ndarray
+) -> NativeBinding | None:
+    """The native binding of a program; None where the general way is needed: for scalars, and arrays of the caller that
+    are written, which may share memory with others."""
     params = arguments.params
     first = next((i for i, p in enumerate(params) if p.output), len(params))
     plain = not any(p.scalar for p in params) and all(p.output for p in params[first:])
-    written = any(i in arguments.written for i in arguments.inputs) or arguments.reused or arguments.zeroed
-    if not plain or written or not len(tasks) or not _has_known_layout():
+    if not plain or arguments.aliasable or not _has_known_layout():
         return None
-    return NativeCall(params, param_slots, tasks, slots, scratch, word, short)
+    return NativeBinding(arguments, param_slots, slots)

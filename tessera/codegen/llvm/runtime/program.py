@@ -16,7 +16,13 @@ from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
 from tessera.codegen.diagnostics import Site
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
 from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code, open_object, seal_object
-from tessera.codegen.llvm.runtime.native_calls import DONE, OTHER_ARRAYS, NativeCall, make_native_call
+from tessera.codegen.llvm.runtime.native_calls import (
+    DONE,
+    OTHER_ARRAYS,
+    NativeBinding,
+    NativeCall,
+    make_native_binding,
+)
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
@@ -119,7 +125,6 @@ TEXT_FILE = "kernels.ll"
 OBJECT_FILE = "kernels.o"  # machine code for the processor that the artifact was built on
 PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
 MAX_SHORT_PROGRAMS = 32  # without long loops, that run before Ctrl-C takes effect
-MANY_PARAMETERS = 24  # from here on one indexed assignment is faster than one for each
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
 
@@ -168,12 +173,12 @@ class BoundProgram:
     tasks: np.ndarray
     slots: np.ndarray
     param_slots: list[Any]
-    all_slots: tuple[np.ndarray, np.ndarray] | None  # of many parameters: the slots, and the parameter of each
     workspace: np.ndarray
     serial: bool
     cooperative: thread_pool.CooperativeLaunches
     sites: Sequence[Site]  # of reports, with the grids of these sizes
     engine: NativePlanEngine | None = None
+    binding: NativeBinding | None = None
     native: NativeCall | None = None
 
 
@@ -219,16 +224,14 @@ class LlvmProgram:
         param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
         serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
         cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
-        all_slots = _join_slots(param_slots) if len(param_slots) >= MANY_PARAMETERS else None
         sites = plan.get("reports", ())
-        bound = BoundProgram(arguments, tasks, slots, param_slots, all_slots, workspace, serial, cooperative, sites)
+        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, serial, cooperative, sites)
+        bound.binding = make_native_binding(arguments, param_slots, slots)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
-        elif serial and not cooperative.names:
-            bound.native = make_native_call(
-                arguments, param_slots, tasks, slots, self._pool.scratch, self._stop.address,
-                short=not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS,
-            )  # fmt: skip
+        elif bound.binding is not None and serial and not cooperative.names and launches:
+            short = not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS
+            bound.native = NativeCall(bound.binding, tasks, self._pool.scratch, self._stop.address, short)
         return bound
 
     def _make_engine(
@@ -254,29 +257,35 @@ class LlvmProgram:
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
         program = self.find_bound(arrays)
-        if program.native is not None and (made := self._run_native(program.native, arrays, program.sites)) is not None:
-            return made
+        if program.binding is not None and len(arrays) == program.binding.inputs:
+            given = program.binding.complete(arrays)
+            if self._run_native(program, given):
+                return given[len(arrays) :]
         users, bound = program.arguments.bind(arrays)
         params = program.arguments.params
-        words = (encode_scalar(a) if p.scalar else array_address(a) for p, a in zip(params, bound, strict=True))
-        self._execute(program, words)
+        self._fill_and_execute(
+            program, [encode_scalar(a) if p.scalar else array_address(a) for p, a in zip(params, bound, strict=True)]
+        )
         outputs = program.arguments.finish(users, bound)
         self._reports.finish(program.sites)
         return outputs
 
-    def _run_native(self, call: NativeCall, arrays: Sequence[Any], sites: Sequence[Site]) -> list[np.ndarray] | None:
-        """The outputs of a small program on the main thread; None where arrays must be converted or refused."""
-        if len(arrays) != call.inputs or get_ident() != main_thread().ident:
-            return None
+    def _run_native(self, program: BoundProgram, given: list[Any]) -> bool:
+        """Run on completed arrays; False where some must be converted or refused."""
         with self._lock:
-            code, made = call.run(arrays)
-            if code == OTHER_ARRAYS:
-                return None
-            if code != DONE and self._stop.value == INTERRUPTED:
-                self._reports.discard()
-                interrupts.raise_interrupt()
-        self._reports.finish(sites)
-        return made
+            if program.native is not None and get_ident() == main_thread().ident:
+                code = program.native.run(given)
+                if code == OTHER_ARRAYS:
+                    return False
+                if code != DONE and self._stop.value == INTERRUPTED:
+                    self._reports.discard()
+                    interrupts.raise_interrupt()
+            elif program.binding.fill(given):  # type: ignore[union-attr]
+                self._execute(program)
+            else:
+                return False
+        self._reports.finish(program.sites)
+        return True
 
     def find_bound(self, arrays: Sequence[Any]) -> BoundProgram:
         """The program for the sizes of these arrays or tensors; anything that has a shape will do."""
@@ -294,30 +303,30 @@ class LlvmProgram:
         Raises:
             ExecutionError, OutOfBoundsError, BarrierError, KeyboardInterrupt: as `run`.
         """
-        self._execute(program, given)
+        self._fill_and_execute(program, given)
         self._reports.finish(program.sites)
 
-    def _execute(self, program: BoundProgram, words: Iterable[int]) -> None:
+    def _fill_and_execute(self, program: BoundProgram, words: Sequence[int]) -> None:
         """Run with an address (or a scalar) for each parameter."""
         with self._lock:
-            if program.all_slots is None:
-                for slots, word in zip(program.param_slots, words, strict=True):
-                    program.slots[slots] = word
+            for slots, word in zip(program.param_slots, words, strict=True):
+                program.slots[slots] = word
+            self._execute(program)
+
+    def _execute(self, program: BoundProgram) -> None:
+        """Run with what is in the slots; the caller has the lock."""
+        self._stop.value = NO_FAILURE
+        try:
+            if program.engine is None:
+                self._launch(program, 0, len(program.tasks), program.serial)
             else:
-                slots, owners = program.all_slots
-                program.slots[slots] = np.fromiter(words, np.int64, len(program.param_slots))[owners]
-            self._stop.value = NO_FAILURE
-            try:
-                if program.engine is None:
-                    self._launch(program, 0, len(program.tasks), program.serial)
-                else:
-                    program.engine.run()
-            except BarrierError:
-                self._reports.finish(program.sites)  # a program that failed an assertion reaches no barrier
-                raise
-            except BaseException:
-                self._reports.discard()
-                raise
+                program.engine.run()
+        except BarrierError:
+            self._reports.finish(program.sites)  # a program that failed an assertion reaches no barrier
+            raise
+        except BaseException:
+            self._reports.discard()
+            raise
 
     def _launch(self, program: BoundProgram, first: int, last: int, serial: bool) -> None:
         if not program.cooperative.names:
@@ -348,12 +357,6 @@ def _fill_slots(
         else:
             slots[slot] = array_address(workspace) + argument["offset"]
     return [s[0] if len(s) == 1 else np.array(s, np.intp) for s in found]
-
-
-def _join_slots(param_slots: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The slots of all parameters, and the number of the parameter of each."""
-    counts = [np.size(slots) for slots in param_slots]
-    return np.hstack(param_slots).astype(np.intp), np.repeat(np.arange(len(param_slots)), counts)
 
 
 def encode_scalar(array: np.ndarray) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.contract import get_tensor_type, static_shape
@@ -176,13 +177,6 @@ def _(body, node, index):
         # A constant decides, or leaves the other operand.
         return lanes[names.index("false")] if "false" in names else lanes[1 - names.index("true")]
     return emit_pointwise(body, node, index)
-
-
-@element_rule(basic.cast)
-def _(body, node, index):
-    return round_to_storage(
-        body, get_tensor_type(node.out), node.args[0].type.dtype, emit_element(body, node.args[0], index)
-    )
 
 
 @element_rule(bits.bitcast_elements)
@@ -377,10 +371,15 @@ def _(body, node, index):
     )
 
 
+PREFETCHED_BYTES = 4096  # of a stream: processors do not prefetch beyond a page
+
+
 @element_rule(tile.load)
 def _(body, node, index):
     ref, rest = node.args[0], node.args[1:]
     m = body.kernel.memrefs[ref]
+    if node.out in body.hints.streamed:
+        m = replace(m, ahead=PREFETCHED_BYTES)
     starts, more = rest[: ref.type.rank], rest[ref.type.rank :]
     position = offset_index(body, starts, index)
     mask, other = emit_optional_operand(body, more, 0, index), emit_optional_operand(body, more, 1, index)

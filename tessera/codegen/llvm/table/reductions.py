@@ -1,7 +1,5 @@
 """Reductions: loops over the reduced axes, in the order of memory, that carry vector accumulators, combined in a fixed
 order.
-
-An argmax or argmin carries a value and its index.
 """
 
 from __future__ import annotations
@@ -9,12 +7,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
-from tessera.codegen.llvm.table.emission import RowTypes, pointwise_row, statement_rule
+from tessera.codegen.llvm.table.contraction import emit_contracted, find_product
+from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.index_sets import strip_mine
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
@@ -25,21 +24,31 @@ from tessera.codegen.llvm.table.loop_fusion import (
     round_to_storage,
     widen_lane,
 )
+from tessera.codegen.llvm.table.reduction_combiners import (
+    COMBINERS,
+    ReductionCombiner,
+    ReductionState,
+    combine_across_lanes,
+    combine_rows,
+    combine_tree,
+    find_combiner,
+)
 from tessera.codegen.llvm.text.builder import (
     ZERO_LANE,
+    ElementHints,
     LaneIndex,
     LaneKind,
+    LaneMemo,
     LaneValue,
     LineSection,
-    LlvmBuilder,
     LoopBody,
     LoopBuilder,
     RegisterType,
-    format_literal,
+    get_element_bytes,
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import DType, TensorType, int32, int64
+from tessera.core.types import GLOBAL, RefType
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import tile
@@ -109,240 +118,58 @@ def _(node, axes):
     return tuple(None if n == 1 else next(long) for n in before)
 
 
-# Combiners: how two partial results become one.
+# Hints: what the elements of a sum allow, and which of its operands stream from memory.
 
 
-ReductionState = tuple[str, ...]
+def find_contractible(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
+    """The sums of which a summed value consists, but for products.
 
-
-class ReductionCombiner(Protocol):
-    """The state of a reduction: its registers, their initial values, and how two states are combined."""
-
-    @property
-    def dtypes(self) -> tuple[DType, ...]:
-        """The element type of each register."""
-        ...
-
-    @property
-    def element(self) -> DType:
-        """The type of the elements that are combined."""
-        ...
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """The initial value of each register."""
-        ...
-
-    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
-        """The registers of elements, but for their indices."""
-        ...
-
-    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
-        """The result of a state, and its type."""
-        ...
-
-    def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """The combination of two states."""
-        ...
-
-
-class PlainStates:
-    """States whose first register has the elements, and whose last one the results."""
-
-    dtypes: tuple[DType, ...]
-    element: DType
-
-    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
-        """The registers of elements, but for their indices."""
-        return (element,)
-
-    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
-        """The result of a state, and its type."""
-        return state[-1], self.dtypes[-1]
-
-
-class ScalarCombiner(PlainStates):
-    """A sum, maximum or minimum: one register."""
-
-    def __init__(self, op: Op, dtype: DType, identity: Any) -> None:
-        self.op, self.element = op, dtype
-        self.dtypes = (dtype,)
-        self.identity = (format_literal(get_register_type(dtype).element, identity),)
-
-    def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """The combination of two states."""
-        d = text.new_name()
-        text.lines(
-            pointwise_row.of(self.op)(RowTypes(get_register_type(self.dtypes[0], width), self.dtypes[0]), d, a[0], b[0])
-        )
-        return (d,)
-
-
-class ExtremeBitsCombiner:
-    """A maximum or minimum of floats, by their bits: as signed integers the largest, as unsigned ones both extremes.
-
-    Positive floats are ordered as their bits, negative ones the other way round. Three plain instructions an element
-    replace the comparisons, selections and tests of signs of `llvm.maximum`; NaN has the largest bits of its sign.
+    Differences are no part of it: what cancels exactly by itself would leave the rounding error of a product.
     """
-
-    def __init__(self, larger: bool, dtype: DType) -> None:
-        self.larger, self.element = larger, dtype
-        self.dtypes: tuple[DType, ...] = (int32, int32, int32)
-        self.identity = (str(NEGATIVE_INFINITY if larger else POSITIVE_INFINITY),) * 3
-
-    def begin(self, text: LlvmBuilder, width: int, element: str) -> ReductionState:
-        """The bits of elements, three times."""
-        t = get_register_type(self.element, width)
-        return (text.let(f"bitcast {t} {element} to {t.integer}"),) * 3
-
-    def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """The combination of two states."""
-        t = get_register_type(int32, width)
-        names = ("smax", "umin", "umax")
-        parts = zip(names, a, b, strict=True)
-        return tuple(text.let(f"call {t} @llvm.{name}.{t.suffix}({t} {x}, {t} {y})") for name, x, y in parts)
-
-    def finish(self, text: LlvmBuilder, width: int, state: ReductionState) -> tuple[str, DType]:
-        """The result: of both signs the one that is larger (or smaller), NaN if there is one."""
-        (high, least, most), t = state, get_register_type(int32, width)
-        nan = text.let(f"icmp sgt {t} {high}, {t.const(POSITIVE_INFINITY)}")
-        other = text.let(f"icmp ugt {t} {most}, {t.const(NEGATIVE_INFINITY)}")
-        some = text.let(f"or {t.truth} {nan}, {other}")
-        outer = high if self.larger else most
-        signed = text.let(f"icmp {'sge' if self.larger else 'slt'} {t} {outer}, {t.const(0)}")
-        bits = text.let(f"select {t.truth} {signed}, {t} {outer}, {t} {least}")
-        bits = text.let(f"select {t.truth} {some}, {t} {t.const(QUIET_NAN)}, {t} {bits}")
-        to = get_register_type(self.element, width)
-        return text.let(f"bitcast {t} {bits} to {to}"), self.element
+    fused = _list_fused(kernel, v, (elementwise.mul, elementwise.add))
+    return frozenset(value for value, node in fused if node.op is elementwise.add)
 
 
-POSITIVE_INFINITY, QUIET_NAN = 0x7F800000, 0x7FC00000
-NEGATIVE_INFINITY = -0x00800000  # 0xFF800000, signed
-MIN_BITS_ELEMENTS = 8  # of fewer, the end costs more than it saves
+def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
+    """The loads of a value that stream: each program reads the next contiguous piece of a large array."""
+    return frozenset(value for value, node in _list_fused(kernel, v) if node.op is tile.load and _is_streamed(node))
 
 
-class ArgReduceCombiner(PlainStates):
-    """An argmax or argmin: a value and its index; the first of equal values, and NaN before all others."""
-
-    def __init__(self, larger: bool, dtype: DType) -> None:
-        self.larger, self.element = larger, dtype
-        self.dtypes = (dtype, int64)
-        first = format_literal(get_register_type(dtype).element, get_lowest(dtype) if larger else get_highest(dtype))
-        self.identity = (first, str(2**63 - 1))
-
-    def combine(self, text: LlvmBuilder, width: int, a: ReductionState, b: ReductionState) -> ReductionState:
-        """The combination of two states."""
-        t, i = (get_register_type(d, width) for d in self.dtypes)
-        selected = self._emit_selection(text, t, i, a, b)
-        return tuple(
-            text.let(f"select {t.truth} {selected}, {kind} {y}, {kind} {x}")
-            for kind, x, y in zip((t, i), a, b, strict=True)
-        )
-
-    def _emit_selection(
-        self, text: LlvmBuilder, t: RegisterType, i: RegisterType, a: ReductionState, b: ReductionState
-    ) -> str:
-        """Whether `b` is selected: more extreme, or equal and of lower index."""
-        m = t.truth
-        better, same = (
-            self._compare_floats(text, t, a[0], b[0]) if t.is_float else self._compare_integers(text, t, a[0], b[0])
-        )
-        lower = text.let(f"icmp slt {i} {b[1]}, {a[1]}")
-        tie = text.let(f"and {m} {same}, {lower}")
-        return text.let(f"or {m} {better}, {tie}")
-
-    def _compare_integers(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
-        sign = "s" if self.dtypes[0].kind == "int" else "u"
-        word = f"{sign}gt" if self.larger else f"{sign}lt"
-        return text.let(f"icmp {word} {t} {y}, {x}"), text.let(f"icmp eq {t} {y}, {x}")
-
-    def _compare_floats(self, text: LlvmBuilder, t: RegisterType, x: str, y: str) -> tuple[str, str]:
-        m = t.truth
-        more_extreme = text.let(f"fcmp {'ogt' if self.larger else 'olt'} {t} {y}, {x}")
-        nan_x, nan_y = (text.let(f"fcmp uno {t} {z}, {z}") for z in (x, y))
-        only_y_nan = text.let(f"icmp ugt {m} {nan_y}, {nan_x}")
-        equal = text.let(f"fcmp oeq {t} {y}, {x}")
-        both = text.let(f"and {m} {nan_x}, {nan_y}")
-        return text.let(f"or {m} {more_extreme}, {only_y_nan}"), text.let(f"or {m} {equal}, {both}")
+def _is_streamed(load: Node) -> bool:
+    memory, block = load.args[0].type, load.attrs["shape"]
+    if not isinstance(memory, RefType) or memory.space != GLOBAL or not all(isinstance(n, int) for n in memory.shape):
+        return False
+    first = next((a for a, n in enumerate(block) if n != 1), len(block))
+    part, whole = math.prod(block), math.prod(memory.shape)
+    contiguous = tuple(block[first + 1 :]) == tuple(memory.shape[first + 1 :])
+    return contiguous and part < whole and whole * get_element_bytes(memory.dtype) >= STREAMED_BYTES
 
 
-def get_lowest(dtype: DType) -> Any:
-    """The identity of a maximum."""
-    return -math.inf if dtype.is_float else -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+STREAMED_BYTES = 1 << 14  # smaller arrays stay in a cache between calls
 
 
-def get_highest(dtype: DType) -> Any:
-    """The identity of a minimum."""
-    if dtype.is_float:
-        return math.inf
-    return (1 << (dtype.bits - (dtype.kind == "int"))) - 1
-
-
-def find_combiner(op: Op, type: TensorType, count: int) -> ReductionCombiner:
-    """The combiner of an op on blocks of a type, for results of so many elements each."""
-    if op in (reduce.max, reduce.min) and count >= MIN_BITS_ELEMENTS:
-        if get_register_type(type.dtype).element == "float":
-            return ExtremeBitsCombiner(op is reduce.max, type.dtype)
-    return COMBINERS[op](type)
-
-
-def _make_sum_combiner(type: TensorType) -> ReductionCombiner:
-    # From +0, as NumPy: the sum of zeros is +0 whatever their signs.
-    return (
-        ScalarCombiner(elementwise.add, type.accumulate, 0.0)
-        if type.dtype.is_float
-        else ScalarCombiner(elementwise.add, int64, 0)
-    )
-
-
-COMBINERS: dict[Op, Callable[[TensorType], ReductionCombiner]] = {
-    reduce.sum: _make_sum_combiner,
-    reduce.max: lambda type: ScalarCombiner(elementwise.maximum, type.dtype, get_lowest(type.dtype)),
-    reduce.min: lambda type: ScalarCombiner(elementwise.minimum, type.dtype, get_highest(type.dtype)),
-    reduce.argmax: lambda type: ArgReduceCombiner(True, type.dtype),
-    reduce.argmin: lambda type: ArgReduceCombiner(False, type.dtype),
-}
-
-
-def combine_tree(
-    text: LlvmBuilder, combiner: ReductionCombiner, width: int, states: Sequence[ReductionState]
-) -> ReductionState:
-    """States combined as a tree, neighbours first."""
-    while len(states) > 1:
-        pairs = zip(states[::2], states[1::2], strict=False)
-        odd = [states[-1]] if len(states) % 2 else []
-        states = [*(combiner.combine(text, width, a, b) for a, b in pairs), *odd]
-    return states[0]
-
-
-def combine_across_lanes(
-    text: LlvmBuilder, combiner: ReductionCombiner, width: int, state: ReductionState
-) -> ReductionState:
-    """The lanes of a state combined, the upper half onto the lower half."""
-    while width > 1:
-        half = width // 2
-        low, high = (
-            tuple(
-                _extract_half(text, get_register_type(d, width), x, start, half)
-                for d, x in zip(combiner.dtypes, state, strict=True)
-            )
-            for start in (0, half)
-        )
-        state, width = combiner.combine(text, half, low, high), half
-    return state
-
-
-def _extract_half(text: LlvmBuilder, t: RegisterType, x: str, start: int, count: int) -> str:
-    if count == 1:
-        return text.let(f"extractelement {t} {x}, i64 {start}")
-    picks = ", ".join(f"i32 {start + i}" for i in range(count))
-    return text.let(f"shufflevector {t} {x}, {t} poison, <{count} x i32> <{picks}>")
+def _list_fused(
+    kernel: LlvmKernelContext, v: Value, through: Sequence[Op] | None = None
+) -> Iterator[tuple[Value, Node]]:
+    """The fused values that a value is computed from, through movements and some pointwise ops (all by default)."""
+    work, seen = [v], set[Value]()
+    while work:
+        value = work.pop()
+        node = kernel.producers.get(value)
+        if node is None or value in kernel.buffers or value in kernel.scalars or value in seen:
+            continue
+        seen.add(value)
+        yield value, node
+        if node.op in movement_rules or (node.op.pointwise if through is None else node.op in through):
+            work += node.args
 
 
 # Emission of reductions.
 
 
 ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an addition
+CHEAP_OPS = 16  # of an element that is computed for several rows in one loop body
+SHORT_ROW = 2  # registers of a row whose lanes are combined with those of others
 LANE_REGISTERS, MAX_LANE_REGISTERS = 4, 8  # of results computed together where lanes have their own; of a whole axis
 
 
@@ -359,6 +186,18 @@ class LlvmReductionEmitter:
         self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x), count)
         self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
         self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
+        ops = sum(n.op.pointwise for _, n in _list_fused(kernel, self.x) if n.op not in movement_rules)
+        self.is_cheap = ops <= CHEAP_OPS
+        contractible = find_contractible(kernel, self.x) if node.op is reduce.sum else frozenset[Value]()
+        same = self.combiner.element == get_tensor_type(self.x).dtype
+        self._product = find_product(kernel, self.x) if node.op is reduce.sum and same else None
+        self._hints = ElementHints(contractible, find_streamed(kernel, self.x))
+
+    def make_body(
+        self, width: int, mask: str | None, before: LineSection | None = None, outer: LaneMemo | None = None
+    ) -> LoopBody:
+        """A body that computes elements of this reduction."""
+        return LoopBody(self.kernel, width, mask, before, outer, self._hints)
 
     def register_types(self, width: int) -> list[RegisterType]:
         """The register types of a state."""
@@ -389,6 +228,9 @@ class LlvmReductionEmitter:
 
     def accumulate(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> ReductionState:
         """A state combined with the elements at an index."""
+        if self._product is not None and body.mask is None:
+            total = LaneValue(state[0], LaneKind.UNIFORM if body.width == 1 else LaneKind.VARYING)
+            return (emit_contracted(body, self._product, total, index).name,)
         return self.combiner.combine(self.kernel.text, body.width, state, self.load_state(body, index))
 
     def store_result(self, body: LoopBody, index: LaneIndex, state: ReductionState) -> None:
@@ -414,13 +256,7 @@ def _(kernel, node):
     if not reduced or lanes is not None:
         _reduce_outer_axes(reduction, reduced, kept, lanes)
     else:
-        emit_scalar_loops(
-            kernel,
-            reduction.shape,
-            kept,
-            [ZERO_LANE] * len(reduction.shape),
-            lambda index: _reduce_inner_axis(reduction, reduced, index),
-        )
+        _reduce_inner_axes(reduction, reduced, kept)
     if reduction.target is not None:
         kernel.buffers[node.out] = reduction.target
 
@@ -444,29 +280,59 @@ def _find_lane_axis(reduction: LlvmReductionEmitter, reduced: list[int], kept: l
 def _reduce_outer_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int], lanes: int | None) -> None:
     """Reduce over outer axes: each lane computes a result of its own, for several registers at once."""
     outer = [a for a in kept if a != lanes]
-    index = [ZERO_LANE] * len(reduction.shape)
+    jammed = outer.pop() if outer else None
     emit_scalar_loops(
         reduction.kernel,
         reduction.shape,
         outer,
-        index,
-        lambda here: _reduce_into_lanes(reduction, reduced, here, lanes),
+        [ZERO_LANE] * len(reduction.shape),
+        lambda here: _reduce_rows(reduction, reduced, here, jammed, lanes),
     )
 
 
+def _reduce_rows(
+    reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue], jammed: int | None, lanes: int | None
+) -> None:
+    """The results along an outer axis, several rows of them at a time (unroll and jam): accumulators of few registers
+    hide the latency of an addition, and rows share what they read.
+    """
+    if jammed is None:
+        _reduce_into_lanes(reduction, reduced, [index], lanes)
+        return
+    count = reduction.shape[jammed]
+    size = _choose_jammed_rows(reduction, count, lanes)
+    whole = count // size * size
+    for start, stop, step in ((0, whole, size), (whole, count, 1)):
+        if start == stop:
+            continue
+        with LoopBuilder(reduction.kernel.text, str(start), str(stop), step) as loop:
+            places = [reduction.kernel.text.add(loop.index, str(n)) for n in range(step)]
+            rows = [[*index[:jammed], LaneValue(place), *index[jammed + 1 :]] for place in places]
+            _reduce_into_lanes(reduction, reduced, rows, lanes)
+
+
+def _choose_jammed_rows(reduction: LlvmReductionEmitter, count: int, lanes: int | None) -> int:
+    """How many rows are reduced together: so many that their registers are those of independent accumulators."""
+    if not reduction.is_cheap:
+        return 1
+    length = 1 if lanes is None else reduction.shape[lanes]
+    registers = -(-length // fit_vector_width(reduction.width, length))
+    return max(1, min(ACCUMULATOR_COUNT // registers, count))
+
+
 def _reduce_into_lanes(
-    reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue], axis: int | None
+    reduction: LlvmReductionEmitter, reduced: list[int], rows: Sequence[list[LaneValue]], axis: int | None
 ) -> None:
     """The results along one axis: groups of registers, then the remainder under a mask."""
     if axis is None:
-        _reduce_registers(reduction, reduced, index, None, [None], 1, None)
+        _reduce_registers(reduction, reduced, rows, None, [None], 1, None)
         return
     count = reduction.shape[axis]
     width = fit_vector_width(reduction.width, count)
     for start, stop, step, mask in _group_registers(count, width):
         with LoopBuilder(reduction.kernel.text, start, stop, step) as loop:
             places = [reduction.kernel.text.add(loop.index, str(n)) for n in range(0, step, width)]
-            _reduce_registers(reduction, reduced, index, axis, places, width, mask)
+            _reduce_registers(reduction, reduced, rows, axis, places, width, mask)
 
 
 def _group_registers(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
@@ -482,29 +348,80 @@ def _group_registers(count: int, width: int) -> list[tuple[str, str, int, str | 
 def _reduce_registers(
     reduction: LlvmReductionEmitter,
     reduced: list[int],
-    index: list[LaneValue],
+    rows: Sequence[list[LaneValue]],
     axis: int | None,
     places: Sequence[str | None],
     width: int,
     mask: str | None,
 ) -> None:
-    """Reduce into the lanes of some registers, one at each place along an axis."""
+    """Reduce into the lanes of some registers, one at each place along an axis of each row."""
     size = len(reduction.combiner.dtypes)
+
+    def list_indices(reduced_at: Sequence[LaneValue] | None = None) -> Iterator[LaneIndex]:
+        """The index of each register, with the place in the reduced axes."""
+        for row in rows:
+            here = [*row] if reduced_at is None else [reduced_at[a] if a in reduced else i for a, i in enumerate(row)]
+            for place in places:
+                yield tuple(here) if axis is None else make_ramp_index(here, axis, str(place), width)
 
     def inside(here: Sequence[LaneValue], state: ReductionState) -> ReductionState:
         # A body of its own: what is invariant here may differ between iterations of the reduced axis.
-        body, names = LoopBody(reduction.kernel, width, mask), list[str]()
-        for n, place in enumerate(places):
-            at = tuple(here) if axis is None else make_ramp_index(here, axis, str(place), width)
+        body, names = reduction.make_body(width, mask), list[str]()
+        for n, at in enumerate(list_indices(here)):
             names += reduction.accumulate(body, at, state[n * size : (n + 1) * size])
         return tuple(names)
 
-    start = reduction.initial_state(width) * len(places)
-    state = _emit_carrying_loops(reduction, reduction.shape, reduced, list(index), start, width, inside)
-    for n, place in enumerate(places):
-        at = tuple(index) if axis is None else make_ramp_index(index, axis, str(place), width)
+    start = reduction.initial_state(width) * (len(rows) * len(places))
+    state = _emit_carrying_loops(reduction, reduction.shape, reduced, list(rows[0]), start, width, inside)
+    for n, at in enumerate(list_indices()):
         body = LoopBody(reduction.kernel, width, mask)
         reduction.store_result(body, at, state[n * size : (n + 1) * size])
+
+
+def _reduce_inner_axes(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int]) -> None:
+    """Reduce axes that include the innermost one: one result at a time, or several where their rows are short."""
+    size = _choose_combined_rows(reduction, reduced, kept)
+    emit_scalar_loops(
+        reduction.kernel,
+        reduction.shape,
+        kept if size == 1 else kept[:-1],
+        [ZERO_LANE] * len(reduction.shape),
+        lambda index: (
+            _reduce_inner_axis(reduction, reduced, index)
+            if size == 1
+            else _reduce_short_rows(reduction, reduced[0], index, kept[-1], size)
+        ),
+    )
+
+
+def _choose_combined_rows(reduction: LlvmReductionEmitter, reduced: list[int], kept: list[int]) -> int:
+    """How many rows have their lanes combined together: to combine those of one takes longer than a short row."""
+    if len(reduced) > 1 or not kept or not reduction.is_cheap:
+        return 1
+    length, count = reduction.shape[reduced[0]], reduction.shape[kept[-1]]
+    width = fit_vector_width(reduction.width, length)
+    return min(width, 1 << count.bit_length() - 1) if length <= SHORT_ROW * width else 1
+
+
+def _reduce_short_rows(
+    reduction: LlvmReductionEmitter, reduced: int, index: list[LaneValue], rows: int, size: int
+) -> None:
+    """The results along an axis, `size` at a time: each is one register, and their lanes are combined together."""
+    text, count = reduction.kernel.text, reduction.shape[rows]
+    width, whole = fit_vector_width(reduction.width, reduction.shape[reduced]), count // size * size
+    with LoopBuilder(text, "0", str(whole), size) as loop:
+        states = []
+        for n in range(size):
+            here = [*index]
+            here[rows] = LaneValue(text.add(loop.index, str(n)))
+            states.append(_reduce_row(reduction, here, reduced, width, reduction.initial_state(width)))
+        state = combine_rows(text, reduction.combiner, width, states)
+        reduction.store_result(LoopBody(reduction.kernel, size), make_ramp_index(index, rows, loop.index, size), state)
+    if whole < count:
+        rest = [*index]
+        with LoopBuilder(text, str(whole), str(count)) as loop:
+            rest[rows] = LaneValue(loop.index)
+            _reduce_inner_axis(reduction, [reduced], rest)
 
 
 def _reduce_inner_axis(reduction: LlvmReductionEmitter, reduced: list[int], index: list[LaneValue]) -> None:
@@ -560,7 +477,7 @@ def _reduce_row(
     for start, stop, step, mask in _strip_mine_from(block if accumulators > 1 else 0, count, width):
         carried = list(zip([str(t) for t in reduction.register_types(width)], states[0], strict=True))
         with LoopBuilder(text, start, stop, step, carried) as loop:
-            body = LoopBody(reduction.kernel, width, mask, before, outer)
+            body = reduction.make_body(width, mask, before, outer)
             loop.values = list(
                 reduction.accumulate(body, make_ramp_index(index, axis, loop.index, width), tuple(loop.values))
             )
@@ -593,7 +510,7 @@ def _unroll_accumulators(
         names: list[str] = []
         for n in range(accumulators):
             at = make_ramp_index(index, axis, text.add(loop.index, str(n * width)), width)
-            body = LoopBody(reduction.kernel, width, None, before, outer)
+            body = reduction.make_body(width, None, before, outer)
             names += reduction.accumulate(body, at, tuple(loop.values[n * size : (n + 1) * size]))
         loop.values = names
     return [tuple(loop.values[n * size : (n + 1) * size]) for n in range(accumulators)]

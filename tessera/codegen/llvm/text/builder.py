@@ -418,6 +418,19 @@ LaneIndex = tuple[LaneValue, ...]
 LaneMemo = dict[Any, LaneValue]
 
 
+@dataclass(frozen=True)
+class ElementHints:
+    """What the elements of some values allow: sums that are `contractible` may be rounded together with a product that
+    they add, and loads that are `streamed` are prefetched.
+    """
+
+    contractible: frozenset[Any] = frozenset()
+    streamed: frozenset[Any] = frozenset()
+
+
+NO_HINTS = ElementHints()
+
+
 class LoopBody:
     """Straight-line code that computes the elements of blocks, `width` at a time.
 
@@ -432,8 +445,9 @@ class LoopBody:
         mask: str | None = None,
         before: LineSection | None = None,
         outer: LaneMemo | None = None,
+        hints: ElementHints = NO_HINTS,
     ) -> None:
-        self.kernel, self.width, self.mask = kernel, width, mask
+        self.kernel, self.width, self.mask, self.hints = kernel, width, mask, hints
         self.text: LlvmBuilder = kernel.text
         self._before = before
         self._inner: LaneMemo = {}

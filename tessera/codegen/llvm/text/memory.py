@@ -45,13 +45,17 @@ class ScratchBuffer:
 
 @dataclass(frozen=True, eq=False)
 class StridedMemRef:
-    """A strided memory reference: a pointer, and for each axis its size and its stride in elements."""
+    """A strided memory reference: a pointer, and for each axis its size and its stride in elements.
+
+    A contiguous load of a register prefetches what is so many bytes `ahead`, unless they are 0.
+    """
 
     dtype: DType
     base: str
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     buffer: ScratchBuffer | None = None
+    ahead: int = 0
 
     def at(self, base: str, strides: tuple[Size, ...], shape: tuple[Size, ...]) -> StridedMemRef:
         """A part of this memory, with other strides."""
@@ -270,6 +274,9 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
     if address.vector or address.stride != 1 and width > 1:
         return _emit_gather(body, m, address, mask, t)
     at = emit_pointer(body, m, address)
+    if m.ahead and width > 1:
+        later = body.text.let(f"getelementptr i8, ptr {at}, i64 {m.ahead}", "p")
+        body.text.line(f"call void @llvm.prefetch.p0(ptr {later}, i32 0, i32 3, i32 1)")
     if mask is None:
         return body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}")
     if width > 1:
