@@ -119,6 +119,7 @@ def test_derivative_and_short_axes():
         np.testing.assert_allclose(driver.run_level(lowered, "tile", [x[:, :n]], "ptx")[0], x[:, :n].cumsum(-1), 1e-5)
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize(("scan", "first"), [("cumsum", 0.0), ("cumsum", 2.5), ("cumprod", 3.0)])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
