@@ -30,6 +30,7 @@ def test_every_type(shape, axis, dtype):
         np.testing.assert_array_equal(ours.astype("f8"), x.astype("f8").cumsum(axis).astype(ours.dtype).astype("f8"))
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize("chunk", [64, 2048])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -42,6 +43,7 @@ def test_parts_and_chunks(monkeypatch, shape, axis, chunk, part):
     np.testing.assert_allclose(ours, x.cumsum(axis), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize(("scan", "reverse"), [("cumprod", False), ("cumprod", True), ("cumsum", True)])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)

@@ -131,6 +131,7 @@ def test_batches_of_bytes(slow):
     np.testing.assert_array_equal(got, np.matmul(a.astype(np.int64), b.swapaxes(-1, -2)))
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sizes", [(3, 129, 70), (42, 200, 67), (70, 96, 5)])
