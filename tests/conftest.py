@@ -43,8 +43,34 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def is_in_turn(item) -> bool:
+    """Whether a test stays where one of its parameters is marked `in_turn`.
+
+    Of three parameters, of which that one has the fewest values, each pair of values meets: faults seldom need more.
+    """
+    mark = item.get_closest_marker("in_turn")
+    if mark is None:
+        return True
+    places, own = 0, (0, 1)
+    for names, values, *_ in (each.args for each in item.iter_markers("parametrize")):
+        names = [n.strip() for n in names.split(",")] if isinstance(names, str) else names
+        place = find_place([item.callspec.params[n] for n in names], values)
+        if mark.args[0] in names:
+            own = place, len(values)
+        else:
+            places += place
+    return own[0] == places % own[1]
+
+
+def find_place(chosen, values) -> int:
+    """The place of what a test was given for some parameters among the values of `parametrize`."""
+    rows = [[v] for v in values] if len(chosen) == 1 else values
+    return next(i for i, row in enumerate(rows) if all(x is v for x, v in zip(chosen, row, strict=True)))
+
+
 def pytest_collection_modifyitems(items):
     """Mark the quick tests; the longest come first, so that no worker waits for one at the end."""
+    items[:] = [item for item in items if is_in_turn(item)]
     items.sort(key=lambda item: item.path.name != "test_conformance.py")
     for item in items:
         if is_quick(item.path):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,7 @@ class Draw:
     def size(self, low: int, high: int) -> int:
         """A size: log-uniform; in a third of all cases odd, and in another third one of a known model."""
         kind = self.rng.integers(3)
-        known = [n for n in KNOWN if low <= n <= high]
-        if kind == 0 and known:
+        if kind == 0 and (known := [n for n in KNOWN if low <= n <= high]):
             return self.pick(*known)
         drawn = int(round(np.exp(self.rng.uniform(np.log(low), np.log(high)))))
         return max(low, drawn - 1 + drawn % 2) if kind == 1 else drawn
@@ -79,10 +79,10 @@ class Draw:
         best: tuple[int, ...] = ()
         for _ in range(200):
             drawn = tuple(self.size(*each) for each in ranges)
-            held = float(np.prod([float(n) for n in drawn])) * item / self.limit
+            held = math.prod(map(float, drawn)) * item / self.limit
             if floor <= held <= 1:
                 return drawn
-            if held <= 1 and (not best or np.prod(drawn) > np.prod(best)):
+            if held <= 1 and (not best or math.prod(drawn) > math.prod(best)):
                 best = drawn
         return best or tuple(low for low, _ in ranges)
 
@@ -94,7 +94,7 @@ class Draw:
             bytes_ = batch * max(m * n, m * k, n * k) * item
             share = 2.0 * m * n * k * batch / self.work
             if bytes_ <= self.limit and share <= 1:
-                found = found if found and np.prod(found) > m * n * k else (m, n, k)
+                found = found if found and math.prod(found) > m * n * k else (m, n, k)
                 if share > 1 / 64:
                     return m, n, k
         return found or tuple(low for low, _ in ranges)

@@ -36,6 +36,6 @@ def emit_in_new_process(seed):
 
 
 def test_emission_does_not_depend_on_addresses():
-    first, *others = (emit_in_new_process(seed) for seed in (1, 7, 23))
+    first, *others = (emit_in_new_process(seed) for seed in (1, 23))
     assert len(first) == len(CASES) * len(TARGETS)
     assert all(other == first for other in others)

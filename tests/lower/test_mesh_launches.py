@@ -126,6 +126,7 @@ CASES = {
 }
 
 
+@pytest.mark.in_turn("budget")
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("budget", [36 << 10, 0])

@@ -30,6 +30,7 @@ def definition(q, k, v, lengths=None, causal=False, window=0, mask=None, kept=No
     return (e if kept is None else kept * e) @ v / np.where(total == 0, 1, total)
 
 
+@pytest.mark.in_turn("D")
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx", "csl:2x2"])
 @pytest.mark.parametrize("more", [{}, {"causal": True}, {"causal": True, "window": 2}])
 @pytest.mark.parametrize("D", [8, 5])

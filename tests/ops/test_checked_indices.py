@@ -64,6 +64,7 @@ def test_negative_indices_count_from_the_end(name, target):
     np.testing.assert_array_equal(call(function, target, x, i), reference(x, i))
 
 
+@pytest.mark.in_turn("wrong")
 @pytest.mark.parametrize("target", ["eager", *TARGETS])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("wrong", [5, -6, 2**40])

@@ -102,6 +102,7 @@ def test_attention(rng):
     np.testing.assert_allclose(batch.numpy()[1], attention(2 * q, 2 * k, 2 * v), rtol=1e-12)
 
 
+@pytest.mark.in_turn("groups")
 @pytest.mark.parametrize("target", [None, "llvm", "ptx"])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 3}, {"window": 2, "softcap": 0.5}])
 @pytest.mark.parametrize("groups", [1, 2, 6])

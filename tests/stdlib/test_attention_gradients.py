@@ -51,6 +51,7 @@ CASES = {
 }
 
 
+@pytest.mark.in_turn("arch")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_agree_with_the_definition(name, arch):

@@ -9,6 +9,7 @@ from tessera.stdlib import column_extremes
 SHAPES = {"middle": ((5, 67, 37), 1), "first": ((700, 7), 0), "before the last": ((2, 5, 300, 3), 2)}
 
 
+@pytest.mark.in_turn("op")
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["f4", "f2", "i4", "i8", "u1"])
 @pytest.mark.parametrize("op", ["argmin", "argmax"])

@@ -59,6 +59,7 @@ def scan_exclusively(x, scan, axis, value, reverse):
     return np.flip(out, axis) if reverse else out
 
 
+@pytest.mark.in_turn("scan")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("scan", "value"), SCANS)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -90,6 +91,7 @@ def test_one_that_is_turned_as_a_whole(scan, value):
         np.testing.assert_allclose(ours, scan_exclusively(x, scan, 1, value, True), rtol=1e-9)
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", ["f4", "f2", ml_dtypes.bfloat16, "i4", "i8"])

@@ -64,6 +64,7 @@ def test_attention(target, sizes):
     assert target != "llvm" or keys.numpy().ctypes.data == before
 
 
+@pytest.mark.in_turn("parts")
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
 @pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("sizes", [(2, 1, 9, 3, 64, 16, 0), (2, 3, 4, 2, 32, 8, 0), (1, 1, 4, 4, 16, 8, 5),

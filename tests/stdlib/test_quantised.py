@@ -32,6 +32,7 @@ def expand(w):
     return (codes * w.scale.astype(np.float64)[..., None] + low).reshape(len(w.codes), -1)
 
 
+@pytest.mark.in_turn("target")
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
 @pytest.mark.parametrize("kind", ["packed", "packed, no low", "int8 in 16", "uint8 in 32"])
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_product(target, kind, rows, n, blocks):
     assert np.allclose(dequantise(w).numpy(), expand(w), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.in_turn("rows")
 @pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
 @pytest.mark.parametrize("kind", ["packed", "uint8 in 32"])
 @pytest.mark.parametrize("rows", [2, 12])

@@ -72,6 +72,7 @@ def test_the_text_of_merges(monkeypatch):
         np.testing.assert_array_equal(ours, order(x, True))
 
 
+@pytest.mark.in_turn("axis")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])

@@ -30,6 +30,7 @@ def test_every_type(shape, axis, dtype):
         np.testing.assert_array_equal(ours.astype("f8"), x.astype("f8").cumsum(axis).astype(ours.dtype).astype("f8"))
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize("chunk", [64, 2048])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -42,6 +43,7 @@ def test_parts_and_chunks(monkeypatch, shape, axis, chunk, part):
     np.testing.assert_allclose(ours, x.cumsum(axis), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize(("scan", "reverse"), [("cumprod", False), ("cumprod", True), ("cumsum", True)])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -119,6 +121,7 @@ def test_derivative_and_short_axes():
         np.testing.assert_allclose(driver.run_level(lowered, "tile", [x[:, :n]], "ptx")[0], x[:, :n].cumsum(-1), 1e-5)
 
 
+@pytest.mark.in_turn("part")
 @pytest.mark.parametrize("part", [1, 4])
 @pytest.mark.parametrize(("scan", "first"), [("cumsum", 0.0), ("cumsum", 2.5), ("cumprod", 3.0)])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)

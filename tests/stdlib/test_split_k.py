@@ -104,6 +104,7 @@ def test_the_copy_of_one_side_of_a_batch_with_a_bias(slow):
     np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=2**-9, atol=2**-6)
 
 
+@pytest.mark.in_turn("depth")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("depth", [344, 96])
@@ -130,6 +131,7 @@ def test_batches_of_bytes(slow):
     np.testing.assert_array_equal(got, np.matmul(a.astype(np.int64), b.swapaxes(-1, -2)))
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sizes", [(3, 129, 70), (42, 200, 67), (70, 96, 5)])

@@ -93,6 +93,7 @@ def attention(q, k, v, causal, lengths):
     return np.stack(found)
 
 
+@pytest.mark.in_turn("lengths")
 @pytest.mark.parametrize("lengths", [None, [37, 90]])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 6])

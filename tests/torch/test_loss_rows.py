@@ -24,6 +24,7 @@ def draw(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
+@pytest.mark.in_turn("weighted")
 @pytest.mark.parametrize("level", ["tile", "target"])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -68,6 +68,7 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.in_turn("arch")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype,result,precision,bound,n", PRODUCTS, ids=lambda v: str(v).rpartition(".")[2])
 def test_products(dtype, result, precision, bound, n, arch):

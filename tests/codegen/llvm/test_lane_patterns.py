@@ -63,6 +63,7 @@ def test_pixel_shuffle(block):
     np.testing.assert_array_equal(got, grid * 2)
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("step", [2, 3, 5, 8, 9])
 @pytest.mark.parametrize("columns", [16, 33, 130])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8], ids=lambda d: d.__name__)

@@ -169,6 +169,7 @@ def test_right_operand_transposed(m, k, n):
 TURNED = [(True, False), (False, True), (True, True)]
 
 
+@pytest.mark.in_turn("sizes")
 @pytest.mark.parametrize("turned", TURNED, ids=str)
 @pytest.mark.parametrize(
     "sizes", [(50, 70, 45, 32, 32, 16), (33, 40, 67, 8, 40, 64), (21, 19, 35, 32, 64, 20)], ids=str

@@ -75,6 +75,7 @@ def test_extreme_integers_do_not_overflow(value, quads):
     np.testing.assert_array_equal(got, np.full((16, 32), 64 * -128 * value))
 
 
+@pytest.mark.in_turn("left")
 @pytest.mark.parametrize("turned", [(False, False), *TURNED], ids=str)
 @pytest.mark.parametrize("right", [int8, uint8], ids=str)
 @pytest.mark.parametrize("left", [int8, uint8], ids=str)

@@ -55,6 +55,7 @@ def test_extremes(op, dtype, axis):
     agree(*reduced(op, numbers(dtype, 6, 70), axis))
 
 
+@pytest.mark.in_turn("axis")
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, int8, int32, int64, uint8], ids=str)
 @pytest.mark.parametrize("op", [reduce.argmax, reduce.argmin], ids=lambda o: o.name)
 @pytest.mark.parametrize("axis", [-1, -2])

@@ -59,6 +59,7 @@ def debugged(found, given, processors=4, change=lambda text: text):
     return grid
 
 
+@pytest.mark.in_turn("turned")
 @pytest.mark.parametrize("processors", [4, 7])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ def test_unfetched_rows_are_zeroed(rows, dtype):
     assert "wgmma" in text and "st.shared.v4.b32" in text  # the rows that no copy reaches are set to 0
 
 
+@pytest.mark.in_turn("arch")
 @pytest.mark.parametrize(("arch", "size"), [("sm_80", "m8n8k4"), ("sm_90a", "m16n8k8")])
 @pytest.mark.parametrize("sizes", [(16, 8, 8), (70, 33, 41), (40, 100, 64)])
 @pytest.mark.parametrize("block", [(16, 8, 8), (64, 32, 16), (48, 40, 24), (32, 128, 32)])

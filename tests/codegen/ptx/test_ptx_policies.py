@@ -68,6 +68,7 @@ def narrow(x: ts.Tensor["M", "K", ts.bf16], y, out, total, most, POLICY: ts.cons
     tile.store(most, tile.cast(tile.max(a, axis=0), ts.bf16))
 
 
+@pytest.mark.in_turn("arch")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("clauses", [POLICIES[1], POLICIES[3], POLICIES[7]], ids=str)
 def test_arithmetic(clauses, arch, rng):

@@ -128,6 +128,7 @@ def test_debug_mode_finds_a_missing_wait_in_the_pass_s_result():
         interpreter.run(Program("tile", (module.main, wrong)), [given[n] for n in ("a", "b", "out")], debug=True)
 
 
+@pytest.mark.in_turn("arch")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
     ("dtype", "turned"),

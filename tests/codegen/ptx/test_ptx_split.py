@@ -103,6 +103,7 @@ def test_attention_of_a_graph_is_streamed(depth, weights, rows):
     assert compare_with_bound(BACKEND.interpreter(artifact)([q, k, v])[0], ready.bounds()[0]).ok
 
 
+@pytest.mark.in_turn("turned")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("target", ["llvm", "ptx"])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 20}, {"softcap": 2.0}])

@@ -191,6 +191,7 @@ def attention(shape, keys, causal, block, **more):
     return given, (b, h, -(-s // block[0]))
 
 
+@pytest.mark.in_turn("causal")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("shape", "keys", "block"),

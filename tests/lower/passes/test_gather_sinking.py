@@ -56,6 +56,7 @@ def draw_case(case, dtype="f4"):
     return function, draw(*shape, dtype=dtype), np.random.default_rng(1).integers(-size, size, rest)
 
 
+@pytest.mark.in_turn("level")
 @pytest.mark.parametrize("level", ["tile", "target"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("case", SUNK)

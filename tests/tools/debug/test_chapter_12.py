@@ -77,7 +77,7 @@ def test_memory(capsys):
 
     @tessera.debug.memory
     def find_memory_leak():
-        for _ in range(100):
+        for _ in range(20):
             kept.append(model(FINE))
         tessera.debug.memory_report()
 

@@ -212,7 +212,7 @@ def test_the_suggestion_of_an_error():
     assert shown[-2].startswith("guard it with a mask")
 
 
-STEPPED = [c for c in all_cases() if c.rejects is None and c.name.startswith("tile/")][::4]
+STEPPED = [c for c in all_cases() if c.rejects is None and c.name.startswith("tile/")][::9]
 
 
 def test_kernels_of_the_suite_can_be_stepped_through_and_keep_their_bits():
