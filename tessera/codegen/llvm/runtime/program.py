@@ -261,6 +261,7 @@ class LlvmProgram:
             given = program.binding.complete(arrays)
             if self._run_native(program, given):
                 return given[len(arrays) :]
+            given.clear()  # the general way allocates results of its own
         users, bound = program.arguments.bind(arrays)
         params = program.arguments.params
         self._fill_and_execute(

@@ -23,8 +23,7 @@ from tessera.codegen.host_plan import build_host_plan, find_aliased_parameters
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
 from tessera.codegen.llvm.table import (
     REFUSED,
-    contraction,  # noqa: F401  (its rows fill the tables)
-    inline_instructions,  # noqa: F401
+    inline_instructions,  # noqa: F401  (its rows fill the tables)
     narrow_integers,  # noqa: F401
     reductions,  # noqa: F401
     scalar_functions,

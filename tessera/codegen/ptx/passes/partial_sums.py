@@ -72,7 +72,7 @@ def _find_summed_block(total: Node, uses: UseDef) -> tuple[Value, Attrs]:
         return x, attrs
     while (node := uses.find(x, shape.reshape)) is not None:
         (x,) = node.args
-    return x, Attrs({**attrs, "axis": tuple(range(x.type.rank))})  # type: ignore[union-attr]
+    return x, Attrs({**attrs, "axis": tuple(range(-x.type.rank, 0))})  # type: ignore[union-attr]
 
 
 def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
