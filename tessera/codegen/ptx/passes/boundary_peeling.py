@@ -100,9 +100,7 @@ class Interior:
         self.uses = UseDef(function)
         self.ranges = IntervalAnalysis(self.uses, LaunchFacts.of(function).grid)
         found: dict[Bound, None] = {}
-        self.open_axes: dict[
-            Node, list[int]
-        ] = {}  # of each access, those along which it lies within no program's memory
+        self.open_axes: dict[Node, list[int]] = {}  # along which an access reaches past an end in every program
         for node in function.body.nodes:
             if node.op not in ACCESSES or node.attrs["edge"] != CLIP:
                 continue
