@@ -162,6 +162,15 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 interval_rules = Rules("interval")
 
 
+def find_type_bounds(v: Value) -> Interval:
+    """The numbers that a type of fewer than 64 bits holds; other values are taken for unbounded."""
+    dtype = v.type.dtype
+    if not dtype.is_integer or dtype.bits >= int64.bits:
+        return UNBOUNDED
+    signed = dtype.kind == "int"
+    return -(1 << dtype.bits - 1) if signed else 0, (1 << dtype.bits - signed) - 1
+
+
 class IntervalAnalysis:
     """Intervals of the scalars of one kernel; `grid` is the largest it is launched with, if known."""
 
@@ -173,17 +182,17 @@ class IntervalAnalysis:
         """The interval of a value: the least and the greatest number that it may be."""
         if v not in self.known:
             node = self.producers.get(v)
-            self.known[v] = self._find(v, node) if node is not None else UNBOUNDED
+            self.known[v] = self._find(v, node) if node is not None else find_type_bounds(v)
         return self.known[v]
 
     def _find(self, v: Value, node: Node) -> Interval:
-        rule = interval_rules.get(node.op)
-        # Arithmetic on narrower integers may wrap; a constant does not.
-        exact = v.type.dtype == int64 or not node.args
+        rule, limits = interval_rules.get(node.op), find_type_bounds(v)
+        exact = v.type.dtype.is_integer or not node.args
         if rule is None or not exact:
-            return UNBOUNDED
+            return limits
         low, high = rule(self, node)  # ends that are symbolic sizes become what is proven of them
-        return find_size_bounds(low)[0], find_size_bounds(high)[1]
+        low, high = find_size_bounds(low)[0], find_size_bounds(high)[1]
+        return (low, high) if limits[0] <= low and high <= limits[1] else limits  # what leaves its type wraps
 
     @contextmanager
     def assume(self, intervals: Mapping[Value, Interval]) -> Iterator[None]:

@@ -243,6 +243,11 @@ def uses_double_mma(node: Node) -> bool:
     return rows >= DOUBLE_MMA[0] and columns >= DOUBLE_MMA[1] and depth % DOUBLE_MMA[2] == 0
 
 
+def uses_any_mma(node: Node) -> bool:
+    """Whether tensor cores compute a product, of doubles too."""
+    return uses_tensor_cores(node) or uses_double_mma(node)
+
+
 def are_mma_compatible(a: DType, b: DType) -> bool:
     """Whether one instruction takes these operand types: equal ones, or two 8-bit ones that are both floats or not."""
     return a == b or (a.bits == b.bits == 8 and a.is_float == b.is_float)
@@ -262,7 +267,7 @@ def mma_type_suffix(a: DType, b: DType) -> str:
 def choose_dot_layout(node: Node, threads: int, by_rows: bool) -> DistributedLayout:
     """The layout of a product's result; `by_rows` stacks the warps along rows where each gets 16 rows."""
     shape = tuple(int(n) for n in node.out.type.shape)  # type: ignore[union-attr]
-    if threads == 1 or not (uses_tensor_cores(node) or uses_double_mma(node)):
+    if threads == 1 or not uses_any_mma(node):
         return make_square_layout(shape, threads)
     return make_mma_layout(shape, threads, by_rows and has_enough_rows(shape[0], threads))
 

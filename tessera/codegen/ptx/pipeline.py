@@ -19,7 +19,7 @@ from tessera.codegen.ptx.emission import (
     map_threads,
     select_kernel,
 )
-from tessera.codegen.ptx.layout import uses_tensor_cores
+from tessera.codegen.ptx.layout import uses_any_mma, uses_tensor_cores
 from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
@@ -122,7 +122,7 @@ LOOPS: NamedPasses = (
 )
 COPIES: NamedPasses = (
     ("persistent prefetching", for_kernels(form_prefetched_loads, PREFETCHING)),
-    ("multistage pipelining", for_kernels(beside_tensor_cores(_pipeline_operand_copies), UNIFORM)),
+    ("multistage pipelining", for_kernels(with_ops(_pipeline_operand_copies, *PRODUCT_OPS), UNIFORM)),
     ("ldmatrix selection", for_kernels(with_ops(read_operands_in_place, smem_slots), UNIFORM)),
     ("boundary peeling", for_kernels(lambda f: f if combines_elements(f) else peel_boundary(f), UNIFORM)),
     ("branch formation", for_kernels(with_ops(form_branches, elementwise.where), UNIFORM)),

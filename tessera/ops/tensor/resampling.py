@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import f32, f64, int64
+from tessera.core.types import DType, f32, f64, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.adaptive_pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from tessera.ops.tensor.argument_checks import check_arguments
@@ -104,17 +104,30 @@ def _find_sizes(x: Tensor, size: Any, factor: Any, recompute: bool) -> tuple[tup
 
 
 def _combine_taps(x: Tensor, taps: Taps, axis: int) -> Tensor:
+    if len(taps) == 1:
+        return _take(x, taps[0][0], axis)
     parts = []
-    for places, weights in taps:
-        if len(taps) == 1:
-            return _take(x, places, axis)
-        part = gather(x, Tensor(places), axis=axis)
-        scale = cast(Tensor(weights), dtype=x.dtype)
-        parts.append(part * reshape(scale, shape=(-1, *(1,) * (x.ndim - 1 - axis))))
+    for places, weights in _load_taps(taps, int(x.shape[axis]), x.dtype):
+        parts.append(gather(x, places, axis=axis) * reshape(weights, shape=(-1, *(1,) * (x.ndim - 1 - axis))))
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _load_taps(taps: Taps, size: int, dtype: DType) -> list[tuple[Tensor, Tensor]]:
+    """The places, which are seen to be inside, and the weights of taps, as tensors; two taps share one table of each,
+    since their places are neighbours and their weights add up to 1."""
+    if len(taps) > 2:
+        return [(_table_places(places, size), Tensor(weights.astype(dtype.numpy))) for places, weights in taps]
+    (low, _), (_, share) = taps
+    first, second = _table_places(low, size), Tensor(share.astype(dtype.numpy))
+    return [(first, 1 - second), (minimum(first + 1, size - 1), second)]
+
+
+def _table_places(places: np.ndarray, size: int) -> Tensor:
+    """Places of an axis, all inside; unsigned and with their limit stated, so that no target checks them."""
+    return minimum(Tensor(places.astype(np.uint32)), size - 1)
 
 
 def _take(x: Tensor, places: np.ndarray, axis: int) -> Tensor:
@@ -122,7 +135,7 @@ def _take(x: Tensor, places: np.ndarray, axis: int) -> Tensor:
     size, count = int(x.shape[axis]), len(places)
     times = count // size
     if times * size != count or not np.array_equal(places, np.arange(count) // max(times, 1)):
-        return gather(x, Tensor(places), axis=axis)
+        return gather(x, _table_places(places, size), axis=axis)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     repeated = broadcast_to(reshape(x, shape=(*before, size, 1, *after)), shape=(*before, size, times, *after))
     return reshape(repeated, shape=(*before, count, *after))

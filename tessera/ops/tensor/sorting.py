@@ -9,13 +9,13 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axis
-from tessera.core.types import TensorType, int64
+from tessera.core.types import TensorType, int32, int64
 from tessera.ir.rules import STORAGE, lower, op
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast, coerce_plain, full
 from tessera.ops.tensor.coercion import unify_dtypes
-from tessera.ops.tensor.elementwise import equal, greater, less, minimum, not_equal, where
+from tessera.ops.tensor.elementwise import equal, greater, greater_equal, less, less_equal, not_equal, where
 from tessera.ops.tensor.matrices import moveaxis
 from tessera.ops.tensor.rearrange import narrow, take_along_axis
 from tessera.ops.tensor.reduce import sum
@@ -96,18 +96,26 @@ def searchsorted(sorted_values: Any, values: Any, side: str = "left") -> Tensor:
 
 def _is_before(x: Tensor, wanted: Tensor, side: str) -> Tensor:
     """Whether elements of a sorted vector come before the place of insertion."""
-    return _precedes(x, wanted, False) if side == "left" else ~_precedes(wanted, x, False)
+    if not x.dtype.is_float:
+        return less(x, wanted) if side == "left" else less_equal(x, wanted)
+    if side == "left":  # NaN after all numbers
+        return ~greater_equal(x, wanted) & equal(x, x)
+    return less_equal(x, wanted) | not_equal(wanted, wanted)
 
 
 def _search_by_halves(row: Tensor, wanted: Tensor, size: int, side: str) -> Tensor:
-    """Binary search: the number of elements before the place, from its highest bit down."""
-    count = full(shape=wanted.shape, value=0, dtype=int64)
-    for bit in reversed(range(size.bit_length())):
-        more = count + (1 << bit)
-        place = minimum(more - 1, size - 1)
+    """Binary search in steps of powers of two (Shar): the number of elements before the place.
+
+    After the step of 2**bit the place is at most 2**bit - 1 further on, and no step reads beyond the row.
+    """
+    highest = size.bit_length() - 1
+    count = full(shape=wanted.shape, value=0, dtype=int32 if size < 1 << 31 else int64)
+    for bit in reversed(range(highest + 1)):
+        place = count + ((1 << bit) - 1)
         last = gather(row, place, axis=0) if row.ndim == 1 else take_along_axis(row, place, axis=-1)
-        count = where(_is_before(last, wanted, side) & (more <= size), more, count)
-    return count
+        taken = size - place if bit == highest else place + 1
+        count = where(_is_before(last, wanted, side), taken, count)
+    return cast(count, dtype=int64)
 
 
 @check_arguments

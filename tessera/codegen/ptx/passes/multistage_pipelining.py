@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.ptx.context import VECTOR_BYTES, PtxMemRef, find_vector_length
-from tessera.codegen.ptx.layout import MMA_OPERAND_TYPES, uses_tensor_cores
+from tessera.codegen.ptx.layout import DOUBLE_MMA, MMA_OPERAND_TYPES, uses_any_mma
 from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.symbolic_dim import Dim, Size
-from tessera.core.types import GLOBAL, RefType, TensorType, int64
+from tessera.core.types import GLOBAL, RefType, TensorType, f64, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
@@ -371,7 +371,7 @@ def read_operands_in_place(function: Function) -> Function:
 
 def _find_slot_operands(function: Function, uses: UseDef) -> dict[tuple[Node, int], SlotOperand]:
     """The operands of products in slots with no other reader, by node and operand number."""
-    products = [n for n in function.body.walk() if uses_tensor_cores(n)]
+    products = [n for n in function.body.walk() if uses_any_mma(n)]
     places = {(n, len(n.args) - 2 + right): bool(right) for n in products for right in (0, 1)}
     found = {at: side for at, right in places.items() if (side := _match_slot_operand(uses, *at, right)) is not None}
     readers = Counter(n.args[0] for n in function.body.walk() if n.op is tile.load)
@@ -396,14 +396,17 @@ def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> Sl
         return None
     ref = made.args[0]
     origin = uses.get(ref)
-    fits = origin is not None and origin.op is smem_slots and _is_ldmatrix_readable(ref, right, flipped)
+    fits = origin is not None and origin.op is smem_slots and _is_readable_in_place(ref, right, flipped)
     return SlotOperand(ref, made.args[1], flipped) if fits else None
 
 
-def _is_ldmatrix_readable(ref: Value, right: bool, flipped: bool) -> bool:
-    """Whether ldmatrix reads these blocks as fragments: it transposes 16-bit elements, not 8-bit ones."""
+def _is_readable_in_place(ref: Value, right: bool, flipped: bool) -> bool:
+    """Whether fragments are read from these blocks: ldmatrix transposes 16-bit elements, not 8-bit ones; doubles are
+    read one by one."""
     dtype = ref.type.dtype  # type: ignore[union-attr]
     rows, columns = math.prod(static_shape(ref)[1:-1]), static_shape(ref)[-1]
+    if dtype == f64:
+        return rows % DOUBLE_MMA[1] == columns % DOUBLE_MMA[2] == 0
     whole = rows % LDMATRIX_EXTENT == 0 and columns * element_bytes(dtype) % (2 * LDMATRIX_EXTENT) == 0
     return whole and MMA_OPERAND_TYPES.get(dtype) == dtype and (element_bytes(dtype) == 2 or right == flipped)
 
@@ -412,7 +415,7 @@ def _is_ldmatrix_readable(ref: Value, right: bool, flipped: bool) -> bool:
 
 
 MAX_STAGES, MIN_STAGES = 4, 2
-SM_REGISTERS = 1 << 16  # registers of a multiprocessor
+SM_REGISTERS, REGISTER_BYTES = 1 << 16, 4  # registers of a multiprocessor, and bytes of each
 OTHER_REGISTERS = 64  # registers of a thread for all but the largest block
 MAX_RESIDENT_BLOCKS = 8  # the most resident blocks that hide latency better than more stages do
 MAX_HELD_REGISTERS = 64  # registers of a thread for accumulators and prefetched blocks: more halve the occupancy
@@ -441,14 +444,20 @@ def pipeline_operand_copies(
 
 
 def _has_tensor_cores(loop: Node) -> bool:
-    return any(uses_tensor_cores(n) for n in loop.regions[0].nodes)
+    return any(uses_any_mma(n) for n in loop.regions[0].nodes)
 
 
 def _fit_registers(loop: Node, fetches: LoopFetches, threads: int) -> LoopFetches:
     """The loads to prefetch, without those for which no registers are left beside the accumulators."""
-    most = max((math.prod(static_shape(n.out)) for n in loop.regions[0].nodes if uses_tensor_cores(n)), default=0)
+    most = max((_count_result_registers(n.out) for n in loop.regions[0].nodes if uses_any_mma(n)), default=0)
     fits = most + sum(fetches.held.values()) <= MAX_HELD_REGISTERS * threads
     return fetches if fits else replace(fetches, held={})
+
+
+def _count_result_registers(v: Value) -> int:
+    """The registers of all threads that hold a block whose elements are not packed."""
+    wide = element_bytes(v.type.dtype) > REGISTER_BYTES  # type: ignore[union-attr]
+    return math.prod(static_shape(v)) * (2 if wide else 1)
 
 
 def _find_trip_count(uses: UseDef, loop: Node) -> float:
@@ -464,7 +473,7 @@ def _choose_stages(function: Function, loops: Mapping[Node, LoopFetches], thread
     """The most stages that fit beside the resident blocks that registers allow; 1 if not even two fit."""
     each = sum(f.bytes for f in loops.values())
     held = [v for n in function.body.walk() for v in n.results if isinstance(v.type, TensorType)]
-    largest = max(math.prod(static_shape(v)) for v in held)
+    largest = max(map(_count_result_registers, held))
     blocks = max(1, min(SM_REGISTERS // (threads * (largest // threads + OTHER_REGISTERS)), MAX_RESIDENT_BLOCKS))
     fits = [n for n in range(MIN_STAGES, MAX_STAGES + 1) if n * each <= limit // blocks - RESERVED_SHARED_BYTES]
     whole = [n for n in range(MIN_STAGES, MAX_STAGES + 1) if n * each <= limit - RESERVED_SHARED_BYTES]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tessera.codegen.ptx.context import EmissionContext, VectorAccess, format_address
+from tessera.codegen.ptx.context import DOUBLE_PADDING, EmissionContext, VectorAccess, format_address
 from tessera.codegen.ptx.layout import (
     DOUBLE_MMA,
     LANE_BITS,
@@ -84,8 +84,10 @@ class FmaProduct:
         self.layout = ctx.layout(node.out)
         self.depth = self.shapes[0][-1]
         size = element_bytes(self.dtypes[0])  # of both
-        bytes_ = [s[0] * shape[0] for s, shape in zip(self.strides, held, strict=True)]
-        self.base = ctx.smem.allocator.reserve_exchange(sum(bytes_))
+        self.in_place = [ctx.smem.operands.get(v) for v in self.operands]
+        every = zip(self.strides, held, self.in_place, strict=True)
+        bytes_ = [0 if source else s[0] * shape[0] for s, shape, source in every]
+        self.base = ctx.smem.allocator.reserve_exchange(sum(bytes_)) if sum(bytes_) else ""
         self.starts = (0, bytes_[0])
         self.longest = 1 if ctx.smem.allocator.exchange_is_local else OPERAND_ALIGN // size  # elements of an access
 
@@ -94,11 +96,14 @@ class FmaProduct:
         return shape
 
     def store_operands(self) -> None:
-        """Store both operands to the exchange buffer."""
+        """Store the operands that are not in place to the exchange buffer."""
         ctx = self.ctx
+        if all(self.in_place):
+            return
         synchronise_exchange(ctx, WRITE)
         every = zip(self.operands, self.held, self.starts, self.dtypes, self.strides, strict=True)
-        for v, held, start, dtype, strides in every:
+        stored = [each for each, source in zip(every, self.in_place, strict=True) if not source]
+        for v, held, start, dtype, strides in stored:
             layout = replace(ctx.layout(v), shape=held)
             for access in plan_exchange_accesses(ctx, dtype, layout, self.base, once=True, strides=strides):
                 _store_shifted(ctx, dtype, access, start, ctx.values[v], exchange_space(ctx))
@@ -212,13 +217,16 @@ def _row_strides(shape: Sizes, size: int, padding: int) -> Sizes:
     return (*(math.prod(outer[a + 1 :]) * pitch for a in range(len(outer))), size)
 
 
+DOUBLE_BYTES = 8
+
+
 class DoubleMmaProduct(FmaProduct):
-    """A product of doubles by mma.sync, whose fragments are single elements in the exchange buffer.
+    """A product of doubles by mma.sync, whose fragments are single elements in the exchange buffer or in a slot.
 
     (PTX ISA, "Matrix fragments for mma.m16n8k8" and "mma.m8n8k4" with .f64.)
     """
 
-    row_padding = 32  # four rows of four elements, or of four columns, are in different banks
+    row_padding = DOUBLE_PADDING
 
     def _hold_shape(self, shape: Sizes) -> Sizes:
         """Rows and columns up to those that fragments cover; nothing reads the sums of the added ones."""
@@ -241,19 +249,26 @@ class DoubleMmaProduct(FmaProduct):
 
     def _make_lane_pointers(self) -> list[str]:
         """The addresses of a thread's first elements: of its row and column of four for the left operand, and of its
-        row of four and column for the right one."""
+        row of four and column for the right one; in a slot, their distance from its begin."""
         warps = self.layout.threads[LANE_BITS:]
         down, across = ([b if b is not None and b[0] == axis else None for b in warps] for axis in (0, 1))
         held = [self._hold_shape(s) for s in self.shapes]
         left = DistributedLayout(held[0], (), ((1, 0), (1, 1), (0, 0), (0, 1), (0, 2), *down))
         right = DistributedLayout(held[1], (), ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), *across))
-        every = zip((left, right), self.strides, self.starts, strict=True)
-        return [
-            self.text.let("add.s32", "b32", emit_thread_address(self.ctx, lanes, strides, self.base), start)
-            for lanes, strides, start in every
-        ]
+        return [self._make_lane_pointer(side, lanes) for side, lanes in enumerate((left, right))]
+
+    def _make_lane_pointer(self, side: int, lanes: DistributedLayout) -> str:
+        source = self.in_place[side]
+        if source is not None:
+            return source.thread_address(lanes.permuted((1, 0)) if source.flipped else lanes, DOUBLE_BYTES)
+        address = emit_thread_address(self.ctx, lanes, self.strides[side], self.base)
+        return self.text.let("add.s32", "b32", address, self.starts[side])
 
     def _load(self, side: int, pointer: str, row: int, column: int) -> str:
+        source = self.in_place[side]
+        if source is not None:
+            row, column = (column, row) if source.flipped else (row, column)
+            return self.text.let("ld.shared.f64", "f64", source.operand_at(pointer, row, column * DOUBLE_BYTES))
         (x,) = self._load_run(side, pointer, row * self.strides[side][0] + column * self.strides[side][1], ("",))
         return x
 

@@ -50,7 +50,7 @@ def _(ctx: EmissionContext, node: Node) -> None:
     text, dtype, swizzled = ctx.text, node.attrs["dtype"], node.attrs["swizzled"]
     shape = tuple(int(n) for n in node.attrs["shape"])
     count, height, row_bytes = shape[0], math.prod(shape[1:-1]), shape[-1] * element_bytes(dtype)
-    rows = choose_row_layout(row_bytes) if swizzled else SwizzledRows(row_bytes)
+    rows = choose_row_layout(row_bytes, element_bytes(dtype)) if swizzled else SwizzledRows(row_bytes)
     spare = _count_spare_bytes(height, row_bytes, rows.pitch) if swizzled else 0
     offset = ctx.smem.allocator.allocate_shared(count * height * rows.pitch + spare, SLOT_ALIGN)
     with text.at_entry_head():
