@@ -129,20 +129,13 @@ class SwizzledRows:
         return byte & within ^ self.swizzle(row), row * self.pitch + (byte & ~within)
 
 
-DOUBLE_PADDING = 32  # bytes after a row: four rows of four doubles, or of four columns, are in different banks
-
-
-def choose_row_layout(count: int, element: int = 2) -> SwizzledRows:
-    """The layout of rows of `count` bytes, a multiple of two swizzle units, and of four for elements of 8 bytes.
+def choose_row_layout(count: int) -> SwizzledRows:
+    """The layout of rows of `count` bytes, a multiple of two swizzle units.
 
     >>> choose_row_layout(128), choose_row_layout(64), choose_row_layout(96)
     (SwizzledRows(pitch=128, shift=0, mask=7), SwizzledRows(pitch=64, shift=1, mask=3), SwizzledRows(pitch=112,
     shift=0, mask=0))
-    >>> choose_row_layout(128, element=8)
-    SwizzledRows(pitch=160, shift=0, mask=0)
     """
-    if element == 8:
-        return SwizzledRows(count + DOUBLE_PADDING)
     if count & (count - 1):
         return SwizzledRows(count + SWIZZLE_UNIT)
     bits = min(bit_width(count // SWIZZLE_UNIT), 3)

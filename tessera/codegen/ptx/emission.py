@@ -35,7 +35,6 @@ from tessera.codegen.ptx.layout import (
     reduction_axes,
     static_shape,
     trace_to_loads,
-    uses_tensor_cores,
 )
 from tessera.codegen.ptx.ops import (
     LEVEL,
@@ -73,6 +72,7 @@ from tessera.codegen.ptx.table.scalars.arithmetic import has_policies
 from tessera.codegen.ptx.table.warpgroup import fetched_block, wgmma  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
 from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_ROWS
+from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, uses_split_mma, uses_tensor_cores
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
@@ -279,15 +279,22 @@ def choose_team_size(function: Function) -> int:
     """The threads for a tile: so many that none holds many elements of the largest block."""
     most = max((_element_count(v) for node in function.body.walk() for v in node.results), default=1)
     if any(uses_tensor_cores(node) for node in function.body.walk()):
-        return min(
-            max(1 << max(most // MMA_ELEMENTS_PER_THREAD - 1, 0).bit_length(), 4 * WARP_THREADS), PREFERRED_THREADS
-        )
+        return _round_team(most // MMA_ELEMENTS_PER_THREAD, PREFERRED_THREADS)
+    if split := [static_shape(node.out)[0] for node in function.body.walk() if uses_split_mma(node)]:
+        # Of several products, a warp has whole rows.
+        most_threads = TEAM_THREADS[1] if len(split) == 1 else WARP_THREADS * max(min(split) // DOUBLE_MMA[0], 4)
+        return _round_team(most // WIDE_ELEMENTS_PER_THREAD, most_threads)
     wanted = (
         most // ELEMENTS_PER_THREAD
         if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
         else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
     )
     return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
+
+
+def _round_team(threads: int, most: int) -> int:
+    """The next power of two of threads, at least four warps."""
+    return min(max(1 << max(threads - 1, 0).bit_length(), 4 * WARP_THREADS), most)
 
 
 def choose_resident_blocks(function: Function) -> int:

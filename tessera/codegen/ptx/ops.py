@@ -232,16 +232,16 @@ def _load_block(array: np.ndarray, starts: list[int], shape: tuple[int, int], ax
     return found
 
 
-def _smem_slots_type(*, shape: tuple[int, ...], dtype: DType, swizzled: bool = False) -> RefType:
+def _smem_slots_type(*, shape: tuple[int, ...], dtype: DType, swizzled: bool = False, padding: int = 0) -> RefType:
     return RefType(tuple(shape), dtype, SHARED)
 
 
 @define_op(_smem_slots_type, effects=frozenset(("memory",)))
-def smem_slots(*, shape: tuple, dtype: DType, swizzled: bool = False):
+def smem_slots(*, shape: tuple, dtype: DType, swizzled: bool = False, padding: int = 0):
     """Multi-stage staging buffer in shared memory: the first axis counts slots of one block each.
 
     The program itself orders accesses by waits and barriers. `swizzled`: only ldmatrix reads the slots, and 16-byte
-    chunks are permuted within each row.
+    chunks are permuted within each row. `padding`: bytes after each row; products read single elements of the slots.
     """
 
 

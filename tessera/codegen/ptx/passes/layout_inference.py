@@ -28,7 +28,6 @@ from tessera.codegen.ptx.layout import (
     parse_layout,
     reduction_axes,
     static_shape,
-    uses_tensor_cores,
 )
 from tessera.codegen.ptx.ops import (
     async_mma,
@@ -48,6 +47,7 @@ from tessera.codegen.ptx.ops import (
     wait_mma,
 )
 from tessera.codegen.ptx.passes.store_layouts import choose_store_layout
+from tessera.codegen.ptx.tensor_cores import uses_split_mma, uses_tensor_cores
 from tessera.core.types import RefType, TensorType, int8
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
@@ -76,6 +76,8 @@ class LayoutInference:
         self.of: dict[Value, MaybeLayout] = {}
         self.direct: set[Node] = set()  # products whose left operand stays in registers
         self.smem_operands: set[Value] = set()  # operands in shared memory, which have no registers
+        split = [n for n in function.body.walk() if uses_split_mma(n)]
+        self.chained = set(split) if len(split) > 1 else set()  # a warp has whole rows, which are reduced in between
         self.fragments: set[DistributedLayout] = set()  # layouts of accumulators of main loops
         self._depths: dict[Value, int] = {}
         self._depth = 0
@@ -194,7 +196,7 @@ def _(inference, node):
 def _(inference, node):
     if inference.in_registers(node):
         inference.direct.add(node)
-    return [choose_dot_layout(node, inference.threads, node in inference.direct)]
+    return [choose_dot_layout(node, inference.threads, node in inference.direct or node in inference.chained)]
 
 
 @natural_layout_rules(smem_operand)

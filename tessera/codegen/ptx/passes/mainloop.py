@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.codegen.ptx.layout import are_mma_compatible
 from tessera.codegen.ptx.ops import (
     gemm_mainloop,
     matmul_accumulate,
 )
+from tessera.codegen.ptx.tensor_cores import are_mma_compatible
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import (
     GLOBAL,

@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.ptx.context import VECTOR_BYTES, PtxMemRef, find_vector_length
-from tessera.codegen.ptx.layout import DOUBLE_MMA, MMA_OPERAND_TYPES, uses_any_mma
 from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
+from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, FRAGMENT_PADDINGS, MMA_OPERAND_TYPES, uses_any_mma
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.symbolic_dim import Dim, Size
-from tessera.core.types import GLOBAL, RefType, TensorType, f64, int64
+from tessera.core.types import GLOBAL, RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, eliminate_dead_code, rewrite_function
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile
-from tessera.ops.tensor import basic, contractions, elementwise, shape
+from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 # Which loads are prefetched: operands of products whose starts depend on the loop's index alone. cp.async moves at
 # least 4 bytes, so rows with 2-byte alignment, and masked loads, are prefetched into registers for one round instead.
@@ -35,6 +35,7 @@ from tessera.ops.tensor import basic, contractions, elementwise, shape
 ORDERING_EFFECTS = frozenset(("memory", "async"))
 MIN_COPY_BYTES = 4  # bytes that cp.async moves at least
 PRODUCT_OPS = (contractions.dot, matmul_accumulate)
+REDUCTIONS = (reduce.max, reduce.min, reduce.sum)
 VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
 MASK_OPS = (
     basic.full,
@@ -350,14 +351,14 @@ def read_operands_in_place(function: Function) -> Function:
     """The function in which tensor cores read their blocks of slots directly from shared memory."""
     uses = UseDef(function)
     found = _find_slot_operands(function, uses)
-    swizzled = {side.ref for side in found.values()}
+    layouts = {s.ref: _choose_row_attributes(s, place == len(n.args) - 1) for (n, place), s in found.items()}
     if not found:
         return function
     patterns = RewritePatterns("operands in shared memory")
 
     @patterns(smem_slots)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        return rewriter.add(smem_slots, **{**node.attrs, "swizzled": True}) if node.out in swizzled else None
+        return rewriter.add(smem_slots, **{**node.attrs, **layouts[node.out]}) if node.out in layouts else None
 
     @patterns(*PRODUCT_OPS)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Sequence[Value] | None:
@@ -377,6 +378,14 @@ def _find_slot_operands(function: Function, uses: UseDef) -> dict[tuple[Node, in
     readers = Counter(n.args[0] for n in function.body.walk() if n.op is tile.load)
     ours = Counter(side.ref for side in found.values())
     return {at: side for at, side in found.items() if ours[side.ref] == readers[side.ref]}
+
+
+def _choose_row_attributes(side: SlotOperand, right: bool) -> dict[str, Any]:
+    """How the rows of slots are laid out so that the lanes that read a fragment use all banks."""
+    dtype = side.ref.type.dtype  # type: ignore[union-attr]
+    if dtype in FRAGMENT_PADDINGS:
+        return {"padding": FRAGMENT_PADDINGS[dtype][0 if right == side.flipped else 1]}
+    return {"swizzled": True}
 
 
 def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> SlotOperand | None:
@@ -405,7 +414,7 @@ def _is_readable_in_place(ref: Value, right: bool, flipped: bool) -> bool:
     read one by one."""
     dtype = ref.type.dtype  # type: ignore[union-attr]
     rows, columns = math.prod(static_shape(ref)[1:-1]), static_shape(ref)[-1]
-    if dtype == f64:
+    if dtype in FRAGMENT_PADDINGS:
         return rows % DOUBLE_MMA[1] == columns % DOUBLE_MMA[2] == 0
     whole = rows % LDMATRIX_EXTENT == 0 and columns * element_bytes(dtype) % (2 * LDMATRIX_EXTENT) == 0
     return whole and MMA_OPERAND_TYPES.get(dtype) == dtype and (element_bytes(dtype) == 2 or right == flipped)
@@ -432,7 +441,9 @@ def pipeline_operand_copies(
     uses = UseDef(function)
     found = {n: _fit_registers(n, f, threads) for n, f in find_loop_fetches(function, apart, aligned).items()}
     loops = {
-        n: f for n, f in found.items() if f.loads and _find_trip_count(uses, n) >= MIN_STAGES and _has_tensor_cores(n)
+        n: f
+        for n, f in found.items()
+        if f.loads and _find_trip_count(uses, n) >= MIN_STAGES and _has_tensor_cores(n) and not _is_exceptional(uses, n)
     }
     asked = function.attrs.get("stages")
     stages = _choose_stages(function, loops, threads, limit) if asked is None else int(asked)
@@ -445,6 +456,13 @@ def pipeline_operand_copies(
 
 def _has_tensor_cores(loop: Node) -> bool:
     return any(uses_any_mma(n) for n in loop.regions[0].nodes)
+
+
+def _is_exceptional(uses: UseDef, loop: Node) -> bool:
+    """Whether what a block holds decides if a loop runs at all: the copies before it would mostly be for nothing."""
+    ends = [made for v in loop.args[:2] if (made := uses.get(v)) is not None]
+    tests = [n.args[0] for n in ends if n.op is elementwise.where]
+    return any(n.op in REDUCTIONS for n in uses.backward_slice(tests))
 
 
 def _fit_registers(loop: Node, fetches: LoopFetches, threads: int) -> LoopFetches:

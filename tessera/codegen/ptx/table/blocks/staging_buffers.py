@@ -47,17 +47,17 @@ CACHE_OPERATORS = {VECTOR_BYTES: "cg"}  # 16-byte copies bypass the L1 cache
 
 @emission_rule(smem_slots)
 def _(ctx: EmissionContext, node: Node) -> None:
-    text, dtype, swizzled = ctx.text, node.attrs["dtype"], node.attrs["swizzled"]
+    text, dtype, swizzled, padding = ctx.text, node.attrs["dtype"], node.attrs["swizzled"], node.attrs["padding"]
     shape = tuple(int(n) for n in node.attrs["shape"])
     count, height, row_bytes = shape[0], math.prod(shape[1:-1]), shape[-1] * element_bytes(dtype)
-    rows = choose_row_layout(row_bytes, element_bytes(dtype)) if swizzled else SwizzledRows(row_bytes)
-    spare = _count_spare_bytes(height, row_bytes, rows.pitch) if swizzled else 0
+    rows = choose_row_layout(row_bytes) if swizzled else SwizzledRows(row_bytes + padding)
+    spare = _count_spare_bytes(height, row_bytes, rows.pitch) if swizzled or padding else 0
     offset = ctx.smem.allocator.allocate_shared(count * height * rows.pitch + spare, SLOT_ALIGN)
     with text.at_entry_head():
         base = text.let("add.u32", "b32", text.let("mov.u32", "b32", SHARED_SYMBOL), offset)
         wide = text.let("cvt.u64.u32", "b64", base)
     ctx.smem.slots[node.out] = SmemSlots(base, height * rows.pitch, rows, element_bytes(dtype))
-    if not swizzled:
+    if not swizzled and not padding:
         ctx.memrefs[node.out] = PtxMemRef(dtype, "shared", wide, shape)
 
 

@@ -1,0 +1,193 @@
+"""Products on tensor cores whose fragments are read element by element: doubles, and f32 in two parts of tf32.
+
+Operands are in slots of shared memory, as cp.async copies them, or in the exchange buffer.
+
+An f32 is the sum of a tf32, its first 11 bits, and a rest that is exact in f32 and of which tensor cores read 11 bits.
+Three of the four products of such parts are added up, smallest first ("3xTF32", CUTLASS); the fourth and the bits not
+read are at most 2**-22 of a product of operands. Tensor cores cut off the bits of a sum below an f32 once for eight
+elements, and a block's sums are added to those before it in f32.
+
+Parts of numbers below 2**-113 lose bits, and infinities have no parts. A warp with a result that is not finite, or that
+is small but not 0, or with a large operand, computes its results again by multiply-add. Operands below 2**-137 count as
+0 where no other operand contributes to a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tessera.codegen.ptx.context import EmissionContext
+from tessera.codegen.ptx.layout import LANE_BITS, DistributedLayout, LayoutBit, Sizes, bit_width
+from tessera.codegen.ptx.table.blocks.fma_product import FmaProduct
+from tessera.codegen.ptx.table.blocks.layout_conversion import FULL_WARP_MASK, emit_thread_address
+from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, FRAGMENT_PADDINGS
+from tessera.core.types import f32, f64
+from tessera.ir.core import Node
+
+MMA_ROWS, MMA_COLUMNS = 16, 8  # of one instruction's accumulator
+UNROLLED = 4  # steps along the contraction
+
+
+class FragmentProduct(FmaProduct):
+    """A product by mma.sync: a thread loads each element of its fragments from shared memory."""
+
+    # Where the lanes of a group of four are along the contraction, as bits of its index; then elements of a fragment.
+    depth_bits: tuple[int, int]
+    depth_steps: tuple[int, int]
+
+    def _hold_shape(self, shape: Sizes) -> Sizes:
+        """Rows and columns up to those that fragments cover; nothing reads the sums of the added ones."""
+        rows, columns = (1 << bit_width(n) for n in shape)
+        return rows, columns
+
+    def emit(self) -> None:
+        """Emit the MMAs: a loop along the reduction axis, unrolled."""
+        self.sums = self._initialise_sums()
+        pointers, step = self._make_lane_pointers(), DOUBLE_MMA[2]
+        rounds, rest = divmod(self.depth, step * UNROLLED)
+        if rounds < 2:
+            self._emit_steps(pointers, 0, self.depth)
+            return
+        self._emit_loop(pointers, rounds, step * UNROLLED)
+        self._emit_steps(pointers, 0, rest)
+
+    def _emit_steps(self, pointers: Sequence[str], first: int, count: int) -> None:
+        """For each step along the reduction axis the fragments of both operands, then all products."""
+        rows = sorted({m - m % MMA_ROWS for m, _ in self.layout.offsets})
+        columns = sorted({n - n % MMA_COLUMNS for _, n in self.layout.offsets if n < self.layout.shape[1]})
+        for k in range(first, first + count, DOUBLE_MMA[2]):
+            a = {m: self._load_left_fragment(pointers[0], m, k) for m in rows}
+            b = {n: self._load_right_fragment(pointers[1], n, k) for n in columns}
+            for m in rows:
+                for n in columns:
+                    self._emit_mma(m, n, a[m], b[n])
+
+    def _make_lane_pointers(self) -> list[str]:
+        """The addresses of a thread's first elements of both operands."""
+        warps, deep = self.layout.threads[LANE_BITS:], self.depth_bits
+        down, across = ([b if b is not None and b[0] == axis else None for b in warps] for axis in (0, 1))
+        left: list[LayoutBit | None] = [*((1, p) for p in deep), (0, 0), (0, 1), (0, 2), *down]
+        right: list[LayoutBit | None] = [*((0, p) for p in deep), (1, 0), (1, 1), (1, 2), *across]
+        held = [self._hold_shape(s) for s in self.shapes]
+        return [self._make_lane_pointer(side, lanes, held[side]) for side, lanes in enumerate((left, right))]
+
+    def _make_lane_pointer(self, side: int, lanes: Sequence[LayoutBit | None], held: Sizes) -> str:
+        layout = DistributedLayout(held, (), tuple(lanes))
+        address = emit_thread_address(self.ctx, layout, self.strides[side], self.bases[side])
+        return self.text.let("add.s32", "b32", address, self.starts[side])
+
+    def _load_left_fragment(self, pointer: str, m: int, k: int) -> list[str]:
+        """Rows m and m + 8, at one place along the contraction and then at another."""
+        found = [self._load_pair(0, pointer, m + 8 * i, k) for i in (0, 1)]
+        return [found[i][j] for j in (0, 1) for i in (0, 1)]
+
+    def _load_right_fragment(self, pointer: str, n: int, k: int) -> list[str]:
+        return self._load_pair(1, pointer, n, k)
+
+    def _load_pair(self, side: int, pointer: str, kept: int, k: int) -> list[str]:
+        """Two elements along the contraction of a row of the left operand, or of a column of the right one."""
+        first, second = (k + step for step in self.depth_steps)
+        along, across = self.strides[side][1 - side], self.strides[side][side]
+        if second == first + 1 and along == self.size:
+            return self._load_run(side, pointer, kept * across + first * along, ("", ""))
+        return [x for at in (first, second) for x in self._load_run(side, pointer, kept * across + at * along, ("",))]
+
+    def _emit_mma(self, m: int, n: int, a: list[str], b: list[str]) -> None:
+        raise NotImplementedError
+
+    def _do_mma(self, form: str, *registers: list[str]) -> None:
+        sums, left, right = (f"{{{', '.join(each)}}}" for each in registers)
+        self.text.do(f"mma.sync.aligned.{form}", sums, left, right, sums)
+
+    def _find_sums(self, sums: list[str], m: int, n: int) -> list[str]:
+        index = self.layout.index
+        return [sums[index[m + down, n + across]] for down in (0, 8) for across in (0, 1)]
+
+
+class DoubleMmaProduct(FragmentProduct):
+    """A product of doubles (PTX ISA, "Matrix fragments for mma.m16n8k8" and "mma.m8n8k4" with .f64)."""
+
+    row_paddings = FRAGMENT_PADDINGS[f64]
+    depth_bits, depth_steps = (0, 1), (0, 4)
+
+    def _emit_mma(self, m: int, n: int, a: list[str], b: list[str]) -> None:
+        d, types = self._find_sums(self.sums, m, n), "row.col.f64.f64.f64.f64"
+        if self.ctx.entry.arch == "sm_80":  # eight rows and four elements of the contraction at a time
+            for half in (0, 1):
+                for j in (0, 1):
+                    self._do_mma(f"m8n8k4.{types}", d[2 * half : 2 * half + 2], [a[2 * j + half]], [b[j]])
+        else:
+            self._do_mma(f"m16n8k8.{types}", d, a, b)
+
+
+LARGE, SMALL = "0f58800000", 0x21800000 << 1  # 2**50; and twice the bits of 2**-60
+LARGE_RESULT = "0f71800000"  # 2**100
+
+
+class SplitMmaProduct(FragmentProduct):
+    """A product of f32 in parts of tf32 (PTX ISA, "Matrix fragments for mma.m16n8k8").
+
+    The lanes of a group of four take pairs of neighbours along the contraction, whose order is free.
+    """
+
+    row_paddings = FRAGMENT_PADDINGS[f32]
+    depth_bits, depth_steps = (1, 2), (0, 1)
+
+    def __init__(self, ctx: EmissionContext, node: Node) -> None:
+        super().__init__(ctx, node)
+        self.again = FmaProduct(ctx, node)
+        self.again.strides, self.again.given = self.strides, ()
+        self.again.bases, self.again.starts = self.bases, self.starts
+        self.parts: dict[str, tuple[str, str]] = {}
+        self.greatest = ""  # of the thread's operands
+
+    def emit(self) -> None:
+        """The sums of this block, added to those before it; by multiply-add where parts are not exact."""
+        given, self.given = self.given, ()
+        self.greatest = self.text.let("mov.f32", "f32", "0f00000000")
+        super().emit()
+        self._recompute_inexact()
+        if given:
+            self.sums = [self.text.let("add.rn.f32", "f32", x, y) for x, y in zip(given, self.sums, strict=True)]
+
+    def _recompute_inexact(self) -> None:
+        """Compute the sums of a warp again by multiply-add if one of them may be wrong."""
+        text, sums = self.text, self.sums
+        exact = text.new_label("exact")
+        text.do(f"bra {exact}", guard=f"!{self._emit_vote()}")
+        self.again.emit()
+        for total, again in zip(sums, self.again.sums, strict=True):
+            text.do("mov.f32", total, again)
+        text.label(exact)
+
+    def _emit_vote(self) -> str:
+        """Whether a thread of the warp has a large operand, or a result that is small but not 0, or not finite."""
+        text = self.text
+        largest, least = text.let("mov.f32", "f32", "0f00000000"), text.let("mov.u32", "b32", "0xFFFFFFFF")
+        for x in self.sums:
+            text.do("max.NaN.f32", largest, largest, text.let("abs.f32", "f32", x))
+            twice = text.let("shl.b32", "b32", text.let("mov.b32", "b32", x), 1)
+            text.do("min.u32", least, least, text.let("sub.u32", "b32", twice, 1))
+        tests = [
+            text.let("setp.geu.f32", "pred", largest, LARGE_RESULT),
+            text.let("setp.lt.u32", "pred", least, SMALL),
+            text.let("setp.ge.f32", "pred", self.greatest, LARGE),
+        ]
+        any_ = text.let("or.pred", "pred", text.let("or.pred", "pred", *tests[:2]), tests[2])
+        return text.let("vote.sync.any.pred", "pred", any_, FULL_WARP_MASK)
+
+    def _emit_mma(self, m: int, n: int, a: list[str], b: list[str]) -> None:
+        left, right = ([self._split(x) for x in each] for each in (a, b))
+        d = self._find_sums(self.sums, m, n)
+        for i, j in ((1, 0), (0, 1), (0, 0)):
+            self._do_mma("m16n8k8.row.col.f32.tf32.tf32.f32", d, [x[i] for x in left], [x[j] for x in right])
+
+    def _split(self, x: str) -> tuple[str, str]:
+        """The two parts of an element, as bits."""
+        if x not in self.parts:
+            text = self.text
+            text.do("max.f32", self.greatest, self.greatest, text.let("abs.f32", "f32", x))
+            high = text.let("cvt.rna.tf32.f32", "b32", x)
+            rest = text.let("sub.rn.f32", "f32", x, text.let("mov.b32", "f32", high))
+            self.parts[x] = high, text.let("mov.b32", "b32", rest)
+        return self.parts[x]
