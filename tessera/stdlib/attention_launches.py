@@ -26,7 +26,7 @@ from tessera.stdlib.split_keys import match_split_attention
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
 DEEP_HEADS, DEEPEST_HEADS = {64, 128}, {256}  # features of heads whose blocks differ; the deepest have half the keys
-WIDE_HEADS = 128  # features of heads of f32 whose blocks have more queries
+LEAST_WIDE = 64  # features of heads of f32 beyond which blocks have fewer keys
 
 
 @library_rules(attention.scaled_dot_product_attention)
@@ -141,8 +141,8 @@ def _choose_blocks(plan: LoweringPlan, widths: set[Size], rounded: bool) -> tupl
         return plan.flash_deep, plan.flash_deep
     if plan.flash_deep and rounded and widths == DEEPEST_HEADS:
         return plan.flash_deep, plan.flash_deep // 2
-    if plan.flash_deep and max(widths) == WIDE_HEADS:  # more warps, each with rows of its own
-        return plan.flash_deep, plan.flash_n
+    if plan.flash_deep and not rounded and any(isinstance(n, int) and n > LEAST_WIDE for n in widths):
+        return plan.flash_m, plan.flash_n // 2  # so that two programs are on a multiprocessor
     return plan.flash_m, plan.flash_n
 
 

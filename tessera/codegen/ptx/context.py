@@ -212,6 +212,7 @@ class SharedMemory:
     hazards: HazardTracker
     slots: dict[Value, SmemSlots] = field(default_factory=dict)  # staging buffers of `smem_slots`
     operands: dict[Value, SmemOperand] = field(default_factory=dict)  # blocks that MMAs read in place
+    left_rows: dict[tuple[int, int], str] = field(default_factory=dict)  # memory by rows and bytes of each
 
 
 @dataclass

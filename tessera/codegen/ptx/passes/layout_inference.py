@@ -118,13 +118,14 @@ class LayoutInference:
         """Whether a product's left operand stays in registers: it is loop-invariant, or the result of a product."""
         left = node.args[-2]
         shape = static_shape(left)
-        if self.threads == 1 or not uses_tensor_cores(node) or not has_enough_rows(shape[0], self.threads):
+        held = uses_tensor_cores(node) or node in self.chained
+        if self.threads == 1 or not held or not has_enough_rows(shape[0], self.threads):
             return False
         if (
             left in self.smem_operands or left.type.dtype == int8
         ):  # four neighbours to a register, which no other layout has
             return False
-        again = self._depths.get(left, 0) < self._depth
+        again = self._depths.get(left, 0) < self._depth and node not in self.chained
         return again or self.of[left] == make_mma_layout(shape, self.threads, True)
 
     def is_fragment(self, layout: DistributedLayout) -> bool:

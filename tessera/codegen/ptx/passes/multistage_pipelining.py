@@ -17,7 +17,13 @@ from tessera.codegen.ptx.context import VECTOR_BYTES, PtxMemRef, find_vector_len
 from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
-from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, FRAGMENT_PADDINGS, MMA_OPERAND_TYPES, uses_any_mma
+from tessera.codegen.ptx.tensor_cores import (
+    DOUBLE_MMA,
+    FRAGMENT_PADDINGS,
+    MMA_OPERAND_TYPES,
+    uses_any_mma,
+    uses_split_mma,
+)
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import GLOBAL, RefType, TensorType, int64
@@ -326,10 +332,55 @@ class _StagedLoop:
 
 def _read_slot(builder: Builder, load: Node, ring: Value, slot: Value) -> Value:
     """The block of a load, read from its slot."""
-    zero = builder.add(basic.full, [], {"shape": (), "value": 0, "dtype": int64}).out
+    zero = _make_index(builder, 0)
     places = [slot, *(zero for _ in static_shape(load.out))]
     block = builder.add(tile.load, [ring, *places], {"shape": (1, *static_shape(load.out))}).out
     return builder.add(shape.reshape, [block], {"shape": static_shape(load.out)}).out
+
+
+# Loop-invariant operands of products whose fragments are read element by element stay in shared memory: no round stores
+# them again. Their copy is part of the first group that a loop waits for.
+
+
+def keep_invariant_operands(function: Function) -> Function:
+    """The function in which such operands, loaded before a loop, are copied to a slot of their own."""
+    kept, patterns = _find_invariant_loads(function), RewritePatterns("invariant operands")
+
+    @patterns(tile.load)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        if node not in kept:
+            return None
+        type, builder = node.out.type, rewriter.builder
+        attrs = {"shape": (1, *static_shape(node.out)), "dtype": type.dtype}  # type: ignore[union-attr]
+        ring, zero = builder.add(smem_slots, [], attrs).out, _make_index(builder, 0)
+        to = [zero] * (1 + len(static_shape(node.out)))
+        copied = {"shape": static_shape(node.out), "edge": "clip"}
+        builder.add(tile.async_copy, [ring, args[0], *to, *args[1:]], copied, loc=node.loc)
+        return _read_slot(builder, node, ring, zero)
+
+    return rewrite_function(function, patterns) if kept else function
+
+
+def _find_invariant_loads(function: Function) -> set[Node]:
+    uses, outside = UseDef(function), set(function.body.nodes)
+    inner = [n for n in function.body.walk() if uses_split_mma(n) and n not in outside]
+    found = {load for n in inner for v in n.args[-2:] if (load := _find_load(uses, v)) in outside}
+    written = tile.find_written_refs(function.body)
+    return {n for n in found if n is not None and not is_masked(n) and n.args[0] not in written}
+
+
+def _find_load(uses: UseDef, v: Value) -> Node | None:
+    """The load of a block in global memory that only one product uses, through views."""
+    node = uses.get(v)
+    while node is not None and _is_view(node) and uses.count_uses(v) == 1:
+        v = node.args[0]
+        node = uses.get(v)
+    plain = node is not None and node.op is tile.load and uses.count_uses(v) == 1
+    return node if plain and node.args[0].type.space == GLOBAL else None  # type: ignore[union-attr]
+
+
+def _make_index(builder: Builder, n: int) -> Value:
+    return builder.add(basic.full, [], {"shape": (), "value": n, "dtype": int64}).out
 
 
 # ldmatrix selection: products read operands in slots directly from shared memory.
@@ -392,7 +443,7 @@ def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> Sl
     """The slot of an operand, if ldmatrix can read it there; or None."""
     v, flipped = node.args[place], False
     made = uses.get(v)
-    while made is not None and made.op in (shape.permute, shape.reshape) and uses.count_uses(v) == 1:
+    while made is not None and _is_view(made) and uses.count_uses(v) == 1:
         (x,) = made.args
         turned = made.op is shape.permute
         if turned and tuple(made.attrs["axes"]) != (1, 0):
@@ -407,6 +458,12 @@ def _match_slot_operand(uses: UseDef, node: Node, place: int, right: bool) -> Sl
     origin = uses.get(ref)
     fits = origin is not None and origin.op is smem_slots and _is_readable_in_place(ref, right, flipped)
     return SlotOperand(ref, made.args[1], flipped) if fits else None
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node has its operand's elements: a permutation, a reshape, or a cast that changes nothing."""
+    same = node.op is basic.cast and node.args[0].type == node.out.type
+    return same or node.op in (shape.permute, shape.reshape)
 
 
 def _is_readable_in_place(ref: Value, right: bool, flipped: bool) -> bool:
@@ -451,7 +508,7 @@ def pipeline_operand_copies(
         return function
     if not any(f.copied for f in loops.values()):
         stages = MIN_STAGES  # registers hold one round
-    return insert_prefetch(function, stages, loops, smem_slots)
+    return keep_invariant_operands(insert_prefetch(function, stages, loops, smem_slots))
 
 
 def _has_tensor_cores(loop: Node) -> bool:

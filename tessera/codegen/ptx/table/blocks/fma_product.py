@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,10 +42,12 @@ class FmaProduct:
         self.given: Sequence[str] = ctx.values[node.args[0]] if len(node.args) > 2 else ()
         self.depth = self.shapes[0][-1]
         self.size = size = element_bytes(self.dtypes[0])  # of both
+        self.places = self.layout.offsets  # whose sums are computed
         self.in_place = [ctx.smem.operands.get(v) for v in self.operands]
-        self.strides = [_row_strides(s, size, pad) for s, pad in zip(held, self.row_paddings, strict=True)]
-        every = zip(self.strides, held, self.in_place, strict=True)
-        bytes_ = [0 if source else s[0] * shape[0] for s, shape, source in every]
+        self.stored = self._find_stored()
+        self.strides = [row_strides(s, size, pad) for s, pad in zip(held, self.row_paddings, strict=True)]
+        every = zip(self.strides, held, self.stored, strict=True)
+        bytes_ = [s[0] * shape[0] if stored else 0 for s, shape, stored in every]
         base = ctx.smem.allocator.reserve_exchange(sum(bytes_)) if sum(bytes_) else ""
         self.bases, self.starts = [base, base], [0, bytes_[0]]
         longest = 1 if ctx.smem.allocator.exchange_is_local else OPERAND_ALIGN // size
@@ -60,15 +63,18 @@ class FmaProduct:
         """The shape of the memory that holds an operand of a shape."""
         return shape
 
+    def _find_stored(self) -> list[bool]:
+        """Whether each operand is stored to the exchange buffer."""
+        return [source is None for source in self.in_place]
+
     def store_operands(self) -> None:
         """Store the operands that are not in place to the exchange buffer."""
         ctx = self.ctx
-        if all(self.in_place):
+        if not any(self.stored):
             return
         synchronise_exchange(ctx, WRITE)
         every = zip(self.operands, self.held, self.starts, self.dtypes, self.strides, self.bases, strict=True)
-        stored = [each for each, source in zip(every, self.in_place, strict=True) if not source]
-        for v, held, start, dtype, strides, base in stored:
+        for v, held, start, dtype, strides, base in itertools.compress(every, self.stored):
             layout = replace(ctx.layout(v), shape=held)
             for access in plan_exchange_accesses(ctx, dtype, layout, base, once=True, strides=strides):
                 store_shifted(ctx, dtype, access, start, ctx.values[v], exchange_space(ctx))
@@ -89,7 +95,8 @@ class FmaProduct:
     def _initialise_sums(self) -> list[str]:
         """Registers that hold the initial accumulator."""
         kind = register_class(self.accumulator_type)
-        initial = self.given or (block_access.zero_literal(kind),) * self.layout.count
+        zero, index = block_access.zero_literal(kind), self.layout.index
+        initial = [self.given[index[p]] if self.given else zero for p in self.places]
         return [self.text.let(f"mov.{kind}", kind, x) for x in initial]
 
     def _make_pointer(self, side: int, kept_axis: int) -> str:
@@ -119,7 +126,7 @@ class FmaProduct:
         multiply = "fma.rn" if self.accumulator_type.is_float else "mad.lo"
         for k, left in enumerate(lefts, first):
             right = self._load_right(pointers[1], k)
-            for total, offset in zip(self.sums, self.layout.offsets, strict=True):
+            for total, offset in zip(self.sums, self.places, strict=True):
                 a, b = left[offset[: row + 1]], right[offset[:row] + offset[column:]]
                 self.text.do(f"{multiply}.{form}", total, a, b, total)
 
@@ -127,7 +134,7 @@ class FmaProduct:
         """For each of `count` columns the elements of the left operand that the thread needs, by batch axes and row."""
         found: list[dict[Sizes, str]] = [{} for _ in range(count)]
         length = math.gcd(count, self.longest[0])
-        for indices in self.layout.offsets:
+        for indices in self.places:
             key = indices[:-1]
             if key in found[0]:
                 continue
@@ -142,7 +149,7 @@ class FmaProduct:
         """The elements of a row of the right operand that the thread needs, by batch axes and column."""
         found: dict[Sizes, str] = {}
         length = self._find_right_length()
-        for indices in self.layout.offsets:
+        for indices in self.places:
             key = (*indices[:-2], indices[-1])
             if key in found:
                 continue
@@ -174,7 +181,7 @@ class FmaProduct:
         return [convert(self.text, self.dtypes[side], self.accumulator_type, x) for x in held]
 
 
-def _row_strides(shape: Sizes, size: int, padding: int) -> Sizes:
+def row_strides(shape: Sizes, size: int, padding: int) -> Sizes:
     """The bytes along each axis of an operand whose rows are whole accesses, with `padding` after them."""
     *outer, columns = shape
     pitch = -(-columns * size // OPERAND_ALIGN) * OPERAND_ALIGN + padding
