@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.types import bool_, f32, int32, int64, scalar
+from tessera.core.types import bool_, f32, int32, int64, scalar, uint8
 from tessera.interp import graph
 from tessera.ir.analysis import (
     MAX_DIVISOR,
@@ -118,7 +119,7 @@ def test_integers_that_may_wrap_have_forms_only_on_request():
     assert AffineAnalysis(builder.producers).find_form(total) is None
     assert AffineAnalysis(builder.producers).find_form(wide) == AffineForm(0, {wide: 1})
     assert AffineAnalysis(builder.producers, narrow=True).find_form(wide) == AffineForm(0, {x: 2})
-    assert IntervalAnalysis(builder.producers, None).of(wide) == UNBOUNDED
+    assert IntervalAnalysis(builder.producers, None).of(wide) == (-(2**31), 2**31 - 1)
 
 
 def test_program_ids_are_bounded_by_the_grid():
@@ -202,8 +203,17 @@ def test_the_result_of_a_loop_has_not_the_divisor_of_its_index():
     assert find_divisor(builder.producers, loop.results[0]) == 1
 
 
-def test_sums_of_narrow_integers_have_no_interval():
+def test_sums_of_narrow_integers_that_may_wrap_are_any_number_of_their_type():
     builder = Builder()
     most = builder.add(basic.full, [], {"shape": (), "value": 2**31 - 1, "dtype": int32}).out
     total = builder.add(e.add, [most, most]).out
-    assert IntervalAnalysis(builder.producers, None).of(total) == UNBOUNDED
+    assert IntervalAnalysis(builder.producers, None).of(total) == (-(2**31), 2**31 - 1)
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [(int32, (-(2**31), 2**31 - 1)), (uint8, (0, 255)), (int64, UNBOUNDED)])
+def test_values_of_unknown_origin_lie_in_their_type(dtype, limits):
+    builder, x = Builder(), Value(scalar(dtype), "x")
+    five = builder.add(basic.full, [], {"shape": (), "value": 5, "dtype": dtype}).out
+    least = builder.add(e.minimum, [x, five]).out
+    analysis = IntervalAnalysis(builder.producers, None)
+    assert (analysis.of(x), analysis.of(least)) == (limits, (limits[0], 5))

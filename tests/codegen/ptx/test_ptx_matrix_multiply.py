@@ -84,7 +84,7 @@ def test_types(dtype):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (8, 16, 100), (40, 33, 64)])
 def test_multiply_add(shape):
-    assert "mma" not in check(f32, *shape, (32, 16, 32))
+    assert "mma" not in check(f32, *shape, (16, 16, 32))
 
 
 @pytest.mark.parametrize("block", [(8, 8, 16), (16, 16, 16), (32, 64, 32), (64, 32, 48), (20, 24, 16), (128, 128, 32)])

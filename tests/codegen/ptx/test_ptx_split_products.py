@@ -1,0 +1,69 @@
+"""f32 products on tensor cores in two parts of tf32: against NumPy in f64, with numbers that have no such parts."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.core.types import f32
+from tessera.frontend.kernel import kernel
+from tessera.frontend.kernel.tile_api import tile
+from tests.codegen.ptx.test_ptx_matrix_multiply import check, run
+
+INSTRUCTION = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [(16, 64, 16), (64, 64, 16), (32, 24, 40), (64, 128, 32), (128, 32, 8)])
+def test_products(block, turned):
+    text = check(f32, 70, 130, 50, block, turned=turned)
+    assert INSTRUCTION in text and "cp.async" in text and "fma.rn.f32" in text
+
+
+@pytest.mark.parametrize("block", [(16, 8, 8), (16, 64, 12), (48, 32, 32), (64, 20, 64), (8, 64, 64)])
+def test_small_and_uneven_blocks_are_multiplied_and_added(block):
+    assert "mma" not in check(f32, 40, 20, 40, block)
+
+
+VALUES = (np.inf, -np.inf, np.nan, np.finfo("f4").max, 1e-40, 2.0**60, 0.0)
+
+
+def agrees(got, a, b, size=None):
+    """Whether a product has the infinities and NaNs of f32, and its other elements are within the bound of f32.
+
+    `size`: the magnitudes from which the left operand was added up.
+    """
+    with np.errstate(all="ignore"):
+        want = (a.astype("f8") @ b.astype("f8")).astype("f4")
+        size = np.abs(a if size is None else size).astype("f8") @ np.abs(b.astype("f8"))
+    finite, tiny = np.isfinite(want), a.shape[1] * np.finfo("f4").smallest_subnormal
+    same = np.array_equal(got[~finite], want[~finite], equal_nan=True)
+    return same and (np.abs(got[finite] - want[finite]) <= 1e-6 * size[finite] + tiny).all()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_numbers_without_parts(value):
+    rng = np.random.default_rng(0)
+    a, b = (rng.uniform(-0.2, 0.2, (64, 64)).astype("f4") for _ in range(2))
+    a[3, 5], a[20], b[5, 7] = value, 1e-40 if value == 1e-40 else a[20], 0
+    assert agrees(ts.jit(lambda a, b: a @ b, target="ptx")(a, b).numpy(), a, b)
+
+
+@kernel
+def chain(a, b, c, out):
+    """out = (a · b) · c, by blocks of 32 columns of a · b."""
+    rows, total = tile.load(a[0:64, 0:64]), tile.zeros((64, c.shape[1]), "f32")
+    for k in tile.range(0, b.shape[1], 32):
+        total = total + tile.dot(tile.dot(rows, tile.load(b[0:64, k : k + 32])), tile.load(c[k : k + 32, :]))
+    tile.store(out[0:64, :], total)
+
+
+@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize("value", VALUES)
+def test_the_result_of_a_product_stays_in_registers(value, width):
+    rng = np.random.default_rng(1)
+    a, b, c = (rng.uniform(-1, 1, s).astype("f4") for s in ((64, 64), (64, 96), (96, width)))
+    c[40, 9] = value
+    found, text = run(chain, {"a": a, "b": b, "c": c, "out": np.zeros((64, width), "f4")}, (1,), "sm_90a")
+    product = (a.astype("f8") @ b.astype("f8")).astype("f4")
+    assert agrees(found, product, c, np.abs(a) @ np.abs(b))
+    assert text.count("bar.sync") == 1  # of the rounds: no round stores an operand, and the first is copied once
