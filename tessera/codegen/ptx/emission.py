@@ -37,6 +37,7 @@ from tessera.codegen.ptx.layout import (
     trace_to_loads,
 )
 from tessera.codegen.ptx.ops import (
+    DOUBLE_MMA,
     LEVEL,
     PREFETCHING,
     UNIFORM,
@@ -48,6 +49,8 @@ from tessera.codegen.ptx.ops import (
     matmul_accumulate,
     prefetched_load,
     set_facts,
+    uses_split_mma,
+    uses_tensor_cores,
 )
 from tessera.codegen.ptx.passes.branch_formation import COMBINING
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
@@ -72,7 +75,6 @@ from tessera.codegen.ptx.table.scalars.arithmetic import has_policies
 from tessera.codegen.ptx.table.warpgroup import fetched_block, wgmma  # noqa: F401  (their rows fill the tables)
 from tessera.codegen.ptx.table.warpgroup.pingpong import PINGPONG_TEAMS, choose_pingpong_groups
 from tessera.codegen.ptx.table.warpgroup.tensor_map import PRODUCED_OPS, WGMMA_ROWS
-from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, uses_split_mma, uses_tensor_cores
 from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_bytes
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less

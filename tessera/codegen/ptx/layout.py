@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from tessera.codegen.ptx.ops import prefetched_load
-from tessera.codegen.ptx.tensor_cores import uses_any_mma
+from tessera.codegen.ptx.ops import prefetched_load, uses_any_mma
 from tessera.codegen.ptx.text.builder import PtxBuilder
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Function, Node, Value

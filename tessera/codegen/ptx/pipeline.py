@@ -19,7 +19,16 @@ from tessera.codegen.ptx.emission import (
     map_threads,
     select_kernel,
 )
-from tessera.codegen.ptx.ops import PREFETCHING, UNIFORM, WARP_SPECIALISED, LaunchFacts, async_mma, get_fact, smem_slots
+from tessera.codegen.ptx.ops import (
+    PREFETCHING,
+    UNIFORM,
+    WARP_SPECIALISED,
+    LaunchFacts,
+    async_mma,
+    get_fact,
+    smem_slots,
+    uses_tensor_cores,
+)
 from tessera.codegen.ptx.passes import instruction_selection as selection
 from tessera.codegen.ptx.passes import loop_transformations as loops
 from tessera.codegen.ptx.passes.async_products import form_async_mma
@@ -34,7 +43,6 @@ from tessera.codegen.ptx.passes.persistent_prefetch import form_prefetched_loads
 from tessera.codegen.ptx.passes.shared_memory import MAX_EARLY_LOADED, hoist_loads
 from tessera.codegen.ptx.passes.software_pipelining import pipeline_loops
 from tessera.codegen.ptx.passes.tile_scheduler import choose_order
-from tessera.codegen.ptx.tensor_cores import uses_tensor_cores
 from tessera.ir.core import Function, Module
 from tessera.ir.rules import Op
 from tessera.ops.dialects import control_flow, tile

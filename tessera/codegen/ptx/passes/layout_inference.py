@@ -44,10 +44,11 @@ from tessera.codegen.ptx.ops import (
     resident_operand,
     set_facts,
     smem_operand,
+    uses_split_mma,
+    uses_tensor_cores,
     wait_mma,
 )
 from tessera.codegen.ptx.passes.store_layouts import choose_store_layout
-from tessera.codegen.ptx.tensor_cores import uses_split_mma, uses_tensor_cores
 from tessera.core.types import RefType, TensorType, int8
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Node, Value

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.codegen.ptx.ops import (
+    are_mma_compatible,
     gemm_mainloop,
     matmul_accumulate,
 )
-from tessera.codegen.ptx.tensor_cores import are_mma_compatible
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import (
     GLOBAL,

@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.ptx.context import VECTOR_BYTES, PtxMemRef, find_vector_length
-from tessera.codegen.ptx.ops import matmul_accumulate, smem_operand, smem_slots
-from tessera.codegen.ptx.passes.layout_inference import static_shape
-from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
-from tessera.codegen.ptx.tensor_cores import (
+from tessera.codegen.ptx.ops import (
     DOUBLE_MMA,
     FRAGMENT_PADDINGS,
     MMA_OPERAND_TYPES,
+    matmul_accumulate,
+    smem_operand,
+    smem_slots,
     uses_any_mma,
     uses_split_mma,
 )
+from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.mainloop import is_scalar_arithmetic
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.symbolic_dim import Dim, Size
 from tessera.core.types import GLOBAL, RefType, TensorType, int64

@@ -27,6 +27,7 @@ from tessera.codegen.ptx.layout import (
     has_enough_rows,
     make_mma_layout,
 )
+from tessera.codegen.ptx.ops import DOUBLE_MMA, FRAGMENT_PADDINGS
 from tessera.codegen.ptx.passes.shared_memory import SHARED_SYMBOL
 from tessera.codegen.ptx.table.blocks.fma_product import OPERAND_ALIGN, FmaProduct, row_strides, store_shifted
 from tessera.codegen.ptx.table.blocks.layout_conversion import (
@@ -34,7 +35,6 @@ from tessera.codegen.ptx.table.blocks.layout_conversion import (
     emit_thread_address,
     plan_exchange_accesses,
 )
-from tessera.codegen.ptx.tensor_cores import DOUBLE_MMA, FRAGMENT_PADDINGS
 from tessera.core.types import f32, f64
 from tessera.ir.core import Node
 

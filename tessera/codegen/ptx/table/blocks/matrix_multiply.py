@@ -17,7 +17,15 @@ from tessera.codegen.ptx.layout import (
     has_enough_rows,
     make_mma_layout,
 )
-from tessera.codegen.ptx.ops import matmul_accumulate
+from tessera.codegen.ptx.ops import (
+    MMA_K_BYTES,
+    MMA_OPERAND_TYPES,
+    matmul_accumulate,
+    mma_type_suffix,
+    uses_double_mma,
+    uses_split_mma,
+    uses_tensor_cores,
+)
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import READ, WRITE
 from tessera.codegen.ptx.table import emission_rule
@@ -33,14 +41,6 @@ from tessera.codegen.ptx.table.blocks.fragment_products import (
 from tessera.codegen.ptx.table.blocks.layout_conversion import plan_exchange_accesses, synchronise_exchange
 from tessera.codegen.ptx.table.scalars.arithmetic import convert_for_storage
 from tessera.codegen.ptx.table.scalars.math_functions import wrap_integer
-from tessera.codegen.ptx.tensor_cores import (
-    MMA_K_BYTES,
-    MMA_OPERAND_TYPES,
-    mma_type_suffix,
-    uses_double_mma,
-    uses_split_mma,
-    uses_tensor_cores,
-)
 from tessera.codegen.ptx.text.builder import element_bytes, register_class
 from tessera.core.types import TensorType
 from tessera.ir.core import Node

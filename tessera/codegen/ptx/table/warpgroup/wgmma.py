@@ -14,6 +14,7 @@ from tessera.codegen.ptx.layout import WARPGROUP_THREADS, ThreadTeam
 from tessera.codegen.ptx.ops import (
     async_mma,
     gemm_mainloop,
+    mma_type_suffix,
     pack_pairs,
     release_operand,
     resident_operand,
@@ -32,7 +33,6 @@ from tessera.codegen.ptx.table.warpgroup.tensor_map import (
     block_extent,
     stage_bytes,
 )
-from tessera.codegen.ptx.tensor_cores import mma_type_suffix
 from tessera.codegen.ptx.text.builder import PtxBuilder, element_bytes, is_immediate, literal, register_class
 from tessera.core.types import bf16, f16, fp8_e4m3, fp8_e5m2, int8, uint8
 from tessera.ir.core import Block, Function, Node, Value
