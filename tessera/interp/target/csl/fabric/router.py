@@ -78,7 +78,7 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_last", "_links", "_log", "_relays", "_serve", "_traffic", "_tx", "_ways", "color", "config", "depth", "due",
+        "_last", "_links", "_log", "_relays", "_serve", "_slots", "_traffic", "_tx", "_ways", "color", "config", "depth", "due",
         "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node", "ramp_color", "route",
         "sink", "steady",
     )  # fmt: skip
@@ -99,7 +99,7 @@ class RouterChannel:
         self._last = 0
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
-        self._serve = self._service
+        self._serve, self._slots = self._service, self.events.slots
         self._relays = self.steady and route.filter is None
         self._tx: tuple[int, ...] = ()  # the directions of `_ways`
         self._ways: list[Way] = []
@@ -177,7 +177,7 @@ class RouterChannel:
     def _relay(self, origin: int, now: int) -> bool:
         """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
 
-        Equal to `_step`, for the cases that are by far the most frequent. Returns whether it is one of them.
+        Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
         buffer = self.inputs[origin]
         runs = buffer.runs
@@ -192,7 +192,7 @@ class RouterChannel:
             free = (target.limit if direction == RAMP else target.limits[side]) - room.count
             if free < count:
                 if free > 0:
-                    return False
+                    return not self._burst(origin, buffer, self._tx, now)
                 target.await_room(side, self)
                 blocked = True
             if links[direction] > after:
@@ -266,7 +266,18 @@ class RouterChannel:
         self._deliver(sent, count, ahead)
         if self.feeders[origin] is not None:
             self._wake_senders(origin, sent[0][0] - 1)
-        return buffer.count > 0
+        return buffer.count > 0 and not (len(self.route.here[0]) == 1 and self._is_blocked(buffer))
+
+    def _is_blocked(self, buffer: WordBuffer) -> bool:
+        """Whether the next word of a buffer is plain and finds no room; then this router waits for room."""
+        if buffer.runs[0][1][0] > WORD_MASK:
+            return False
+        blocked = False
+        for direction, side, target, room in self._ways:
+            if (target.limit if direction == RAMP else target.limits[side]) <= room.count:
+                target.await_room(side, self)
+                blocked = True
+        return blocked
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
@@ -343,10 +354,10 @@ class RouterChannel:
             self.marked += marked
         time, due = buffer.runs[0][0], self.due
         if due is None or time < due:
-            events = self.events
-            if time >= events.now:
+            calls = self._slots.get(time)
+            if calls is not None:  # of the present cycle or a later one
                 self.due = time
-                events.at(time, self._serve)
+                calls.append(self._serve)
             else:
                 self.wake(time)
 

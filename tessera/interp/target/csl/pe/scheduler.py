@@ -151,15 +151,20 @@ def _convert_argument(type_: t.CslType, value: Any) -> Any:
 
 
 def receive_wavelet(pe: PeState, color: int) -> None:
-    """Handle the arrival of a wavelet in the input queue of a color."""
-    pe.ready_colors[color] = None
+    """Handle the arrival of a wavelet in the input queue of a color.
+
+    Plain words of a color without a data task start no task. With a seed they are looked at nevertheless: the number of
+    events decides its choices.
+    """
+    starts = color in pe.data or pe.fabric.get_queue(color).controls
+    if starts or pe.events.random is not None:
+        pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
-    if not waiting:
-        wake(pe)
-        return
-    resume_waiting(pe, waiting)
-    if color in pe.data or pe.fabric.get_queue(color).controls:
-        wake(pe)  # words that an operation reads start no task
+    if waiting:
+        resume_waiting(pe, waiting)
+        if not starts:
+            return  # words that an operation reads start no task
+    wake(pe)
 
 
 def resume_senders(pe: PeState, color: int) -> None:
