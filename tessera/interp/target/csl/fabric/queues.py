@@ -127,8 +127,8 @@ class InputQueue:
     """The words of one color that reached a PE and that its code has not read yet."""
 
     __slots__ = (
-        "_due", "_last", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "feeder", "granted", "limit",
-        "node", "wanted", "whole", "words",
+        "_due", "_last", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "feeder", "granted",
+        "limit", "node", "wanted", "whole", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int) -> None:
@@ -174,14 +174,29 @@ class InputQueue:
             return
         time, words = runs[-1]
         self._last = time + len(words) - 1
-        buffer = self.words
-        buffer.runs += runs
-        buffer.count += count
+        self.words.runs += runs
+        self.words.count += count
+        self._announce_more()
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Insert one run of `count` data words; equal to `extend`."""
+        time, words = run
+        if time < self._last:
+            self.extend(direction, [run], count)
+            return
+        self._last = time + count - 1
+        self.words.runs.append(run)
+        self.words.count += count
+        self._announce_more()
+
+    def _announce_more(self) -> None:
+        """Schedule the notification of words that were inserted, if they are enough; equal to `_announce`."""
+        words = self.words
         if self.controls or self.wanted > 1:
-            if self.controls or buffer.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+            if self.controls or words.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
                 self._announce()
             return
-        time, due = buffer.runs[0][0], self._due
+        time, due = words.runs[0][0], self._due
         if due is None or time < due:
             calls = self._slots.get(time)
             if calls is not None:  # of the present cycle or a later one
@@ -404,7 +419,7 @@ class OutputQueue:
             if len(leaving) == depth:
                 self.wake(leaving[0])
         node.ramp = first + count - 1
-        channel.extend(RAMP, [(arrival, words[:])], count)  # the sender may have the list from a broadcast
+        channel.append(RAMP, (arrival, words[:]), count)  # the sender may have the list from a broadcast
         return True
 
     def collect(self) -> HostSink:
@@ -540,9 +555,11 @@ class OutputQueue:
     def _inject(self, channel: RouterChannel, time: int, moved: list[int]) -> None:
         """Move words into the router; each that is not plain data is a run of its own."""
         marked = sum(word > WORD_MASK for word in moved) if self.marked else 0
+        if not marked:
+            channel.append(RAMP, (time, moved), len(moved))
+            return
         self.marked -= marked
-        runs = split_runs(time, moved) if marked else [(time, moved)]
-        channel.extend(RAMP, runs, len(moved), marked)
+        channel.extend(RAMP, split_runs(time, moved), len(moved), marked)
 
     def _to_host(self) -> None:
         if self.sink is not None:

@@ -204,7 +204,14 @@ class RouterChannel:
         runs.clear()
         self.granted = buffer.count = 0
         self._last = start + count - 1
-        self._deliver([(start + 1, words)], count, False)
+        if self._log is None:
+            run, after, traffic = (start + 1, words), start + count, self._traffic
+            for direction, side, target, _ in self._ways:
+                links[direction] = after
+                traffic[direction] += count
+                target.append(side, run, count)
+        else:
+            self._deliver([(start + 1, words)], count, False)
         feeder = self.feeders[origin]
         if feeder is not None:
             self.feeders[origin] = None
@@ -287,7 +294,10 @@ class RouterChannel:
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
-            target.extend(side, sent, count)
+            if len(sent) == 1:
+                target.append(side, sent[0], count)
+            else:
+                target.extend(side, sent, count)
             if ahead:
                 target.granted += count
 
@@ -353,6 +363,29 @@ class RouterChannel:
         if marked:
             self.marked += marked
         time, due = buffer.runs[0][0], self.due
+        if due is None or time < due:
+            calls = self._slots.get(time)
+            if calls is not None:  # of the present cycle or a later one
+                self.due = time
+                calls.append(self._serve)
+            else:
+                self.wake(time)
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Insert one run of `count` data words; equal to `extend`."""
+        route, runs = self.route, self.inputs[direction].runs
+        time = run[0]
+        if runs:
+            start, words = runs[-1]
+            if start + len(words) > time:
+                self.extend(direction, [run], count)
+                return
+            time = runs[0][0]
+        if direction not in route.sources and not route.reconfigurable:
+            self._refuse_word(direction)
+        runs.append(run)
+        self.inputs[direction].count += count
+        due = self.due
         if due is None or time < due:
             calls = self._slots.get(time)
             if calls is not None:  # of the present cycle or a later one
@@ -493,6 +526,10 @@ class EdgeChannel:
     def extend(self, direction: int, runs: list[Run], count: int) -> None:
         """Accept words in order."""
         self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Accept words in order."""
+        self.extend(direction, [run], count)
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Accept a word."""

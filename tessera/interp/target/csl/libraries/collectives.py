@@ -99,9 +99,8 @@ class CollectiveRole:
 
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Set a color's route and exit its teardown."""
-        self.pe.fabric.reset_routes(color, rx, tx)
+        self.pe.fabric.open_color(color, rx, tx)
         self.pe.fabric.on_teardown(color, lambda: notify(self.pe, "state", ("rest", color)))
-        self.pe.fabric.teardown_exit(color)
         self.used.append(color)
 
     def send(self, color: int, left: list[int]) -> CollectiveThread:
