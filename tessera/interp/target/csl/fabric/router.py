@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # A direction, the side of the target that it enters, the target, and the words that wait there.
 Way = tuple[int, int, Any, WordBuffer]
 CLOSED_DEPTH = 0  # words that a router takes from a direction which its switch position does not: slides of vectors
+_DOWN = (RAMP,)
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
 
 
@@ -332,7 +333,11 @@ class RouterChannel:
 
     def _count_ahead(self, tx: tuple[int, ...], wanted: int) -> int:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
-        return wanted if self.granted >= wanted else self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
+        if self.granted >= wanted:
+            return wanted
+        if tx == _DOWN and self._ways[0][2].limit <= self._ways[0][2].depth:
+            return 0  # no operation awaits words there
+        return self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
 
     def _count_passing(self, tx: tuple[int, ...], wanted: int, steps: list[int]) -> int:
         """The number of words that every output direction accepts, up to `wanted`."""

@@ -350,7 +350,8 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
         CslFault: the variable has fewer words.
     """
     array, index = pointer
-    words = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    words = flat[index : index + count] if array.itemsize == 4 else None
     if words is None or words.size < count:
         raise CslFault(
             f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"

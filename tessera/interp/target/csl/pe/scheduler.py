@@ -25,6 +25,8 @@ _PROGRAM_FAULTS = (IndexError, ArithmeticError, TypeError, AttributeError, Value
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
+_NO_LINE = Location()
+
 # A ready task: its id or color, and a function with its argument that takes it off its queue.
 ReadyTask = tuple[int, Callable[[PeState, Any], TaskCall], Any]
 
@@ -48,7 +50,7 @@ def resume_waiting(pe: PeState, threads: list[PeThread] | None) -> None:
 
 def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
     """Start a microthread that no line of the program stands for."""
-    begin(pe, name, body, on_done, Location())
+    begin(pe, name, body, on_done, _NO_LINE)
 
 
 def begin(pe: PeState, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None:
@@ -156,7 +158,7 @@ def receive_wavelet(pe: PeState, color: int) -> None:
     Plain words of a color without a data task start no task. With a seed they are looked at nevertheless: the number of
     events decides its choices.
     """
-    starts = color in pe.data or pe.fabric.get_queue(color).controls
+    starts = color in pe.data or pe.fabric.node.inputs[color].controls
     if starts or pe.events.random is not None:
         pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
