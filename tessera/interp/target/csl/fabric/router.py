@@ -79,9 +79,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_last", "_links", "_log", "_relays", "_serve", "_slots", "_traffic", "_tx", "_ways", "color", "config", "depth", "due",
-        "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node", "ramp_color", "route",
-        "sink", "steady",
+        "_last", "_links", "_log", "_relays", "_serve", "_slots", "_traffic", "_tx", "_ways", "color", "config",
+        "depth", "due", "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node",
+        "ramp_color", "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -205,14 +205,7 @@ class RouterChannel:
         runs.clear()
         self.granted = buffer.count = 0
         self._last = start + count - 1
-        if self._log is None:
-            run, after, traffic = (start + 1, words), start + count, self._traffic
-            for direction, side, target, _ in self._ways:
-                links[direction] = after
-                traffic[direction] += count
-                target.append(side, run, count)
-        else:
-            self._deliver([(start + 1, words)], count, False)
+        self._deliver_run((start + 1, words), count)
         feeder = self.feeders[origin]
         if feeder is not None:
             self.feeders[origin] = None
@@ -287,18 +280,28 @@ class RouterChannel:
                 blocked = True
         return blocked
 
+    def _deliver_run(self, run: Run, count: int) -> None:
+        """Forward one run of words."""
+        links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
+        for direction, side, target, _ in self._ways:
+            links[direction] = last
+            traffic[direction] += count
+            if log is not None:
+                log(self.node.x, self.node.y, direction, run[0] - 1, last - 1, count)
+            target.append(side, run, count)
+
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
+        if len(sent) == 1 and not ahead:
+            self._deliver_run(sent[0], count)
+            return
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
         for direction, side, target, _ in self._ways:
             links[direction] = last
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
-            if len(sent) == 1:
-                target.append(side, sent[0], count)
-            else:
-                target.extend(side, sent, count)
+            target.extend(side, sent, count)
             if ahead:
                 target.granted += count
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -413,7 +413,7 @@ def _apply_to_vectors(op: DsdOp, operands: tuple[Any, ...]) -> int | None:
     """
     dest = operands[0]
     array, byte, stride, count, _ = dest
-    result, kinds, in_place = op.at_once
+    result, kinds, _ = op.at_once
     if array.dtype is not result and array.dtype != result or not stride:
         return None
     args: list[Any] = []
@@ -437,13 +437,15 @@ def _apply_to_vectors(op: DsdOp, operands: tuple[Any, ...]) -> int | None:
         else:
             return None
     if count:
-        if where is None:
-            where = _view_vector_again(dest, result, count)
-        if in_place is None:
-            where[...] = convert_result(op.compute(*args), op.dtype)
-        else:
-            in_place(*args, out=where)
+        _store_at_once(op, args, _view_vector_again(dest, result, count) if where is None else where)
     return count
+
+
+def _store_at_once(op: DsdOp, args: list[Any], where: np.ndarray[Any, Any]) -> None:
+    if op.at_once[2] is not None:
+        op.at_once[2](*args, out=where)
+    else:
+        where[...] = convert_result(op.compute(*args), op.dtype)
 
 
 def _accumulate_product(
