@@ -249,7 +249,7 @@ def test_vectors_at_once_equal_elements_in_order(name):
         operands = [Mem1d(memory[v], i * memory[v].itemsize, stride, count) for v, i, stride in places]
         if len(operands) == 4:
             operands[3] = op.dtype.type(2)
-        if _apply_to_vectors(op, operands[0], operands[1:]) is None:
+        if _apply_to_vectors(op, operands) is None:
             execute_operation(op, tuple(operands))
         else:
             at_once += 1

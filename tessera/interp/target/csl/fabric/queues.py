@@ -127,8 +127,8 @@ class InputQueue:
     """The words of one color that reached a PE and that its code has not read yet."""
 
     __slots__ = (
-        "_due", "_last", "_tell", "color", "controls", "depth", "emptied", "events", "feeder", "granted", "limit",
-        "node", "wanted", "whole", "words",
+        "_due", "_last", "_slots", "_tell", "color", "controls", "depth", "emptied", "events", "feeder", "granted",
+        "limit", "node", "wanted", "whole", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int) -> None:
@@ -143,7 +143,7 @@ class InputQueue:
         self.feeder: BackpressureListener | None = None
         self._due: int | None = None
         self._last = 0
-        self._tell = self._call
+        self._tell, self._slots = self._call, self.events.slots
 
     def has_room(self) -> bool:
         """Whether one more word fits."""
@@ -174,16 +174,35 @@ class InputQueue:
             return
         time, words = runs[-1]
         self._last = time + len(words) - 1
-        buffer = self.words
-        buffer.runs += runs
-        buffer.count += count
+        self.words.runs += runs
+        self.words.count += count
+        self._announce_more()
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Insert one run of `count` data words; equal to `extend`."""
+        time, words = run
+        if time < self._last:
+            self.extend(direction, [run], count)
+            return
+        self._last = time + count - 1
+        self.words.runs.append(run)
+        self.words.count += count
+        self._announce_more()
+
+    def _announce_more(self) -> None:
+        """Schedule the notification of words that were inserted, if they are enough; equal to `_announce`."""
+        words = self.words
         if self.controls or self.wanted > 1:
-            if self.controls or buffer.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
+            if self.controls or words.count >= self.wanted or not (self.whole or self.wanted <= self.depth):
                 self._announce()
             return
-        time, due = buffer.runs[0][0], self._due
+        time, due = words.runs[0][0], self._due
         if due is None or time < due:
-            if time < self.events.now:
+            calls = self._slots.get(time)
+            if calls is not None:  # of the present cycle or a later one
+                self._due = time
+                calls.append(self._tell)
+            elif time < self.events.now:
                 self._announce()
             else:
                 self._due = time
@@ -266,7 +285,8 @@ class InputQueue:
     def want(self, count: int) -> None:
         """Notify the PE only at that many words, at a full queue, or at a control word."""
         self.wanted, self.whole = count, False
-        self._announce()
+        if self.words.count:
+            self._announce()
 
     def await_stream(self, count: int, whole: bool) -> None:
         """`want` for a reader that removes each word in time: the words that it awaits take no room.
@@ -275,7 +295,8 @@ class InputQueue:
         """
         before, self.limit = self.limit, count + self.depth
         self.wanted, self.whole = count, whole
-        self._announce()
+        if self.words.count:
+            self._announce()
         if before < self.limit and self.feeder is not None:
             feeder, self.feeder = self.feeder, None
             feeder.wake(self.events.now)
@@ -340,15 +361,15 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_again", "_due", "_leaving", "_watched", "channel", "color", "depth", "emptied", "events", "marked", "node",
-        "paced", "sink", "words",
+        "_again", "_delay", "_due", "_leaving", "_slots", "_watched", "channel", "color", "depth", "emptied", "events",
+        "marked", "node", "paced", "sink", "words",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, channel: RouterChannel | None) -> None:
         self.node, self.color, self.channel = node, color, channel
         self.words: list[int] = []
         self.marked = 0  # the number of words that are not plain data
-        self.events = node.fabric.events
+        self.events, self._slots, self._delay = node.fabric.events, node.fabric.events.slots, node.fabric.injection
         self._leaving: deque[int] = deque()  # of a paced queue: the cycles at which slots become free
         self.set_depth(node.fabric.queue_depth(node, "out", color))
         self.sink: HostSink | None = None  # where the host receives a color without a route
@@ -363,7 +384,7 @@ class OutputQueue:
         A word keeps its slot until its router has sent it on: a queue of fewer slots than its way has cycles is
         *paced*, it sends less than one word per cycle, and words that are stopped wait here.
         """
-        self.depth, self.paced = depth, depth <= self.node.fabric.injection
+        self.depth, self.paced = depth, depth <= self._delay
 
     def offer(self, words: list[int]) -> int:
         """Accept all words if none waits for a slot, otherwise none; returns how many were accepted."""
@@ -387,7 +408,7 @@ class OutputQueue:
         if depth - channel.inputs[RAMP].count < count:
             return False
         first = (now if now > node.ramp else node.ramp) + 1
-        arrival = first + node.fabric.injection
+        arrival = first + self._delay
         if self.paced:
             leaving = self._leaving
             while leaving and leaving[0] <= now:
@@ -398,7 +419,7 @@ class OutputQueue:
             if len(leaving) == depth:
                 self.wake(leaving[0])
         node.ramp = first + count - 1
-        channel.extend(RAMP, [(arrival, words[:])], count)  # the sender may have the list from a broadcast
+        channel.append(RAMP, (arrival, words[:]), count)  # the sender may have the list from a broadcast
         return True
 
     def collect(self) -> HostSink:
@@ -423,44 +444,52 @@ class OutputQueue:
         """Try again at that time to send words on."""
         if self._due is None or time < self._due:
             self._due = time
-            self.events.at(time, self._again)
+            calls = self._slots.get(time)
+            if calls is None:
+                self.events.at(time, self._again)
+            else:
+                calls.append(self._again)
 
     def _retry(self) -> None:
         now = self.events.now
         if self._due != now:
             return
-        self._due = None
-        if not self.words:
+        if self.paced and self._send_next(now):
+            if not self.words:
+                self._finish()
             return
-        if not self.paced or not self._send_next(now):
+        self._due = None
+        if self.words:
             self._move()
-        elif not self.words:
-            self._finish()
 
     def _send_next(self, now: int) -> bool:
         """Append one word to those on their way into the router if its slot is free now; equal to `_to_router`.
 
         Nobody else has the last run of the router's buffer, which therefore may grow.
         """
-        leaving, channel = self._leaving, self.channel
-        if channel is None or self.marked or len(leaving) < self.depth or leaving[0] != now:
+        leaving, channel, waiting, depth = self._leaving, self.channel, self.words, self.depth
+        if channel is None or self.marked or not waiting or len(leaving) < depth or leaving[0] != now:
             return False
         buffer, node, due = channel.inputs[RAMP], self.node, channel.due
-        if due is None or not 0 < buffer.count < self.depth:
+        if due is None or not 0 < buffer.count < depth:
             return False
-        first = (now if now > node.ramp else node.ramp) + 1
-        arrival = first + node.fabric.injection
-        runs = buffer.runs
+        ramp, runs = node.ramp, buffer.runs
+        first = (now if now > ramp else ramp) + 1
+        arrival = first + self._delay
         start, moved = runs[-1]
         if start + len(moved) != arrival or moved[0] > WORD_MASK or due > runs[0][0]:
             return False
         node.ramp = first
         leaving.popleft()
         leaving.append(arrival)
-        moved.append(self.words.pop(0))
+        moved.append(waiting.pop(0))
         buffer.count += 1
-        self._due = leaving[0]
-        self.events.at(leaving[0], self._again)
+        self._due = following = leaving[0]
+        calls = self._slots.get(following)
+        if calls is None:
+            self.events.at(following, self._again)
+        else:
+            calls.append(self._again)
         return True
 
     def _move(self) -> None:
@@ -483,13 +512,15 @@ class OutputQueue:
         self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:
-        waiting = len(self.words)
+        words = self.words
+        waiting = len(words)
         if self.paced and waiting:
-            waiting = min(waiting, self._count_slots())
+            slots = self._count_slots()
+            if slots < waiting:
+                waiting = slots
         if not waiting:
             return
-        node = self.node
-        delay = node.fabric.injection
+        node, delay = self.node, self._delay
         free = self.depth - channel.inputs[RAMP].count
         clear = channel.count_accepted(RAMP, waiting) if 0 < free < waiting else 0
         if clear > free:
@@ -498,14 +529,17 @@ class OutputQueue:
         if free > 0:
             now = self.events.now
             first = (now if now > node.ramp else node.ramp) + 1
-            count = min(free, waiting)
-            moved, self.words = self.words[:count], self.words[count:]
+            count = free if free < waiting else waiting
+            moved = words[:count]
+            del words[:count]
             node.ramp = first + count - 1
             if self.paced:
-                self._leaving.extend(range(first + delay, first + delay + count))
-                self._count_slots()
+                leaving = self._leaving
+                leaving.extend(range(first + delay, first + delay + count))
+                if len(leaving) >= self.depth:
+                    self.wake(leaving[0])
             self._inject(channel, first + delay, moved)
-        if self.words and free < waiting:
+        if words and free < waiting:
             channel.feeders[RAMP] = self
 
     def _count_slots(self) -> int:
@@ -521,9 +555,11 @@ class OutputQueue:
     def _inject(self, channel: RouterChannel, time: int, moved: list[int]) -> None:
         """Move words into the router; each that is not plain data is a run of its own."""
         marked = sum(word > WORD_MASK for word in moved) if self.marked else 0
+        if not marked:
+            channel.append(RAMP, (time, moved), len(moved))
+            return
         self.marked -= marked
-        runs = split_runs(time, moved) if marked else [(time, moved)]
-        channel.extend(RAMP, runs, len(moved), marked)
+        channel.extend(RAMP, split_runs(time, moved), len(moved), marked)
 
     def _to_host(self) -> None:
         if self.sink is not None:

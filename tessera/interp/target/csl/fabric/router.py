@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # A direction, the side of the target that it enters, the target, and the words that wait there.
 Way = tuple[int, int, Any, WordBuffer]
 CLOSED_DEPTH = 0  # words that a router takes from a direction which its switch position does not: slides of vectors
+_DOWN = (RAMP,)
 MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
 
 
@@ -78,9 +79,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_last", "_links", "_log", "_relays", "_serve", "_traffic", "_tx", "_ways", "color", "config", "depth", "due",
-        "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node", "ramp_color", "route",
-        "sink", "steady",
+        "_last", "_links", "_log", "_relays", "_serve", "_slots", "_traffic", "_tx", "_ways", "color", "config",
+        "depth", "due", "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node",
+        "ramp_color", "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -99,7 +100,7 @@ class RouterChannel:
         self._last = 0
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
-        self._serve = self._service
+        self._serve, self._slots = self._service, self.events.slots
         self._relays = self.steady and route.filter is None
         self._tx: tuple[int, ...] = ()  # the directions of `_ways`
         self._ways: list[Way] = []
@@ -177,7 +178,7 @@ class RouterChannel:
     def _relay(self, origin: int, now: int) -> bool:
         """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
 
-        Equal to `_step`, for the cases that are by far the most frequent. Returns whether it is one of them.
+        Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
         buffer = self.inputs[origin]
         runs = buffer.runs
@@ -192,7 +193,7 @@ class RouterChannel:
             free = (target.limit if direction == RAMP else target.limits[side]) - room.count
             if free < count:
                 if free > 0:
-                    return False
+                    return not self._burst(origin, buffer, self._tx, now)
                 target.await_room(side, self)
                 blocked = True
             if links[direction] > after:
@@ -204,7 +205,7 @@ class RouterChannel:
         runs.clear()
         self.granted = buffer.count = 0
         self._last = start + count - 1
-        self._deliver([(start + 1, words)], count, False)
+        self._deliver_run((start + 1, words), count)
         feeder = self.feeders[origin]
         if feeder is not None:
             self.feeders[origin] = None
@@ -266,10 +267,34 @@ class RouterChannel:
         self._deliver(sent, count, ahead)
         if self.feeders[origin] is not None:
             self._wake_senders(origin, sent[0][0] - 1)
-        return buffer.count > 0
+        return buffer.count > 0 and not (len(self.route.here[0]) == 1 and self._is_blocked(buffer))
+
+    def _is_blocked(self, buffer: WordBuffer) -> bool:
+        """Whether the next word of a buffer is plain and finds no room; then this router waits for room."""
+        if buffer.runs[0][1][0] > WORD_MASK:
+            return False
+        blocked = False
+        for direction, side, target, room in self._ways:
+            if (target.limit if direction == RAMP else target.limits[side]) <= room.count:
+                target.await_room(side, self)
+                blocked = True
+        return blocked
+
+    def _deliver_run(self, run: Run, count: int) -> None:
+        """Forward one run of words."""
+        links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
+        for direction, side, target, _ in self._ways:
+            links[direction] = last
+            traffic[direction] += count
+            if log is not None:
+                log(self.node.x, self.node.y, direction, run[0] - 1, last - 1, count)
+            target.append(side, run, count)
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
+        if len(sent) == 1 and not ahead:
+            self._deliver_run(sent[0], count)
+            return
         links, traffic, last, log = self._links, self._traffic, self._last + 1, self._log
         for direction, side, target, _ in self._ways:
             links[direction] = last
@@ -311,7 +336,11 @@ class RouterChannel:
 
     def _count_ahead(self, tx: tuple[int, ...], wanted: int) -> int:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
-        return wanted if self.granted >= wanted else self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
+        if self.granted >= wanted:
+            return wanted
+        if tx == _DOWN and self._ways[0][2].limit <= self._ways[0][2].depth:
+            return 0  # no operation awaits words there
+        return self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
 
     def _count_passing(self, tx: tuple[int, ...], wanted: int, steps: list[int]) -> int:
         """The number of words that every output direction accepts, up to `wanted`."""
@@ -343,10 +372,33 @@ class RouterChannel:
             self.marked += marked
         time, due = buffer.runs[0][0], self.due
         if due is None or time < due:
-            events = self.events
-            if time >= events.now:
+            calls = self._slots.get(time)
+            if calls is not None:  # of the present cycle or a later one
                 self.due = time
-                events.at(time, self._serve)
+                calls.append(self._serve)
+            else:
+                self.wake(time)
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Insert one run of `count` data words; equal to `extend`."""
+        route, runs = self.route, self.inputs[direction].runs
+        time = run[0]
+        if runs:
+            start, words = runs[-1]
+            if start + len(words) > time:
+                self.extend(direction, [run], count)
+                return
+            time = runs[0][0]
+        if direction not in route.sources and not route.reconfigurable:
+            self._refuse_word(direction)
+        runs.append(run)
+        self.inputs[direction].count += count
+        due = self.due
+        if due is None or time < due:
+            calls = self._slots.get(time)
+            if calls is not None:  # of the present cycle or a later one
+                self.due = time
+                calls.append(self._serve)
             else:
                 self.wake(time)
 
@@ -482,6 +534,10 @@ class EdgeChannel:
     def extend(self, direction: int, runs: list[Run], count: int) -> None:
         """Accept words in order."""
         self.channel.get_host_sink().take(word for _, words in runs for word in words if not word & CONTROL_FLAG)
+
+    def append(self, direction: int, run: Run, count: int) -> None:
+        """Accept words in order."""
+        self.extend(direction, [run], count)
 
     def receive(self, direction: int, time: int, word: int) -> None:
         """Accept a word."""

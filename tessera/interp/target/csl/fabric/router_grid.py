@@ -134,6 +134,13 @@ class FabricView:
         route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
         route.refresh()
 
+    def open_color(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
+        """Replace switch position 0, and end the teardown of the color."""
+        route = self.change_route(color)
+        route.rx, route.tx = direction_numbers(rx), direction_numbers(tx)
+        route.in_teardown = False
+        route.refresh()
+
     def set_side(self, color: int, way: str, side: str, wanted: bool | None) -> None:
         """Add a direction to position 0 ("rx" or "tx"), or remove it; None toggles it."""
         route, (direction,) = self.change_route(color), direction_numbers(side)

@@ -99,9 +99,8 @@ class CollectiveRole:
 
     def open(self, color: int, rx: tuple[str, ...], tx: tuple[str, ...]) -> None:
         """Set a color's route and exit its teardown."""
-        self.pe.fabric.reset_routes(color, rx, tx)
+        self.pe.fabric.open_color(color, rx, tx)
         self.pe.fabric.on_teardown(color, lambda: notify(self.pe, "state", ("rest", color)))
-        self.pe.fabric.teardown_exit(color)
         self.used.append(color)
 
     def send(self, color: int, left: list[int]) -> CollectiveThread:
@@ -111,43 +110,23 @@ class CollectiveRole:
         while not self.pe.fabric.is_settled(color):
             yield WaitCondition("out", color)
 
-    def offer(self, color: int, words: list[int]) -> CollectiveThread | None:
-        """Send words; None if the queue takes them all at once."""
-        queue = self.pe.fabric.node.get_output(color)
-        if queue.offer(words):
-            words = []
-            if queue.is_settled():
-                return None
-        return self.send(color, words)
-
     def end(self, color: int) -> CollectiveThread:
         """Send the teardown command of a color."""
         while not self.pe.fabric.push(color, [TEARDOWN_WORD], control=True):
             yield WaitCondition("out", color)
 
-    def receive(
-        self,
-        color: int,
-        count: int,
-        use: Callable[[int, list[int]], CollectiveThread | None],
-        stream: bool = False,
-    ) -> CollectiveThread:
-        """Receive `count` words; `use(start, words)` handles them as they arrive, those of a `stream` all at once."""
+    def receive(self, color: int, count: int, use: Callable[[int, list[int]], None]) -> CollectiveThread:
+        """Receive `count` words; `use(start, words)` handles them, all at once if possible."""
         queue, events, waiting = self.pe.fabric.get_queue(color), self.pe.events, WaitCondition("in", color)
         done, whole = 0, self.pe.fabric.node.fabric.streams
         while done < count:
             words = queue.take(events.now, count - done)
-            if not words:
-                if stream:
-                    queue.await_stream(count - done, whole)
-                else:
-                    queue.want(count - done)
-                yield waiting
+            if words:
+                use(done, words)
+                done += len(words)
                 continue
-            follow = use(done, words)
-            done += len(words)
-            if follow is not None:
-                yield from follow
+            queue.await_stream(count - done, whole)
+            yield waiting
 
     def store(self, color: int, target: np.ndarray) -> CollectiveThread:
         """Receive the words of `target`."""
@@ -155,11 +134,28 @@ class CollectiveRole:
         def use(start: int, words: list[int]) -> None:
             target[start : start + len(words)] = np.array(words, np.uint32)
 
-        return self.receive(color, target.size, use, stream=True)
+        return self.receive(color, target.size, use)
 
-    def forward(self, source: int, color: int, count: int) -> CollectiveThread:
-        """Receive words on one color and send them on another."""
-        return self.receive(source, count, lambda start, words: self.offer(color, words))
+    def forward(
+        self, source: int, color: int, count: int, change: Callable[[int, list[int]], list[int]] | None = None
+    ) -> CollectiveThread:
+        """Receive words on one color and send them, or `change(start, words)`, on another as they arrive."""
+        queue, output, events = self.pe.fabric.get_queue(source), self.pe.fabric.node.get_output(color), self.pe.events
+        arrival, room = WaitCondition("in", source), WaitCondition("out", color)
+        done, arrived = 0, queue.words
+        while done < count:
+            words = queue.take(events.now, count - done) if arrived.count else None
+            if not words:
+                queue.want(count - done)
+                yield arrival
+                continue
+            if change is not None:
+                words = change(done, words)
+            done += len(words)
+            while not output.offer(words):
+                yield room
+            while not output.is_settled():
+                yield room
 
     def rest(self) -> CollectiveThread:
         """Wait until the used colors are in teardown."""
@@ -238,18 +234,18 @@ def reduce_fadds(part: CollectiveRole, send: np.ndarray, receive: np.ndarray) ->
         for behind, _ in part.sides():
             part.open(part.color(1, behind), (part.line.back if behind else part.line.forth,), ("RAMP",))
         for behind, _ in part.sides():
-            yield from part.receive(part.color(1, behind), own.size, add, stream=True)
+            yield from part.receive(part.color(1, behind), own.size, add)
         receive[:] = total.view(np.uint32)
     else:
         part.open(part.inner(), ("RAMP",), (part.toward(),))
         if part.beyond:
             part.open(part.outer(), (part.away(),), ("RAMP",))
 
-            def pass_on(start: int, words: list[int]) -> CollectiveThread | None:
+            def add_own(start: int, words: list[int]) -> list[int]:
                 sums = own[start : start + len(words)] + np.array(words, np.uint32).view(np.float32)
-                return part.offer(part.inner(), sums.view(np.uint32).tolist())
+                return sums.view(np.uint32).tolist()  # type: ignore[no-any-return]
 
-            yield from part.receive(part.outer(), own.size, pass_on)
+            yield from part.forward(part.outer(), part.inner(), own.size, add_own)
         else:
             yield from part.send(part.inner(), send.tolist())
         yield from part.end(part.inner())
@@ -354,7 +350,8 @@ def view_words(name: str, pointer: Pointer, count: int) -> np.ndarray:
         CslFault: the variable has fewer words.
     """
     array, index = pointer
-    words = array.reshape(-1)[index : index + count] if array.itemsize == 4 else None
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    words = flat[index : index + count] if array.itemsize == 4 else None
     if words is None or words.size < count:
         raise CslFault(
             f"{name} of {count} words passes the end of its buffer", received=f"{array.size - index} elements"

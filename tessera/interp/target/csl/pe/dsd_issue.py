@@ -38,6 +38,7 @@ from tessera.interp.target.csl.sema.values import (
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 _STREAMING_OPERANDS = frozenset((Fabin, Fabout, Fifo, Circular))
+_NUMBERS = frozenset((int, np.float32, np.float16))  # operands that need not be resolved
 
 
 def load_dsr(pe: PeState, dsr: Dsr, dsd: Any, options: dict[str, Any]) -> None:
@@ -96,17 +97,35 @@ def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
     return color
 
 
+def _resolve_synchronous(
+    pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> tuple[Any, ...] | None:
+    """The resolved operands of a synchronous operation; None if a register makes it asynchronous."""
+    dsrs, found = pe.dsrs, []
+    for o in operands:
+        kind = type(o)
+        if kind is Dsr:
+            contents = dsrs.get(o)
+            if contents is not None:
+                if contents.options and contents.options.get("async"):
+                    return None
+                o = contents.dsd
+                kind = type(o)
+        if kind not in _NUMBERS and (kind is not Mem1d or options):
+            o = _resolve_operand(pe, o, options, loc)
+        found.append(o)
+    return tuple(found)
+
+
 def perform(
     pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
 ) -> Generator[Any, None, bool]:
     """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
-    dsrs, registers = pe.dsrs, [o for o in operands if type(o) is Dsr]
-    for o in registers:
-        contents = dsrs.get(o)
-        if contents is not None and contents.options.get("async"):
-            launch(pe, op, operands, options, loc)
-            return True
-    complete, resolved = True, _resolve_operands(pe, operands, options, loc)
+    resolved = _resolve_synchronous(pe, operands, options, loc)
+    if resolved is None:
+        launch(pe, op, operands, options, loc)
+        return True
+    complete = True
     if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
         if pe.threads and pe.clock > pe.events.now:
             yield pe.clock  # the words that microthreads have received by then are in memory
@@ -118,8 +137,9 @@ def perform(
         complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
         _release_queues(pe, keys)
         pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
-    _finish_operation(pe, registers, resolved, options)
-    _clear_source(pe, op, resolved)
+    _finish_operation(pe, operands, resolved, options)
+    if type(resolved[0]) is Fabout:
+        _clear_source(pe, op, resolved)
     return complete
 
 

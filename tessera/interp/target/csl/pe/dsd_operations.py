@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,11 @@ class DsdOp:
         if any(dtype != self.dtype for dtype in self.source_dtypes):
             return None
         return _multiply_add_in_place if self.compute is _multiply_add else _find_ufunc(self.compute)
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Whether it adds a product, all in one type."""
+        return self.in_place is _multiply_add_in_place
 
     @cached_property
     def at_once(self) -> tuple[np.dtype[Any], tuple[np.dtype[Any], ...], Callable[..., Any] | None]:
@@ -401,26 +406,28 @@ def apply_operation(op: DsdOp, dest: Any, sources: list[Any], start: int, count:
     write_elements(dest, dtype, start, count, op.compute(*args))
 
 
-def _apply_to_vectors(op: DsdOp, dest: Mem1d, sources: Sequence[Any]) -> int | None:
+def _apply_to_vectors(op: DsdOp, operands: tuple[Any, ...]) -> int | None:
     """Apply an operation at once if its operands are vectors and scalars of its own types that do not overlap.
 
     Returns the number of elements; None for all other operands, which `apply_operation` executes.
     """
+    dest = operands[0]
     array, byte, stride, count, _ = dest
     result, kinds, _ = op.at_once
     if array.dtype is not result and array.dtype != result or not stride:
         return None
     args: list[Any] = []
     first, where, number = True, None, 0
-    for o in sources:
-        dtype = kinds[number]
+    for dtype in kinds:
         number += 1
+        o = operands[number]
         if type(o) is Mem1d:
             if not (dtype is result if o is dest else _is_source(o, dtype, array, byte, stride)):
                 return None
+            other, start, step, extent, _ = o
             if first:
-                count, first = o[3], False
-            found = _views.get((id(o[0]), o[1], o[2], count))
+                count, first = extent, False
+            found = _views.get((id(other), start, step, count))
             view = _view_vector_again(o, dtype, count) if found is None else found[1]
             args.append(view)
             if o is dest:
@@ -439,6 +446,32 @@ def _store_at_once(op: DsdOp, args: list[Any], where: np.ndarray[Any, Any]) -> N
         op.at_once[2](*args, out=where)
     else:
         where[...] = convert_result(op.compute(*args), op.dtype)
+
+
+def _accumulate_product(
+    op: DsdOp, operands: tuple[Any, ...], multiply: np.ufunc = np.multiply, add: np.ufunc = np.add
+) -> int | None:
+    """`_apply_to_vectors` where a vector accumulates the product of another variable's vector and a number.
+
+    That is the innermost operation of products of matrices. None for all other operands.
+    """
+    dest, first, factor, number = operands
+    if first is not dest or type(factor) is not Mem1d:
+        return None
+    array, byte, stride, count, _ = dest
+    other, start, step, _, _ = factor
+    dtype, base, other_base = op.dtype, array.base, other.base
+    if array.dtype is not dtype or other.dtype is not dtype or not (stride and count):
+        return None
+    same = (array if base is None else base) is (other if other_base is None else other_base)
+    if same or getattr(number, "dtype", None) is not dtype:
+        return None
+    found = _views.get((id(array), byte, stride, count))
+    where = _view_vector_again(dest, dtype, count) if found is None else found[1]
+    found = _views.get((id(other), start, step, count))
+    view = _view_vector_again(factor, dtype, count) if found is None else found[1]
+    add(where, multiply(view, number), where)
+    return count
 
 
 _views: dict[tuple[int, int, int, int], tuple[Any, np.ndarray[Any, Any]]] = {}  # of a run, by array and descriptor
@@ -469,7 +502,8 @@ def forget_views() -> None:
 def _is_source(o: Mem1d, dtype: np.dtype[Any], array: Any, byte: int, stride: int) -> bool:
     """Whether a vector has the type of a source, and is the destination itself or another variable."""
     other = o[0]
-    if other.dtype is not dtype and other.dtype != dtype:
+    kind = other.dtype
+    if kind is not dtype and kind != dtype:
         return False
     if other is array:
         return o[1] == byte and o[2] == stride
@@ -519,7 +553,9 @@ def compute(pe: PeState, op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory operands, and advance the clock."""
     dest, wide = operands[0], pe.wide
     if type(dest) is Mem1d and (wide or op.name != "fmacs"):
-        count = _apply_to_vectors(op, dest, operands[1:])
+        count = _accumulate_product(op, operands) if op.accumulates else None
+        if count is None:
+            count = _apply_to_vectors(op, operands)
         if count is not None:
             pe.clock += COSTS.dsd_start[wide] - (-count // op.width[wide])
             return
@@ -571,7 +607,7 @@ def _is_one_variable(a: Any, b: Any) -> bool:
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory. Arrays may have a second axis of PEs; scalars are then rows."""
     dest, *sources = operands
-    if type(dest) is Mem1d and _apply_to_vectors(op, dest, sources) is not None:
+    if type(dest) is Mem1d and _apply_to_vectors(op, operands) is not None:
         return
     count = operation_length(operands)
     if type(dest) is not Pointer:

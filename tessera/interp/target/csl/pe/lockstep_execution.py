@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIN_PES = 24  # PEs from which recording pays off
 MIN_STEPS = 6  # memory steps from which recording pays off
-MAX_LOOKUPS = 64  # lookups after which a task that never matches is no longer looked up
+MAX_LOOKUPS = 24  # lookups after which a task that never matches is no longer looked up
 MAX_FAILURES = 4  # failed recordings after which a task is no longer recorded
 GENERATOR_FLAG = 0x20  # the code flag of a generator
 PLAIN_TYPES = (int, str, np.generic, type(None))

@@ -70,6 +70,8 @@ class EventQueue:
         self.end = 0  # the cycle until which PEs are busy: that of a run without further events
         self._cycles: list[int] = []  # a heap
         self._calls: dict[int, deque[Call]] = {}
+        # The calls of the present and later cycles, to which a caller may append without `at`; with a seed none.
+        self.slots: dict[int, deque[Call]] = self._calls if seed is None else {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
         self._count = 0  # the calls that were shuffled
         self.random = None if seed is None else random.Random(seed)

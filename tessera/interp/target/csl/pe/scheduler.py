@@ -25,6 +25,8 @@ _PROGRAM_FAULTS = (IndexError, ArithmeticError, TypeError, AttributeError, Value
 _WAIT_TEXTS = {"in": "a wavelet on color", "out": "room to send on color", "fifo": "FIFO", "state": "state"}
 
 
+_NO_LINE = Location()
+
 # A ready task: its id or color, and a function with its argument that takes it off its queue.
 ReadyTask = tuple[int, Callable[[PeState, Any], TaskCall], Any]
 
@@ -48,7 +50,7 @@ def resume_waiting(pe: PeState, threads: list[PeThread] | None) -> None:
 
 def spawn(pe: PeState, body: Microthread, on_done: Callable[[], None] | None = None, name: str = "thread") -> None:
     """Start a microthread that no line of the program stands for."""
-    begin(pe, name, body, on_done, Location())
+    begin(pe, name, body, on_done, _NO_LINE)
 
 
 def begin(pe: PeState, name: str, body: Microthread, done: Callable[[], None] | None, loc: Location) -> None:
@@ -151,15 +153,20 @@ def _convert_argument(type_: t.CslType, value: Any) -> Any:
 
 
 def receive_wavelet(pe: PeState, color: int) -> None:
-    """Handle the arrival of a wavelet in the input queue of a color."""
-    pe.ready_colors[color] = None
+    """Handle the arrival of a wavelet in the input queue of a color.
+
+    Plain words of a color without a data task start no task. With a seed they are looked at nevertheless: the number of
+    events decides its choices.
+    """
+    starts = color in pe.data or pe.fabric.node.inputs[color].controls
+    if starts or pe.events.random is not None:
+        pe.ready_colors[color] = None
     waiting = pe.waiters.pop(("in", color), None) if pe.waiters else None
-    if not waiting:
-        wake(pe)
-        return
-    resume_waiting(pe, waiting)
-    if color in pe.data or pe.fabric.get_queue(color).controls:
-        wake(pe)  # words that an operation reads start no task
+    if waiting:
+        resume_waiting(pe, waiting)
+        if not starts:
+            return  # words that an operation reads start no task
+    wake(pe)
 
 
 def resume_senders(pe: PeState, color: int) -> None:
