@@ -250,21 +250,25 @@ def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int],
         return
     found: dict[tuple[int, ...], int] = {}
     for rows in _halve(tiling, m, MIN_TILE_M):
-        for columns in _halve(tiling, n, MIN_TILE_N):
+        for columns in _halve(tiling, n, MIN_TILE_N, tiling.plan.multiple):
             tiling.tile = [columns.get(d, rows.get(d, t)) for d, t in enumerate(whole)]
-            programs, width = tiling.programs(), math.prod(columns.values())
+            programs, width = tiling.programs(), round_up(math.prod(columns.values()), tiling.plan.multiple)
             each = (math.prod(rows.values()) + pack) * width
             found[tuple(tiling.tile)] = programs * each + wanted * each * -(-programs // wanted)
     tiling.tile = list(min(found.items(), key=lambda each: each[1])[0])
 
 
-def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int) -> Iterator[dict[int, int]]:
-    """The tiles of dims, then halved and halved again, the first dim of more than one element first."""
+def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int, multiple: int = 1) -> Iterator[dict[int, int]]:
+    """The tiles of dims, then halved and halved again, the first dim of more than one element first.
+
+    The halves of the last dim, which lies along memory, are multiples of a number.
+    """
     tile = {d: tiling.tile[d] for d in dims}
     yield dict(tile)
     while math.prod(tile.values()) >= 2 * least:
         dim = next(d for d in dims if tile[d] > 1)
-        tile[dim] = tiling.cut(dim, -(-tile[dim] // 2))
+        step = multiple if dim == dims[-1] else 1
+        tile[dim] = tiling.cut(dim, round_up(-(-tile[dim] // 2), step), step)
         yield dict(tile)
 
 

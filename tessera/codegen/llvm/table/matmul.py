@@ -41,7 +41,7 @@ from tessera.codegen.llvm.table.pair_operands import (
     require_pair_kernel,
     view_as_pairs,
 )
-from tessera.codegen.llvm.table.row_packing import copy_rows
+from tessera.codegen.llvm.table.row_packing import choose_source, copy_panels, copy_rows, has_contiguous_rows
 from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view, find_view
 from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
@@ -72,8 +72,6 @@ if TYPE_CHECKING:
 
 
 MAX_UNPACKED_ROWS = 16  # with at most these rows, packing B costs more than it saves
-PREFETCHED_ROWS = 16  # so many rows of B lie between one that is packed and the one that is fetched
-CACHE_LINE = 64
 MAX_SCATTERED_VECTORS = 2  # registers of a panel for a gathered A
 CACHE_SET_STRIDE = 1024  # rows at multiples of this stride in bytes map to the same cache sets
 
@@ -319,7 +317,7 @@ class MatmulEmitter:
         lanes = self.width * self.parts
         row = round_up(self.depth, lanes)
         row += lanes if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
-        turned, rows = self._find_turned(self.a, index), self._find_rows(index)
+        turned, rows = self._find_turned(self.a, index), self._find_rows(self.a, index)
         room = round_up(self.rows, self.width) if turned is not None else self.rows
         m = self.kernel.scratch.allocate(dtype, (room, self.depth), (row, 1))
         if turned is not None:
@@ -332,14 +330,14 @@ class MatmulEmitter:
             clear_last_columns(self.kernel, m, self.depth, self.pair)
         return m
 
-    def _find_rows(self, index: list[LaneValue]) -> ClippedView | None:
-        """A matrix of A whose elements are packed as they are, a register at a time."""
-        found = find_clipped_view(self.kernel, self.a) if self.pair else None
-        if found is None or found.memory.dtype not in self._list_plain_dtypes() or not found.is_whole_but_for(2):
+    def _find_rows(self, v: Value, index: list[LaneValue]) -> ClippedView | None:
+        """A matrix of an operand whose rows are contiguous, and are packed a register at a time."""
+        found = find_clipped_view(self.kernel, v)
+        if found is None or self.width == 1 or not has_contiguous_rows(found):
             return None
-        if found.memory.strides[-1] != 1 or not isinstance(found.memory.strides[-2], int):
-            return None
-        return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:])
+        dtype = found.memory.dtype
+        plain = dtype in self._list_plain_dtypes() if self.pair else choose_source(dtype, self.dtype) is not None
+        return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:]) if plain else None
 
     def _list_plain_dtypes(self) -> tuple[DType, ...]:
         """The types of operands whose elements are packed as they are."""
@@ -357,26 +355,17 @@ class MatmulEmitter:
             self._pack_columns(source, m, columns)
             return m
 
+        rows = self._find_rows(self.b, index)
+        if rows is not None:
+            copy_panels(self.kernel, rows, m, (columns.first * self.width, self.width), self.parts, self.flipped)
+            return m
+
         def place(body: LoopBody, inner_index: LaneIndex) -> LaneIndex:
             panel, k, n = inner_index
-            text = body.text
             with body.hoist(panel, k):
-                start = text.add(str(columns.first * self.width), text.mul(panel.name, panel_columns))
-                prefetch(k, LaneValue(start))
-            return (*index, k, LaneValue(text.add(start, n.name), n.kind))
+                start = body.text.add(str(columns.first * self.width), body.text.mul(panel.name, panel_columns))
+            return (*index, k, LaneValue(body.text.add(start, n.name), n.kind))
 
-        def prefetch(k: LaneValue, start: LaneValue) -> None:
-            if view is None or k.kind is not LaneKind.INVARIANT:
-                return
-            text, later = self.kernel.text, LaneValue(self.kernel.text.add(k.name, str(PREFETCHED_ROWS)))
-            at = emit_element_pointer(self.kernel, view, (*index, later, start))
-            size = panel_columns * get_element_bytes(view.dtype)
-            for offset in (*range(0, size, CACHE_LINE), size - 1):  # rows begin anywhere within a line
-                line = text.let(f"getelementptr i8, ptr {at}, i64 {offset}", "p")
-                text.line(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
-
-        found = find_clipped_view(self.kernel, self.b)
-        view = found.memory if found is not None and found.memory.strides[-1] == 1 else None
         if self.pair:
             pack_pairs(self.kernel, self.b, m, place, self.depth, self.pair)
         else:
