@@ -41,7 +41,13 @@ from tessera.codegen.llvm.table.pair_operands import (
     require_pair_kernel,
     view_as_pairs,
 )
-from tessera.codegen.llvm.table.row_packing import choose_source, copy_panels, copy_rows, has_contiguous_rows
+from tessera.codegen.llvm.table.row_packing import (
+    CONVERTED,
+    choose_source,
+    copy_panels,
+    copy_rows,
+    has_contiguous_rows,
+)
 from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view, find_view
 from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
@@ -53,7 +59,6 @@ from tessera.codegen.llvm.text.builder import (
     LoopBody,
     LoopBuilder,
     get_element_bytes,
-    get_memory_type,
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
@@ -335,13 +340,15 @@ class MatmulEmitter:
         found = find_clipped_view(self.kernel, v)
         if found is None or self.width == 1 or not has_contiguous_rows(found):
             return None
-        dtype = found.memory.dtype
-        plain = dtype in self._list_plain_dtypes() if self.pair else choose_source(dtype, self.dtype) is not None
-        return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:]) if plain else None
+        if not self._packs(found.memory.dtype):
+            return None
+        return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:])
 
-    def _list_plain_dtypes(self) -> tuple[DType, ...]:
-        """The types of operands whose elements are packed as they are."""
-        return {None: (self.dtype,), BF16: (bf16,), INT16: ()}.get(self.pair, (int8, uint8))
+    def _packs(self, dtype: DType) -> bool:
+        """Whether elements of a type are packed a register at a time: as they are, or converted to floats."""
+        if self.pair is None:
+            return choose_source(dtype, self.dtype) is not None
+        return dtype in {BF16: (bf16,), INT16: ()}.get(self.pair, (int8, uint8))
 
     def _pack_b(self, index: list[LaneValue], columns: AxisTiles) -> StridedMemRef:
         """B packed in panels; a panel's rows are contiguous."""
@@ -377,7 +384,7 @@ class MatmulEmitter:
         found = find_clipped_view(self.kernel, v)
         if found is None or self.width == 1 or not found.is_whole_but_for(2):
             return None
-        if found.memory.dtype not in self._list_plain_dtypes():
+        if not self._packs(found.memory.dtype):
             return None
         m = found.memory
         if m.strides[-2] != 1 or not isinstance(m.strides[-1], int) or m.strides[-1] <= 1:
@@ -387,21 +394,32 @@ class MatmulEmitter:
         return ClippedView(self._select_matrix(m, index), found.limits[-2:])
 
     def _pack_turned_rows(self, source: ClippedView, m: StridedMemRef) -> None:
-        """Pack A whose columns are contiguous: squares of its elements."""
-        width = self.width
+        """Pack A whose columns are contiguous: squares of its elements, or of lanes that parts of them make."""
+        width, parts = self.width, self.parts
 
         def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
             row, column = (self.kernel.text.mul(i.name, width) for i in index)
-            return column, row, [LaneValue(row), LaneValue(column)]
+            return self.kernel.text.mul(column, parts), row, [LaneValue(row), LaneValue(column)]
 
-        unit = get_memory_type(m.dtype).element
-        squares = Squares((-(-self.rows // width), -(-self.depth // width)), place)
-        emit_transposes(self.kernel, get_register_type(m.dtype, width).of(unit), unit, source, m, squares)
+        squares = Squares((-(-self.rows // width), -(-self.depth // (width * parts))), place)
+        if self.pair:
+            m = replace(m, dtype=int32, strides=(int(m.strides[0]) // parts, 1))
+        t, unit = get_register_type(m.dtype, width), self._choose_unit(source, m.dtype)
+        plain = t if self.pair or unit in CONVERTED else t.of(unit)
+        emit_transposes(self.kernel, plain, unit, source, m, squares, joined=parts)
+
+    def _choose_unit(self, source: ClippedView, dtype: DType) -> str:
+        """The type of the elements of a source that is packed."""
+        unit = self.pair.unit if self.pair else choose_source(source.memory.dtype, dtype)
+        assert unit is not None
+        return unit
 
     def _pack_columns(self, source: ClippedView, m: StridedMemRef, columns: AxisTiles) -> None:
         """Pack contiguous columns of B: squares of its elements, or of lanes of them."""
         width, text = self.width, self.kernel.text
+        unit = self._choose_unit(source, m.dtype)
         t = get_register_type(m.dtype, width)
+        t = t if self.pair or unit in CONVERTED else t.of(unit)
 
         def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
             panel, column, square = index
@@ -411,7 +429,6 @@ class MatmulEmitter:
             return text.mul(first, width), text.mul(k, self.parts), target
 
         squares = Squares((columns.count, columns.size, -(-self.steps // width)), place)
-        unit = self.pair.unit if self.pair else t.element
         emit_transposes(self.kernel, t, unit, source, m, squares, self.flipped)
 
     def _view_as_panels(self, columns: AxisTiles, b: StridedMemRef) -> StridedMemRef:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 STRIP = 4  # registers of a row that are copied side by side
 PREFETCHED_ROWS = 16  # so many rows lie between one that is copied and the one that is fetched
 CACHE_LINE = 64
+CONVERTED = ("half", "bfloat")  # elements that become floats
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class PanelCopy:
     @property
     def _bits(self) -> str:
         """The integer type of an element's size."""
-        return "i16" if self.source in ("half", "bfloat") else self.source
+        return "i16" if self.source in CONVERTED else self.source
 
     @property
     def loaded(self) -> RegisterType:
         """The type of the registers that are loaded."""
-        return RegisterType(self.source if self.source == "half" else self._bits, self.target.width)
+        return RegisterType(get_loaded_element(self.source), self.target.width)
 
     def text(self) -> Iterator[str]:
         """The function's lines; `%held` and `%columns` are the rows and columns that the source holds from here on."""
@@ -119,10 +120,13 @@ class PanelCopy:
             for part in range(self.parts):
                 yield from self._load(label, n, part)
                 found.append(f"%{label}.x.{n}.{part}")
-            yield from self._join(f"%{label}.y.{n}", found)
-            t = self.target
+            t, y = self.target, f"%{label}.y.{n}"
+            yield from join_parts(y, self.source, self.loaded, t, found)
+            if self.flipped:
+                yield f"  {y}.f = xor {t} {y}, {t.const(self.flipped)}"
+                y = f"{y}.f"
             yield f"  %{label}.to.{n} = getelementptr {t.element}, ptr %{label}.to, i64 {n * t.width}"
-            yield f"  store {t} %{label}.y.{n}, ptr %{label}.to.{n}, align {ELEMENT_BYTES[t.element]}"
+            yield f"  store {t} {y}, ptr %{label}.to.{n}, align {ELEMENT_BYTES[t.element]}"
         yield f"  %{label}.next = add i64 %{label}.s, 1"
         yield f"  %{label}.again = icmp ult i64 %{label}.next, {end}"
         yield f"  br i1 %{label}.again, label %{label}, label %{after}"
@@ -159,31 +163,36 @@ class PanelCopy:
         operands = f"ptr {place}, i32 {size}, {t.truth} {mask}, {t} zeroinitializer"
         yield f"  {x} = call {t} @llvm.masked.load.{t.suffix}.p0({operands})"
 
-    def _join(self, d: str, parts: Sequence[str]) -> Iterator[str]:
-        """The register of the target, of the registers of its parts."""
-        t, own = self.target, self.loaded
-        if self.source == "half":
-            yield f"  {d} = fpext {own} {parts[0]} to {t}"
-        elif self.source == "bfloat":
-            yield f"  {d}.w = zext {own} {parts[0]} to {t.integer}"
-            yield f"  {d}.s = shl {t.integer} {d}.w, {t.integer.const(16)}"
-            yield f"  {d} = bitcast {t.integer} {d}.s to {t}"
-        elif self.parts == 1:
-            yield f"  {d} = bitcast {own} {parts[0]} to {t}"
-        else:
-            yield from self._join_integers(d, parts)
 
-    def _join_integers(self, d: str, parts: Sequence[str]) -> Iterator[str]:
-        t, total = self.target, ""
-        for n, part in enumerate(parts):
-            yield f"  {d}.w{n} = zext {self.loaded} {part} to {t}"
-            lane = f"{d}.w{n}"
-            if n:
-                yield f"  {d}.s{n} = shl {t} {lane}, {t.const(n * t.bits // self.parts)}"
-                yield f"  {d}.o{n} = or {t} {total}, {d}.s{n}"
-                lane = f"{d}.o{n}"
-            total = lane
-        yield f"  {d} = xor {t} {total}, {t.const(self.flipped)}"
+def get_loaded_element(source: str) -> str:
+    """The type as which elements are loaded: bf16 has none of its own."""
+    return "i16" if source == "bfloat" else source
+
+
+def join_parts(d: str, source: str, own: RegisterType, t: RegisterType, parts: Sequence[str]) -> Iterator[str]:
+    """The register of the target, of the registers of its parts, which are loaded as `own`."""
+    if source == "half":
+        yield f"  {d} = fpext {own} {parts[0]} to {t}"
+    elif source == "bfloat":
+        yield f"  {d}.w = zext {own} {parts[0]} to {t.integer}"
+        yield f"  {d}.s = shl {t.integer} {d}.w, {t.integer.const(16)}"
+        yield f"  {d} = bitcast {t.integer} {d}.s to {t}"
+    elif len(parts) == 1:
+        yield f"  {d} = bitcast {own} {parts[0]} to {t}"
+    else:
+        yield from _join_integers(d, own, t, parts)
+
+
+def _join_integers(d: str, own: RegisterType, t: RegisterType, parts: Sequence[str]) -> Iterator[str]:
+    """Each part in bits of its own, the first in the lowest."""
+    total = f"{d}.w0"
+    for n, part in enumerate(parts):
+        yield f"  {d}.w{n} = zext {own} {part} to {t}"
+        if n:
+            to = d if n == len(parts) - 1 else f"{d}.o{n}"
+            yield f"  {d}.s{n} = shl {t} {d}.w{n}, {t.const(n * t.bits // len(parts))}"
+            yield f"  {to} = or {t} {total}, {d}.s{n}"
+            total = to
 
 
 def mask_lanes(width: int, element: str) -> Iterator[str]:
@@ -238,7 +247,7 @@ def copy_panels(
     kind = f"i{8 * get_element_bytes(source.memory.dtype)}" if parts > 1 else None
     kind = kind or choose_source(source.memory.dtype, panels.dtype)
     assert kind is not None
-    unit = get_memory_type(panels.dtype).element if parts > 1 or kind in ("half", "bfloat") else kind
+    unit = get_memory_type(panels.dtype).element if parts > 1 or kind in CONVERTED else kind
     vectors = -(-int(panels.shape[2]) // lanes)
     copy = PanelCopy(
         kind, RegisterType(unit, lanes), parts, rows, vectors, int(source.memory.strides[-2]), row, flipped
