@@ -203,6 +203,7 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
 
 
 PACKED_PADDING = 1.1  # of the columns of a packed product, beyond which tiles pad them least
+SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to divide them among threads
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -220,7 +221,8 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
-        _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
+        if math.prod(tiling.extents) >= SMALL_PRODUCT:
+            _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
         _pad_rows(tiling, node, m, n)
