@@ -47,7 +47,7 @@ class ScratchBuffer:
 class StridedMemRef:
     """A strided memory reference: a pointer, and for each axis its size and its stride in elements.
 
-    A contiguous load of a register prefetches what is so many bytes `ahead`, unless they are 0.
+    A contiguous load or store of a register prefetches what is so many bytes `ahead`, unless they are 0.
     """
 
     dtype: DType
@@ -274,9 +274,7 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
     if address.vector or address.stride != 1 and width > 1:
         return _emit_gather(body, m, address, mask, t)
     at = emit_pointer(body, m, address)
-    if m.ahead and width > 1:
-        later = body.text.let(f"getelementptr i8, ptr {at}, i64 {m.ahead}", "p")
-        body.text.line(f"call void @llvm.prefetch.p0(ptr {later}, i32 0, i32 3, i32 1)")
+    _prefetch_ahead(body, m, at, width, 0)
     if mask is None:
         return body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}")
     if width > 1:
@@ -440,6 +438,7 @@ def store_lane(
         body.text.line(_format_masked_store(form, t, raw, pointers, m, lane_mask or t.truth.const(1)))
         return
     at = emit_pointer(body, m, address)
+    _prefetch_ahead(body, m, at, width, 1)
     if width > 1 and body.mask == format_prefix_mask(width, 1):
         _store_first_lane(body, m, at, raw, lane_mask if mask is not None else None, t)
     elif lane_mask is None:
@@ -448,6 +447,13 @@ def store_lane(
         body.text.line(_format_masked_store(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, lane_mask))
     else:
         _store_scalar_masked(body, m, at, raw, lane_mask, t)
+
+
+def _prefetch_ahead(body: LoopBody, m: StridedMemRef, at: str, width: int, write: int) -> None:
+    """Fetch the line that is so many bytes ahead of a register, to read it or to write it."""
+    if m.ahead and width > 1:
+        later = body.text.let(f"getelementptr i8, ptr {at}, i64 {m.ahead}", "p")
+        body.text.line(f"call void @llvm.prefetch.p0(ptr {later}, i32 {write}, i32 3, i32 1)")
 
 
 def _format_masked_store(form: str, t: RegisterType, raw: str, pointers: str, m: StridedMemRef, mask: str) -> str:
