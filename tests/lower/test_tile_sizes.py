@@ -89,7 +89,7 @@ def test_rows_of_products_are_divided_with_least_padding():
 
 @pytest.mark.parametrize(("m", "k", "n"), [(160, 1117, 323), (74, 84, 80), (6061, 353, 265)])
 def test_columns_of_products_are_whole_registers_and_pad_little(m, k, n):
-    """A divisor of 323 such as 19 fills two registers of 16 lanes; two tiles of 256 would compute 512 columns of 265."""
+    """Tiles of 19, a divisor of 323, would fill two registers of 16 lanes; two of 256 would compute 512 of 265."""
     _, (_, _, columns), *_ = choose(lambda a, b: a @ b, (m, k), (k, n))
     assert columns % 16 == 0
     assert -(-n // columns) * columns <= 1.25 * n

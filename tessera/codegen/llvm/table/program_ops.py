@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.artifact import describe_size
@@ -438,7 +437,7 @@ def _count_stored(kernel: LlvmKernelContext, group: Sequence[Node], limits: Mapp
 
 def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:
     ref, value, *rest = node.args
-    m, rank = _fetch_rows_ahead(body.kernel.memrefs[ref], static_shape(value.type)), ref.type.rank
+    m, rank = memory.fetch_rows_ahead(body.kernel.memrefs[ref], static_shape(value.type)), ref.type.rank
     position = offset_index(body, rest[:rank], index)
     mask = emit_optional_operand(body, rest[rank:], 0, index)
     if node.attrs["edge"] == "clip":
@@ -446,23 +445,6 @@ def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue
             body, mask, emit_bounds_mask(body, m, rest[:rank], static_shape(value.type), position)
         )
     memory.store_lane(body, m, position, lane, mask)
-
-
-STORED_AHEAD = 6  # rows between one that is stored and the one that is fetched
-PAGE_BYTES = 4096
-
-
-def _fetch_rows_ahead(m: StridedMemRef, block: Sequence[int]) -> StridedMemRef:
-    """Memory of which a block writes short pieces of rows, each in a page of its own: later rows are fetched.
-
-    A processor does not foresee these lines, and stores wait for them in their order.
-    """
-    axis = next((a for a in range(len(block) - 2, -1, -1) if block[a] > 1), None)
-    if axis is None or m.strides[-1] != 1 or not isinstance(m.strides[axis], int):
-        return m
-    stride, size = int(m.strides[axis]), memory.get_element_bytes(m.dtype)
-    is_far = stride * size >= PAGE_BYTES >= block[-1] * size
-    return replace(m, ahead=STORED_AHEAD * stride * size) if is_far and block[axis] > STORED_AHEAD else m
 
 
 @statement_rule(tile.scatter)

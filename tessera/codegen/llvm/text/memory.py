@@ -449,6 +449,23 @@ def store_lane(
         _store_scalar_masked(body, m, at, raw, lane_mask, t)
 
 
+STORED_AHEAD = 6  # rows between one that is stored and the one that is fetched
+PAGE_BYTES = 4096
+
+
+def fetch_rows_ahead(m: StridedMemRef, block: Sequence[int]) -> StridedMemRef:
+    """Memory of which a block writes short pieces of rows, each in a page of its own: later rows are fetched.
+
+    A processor does not foresee these lines, and stores wait for them in their order.
+    """
+    axis = next((a for a in range(len(block) - 2, -1, -1) if block[a] > 1), None)
+    if axis is None or m.strides[-1] != 1 or not isinstance(m.strides[axis], int):
+        return m
+    stride, size = int(m.strides[axis]), get_element_bytes(m.dtype)
+    is_far = stride * size >= PAGE_BYTES >= block[-1] * size
+    return replace(m, ahead=STORED_AHEAD * stride * size) if is_far and block[axis] > STORED_AHEAD else m
+
+
 def _prefetch_ahead(body: LoopBody, m: StridedMemRef, at: str, width: int, write: int) -> None:
     """Fetch the line that is so many bytes ahead of a register, to read it or to write it."""
     if m.ahead and width > 1:
