@@ -451,6 +451,7 @@ def store_lane(
 
 STORED_AHEAD = 6  # rows between one that is stored and the one that is fetched
 PAGE_BYTES = 4096
+LEAST_PIECE = 64  # bytes of a piece, below which fetching takes longer than it saves
 
 
 def fetch_rows_ahead(m: StridedMemRef, block: Sequence[int]) -> StridedMemRef:
@@ -462,7 +463,7 @@ def fetch_rows_ahead(m: StridedMemRef, block: Sequence[int]) -> StridedMemRef:
     if axis is None or m.strides[-1] != 1 or not isinstance(m.strides[axis], int):
         return m
     stride, size = int(m.strides[axis]), get_element_bytes(m.dtype)
-    is_far = stride * size >= PAGE_BYTES >= block[-1] * size
+    is_far = stride * size >= PAGE_BYTES >= block[-1] * size >= LEAST_PIECE
     return replace(m, ahead=STORED_AHEAD * stride * size) if is_far and block[axis] > STORED_AHEAD else m
 
 
