@@ -87,6 +87,14 @@ def test_rows_of_products_are_divided_with_least_padding():
     assert -(-349 // rows) * rows - 349 <= 2
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(160, 1117, 323), (74, 84, 80), (6061, 353, 265)])
+def test_columns_of_products_are_whole_registers_and_pad_little(m, k, n):
+    """Tiles of 19, a divisor of 323, would fill two registers of 16 lanes; two of 256 would compute 512 of 265."""
+    _, (_, _, columns), *_ = choose(lambda a, b: a @ b, (m, k), (k, n))
+    assert columns % 16 == 0
+    assert -(-n // columns) * columns <= 1.25 * n
+
+
 def choose_for_gpu(function, *shapes):
     """The tiles of the kernels of a function on GPUs, with the dims that loops walk."""
     traced = ts.jit(function).trace(*(np.zeros(s, np.float16) for s in shapes))

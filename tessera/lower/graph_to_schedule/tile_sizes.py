@@ -104,15 +104,16 @@ class TileSizeSearch:
         radices = {r for d in found for r in (d.divisor, d.divisor * d.modulus)}
         return {r for r in radices if isinstance(r, int) and r > 1}
 
-    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1, least_padding: bool = False) -> int:
+    def fill(self, dims: Iterable[int], budget: int, multiple: int = 1, most_padding: float = math.inf) -> int:
         """Take whole dims, the innermost first, while the budget of elements lasts; return the rest of the budget."""
         held, extent = 1, cast(Size, 1)
         for dim in dims:
             extent = extent * self.dims[dim][1]
             most = -(-find_size_limit(extent) // held) if isinstance(extent, Dim) else math.inf
             target, factor = int(max(min(budget, most), 1)), multiple // math.gcd(multiple, held)
-            size = self.balance(dim, target, factor) if least_padding and self.extents[dim] > target else 0
-            size = size or self.cut(dim, target, factor)
+            size = self.cut(dim, target, factor)
+            if self.extents[dim] > target and round_up(self.extents[dim], size) > most_padding * self.extents[dim]:
+                size = self.balance(dim, target, factor) or size
             self.tile[dim] = size
             held *= size
             budget = budget // self.pad(size) if size >= self.extents[dim] else 0
@@ -201,6 +202,8 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
+PACKED_PADDING = 1.1  # of the columns of a packed product, beyond which tiles pad them least
+SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to divide them among threads
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -210,15 +213,16 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
     m, n = sorted(left - right), sorted(right - left)
     narrow = _count_narrow_elements(node) if plan.product_pack else 1
     packs = plan.product_pack > 0
-    tiling.fill(reversed(m), plan.m * narrow, 1 if packs else plan.multiple, packs)
+    tiling.fill(reversed(m), plan.m * narrow, 1 if packs else plan.multiple, 0.0 if packs else math.inf)
     wide = plan.busy_n if plan.busy_n and _prefers_narrow_blocks(tiling, node, m, n) else plan.n
     inner = n[-1:] if plan.flat_windows and n and _fills_vectors(tiling.extents[n[-1]], plan) else n
-    tiling.fill(reversed(inner), wide * min(narrow, 2), plan.multiple)
+    tiling.fill(reversed(inner), wide * min(narrow, 2), plan.multiple, PACKED_PADDING if packs else math.inf)
     if tiling.extents[k] > plan.whole_k or not tiling.is_static(k):
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
-        _balance_packing(tiling, m, n, plan.product_pack * narrow)
+        if math.prod(tiling.extents) >= SMALL_PRODUCT:
+            _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
         _pad_rows(tiling, node, m, n)
@@ -239,32 +243,41 @@ def _count_narrow_elements(product: Node) -> int:
     return max(32 // max(get_tensor_type(v).dtype.bits for v in product.args), 1)
 
 
-def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int], pack: int) -> None:
+def _balance_packing(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int], pack: int, packs_rows: bool) -> None:
     """Where there are fewer programs than wanted, the tiles of least cost; `pack` is that of an element.
 
-    Each program packs its columns of the right operand again. The cost is the mean of what one thread and of what as
-    many threads as programs are wanted need, in multiply-adds for each element of the contraction.
+    Each program packs its columns of the right operand again, and its rows of a left operand of narrow elements. The
+    cost is the mean of what one thread and of what as many threads as programs are wanted need, in multiply-adds for
+    each element of the contraction.
     """
     wanted, whole = tiling.plan.programs, list(tiling.tile)
     if tiling.programs() >= wanted:
         return
     found: dict[tuple[int, ...], int] = {}
     for rows in _halve(tiling, m, MIN_TILE_M):
-        for columns in _halve(tiling, n, MIN_TILE_N):
+        for columns in _halve(tiling, n, MIN_TILE_N, tiling.plan.multiple):
             tiling.tile = [columns.get(d, rows.get(d, t)) for d, t in enumerate(whole)]
-            programs, width = tiling.programs(), math.prod(columns.values())
-            each = (math.prod(rows.values()) + pack) * width
+            programs, width = tiling.programs(), round_up(math.prod(columns.values()), tiling.plan.multiple)
+            height = math.prod(rows.values())
+            each = (height + pack) * width + height * pack * packs_rows
             found[tuple(tiling.tile)] = programs * each + wanted * each * -(-programs // wanted)
     tiling.tile = list(min(found.items(), key=lambda each: each[1])[0])
 
 
-def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int) -> Iterator[dict[int, int]]:
-    """The tiles of dims, then halved and halved again, the first dim of more than one element first."""
+def _halve(tiling: TileSizeSearch, dims: Sequence[int], least: int, multiple: int = 1) -> Iterator[dict[int, int]]:
+    """The tiles of dims, then halved and halved again, the first dim of more than one element first.
+
+    The halves of the last dim, which lies along memory, are multiples of a number.
+    """
     tile = {d: tiling.tile[d] for d in dims}
     yield dict(tile)
-    while math.prod(tile.values()) >= 2 * least:
+    while math.prod(tile.values()) > least:
         dim = next(d for d in dims if tile[d] > 1)
-        tile[dim] = tiling.cut(dim, -(-tile[dim] // 2))
+        step = multiple if dim == dims[-1] else 1
+        half = tiling.cut(dim, round_up(-(-tile[dim] // 2), step), step)
+        if half == tile[dim] or math.prod(tile.values()) // tile[dim] * half < least:
+            return
+        tile[dim] = half
         yield dict(tile)
 
 

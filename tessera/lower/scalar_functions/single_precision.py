@@ -38,35 +38,45 @@ def _scale_by_power_of_two(p: Tensor, exponent_bits: Tensor) -> Tensor:
     return p * first * second
 
 
-@SHARED(e.exp, f32)
-def exp_f32(x: Tensor) -> Tensor:
-    """exp(x) = 2^n * exp(x - n * log(2)), the last by a polynomial (Cody and Waite 1980)."""
+def split_exp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x - n * log(2)), and `ROUND_TO_INTEGER` + n."""
     x = where(x > 89.0, 89.0, x)
     x = where(x < -104.0, -104.0, x)
     shifted = fma(x, 1.44269504, ROUND_TO_INTEGER)
-    bits = bitcast(shifted, dtype=int32)
     n = shifted - ROUND_TO_INTEGER
     rest = fma(n, -0.693145751953125, x)
     rest = fma(n, -1.42860682030941723212e-6, rest)
     q = evaluate_polynomial(rest, 0.00138131448, 0.00836941879, 0.041668456, 0.166665152, 0.49999994)
     square = rest * rest
     s = fma(q, square, rest)
-    return _scale_by_power_of_two(s + 1.0, bits)
+    return s + 1.0, shifted
 
 
-@SHARED(e.exp2, f32)
-def exp2_f32(x: Tensor) -> Tensor:
-    """2^x = 2^n * 2^(x - n), the last by a polynomial."""
+@SHARED(e.exp, f32)
+def exp_f32(x: Tensor) -> Tensor:
+    """exp(x) = 2^n * exp(x - n * log(2)), the last by a polynomial (Cody and Waite 1980)."""
+    p, shifted = split_exp(x)
+    return _scale_by_power_of_two(p, bitcast(shifted, dtype=int32))
+
+
+def split_exp2(x: Tensor) -> tuple[Tensor, Tensor]:
+    """2^(x - n), and `ROUND_TO_INTEGER` + n."""
     x = where(x > 130.0, 130.0, x)
     x = where(x < -152.0, -152.0, x)
     shifted = x + ROUND_TO_INTEGER
-    bits = bitcast(shifted, dtype=int32)
     n = shifted - ROUND_TO_INTEGER
     rest = x - n
     q = evaluate_polynomial(
         rest, 0.000153523171, 0.00134001707, 0.00961844996, 0.0555032939, 0.240226477, 0.693147182
     )  # fmt: skip
-    return _scale_by_power_of_two(q * rest + 1.0, bits)
+    return q * rest + 1.0, shifted
+
+
+@SHARED(e.exp2, f32)
+def exp2_f32(x: Tensor) -> Tensor:
+    """2^x = 2^n * 2^(x - n), the last by a polynomial."""
+    p, shifted = split_exp2(x)
+    return _scale_by_power_of_two(p, bitcast(shifted, dtype=int32))
 
 
 @SHARED(f.expm1, f32)

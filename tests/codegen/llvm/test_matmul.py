@@ -169,18 +169,21 @@ def test_right_operand_transposed(m, k, n):
 TURNED = [(True, False), (False, True), (True, True)]
 
 
+ENDING = [(f32, 64), (f32, 32), (f64, 64), (bf16, 64), (f16, 64), (bf16, 32), (int32, 64), (int8, 64)]
+
+
 @pytest.mark.in_turn("sizes")
-@pytest.mark.parametrize("turned", TURNED, ids=str)
+@pytest.mark.parametrize("turned", [(False, False), *TURNED], ids=str)
 @pytest.mark.parametrize(
     "sizes", [(50, 70, 45, 32, 32, 16), (33, 40, 67, 8, 40, 64), (21, 19, 35, 32, 64, 20)], ids=str
 )
-@pytest.mark.parametrize(("dtype", "vector"), [(f32, 64), (f32, 32), (f64, 64), (bf16, 64), (int32, 64)], ids=str)
-def test_transposed_tiles_end_past_the_operands(sizes, dtype, vector, turned):
-    """Blocks of columns that end past the arrays along both axes are packed by transposes, with zeros behind."""
+@pytest.mark.parametrize(("dtype", "vector"), ENDING, ids=str)
+def test_tiles_end_past_the_operands(sizes, dtype, vector, turned):
+    """Blocks that end past the arrays along both axes are packed by copies and transposes, with zeros behind."""
     m, n, depth, tile_m, tile_n, tile_k = sizes
     shapes = [(m, depth), (depth, n)]
     a, b = (numbers(dtype, *(s[::-1] if t else s), seed=i) for i, (s, t) in enumerate(zip(shapes, turned, strict=True)))
-    to = dtype if dtype != bf16 else f32
+    to = {bf16: f32, f16: f32, int8: int32}.get(dtype, dtype)
     out = np.zeros((m, n), to.numpy)
     k = Kernel(a, b, out)
     row = k(e.mul, k(tile.program_id, axis=0), tile_m)
@@ -198,8 +201,25 @@ def test_transposed_tiles_end_past_the_operands(sizes, dtype, vector, turned):
 
     (acc,) = k.loop(0, depth, tile_k, [k.const(0, to, (tile_m, tile_n))], step)
     k.store(k.params[2], acc, row, column, edge="clip")
-    bound = 0 if dtype == int32 else 1e-5
+    bound = 0 if dtype.is_integer else 1e-5
     agree(k.module((-(-m // tile_m), -(-n // tile_n))), [a, b, out], bound, bound, vector_bytes=vector)
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, int8], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_operands_are_packed_whole_registers_at_a_time(dtype, turned):
+    """The end of a tile takes a mask for each register of a row, not a comparison for each element."""
+    to = int32 if dtype == int8 else f32
+    size = (40, 37) if turned else (37, 40)
+    arrays = [numbers(dtype, *size), numbers(dtype, 40, 45, seed=1), np.zeros((37, 45), to.numpy)]
+    k = Kernel(*arrays)
+    x = k.load(k.params[0], shape=(40, 48) if turned else (48, 40), edge="clip")
+    x = k(shape.permute, x, axes=(1, 0)) if turned else x
+    y = k.load(k.params[1], shape=(40, 48), edge="clip")
+    k.store(k.params[2], k(contractions.dot, x, y, dtype=to), edge="clip")
+    text = BACKEND.emit(k.module(), {"vector_bytes": 64}).text("kernels.ll")
+    assert "@ts.panel." in text and ("@ts.transpose." in text) == turned
+    agree(k.module(), arrays, 1e-5, 1e-5)
 
 
 def test_columns_are_transposed_not_gathered():

@@ -186,3 +186,15 @@ def test_stores_that_overwrite_what_others_read(shift, order):
     for i in order:
         k.store(k.params[i], sums[i], k.const(shift if i else 0))
     agree(k.module(), [x, y])
+
+
+@pytest.mark.parametrize(("columns", "rows", "fetched"), [(1500, 16, True), (96, 16, False), (1500, 4, False)])
+def test_pieces_of_rows_that_lie_in_pages_of_their_own_are_fetched_before_they_are_stored(columns, rows, fetched):
+    x, out = np.abs(numbers(f32, rows, 64)), np.zeros((rows + 3, columns), np.float32)
+    k = Kernel(x, out)
+    start = k(e.mul, k(tile.program_id), 64)
+    k.store(k.params[1], k(e.sqrt, k.load(k.params[0])), k.const(1), start, edge="clip")
+    module = k.module((-(-columns // 64),))
+    text = BACKEND.emit(module, {"vector_bytes": 64}).text("kernels.ll")
+    assert (", i32 1, i32 3, i32 1)" in text) == fetched  # a prefetch that is to write
+    agree(module, [x, out])

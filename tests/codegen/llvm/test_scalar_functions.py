@@ -6,7 +6,9 @@ from tilekernels import Kernel, agree, both
 
 import tessera as ts
 from tessera.codegen.llvm import BACKEND
+from tessera.codegen.llvm.runtime import jit
 from tessera.codegen.llvm.table import scalar_functions
+from tessera.codegen.llvm.text import power_scaling
 from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import bf16, f16
 from tessera.frontend.jit.tracing import Jit
@@ -74,6 +76,26 @@ def test_ulps(op):
     worst = np.nanargmax(np.where(np.isnan(error), np.inf, error))
     assert error[worst] <= LIMIT[op], (x[worst], got[worst], want[worst], error[worst])
     assert (np.signbit(got) == np.signbit(want))[(want == 0) & (x == 0)].all()
+
+
+@pytest.mark.parametrize("op", [e.exp, e.exp2, e.tanh, e.erf], ids=lambda o: o.name)
+def test_processors_without_the_instruction_that_scales(op, monkeypatch, tmp_path):
+    """The same text runs with the plain definition, within the same bounds; both keep subnormal results."""
+    x = np.resize(np.linspace(-151, 130, 1 << 14, dtype=np.float32), 1 << 14)
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    monkeypatch.setattr(jit, "can_scale_by_power", lambda: False)
+    got = run(op, x)
+    with np.errstate(all="ignore"):
+        assert np.nanmax(ulps(got, WIDE[op](x.astype(np.float64)))) <= LIMIT[op]
+
+
+@pytest.mark.parametrize("op", [e.exp, e.tanh, e.erf], ids=lambda o: o.name)
+def test_the_instruction_that_scales_replaces_the_definition(op):
+    module, _ = applied(op, np.ones(BLOCK, np.float32))
+    text = BACKEND.emit(module, {"vector_bytes": 64}).text("kernels.ll")
+    native = power_scaling.select_scaling(text)
+    assert "scalef" not in text and f"define internal <16 x float> @{power_scaling.SCALE_BY_POWER}" in text
+    assert "llvm.x86.avx512.mask.scalef.ps.512" in native and "ashr" not in native
 
 
 def test_pow():

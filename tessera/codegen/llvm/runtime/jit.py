@@ -19,6 +19,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from tessera.codegen.llvm.text import power_scaling
 from tessera.codegen.llvm.text.pair_products import NATIVE, PAIR_PRODUCT, PairProduct, select_instructions
 from tessera.codegen.llvm.text.panel_kernels import DECLARATIONS, MATRIX_UNITS, PANEL_KERNEL, select_matrix_units
 from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
@@ -114,6 +115,14 @@ def find_pair_products() -> frozenset[str]:
 def _knows_instruction(product: PairProduct) -> bool:
     """Whether this version of LLVM has the intrinsic with these types."""
     return _knows_functions([*product.define(product.instruction), product.declaration])
+
+
+@cache
+def can_scale_by_power() -> bool:
+    """Whether this processor and LLVM have an instruction that multiplies by powers of two."""
+    return bool(llvm.get_host_cpu_features().get(power_scaling.FEATURE)) and _knows_functions(
+        power_scaling.define_native()
+    )
 
 
 def _knows_functions(lines: Sequence[str]) -> bool:
@@ -244,6 +253,11 @@ def compile_object(text: str) -> bytes:
 def _compile_part(text: str) -> bytes:
     native = select_matrix_units(text, find_matrix_units()) if PANEL_KERNEL in text else text
     native = select_instructions(native, find_pair_products()) if PAIR_PRODUCT in native else native
+    native = (
+        power_scaling.select_scaling(native)
+        if power_scaling.SCALE_BY_POWER in native and can_scale_by_power()
+        else native
+    )
     code = _optimise_and_emit(native, _create_target_machine())
     _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
     return code

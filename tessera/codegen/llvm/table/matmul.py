@@ -41,7 +41,13 @@ from tessera.codegen.llvm.table.pair_operands import (
     require_pair_kernel,
     view_as_pairs,
 )
-from tessera.codegen.llvm.table.row_packing import copy_rows
+from tessera.codegen.llvm.table.row_packing import (
+    CONVERTED,
+    choose_source,
+    copy_panels,
+    copy_rows,
+    has_contiguous_rows,
+)
 from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view, find_view
 from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
@@ -53,7 +59,6 @@ from tessera.codegen.llvm.text.builder import (
     LoopBody,
     LoopBuilder,
     get_element_bytes,
-    get_memory_type,
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
@@ -72,8 +77,6 @@ if TYPE_CHECKING:
 
 
 MAX_UNPACKED_ROWS = 16  # with at most these rows, packing B costs more than it saves
-PREFETCHED_ROWS = 16  # so many rows of B lie between one that is packed and the one that is fetched
-CACHE_LINE = 64
 MAX_SCATTERED_VECTORS = 2  # registers of a panel for a gathered A
 CACHE_SET_STRIDE = 1024  # rows at multiples of this stride in bytes map to the same cache sets
 
@@ -319,7 +322,7 @@ class MatmulEmitter:
         lanes = self.width * self.parts
         row = round_up(self.depth, lanes)
         row += lanes if row * get_element_bytes(dtype) % CACHE_SET_STRIDE == 0 else 0
-        turned, rows = self._find_turned(self.a, index), self._find_rows(index)
+        turned, rows = self._find_turned(self.a, index), self._find_rows(self.a, index)
         room = round_up(self.rows, self.width) if turned is not None else self.rows
         m = self.kernel.scratch.allocate(dtype, (room, self.depth), (row, 1))
         if turned is not None:
@@ -332,18 +335,20 @@ class MatmulEmitter:
             clear_last_columns(self.kernel, m, self.depth, self.pair)
         return m
 
-    def _find_rows(self, index: list[LaneValue]) -> ClippedView | None:
-        """A matrix of A whose elements are packed as they are, a register at a time."""
-        found = find_clipped_view(self.kernel, self.a) if self.pair else None
-        if found is None or found.memory.dtype not in self._list_plain_dtypes() or not found.is_whole_but_for(2):
+    def _find_rows(self, v: Value, index: list[LaneValue]) -> ClippedView | None:
+        """A matrix of an operand whose rows are contiguous, and are packed a register at a time."""
+        found = find_clipped_view(self.kernel, v)
+        if found is None or self.width == 1 or not has_contiguous_rows(found):
             return None
-        if found.memory.strides[-1] != 1 or not isinstance(found.memory.strides[-2], int):
+        if not self._packs(found.memory.dtype):
             return None
         return ClippedView(self._select_matrix(found.memory, index), found.limits[-2:])
 
-    def _list_plain_dtypes(self) -> tuple[DType, ...]:
-        """The types of operands whose elements are packed as they are."""
-        return {None: (self.dtype,), BF16: (bf16,), INT16: ()}.get(self.pair, (int8, uint8))
+    def _packs(self, dtype: DType) -> bool:
+        """Whether elements of a type are packed a register at a time: as they are, or converted to floats."""
+        if self.pair is None:
+            return choose_source(dtype, self.dtype) is not None
+        return dtype in {BF16: (bf16,), INT16: ()}.get(self.pair, (int8, uint8))
 
     def _pack_b(self, index: list[LaneValue], columns: AxisTiles) -> StridedMemRef:
         """B packed in panels; a panel's rows are contiguous."""
@@ -357,26 +362,17 @@ class MatmulEmitter:
             self._pack_columns(source, m, columns)
             return m
 
+        rows = self._find_rows(self.b, index)
+        if rows is not None:
+            copy_panels(self.kernel, rows, m, (columns.first * self.width, self.width), self.parts, self.flipped)
+            return m
+
         def place(body: LoopBody, inner_index: LaneIndex) -> LaneIndex:
             panel, k, n = inner_index
-            text = body.text
             with body.hoist(panel, k):
-                start = text.add(str(columns.first * self.width), text.mul(panel.name, panel_columns))
-                prefetch(k, LaneValue(start))
-            return (*index, k, LaneValue(text.add(start, n.name), n.kind))
+                start = body.text.add(str(columns.first * self.width), body.text.mul(panel.name, panel_columns))
+            return (*index, k, LaneValue(body.text.add(start, n.name), n.kind))
 
-        def prefetch(k: LaneValue, start: LaneValue) -> None:
-            if view is None or k.kind is not LaneKind.INVARIANT:
-                return
-            text, later = self.kernel.text, LaneValue(self.kernel.text.add(k.name, str(PREFETCHED_ROWS)))
-            at = emit_element_pointer(self.kernel, view, (*index, later, start))
-            size = panel_columns * get_element_bytes(view.dtype)
-            for offset in (*range(0, size, CACHE_LINE), size - 1):  # rows begin anywhere within a line
-                line = text.let(f"getelementptr i8, ptr {at}, i64 {offset}", "p")
-                text.line(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
-
-        found = find_clipped_view(self.kernel, self.b)
-        view = found.memory if found is not None and found.memory.strides[-1] == 1 else None
         if self.pair:
             pack_pairs(self.kernel, self.b, m, place, self.depth, self.pair)
         else:
@@ -388,7 +384,7 @@ class MatmulEmitter:
         found = find_clipped_view(self.kernel, v)
         if found is None or self.width == 1 or not found.is_whole_but_for(2):
             return None
-        if found.memory.dtype not in self._list_plain_dtypes():
+        if not self._packs(found.memory.dtype):
             return None
         m = found.memory
         if m.strides[-2] != 1 or not isinstance(m.strides[-1], int) or m.strides[-1] <= 1:
@@ -398,21 +394,32 @@ class MatmulEmitter:
         return ClippedView(self._select_matrix(m, index), found.limits[-2:])
 
     def _pack_turned_rows(self, source: ClippedView, m: StridedMemRef) -> None:
-        """Pack A whose columns are contiguous: squares of its elements."""
-        width = self.width
+        """Pack A whose columns are contiguous: squares of its elements, or of lanes that parts of them make."""
+        width, parts = self.width, self.parts
 
         def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
             row, column = (self.kernel.text.mul(i.name, width) for i in index)
-            return column, row, [LaneValue(row), LaneValue(column)]
+            return self.kernel.text.mul(column, parts), row, [LaneValue(row), LaneValue(column)]
 
-        unit = get_memory_type(m.dtype).element
-        squares = Squares((-(-self.rows // width), -(-self.depth // width)), place)
-        emit_transposes(self.kernel, get_register_type(m.dtype, width).of(unit), unit, source, m, squares)
+        squares = Squares((-(-self.rows // width), -(-self.depth // (width * parts))), place)
+        if self.pair:
+            m = replace(m, dtype=int32, strides=(int(m.strides[0]) // parts, 1))
+        t, unit = get_register_type(m.dtype, width), self._choose_unit(source, m.dtype)
+        plain = t if self.pair or unit in CONVERTED else t.of(unit)
+        emit_transposes(self.kernel, plain, unit, source, m, squares, joined=parts)
+
+    def _choose_unit(self, source: ClippedView, dtype: DType) -> str:
+        """The type of the elements of a source that is packed."""
+        unit = self.pair.unit if self.pair else choose_source(source.memory.dtype, dtype)
+        assert unit is not None
+        return unit
 
     def _pack_columns(self, source: ClippedView, m: StridedMemRef, columns: AxisTiles) -> None:
         """Pack contiguous columns of B: squares of its elements, or of lanes of them."""
         width, text = self.width, self.kernel.text
+        unit = self._choose_unit(source, m.dtype)
         t = get_register_type(m.dtype, width)
+        t = t if self.pair or unit in CONVERTED else t.of(unit)
 
         def place(index: Sequence[LaneValue]) -> tuple[str, str, list[LaneValue]]:
             panel, column, square = index
@@ -422,7 +429,6 @@ class MatmulEmitter:
             return text.mul(first, width), text.mul(k, self.parts), target
 
         squares = Squares((columns.count, columns.size, -(-self.steps // width)), place)
-        unit = self.pair.unit if self.pair else t.element
         emit_transposes(self.kernel, t, unit, source, m, squares, self.flipped)
 
     def _view_as_panels(self, columns: AxisTiles, b: StridedMemRef) -> StridedMemRef:

@@ -232,6 +232,14 @@ def define_choice(name: str, native: MicroKernel, exact: MicroKernel) -> Iterato
     yield "}"
 
 
+def _keep_least(tag: str, x: str, best: str, d: str) -> Iterator[str]:
+    """The least magnitudes less 1 so far."""
+    t, suffix = f"<{2 * WIDTH} x i16>", f"v{2 * WIDTH}i16"
+    yield f"  %size.{tag} = and {t} {x}, splat (i16 32767)"
+    yield f"  %less.{tag} = sub {t} %size.{tag}, splat (i16 1)"
+    yield f"  {d} = call {t} @llvm.umin.{suffix}({t} {best}, {t} %less.{tag})"
+
+
 def _define_find_least() -> Iterator[str]:
     t = f"<{2 * WIDTH} x i16>"
     mask, suffix = f"<{2 * WIDTH} x i1>", f"v{2 * WIDTH}i16"
@@ -243,19 +251,28 @@ def _define_find_least() -> Iterator[str]:
     yield f"  %old = phi {t} [ splat (i16 -1), %entry ], [ %new, %end ]"
     yield "  %o = mul i64 %r, %stride"
     yield "  %pr = getelementptr i16, ptr %p, i64 %o"
-    yield "  br label %column"
+    yield f"  %whole = and i64 %count, {-2 * WIDTH}"
+    yield "  %any = icmp ne i64 %whole, 0"
+    yield "  br i1 %any, label %column, label %tail"
     yield "column:"
-    yield "  %n = phi i64 [ 0, %row ], [ %n.next, %column ]"
-    yield f"  %best = phi {t} [ %old, %row ], [ %new, %column ]"
+    yield "  %k = phi i64 [ 0, %row ], [ %k.next, %column ]"
+    yield f"  %best = phi {t} [ %old, %row ], [ %better, %column ]"
+    yield "  %pk = getelementptr i16, ptr %pr, i64 %k"
+    yield f"  %xk = load {t}, ptr %pk, align 2"
+    yield from _keep_least("k", "%xk", "%best", "%better")
+    yield f"  %k.next = add i64 %k, {2 * WIDTH}"
+    yield "  %more = icmp slt i64 %k.next, %whole"
+    yield "  br i1 %more, label %column, label %tail"
+    yield "tail:"
+    yield f"  %last = phi {t} [ %old, %row ], [ %better, %column ]"
+    yield "  %n = add i64 %whole, 0"
     yield "  %at = getelementptr i16, ptr %pr, i64 %n"
     yield from mask_lanes(2 * WIDTH, "i16")
-    yield f"  %x = call {t} @llvm.masked.load.{suffix}.p0(ptr %at, i32 2, {mask} %m, {t} zeroinitializer)"
-    yield f"  %size = and {t} %x, splat (i16 32767)"
-    yield f"  %less = sub {t} %size, splat (i16 1)"
-    yield f"  %new = call {t} @llvm.umin.{suffix}({t} %best, {t} %less)"
-    yield f"  %n.next = add i64 %n, {2 * WIDTH}"
-    yield "  %more = icmp slt i64 %n.next, %count"
-    yield "  br i1 %more, label %column, label %end"
+    yield "  %held = icmp slt i64 %n, %count"
+    yield "  %from = select i1 %held, ptr %at, ptr %p"
+    yield f"  %x = call {t} @llvm.masked.load.{suffix}.p0(ptr %from, i32 2, {mask} %m, {t} zeroinitializer)"
+    yield from _keep_least("n", "%x", "%last", "%new")
+    yield "  br label %end"
     yield "end:"
     yield "  %r.next = add i64 %r, 1"
     yield "  %again = icmp slt i64 %r.next, %rows"

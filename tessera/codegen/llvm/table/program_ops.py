@@ -437,7 +437,7 @@ def _count_stored(kernel: LlvmKernelContext, group: Sequence[Node], limits: Mapp
 
 def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:
     ref, value, *rest = node.args
-    m, rank = body.kernel.memrefs[ref], ref.type.rank
+    m, rank = memory.fetch_rows_ahead(body.kernel.memrefs[ref], static_shape(value.type)), ref.type.rank
     position = offset_index(body, rest[:rank], index)
     mask = emit_optional_operand(body, rest[rank:], 0, index)
     if node.attrs["edge"] == "clip":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import is_special_policy
 from tessera.codegen.llvm.table.emission import RowTypes, find_row, format_call, pointwise_row
+from tessera.codegen.llvm.text import power_scaling
 from tessera.codegen.llvm.text.builder import (
     NARROW_FLOATS,
     RegisterType,
@@ -26,9 +27,10 @@ from tessera.core.types import DType, Policy, TensorType, bf16, bool_, f16, f32,
 from tessera.ir.core import Function
 from tessera.ir.numerics.conversion import FINITE_ONLY, find_float_grid
 from tessera.ir.rules import Op
+from tessera.ir.tensor import Tensor
 from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED
-from tessera.lower.scalar_functions.single_precision import make_trigonometric_rule
+from tessera.lower.scalar_functions.single_precision import make_trigonometric_rule, split_exp, split_exp2
 from tessera.lower.scalar_functions.small_floats import (
     SMALL_FLOAT_FORMATS,
     build_decoder,
@@ -141,8 +143,11 @@ DIVISIONS = {e.floor_divide, e.remainder}
 # Of f64: the functions that are LLVM's intrinsics, and those of the C library.
 INTRINSICS = (e.exp, e.exp2, e.log, e.log2, e.tanh, e.sin, e.cos, e.pow)
 LIBC_FUNCTIONS = (e.erf,)
-DECOMPOSITIONS = SHARED.without(lambda op, dtype: dtype == f64 and op in (*INTRINSICS, *LIBC_FUNCTIONS))
-_OPS = {op.__name__: op for op in DECOMPOSITIONS.ops()}
+SCALED = {e.exp: split_exp, e.exp2: split_exp2}  # of f32: other functions call these
+DECOMPOSITIONS = SHARED.without(
+    lambda op, dtype: op in SCALED if dtype == f32 else dtype == f64 and op in (*INTRINSICS, *LIBC_FUNCTIONS)
+)
+_OPS = {op.__name__: op for op in SHARED.ops()}
 _CALL_PATTERN = re.compile(r"@ts\.(?P<name>[a-z_]\w*)\.(?:v(?P<width>\d+))?f(?P<bits>32|64)\(")
 
 
@@ -156,7 +161,7 @@ def _make_row(op: Op) -> Callable[..., Iterator[str]]:
     return row
 
 
-for _op in DECOMPOSITIONS.ops() - DIVISIONS:
+for _op in SHARED.ops() - DIVISIONS:
     pointwise_row(_op)(_make_row(_op))
 
 
@@ -297,7 +302,38 @@ def _define_for_large_arguments(name: str) -> Callable[[RegisterType], Iterator[
     return define
 
 
+# Exponential functions of f32: a polynomial, and an instruction of AVX-512 that scales by powers of two.
+
+
+def _make_scaled_definition(op: Op) -> Callable[[RegisterType], Iterator[str]]:
+    """An exponential function: full registers of AVX-512 are scaled by a function that the runtime may replace."""
+
+    def significand(x: Tensor) -> Tensor:
+        return SCALED[op](x)[0]
+
+    def exponent(x: Tensor) -> Tensor:
+        return SCALED[op](x)[1]
+
+    def define(t: RegisterType) -> Iterator[str]:
+        if t.width != power_scaling.WIDTH:
+            whole = SHARED.find(op, f32)
+            assert whole is not None
+            yield from _define_by_decomposition(op.__name__, t, whole)
+            return
+        yield f"define internal {t} @ts.{op.__name__}.{t.suffix}({t} %x) alwaysinline #0 {{"
+        yield "entry:"
+        for d, rule in (("%p", significand), ("%n", exponent)):
+            yield from (f"  {line}" for line in inline_function(DECOMPOSITIONS.build(rule, f32), t.width, d, "%x"))
+        yield f"  %r = call {t} @{power_scaling.SCALE_BY_POWER}({t} %p, {t} %n)"
+        yield f"  ret {t} %r"
+        yield "}"
+
+    return define
+
+
 SPECIAL_DEFINITIONS: dict[tuple[str, str], Callable[[RegisterType], Iterator[str]]] = {
+    **{(op.__name__, "float"): _make_scaled_definition(op) for op in SCALED},
+    ("scale_by_power", "float"): lambda t: iter(power_scaling.define_plain()),
     ("sin", "float"): _make_trigonometric_definition("sin", 0),
     ("cos", "float"): _make_trigonometric_definition("cos", 1),
     ("sin_large", "float"): _define_for_large_arguments("sin"),

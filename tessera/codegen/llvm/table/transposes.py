@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tessera.codegen.contract import get_tensor_type, static_shape
 from tessera.codegen.llvm.table.loop_fusion import emit_scalar_loops
+from tessera.codegen.llvm.table.row_packing import CONVERTED, get_loaded_element, join_parts
 from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_pointer, find_clipped_view
 from tessera.codegen.llvm.text.builder import (
     ELEMENT_BYTES,
@@ -36,7 +37,8 @@ class TransposeKernel:
     """dst[i, j] = src[j, i] for a square of one register width.
 
     `source` is the row stride of the source in elements of the type `unit`, of which several may make an element;
-    `target` is that of the result in elements. The bits `flipped` of each element are inverted.
+    `target` is that of the result in elements. The bits `flipped` of each element are inverted. Of `joined` rows of the
+    source each has a part of the elements, and units of type half or bfloat become floats.
     """
 
     type: RegisterType
@@ -44,25 +46,34 @@ class TransposeKernel:
     source: int
     target: int
     flipped: int = 0
+    joined: int = 1
 
     @property
     def name(self) -> str:
         """The name of the function."""
-        flipped = f".{self.flipped}" if self.flipped else ""
+        flipped = (f".{self.flipped}" if self.flipped else "") + (f".joined{self.joined}" if self.joined > 1 else "")
         return f"ts.transpose.{self.type.suffix}.{self.unit}.{self.source}.{self.target}{flipped}"
 
     @property
     def row(self) -> RegisterType:
         """A row of the source."""
-        return RegisterType(self.unit, self.type.width * self.type.bits // (8 * ELEMENT_BYTES[self.unit]))
+        t, unit = self.type, get_loaded_element(self.unit)
+        alone = self.joined > 1 or self.unit in CONVERTED
+        return RegisterType(unit, t.width if alone else t.width * t.bits // (8 * ELEMENT_BYTES[unit]))
+
+    @property
+    def rows(self) -> int:
+        """The rows of the source in a square."""
+        return self.type.width * self.joined
 
     def text(self) -> Iterator[str]:
         """The function's lines."""
         yield f"define internal void @{self.name}(ptr noalias %src, ptr noalias %dst) noinline #0 {{"
         yield "entry:"
-        for i in range(self.type.width):
-            yield f"  %p{i} = getelementptr {self.unit}, ptr %src, i64 {i * self.source}"
-            yield f"  %y{i} = load {self.row}, ptr %p{i}, align {ELEMENT_BYTES[self.unit]}"
+        element = self.row.element
+        for i in range(self.rows):
+            yield f"  %p{i} = getelementptr {element}, ptr %src, i64 {i * self.source}"
+            yield f"  %y{i} = load {self.row}, ptr %p{i}, align {ELEMENT_BYTES[element]}"
         yield from self._exchange()
         yield "}"
 
@@ -74,18 +85,26 @@ class TransposeKernel:
             "noinline #0 {"
         )
         yield "entry:"
+        yield f"  %high = icmp sge i64 %rows, {self.rows}"
+        yield f"  %wide = icmp sge i64 %units, {units.width}"
+        yield "  %whole = and i1 %high, %wide"
+        yield "  br i1 %whole, label %all.of.it, label %part"
+        yield "all.of.it:"
+        yield f"  call void @{self.name}(ptr %src, ptr %dst)"
+        yield "  ret void"
+        yield "part:"
         numbers = units.of("i64")
         yield f"  %one = insertelement {numbers} poison, i64 %units, i64 0"
         yield f"  %all = shufflevector {numbers} %one, {numbers} poison, <{units.width} x i32> zeroinitializer"
         places = ", ".join(f"i64 {i}" for i in range(units.width))
         yield f"  %mask = icmp slt {numbers} <{places}>, %all"
-        for i in range(self.type.width):
+        for i in range(self.rows):
             yield f"  %b{i} = icmp slt i64 {i}, %rows"
             yield f"  %m{i} = select i1 %b{i}, {units.truth} %mask, {units.truth} zeroinitializer"
-            yield f"  %p{i} = getelementptr {self.unit}, ptr %src, i64 {i * self.source}"
+            yield f"  %p{i} = getelementptr {units.element}, ptr %src, i64 {i * self.source}"
             # A masked load of an address that no page holds reads nothing, but traps to microcode.
             yield f"  %f{i}.p = select i1 %b{i}, ptr %p{i}, ptr %dst"
-            operands = f"ptr %f{i}.p, i32 {ELEMENT_BYTES[self.unit]}, {units.truth} %m{i}, {units} zeroinitializer"
+            operands = f"ptr %f{i}.p, i32 {ELEMENT_BYTES[units.element]}, {units.truth} %m{i}, {units} zeroinitializer"
             yield f"  %y{i} = call {units} @llvm.masked.load.{units.suffix}.p0({operands})"
         yield from self._exchange()
         yield "}"
@@ -94,7 +113,8 @@ class TransposeKernel:
         """The rows %y as columns, stored."""
         t, n = self.type, self.type.width
         for i in range(n):
-            yield f"  %x{i}.0 = bitcast {self.row} %y{i} to {t}"
+            rows = [f"%y{i * self.joined + part}" for part in range(self.joined)]
+            yield from join_parts(f"%x{i}.0", self.unit, self.row, t, rows)
         step = 1
         while step < n:
             for i in range(n):
@@ -138,17 +158,18 @@ class Squares:
 
 def emit_transposes(
     kernel: LlvmKernelContext, t: RegisterType, unit: str, source: ClippedView, target: StridedMemRef, squares: Squares,
-    flipped: int = 0,
+    flipped: int = 0, joined: int = 1,
 ) -> None:  # fmt: skip
     """Copy a matrix whose columns are contiguous to rows; `source` is (units, rows), of units of `unit`.
 
     The target has room for whole squares: what is outside the source is zero there. The bits `flipped` of each element
-    are inverted.
+    are inverted, and `joined` rows of the source make one.
     """
-    across = TransposeKernel(t, unit, int(source.memory.strides[1]), int(target.strides[-2]), flipped)
+    across = TransposeKernel(t, unit, int(source.memory.strides[1]), int(target.strides[-2]), flipped, joined)
     whole = _has_whole_squares(source, across)
-    name = across.name if whole else f"{across.name}.clipped"
-    kernel.library.require(name, across.text if whole else across.clipped_text)
+    name = kernel.library.require(across.name, across.text)
+    if not whole:
+        kernel.library.require(f"{across.name}.clipped", across.clipped_text)
 
     def one(index: list[LaneValue]) -> None:
         row, units, place = squares.place(index)
@@ -168,7 +189,7 @@ def emit_transposes(
 def _has_whole_squares(source: ClippedView, kernel: TransposeKernel) -> bool:
     """Whether the squares cover the source exactly, and all of it is within bounds."""
     units, rows = source.limits
-    return source.is_whole and int(units) % kernel.row.width == 0 and int(rows) % kernel.type.width == 0
+    return source.is_whole and int(units) % kernel.row.width == 0 and int(rows) % kernel.rows == 0
 
 
 def _subtract(kernel: LlvmKernelContext, limit: str, at: str) -> str:

@@ -47,7 +47,7 @@ class ScratchBuffer:
 class StridedMemRef:
     """A strided memory reference: a pointer, and for each axis its size and its stride in elements.
 
-    A contiguous load of a register prefetches what is so many bytes `ahead`, unless they are 0.
+    A contiguous load or store of a register prefetches what is so many bytes `ahead`, unless they are 0.
     """
 
     dtype: DType
@@ -274,9 +274,7 @@ def _load_raw(body: LoopBody, m: StridedMemRef, address: LaneAddress, mask: str 
     if address.vector or address.stride != 1 and width > 1:
         return _emit_gather(body, m, address, mask, t)
     at = emit_pointer(body, m, address)
-    if m.ahead and width > 1:
-        later = body.text.let(f"getelementptr i8, ptr {at}, i64 {m.ahead}", "p")
-        body.text.line(f"call void @llvm.prefetch.p0(ptr {later}, i32 0, i32 3, i32 1)")
+    _prefetch_ahead(body, m, at, width, 0)
     if mask is None:
         return body.text.let(f"load {t}, ptr {at}, align {get_element_bytes(m.dtype)}")
     if width > 1:
@@ -440,6 +438,7 @@ def store_lane(
         body.text.line(_format_masked_store(form, t, raw, pointers, m, lane_mask or t.truth.const(1)))
         return
     at = emit_pointer(body, m, address)
+    _prefetch_ahead(body, m, at, width, 1)
     if width > 1 and body.mask == format_prefix_mask(width, 1):
         _store_first_lane(body, m, at, raw, lane_mask if mask is not None else None, t)
     elif lane_mask is None:
@@ -448,6 +447,31 @@ def store_lane(
         body.text.line(_format_masked_store(f"store.{t.suffix}.p0", t, raw, f"ptr {at}", m, lane_mask))
     else:
         _store_scalar_masked(body, m, at, raw, lane_mask, t)
+
+
+STORED_AHEAD = 6  # rows between one that is stored and the one that is fetched
+PAGE_BYTES = 4096
+LEAST_PIECE = 64  # bytes of a piece, below which fetching takes longer than it saves
+
+
+def fetch_rows_ahead(m: StridedMemRef, block: Sequence[int]) -> StridedMemRef:
+    """Memory of which a block writes short pieces of rows, each in a page of its own: later rows are fetched.
+
+    A processor does not foresee these lines, and stores wait for them in their order.
+    """
+    axis = next((a for a in range(len(block) - 2, -1, -1) if block[a] > 1), None)
+    if axis is None or m.strides[-1] != 1 or not isinstance(m.strides[axis], int):
+        return m
+    stride, size = int(m.strides[axis]), get_element_bytes(m.dtype)
+    is_far = stride * size >= PAGE_BYTES >= block[-1] * size >= LEAST_PIECE
+    return replace(m, ahead=STORED_AHEAD * stride * size) if is_far and block[axis] > STORED_AHEAD else m
+
+
+def _prefetch_ahead(body: LoopBody, m: StridedMemRef, at: str, width: int, write: int) -> None:
+    """Fetch the line that is so many bytes ahead of a register, to read it or to write it."""
+    if m.ahead and width > 1:
+        later = body.text.let(f"getelementptr i8, ptr {at}, i64 {m.ahead}", "p")
+        body.text.line(f"call void @llvm.prefetch.p0(ptr {later}, i32 {write}, i32 3, i32 1)")
 
 
 def _format_masked_store(form: str, t: RegisterType, raw: str, pointers: str, m: StridedMemRef, mask: str) -> str:
