@@ -116,13 +116,22 @@ def _combine_taps(x: Tensor, taps: Taps, axis: int) -> Tensor:
 
 
 def _load_taps(taps: Taps, size: int, dtype: DType) -> list[tuple[Tensor, Tensor]]:
-    """The places, which are seen to be inside, and the weights of taps, as tensors; two taps share one table of each,
-    since their places are neighbours and their weights add up to 1."""
-    if len(taps) > 2:
+    """The places, which are seen to be inside, and the weights of taps, as tensors.
+
+    Two taps whose places are neighbours and whose weights add up to 1 share one table of each.
+    """
+    if not _are_neighbours(taps, size):
         return [(_table_places(places, size), Tensor(weights.astype(dtype.numpy))) for places, weights in taps]
     (low, _), (_, share) = taps
     first, second = _table_places(low, size), Tensor(share.astype(dtype.numpy))
     return [(first, 1 - second), (minimum(first + 1, size - 1), second)]
+
+
+def _are_neighbours(taps: Taps, size: int) -> bool:
+    if len(taps) != 2:
+        return False
+    (low, share), (high, rest) = taps
+    return np.array_equal(high, np.minimum(low + 1, size - 1)) and np.allclose(share + rest, 1, rtol=0, atol=2.0**-50)
 
 
 def _table_places(places: np.ndarray, size: int) -> Tensor:

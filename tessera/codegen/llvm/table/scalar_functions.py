@@ -333,7 +333,7 @@ def _make_scaled_definition(op: Op) -> Callable[[RegisterType], Iterator[str]]:
 
 SPECIAL_DEFINITIONS: dict[tuple[str, str], Callable[[RegisterType], Iterator[str]]] = {
     **{(op.__name__, "float"): _make_scaled_definition(op) for op in SCALED},
-    ("scale_by_power", "float"): lambda t: iter(power_scaling.define_plain()),
+    ("scale_by_power", "float"): lambda t: iter(power_scaling.DEFINITION),
     ("sin", "float"): _make_trigonometric_definition("sin", 0),
     ("cos", "float"): _make_trigonometric_definition("cos", 1),
     ("sin_large", "float"): _define_for_large_arguments("sin"),

@@ -36,9 +36,7 @@ def _define(body: tuple[str, ...]) -> list[str]:
     return [head, "entry:", *(f"  {line}" for line in body), f"  ret {_F} %r", "}"]
 
 
-def define_plain() -> list[str]:
-    """The function in plain LLVM IR: `%p` times 2 to the power of an integer, which `%n` encodes."""
-    return _define(_PLAIN)
+DEFINITION = tuple(_define(_PLAIN))  # in plain LLVM IR: `%p` times 2 to the power of an integer, which `%n` encodes
 
 
 def define_native() -> list[str]:
@@ -48,4 +46,4 @@ def define_native() -> list[str]:
 
 def select_scaling(text: str) -> str:
     """A text with the function as the instruction."""
-    return text.replace("\n".join(define_plain()), "\n".join(define_native()))
+    return text.replace("\n".join(DEFINITION), "\n".join(define_native()))

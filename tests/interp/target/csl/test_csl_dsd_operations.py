@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from csl_harness import run
 
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, _apply_to_vectors, execute_operation, forget_views
+from tessera.interp.target.csl.pe.dsd_operations import _apply_to_vectors, execute_operation, forget_views
+from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.sema.values import Mem1d
 from tessera.interp.target.csl.text.diagnostics import CslFault
 

@@ -19,7 +19,7 @@ from tessera.interp.target.csl.fabric.routing import (
     encode_route,
     encode_switch,
 )
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS
+from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.scheduler import is_idle
 from tessera.interp.target.csl.sema.builtins import BUILTINS
 from tessera.interp.target.csl.sema.values import SwitchPosition

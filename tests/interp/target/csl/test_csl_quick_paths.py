@@ -13,7 +13,8 @@ from tessera.interp.target.csl.fabric.router import RouterChannel
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, WEST
 from tessera.interp.target.csl.pe import dsd_operations, scheduler
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, compute, forget_views
+from tessera.interp.target.csl.pe.dsd_operations import compute, forget_views
+from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.pe_state import EventQueue
 from tessera.interp.target.csl.sema.values import ColorConfig, Mem1d
 

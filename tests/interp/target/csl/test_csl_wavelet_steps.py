@@ -9,7 +9,8 @@ from tessera.interp.target.csl.fabric.queues import OutputQueue
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, RAMP, WEST
 from tessera.interp.target.csl.pe import scheduler
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, count_cycles
+from tessera.interp.target.csl.pe.dsd_operations import count_cycles
+from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.microthreads import stream_operation
 from tessera.interp.target.csl.pe.pe_state import EventQueue, unpack_arguments
 from tessera.interp.target.csl.sema import types as t

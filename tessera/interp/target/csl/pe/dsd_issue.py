@@ -11,13 +11,13 @@ import numpy as np
 from tessera.core.errors import Location
 from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.dsd_operations import (
-    DsdOp,
     Microthread,
     compute,
     operation_length,
     view_vector,
     write_elements,
 )
+from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.microthreads import WaveletSender, drop_wavelets, open_source, stream_operation
 from tessera.interp.target.csl.pe.pe_state import PeState
 from tessera.interp.target.csl.pe.program import put

@@ -17,7 +17,6 @@ from tessera.interp.target.csl.fabric.routing import (
 )
 from tessera.interp.target.csl.pe.dsd_operations import (
     FLOAT_KINDS,
-    DsdOp,
     Microthread,
     apply_operation,
     convert_result,
@@ -28,6 +27,7 @@ from tessera.interp.target.csl.pe.dsd_operations import (
     view_vector,
     write_elements,
 )
+from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.pe_state import PeState, WaitCondition
 from tessera.interp.target.csl.pe.scheduler import activate, notify
 from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer

@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.errors import TesseraError
-from tessera.interp.target.csl.pe.dsd_operations import (
-    DsdOp,
-    count_cycles,
-    count_parts,
-    operation_length,
-    read_elements,
-)
+from tessera.interp.target.csl.pe.dsd_operations import count_cycles, count_parts, operation_length, read_elements
+from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.program import wrap
 from tessera.interp.target.csl.pe.task_trace import (
     SCALAR_VARIABLE,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tessera.interp.target.csl.pe.dsd_operations import DsdOp, execute_operation
+from tessera.interp.target.csl.pe.dsd_operations import execute_operation
+from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.sema.values import Dsr
 
 if TYPE_CHECKING:

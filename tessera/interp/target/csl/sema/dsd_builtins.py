@@ -6,7 +6,7 @@ from typing import Any
 
 from tessera.core.errors import Location
 from tessera.interp.target.csl.cost_model import COSTS
-from tessera.interp.target.csl.pe.dsd_operations import DSD_OPS, DSD_OPS_BY_FP16, DsdOp
+from tessera.interp.target.csl.pe.dsd_table import DSD_OPS, DSD_OPS_BY_FP16, DsdOp
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.access import evaluate_type
 from tessera.interp.target.csl.sema.builtins import (
