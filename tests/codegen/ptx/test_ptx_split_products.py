@@ -19,6 +19,13 @@ def test_products(block, turned):
     assert INSTRUCTION in text and "cp.async" in text and "fma.rn.f32" in text
 
 
+@pytest.mark.parametrize("block", [(32, 32, 128), (16, 64, 72)])
+def test_long_contractions_are_added_up_round_by_round(block):
+    text = check(f32, 40, 70, 300, block, "sm_90a")
+    loop = text[text.index(INSTRUCTION) : text.index("vote.sync")]
+    assert loop.index("add.rn.f32") < loop.index("bra $dot")
+
+
 @pytest.mark.parametrize("block", [(16, 8, 8), (16, 64, 12), (48, 32, 32), (64, 20, 64), (8, 64, 64)])
 def test_small_and_uneven_blocks_are_multiplied_and_added(block):
     assert "mma" not in check(f32, 40, 20, 40, block)

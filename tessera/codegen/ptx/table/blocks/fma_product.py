@@ -111,12 +111,16 @@ class FmaProduct:
         text, head = self.text, self.text.new_label("dot")
         count = text.let("mov.u32", "b32", rounds)
         text.label(head)
-        self._emit_steps(pointers, 0, unrolled)
+        self._emit_round(pointers, unrolled)
         form = "s64" if self.ctx.smem.allocator.exchange_is_local else "s32"
         for pointer, stride in zip(pointers, (self.strides[0][-1], self.strides[1][-2]), strict=True):
             text.do(f"add.{form}", pointer, pointer, unrolled * stride)
         text.do("sub.s32", count, count, 1)
         text.do(f"bra {head}", guard=text.let("setp.ne.s32", "pred", count, 0))
+
+    def _emit_round(self, pointers: Sequence[str], count: int) -> None:
+        """One round of the loop along the reduction axis."""
+        self._emit_steps(pointers, 0, count)
 
     def _emit_steps(self, pointers: Sequence[str], first: int, count: int) -> None:
         """Indices of the reduction axis: columns of the left operand times rows of the right one."""

@@ -41,6 +41,7 @@ from tessera.ir.core import Node
 MMA_ROWS, MMA_COLUMNS = 16, 8  # of one instruction's accumulator
 UNROLLED = 2  # steps along the contraction
 GROUP_COLUMNS = 64  # of a group of sums
+LONGEST_SUM = 64  # elements of a contraction that tensor cores add up
 
 
 class FragmentProduct(FmaProduct):
@@ -170,6 +171,7 @@ class SplitMmaProduct(FragmentProduct):
             self.strides[0] = row_strides(self.held[0], self.size, OPERAND_ALIGN)
             self.bases[0], self.starts[0] = self._reserve_left(), 0
         self.again = _SharedProduct(self)
+        self.totals: list[str] = []
         self.split: dict[str, tuple[str, str]] = {}
         self.greatest = ""  # of the thread's operands
 
@@ -206,6 +208,19 @@ class SplitMmaProduct(FragmentProduct):
         if given:
             every = zip(self.places, self.sums, strict=True)
             self.sums = [self.text.let("add.rn.f32", "f32", given[index[p]], x) for p, x in every]
+
+    def _emit_loop(self, pointers: Sequence[str], rounds: int, unrolled: int) -> None:
+        """Long contractions are added up in f32 round by round: what tensor cores cut off grows with a sum's length."""
+        self.totals = self._initialise_sums() if self.depth > LONGEST_SUM else []
+        super()._emit_loop(pointers, rounds, unrolled)
+        self.sums = self.totals or self.sums
+
+    def _emit_round(self, pointers: Sequence[str], count: int) -> None:
+        for x in self.sums if self.totals else ():
+            self.text.do("mov.f32", x, "0f00000000")
+        super()._emit_round(pointers, count)
+        for total, x in zip(self.totals, self.sums, strict=False):
+            self.text.do("add.rn.f32", total, total, x)
 
     def _recompute_inexact(self) -> None:
         """Compute the sums of a warp again by multiply-add if one of them may be wrong."""
