@@ -353,3 +353,9 @@ def test_no_function_of_pytorch_is_forgotten():
     names = {n.removesuffix("_with_indices") for n in names if not n.endswith("_") and n not in HELPERS}
     names = {n for n in names if not n.startswith("has_torch_function") and n[0].islower()}
     assert {n for n in names if not hasattr(ts, n)} <= set(DIFFERENT)
+
+
+def test_interpolation_of_long_axes():
+    x = np.arange(600, dtype="f4").reshape(1, 1, 600)
+    np.testing.assert_array_equal(ts.interpolate(x, 300).numpy()[0, 0], x[0, 0, ::2])
+    np.testing.assert_allclose(ts.interpolate(x, 300, mode="linear").numpy()[0, 0], x[0, 0, ::2] + 0.5, rtol=1e-6)

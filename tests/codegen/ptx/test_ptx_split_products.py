@@ -74,3 +74,26 @@ def test_the_result_of_a_product_stays_in_registers(value, width):
     product = (a.astype("f8") @ b.astype("f8")).astype("f4")
     assert agrees(found, product, c, np.abs(a) @ np.abs(b))
     assert text.count("bar.sync") == 1  # of the rounds: no round stores an operand, and the first is copied once
+
+
+def test_small_numbers_times_large_ones():
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(1, 2, (64, 64)).astype("f4") for _ in range(2))
+    a, b = a * np.float32(1e-40), b * np.float32(1e30)
+    assert agrees(ts.jit(lambda a, b: a @ b, target="ptx")(a, b).numpy(), a, b)
+
+
+@kernel
+def masked(a, b, out, *, held):
+    """out = the first `held` rows of a · b, by blocks of 32 of the contraction's other operand."""
+    rows = tile.load(a[0:64, 0:32], mask=(tile.arange(0, 64) < held)[:, None])
+    for k in tile.range(0, b.shape[1], 32):
+        tile.store(out[0:64, k : k + 32], tile.dot(rows, tile.load(b[0:32, k : k + 32])))
+
+
+def test_an_operand_with_a_mask_is_not_copied():
+    rng = np.random.default_rng(4)
+    a, b = (rng.uniform(-1, 1, s).astype("f4") for s in ((64, 32), (32, 96)))
+    given = {"a": a, "b": b, "out": np.ones((64, 96), "f4"), "held": 40}
+    found, _ = run(masked, given, (1,), "sm_90a")
+    assert agrees(found[:40], a[:40], b) and not found[40:].any()
