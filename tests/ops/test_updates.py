@@ -103,7 +103,7 @@ def test_bad_updates():
 def test_rows_whose_numbers_take_more_than_16_bits(rows):
     rng = np.random.default_rng(0)
     x, source = (rng.standard_normal((n, 2)).astype("f4") for n in (rows, 4_200))
-    places = rng.integers(rows - 4_096, rows, 4_200)
+    places = rng.integers(rows - 8_192, rows, 4_200)
     want = x.astype("f8")
     np.add.at(want, places, source)
     found = ts.jit(lambda x, i, s: ts.index_add(x, 0, i, s), target="ptx")(x, places, source).numpy()
