@@ -97,3 +97,20 @@ def test_an_operand_with_a_mask_is_not_copied():
     given = {"a": a, "b": b, "out": np.ones((64, 96), "f4"), "held": 40}
     found, _ = run(masked, given, (1,), "sm_90a")
     assert agrees(found[:40], a[:40], b) and not found[40:].any()
+
+
+@kernel
+def held_rows(a, b, out, *, held):
+    """out = a · b, with the columns of b from `held` on as 0: blocks with masks are prefetched into registers."""
+    rows = tile.load(a[0:64, 0:64])
+    for k in tile.range(0, b.shape[1], 32):
+        inside = (k + tile.arange(0, 32) < held)[None, :]
+        tile.store(out[0:64, k : k + 32], tile.dot(rows, tile.load(b[0:64, k : k + 32], mask=inside)))
+
+
+def test_a_loop_that_waits_for_no_copy_reads_no_slot():
+    rng = np.random.default_rng(5)
+    a, b = (rng.uniform(-1, 1, s).astype("f4") for s in ((64, 64), (64, 96)))
+    found, text = run(held_rows, {"a": a, "b": b, "out": np.ones((64, 96), "f4"), "held": 70}, (1,), "sm_90a")
+    assert agrees(found[:, :70], a, b[:, :70]) and not found[:, 70:].any()
+    assert INSTRUCTION in text and "cp.async" not in text

@@ -365,7 +365,8 @@ def keep_invariant_operands(function: Function) -> Function:
 
 def _find_invariant_loads(function: Function) -> set[Node]:
     uses, outside = UseDef(function), set(function.body.nodes)
-    inner = [n for n in function.body.walk() if uses_split_mma(n) and n not in outside]
+    waiting = [r.nodes for n in outside for r in n.regions if any(m.op is tile.async_wait for m in r.nodes)]
+    inner = [n for nodes in waiting for n in nodes if uses_split_mma(n)]
     found = {load for n in inner for v in n.args[-2:] if (load := _find_load(uses, v)) in outside}
     written = tile.find_written_refs(function.body)
     return {n for n in found if n is not None and not is_masked(n) and n.args[0] not in written}
@@ -469,8 +470,8 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_readable_in_place(ref: Value, right: bool, flipped: bool) -> bool:
-    """Whether fragments are read from these blocks: ldmatrix transposes 16-bit elements, not 8-bit ones; doubles are
-    read one by one."""
+    """Whether fragments are read from these blocks: ldmatrix transposes 16-bit elements, not 8-bit ones; f32 and f64
+    are read one by one."""
     dtype = ref.type.dtype  # type: ignore[union-attr]
     rows, columns = math.prod(static_shape(ref)[1:-1]), static_shape(ref)[-1]
     if dtype in FRAGMENT_PADDINGS:
