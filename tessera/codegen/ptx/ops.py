@@ -520,13 +520,19 @@ DOUBLE_MMA = (16, 8, 8)  # rows, columns and depth of one instruction on doubles
 
 def uses_double_mma(node: Node) -> bool:
     """Whether tensor cores compute a product of doubles: axes that whole instructions cover."""
+    return _find_whole_sizes(node, f64) is not None
+
+
+def _find_whole_sizes(node: Node, dtype: DType) -> tuple[int, int, int] | None:
+    """Rows, depth and columns of a product in one type that whole instructions cover."""
     if node.op not in (contractions.dot, matmul_accumulate):
-        return False
+        return None
     a, b = (v.type for v in node.args[-2:])
-    if a.rank != 2 or {a.dtype, b.dtype, a.accumulate} != {f64}:  # type: ignore[union-attr]
-        return False
+    if a.rank != 2 or {a.dtype, b.dtype, a.accumulate} != {dtype}:  # type: ignore[union-attr]
+        return None
     rows, depth, columns = (int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
-    return rows >= DOUBLE_MMA[0] and columns >= DOUBLE_MMA[1] and depth % DOUBLE_MMA[2] == 0
+    whole = rows >= DOUBLE_MMA[0] and columns >= DOUBLE_MMA[1] and depth % DOUBLE_MMA[2] == 0
+    return (rows, depth, columns) if whole else None
 
 
 # Bytes after a row of operands whose fragments are read element by element, so that the lanes of an access use all
@@ -537,14 +543,11 @@ LEAST_SPLIT = 1 << 14  # multiply-adds of an f32 product from which on its parts
 
 def uses_split_mma(node: Node) -> bool:
     """Whether tensor cores compute a product of f32 in parts of tf32: axes that whole instructions cover."""
-    if node.op not in (contractions.dot, matmul_accumulate):
+    sizes = _find_whole_sizes(node, f32)
+    if sizes is None or math.prod(sizes) < LEAST_SPLIT:
         return False
-    a, b = (v.type for v in node.args[-2:])
-    if a.rank != 2 or {a.dtype, b.dtype, a.accumulate} != {f32}:  # type: ignore[union-attr]
-        return False
-    sizes = rows, depth, columns = tuple(int(n) for n in (a.shape[-2], a.shape[-1], b.shape[-1]))  # type: ignore[union-attr]
-    whole = rows >= DOUBLE_MMA[0] and columns >= DOUBLE_MMA[1] and depth % DOUBLE_MMA[2] == 0
-    return whole and columns % DOUBLE_MMA[1] == rows & (rows - 1) == 0 and math.prod(sizes) >= LEAST_SPLIT
+    rows, _, columns = sizes
+    return columns % DOUBLE_MMA[1] == 0 and rows & (rows - 1) == 0
 
 
 def uses_any_mma(node: Node) -> bool:
