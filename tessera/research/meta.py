@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 import tempfile
@@ -24,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tessera.core.errors import ArgumentError, Location, UnsupportedSyntaxError, user_location
-from tessera.core.io import hash_text
+from tessera.core.errors import ArgumentError, FileError, Location, UnsupportedSyntaxError, user_location
+from tessera.core.io import find_cache_folder, hash_text, write_text
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
 
@@ -72,14 +71,18 @@ class Template:
 
 
 def write_source(text: str) -> Path:
-    """The file of some generated source, by its hash, so that errors and the debugger can show it."""
-    folder = Path(os.environ.get("TESSERA_CACHE_DIR") or Path(tempfile.gettempdir()) / f"tessera-{os.getuid()}")
-    path = folder / "generated" / f"{hash_text(text)[:16]}.py"
-    if not path.is_file() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(text)
-        os.replace(temporary, path)
+    """The file of some generated source, by its hash, so that errors and the debugger can show it.
+
+    It is in the cache folder, or in a temporary one where that cannot be written.
+    """
+    path = find_cache_folder() / "generated" / f"{hash_text(text)[:16]}.py"
+    try:
+        if not path.is_file() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+    except (OSError, FileError):
+        path = Path(tempfile.mkdtemp()) / path.name
+        write_text(path, text)
     return path
 
 

@@ -130,7 +130,7 @@ def generate_optimized_kernel(config):
 @pytest.mark.parametrize("matrix", [True, False])
 @pytest.mark.parametrize("target", ["interp", "llvm"])
 def test_15_1_kernels_from_configurations(matrix, target, monkeypatch, tmp_path):
-    monkeypatch.setenv("TESSERA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     config = SimpleNamespace(name="small", use_tensor_cores=matrix, tile_m=8, tile_k=16, tile_n=4)
     kernel = generate_optimized_kernel(config)
     a, b, out = R.standard_normal((8, 16)).astype("f4"), R.standard_normal((16, 4)).astype("f4"), np.zeros((8, 4), "f4")
@@ -152,10 +152,14 @@ def test_templates():
 
 
 def test_errors_of_generated_source_show_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("TESSERA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     with pytest.raises(UnsupportedSyntaxError, match="no Python") as caught:
         tessera.meta.generate(lambda: "def f(:\n  pass")()
     assert caught.value.location.line == 1 and caught.value.location.file.startswith(str(tmp_path))
+    monkeypatch.setenv("TESSERA_CACHE", "/dev/null/cache")  # where no folder can be made
+    with pytest.raises(UnsupportedSyntaxError, match="no Python") as caught:
+        tessera.meta.generate(lambda: "def f(:\n  pass")()
+    assert open(caught.value.location.file).read() == "def f(:\n  pass"
     with pytest.raises(ArgumentError, match="gives no source"):
         tessera.meta.generate(lambda: 3)()
     with pytest.raises(ArgumentError, match="defines nothing"):

@@ -120,9 +120,7 @@ def _knows_instruction(product: PairProduct) -> bool:
 @cache
 def can_scale_by_power() -> bool:
     """Whether this processor and LLVM have an instruction that multiplies by powers of two."""
-    return bool(llvm.get_host_cpu_features().get(power_scaling.FEATURE)) and _knows_functions(
-        power_scaling.define_native()
-    )
+    return bool(llvm.get_host_cpu_features().get(power_scaling.FEATURE)) and _knows_functions(power_scaling.NATIVE)
 
 
 def _knows_functions(lines: Sequence[str]) -> bool:
@@ -254,7 +252,7 @@ def _compile_part(text: str) -> bytes:
     native = select_matrix_units(text, find_matrix_units()) if PANEL_KERNEL in text else text
     native = select_instructions(native, find_pair_products()) if PAIR_PRODUCT in native else native
     native = (
-        power_scaling.select_scaling(native)
+        native.replace("\n".join(power_scaling.DEFINITION), "\n".join(power_scaling.NATIVE))
         if power_scaling.SCALE_BY_POWER in native and can_scale_by_power()
         else native
     )

@@ -39,11 +39,4 @@ def _define(body: tuple[str, ...]) -> list[str]:
 DEFINITION = tuple(_define(_PLAIN))  # in plain LLVM IR: `%p` times 2 to the power of an integer, which `%n` encodes
 
 
-def define_native() -> list[str]:
-    """The function by the instruction, and what declares this."""
-    return [*_define(_NATIVE), DECLARATION]
-
-
-def select_scaling(text: str) -> str:
-    """A text with the function as the instruction."""
-    return text.replace("\n".join(DEFINITION), "\n".join(define_native()))
+NATIVE = (*_define(_NATIVE), DECLARATION)  # by the instruction, and what declares this
