@@ -1,5 +1,6 @@
 """Generated kernels, embedded languages, ops of one element type."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_errors_of_generated_source_show_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TESSERA_CACHE", "/dev/null/cache")  # where no folder can be made
     with pytest.raises(UnsupportedSyntaxError, match="no Python") as caught:
         tessera.meta.generate(lambda: "def f(:\n  pass")()
-    assert open(caught.value.location.file).read() == "def f(:\n  pass"
+    assert Path(caught.value.location.file).read_text() == "def f(:\n  pass"
     with pytest.raises(ArgumentError, match="gives no source"):
         tessera.meta.generate(lambda: 3)()
     with pytest.raises(ArgumentError, match="defines nothing"):
