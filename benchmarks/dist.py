@@ -1,6 +1,6 @@
 """Collectives over MPI against bare mpi4py on the same buffers, in the same run.
 
-    tessera launch -n 4 benchmarks/dist.py [--json results.json]
+    python -m benchmarks.dist -n 4 [--json results.json]          # as processes of MPI
     python -m benchmarks.dist --engine nccl -n 2 --out results    # on GPUs, against torch.distributed: dist_nccl.py
 
 Rounds of ours and of bare mpi4py follow each other, and the slowest rank counts. The best and the median of each are
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ import numpy as np
 
 import tessera as ts
 from benchmarks import dist_nccl
+from benchmarks.machine import describe
+from tessera.dist.mpi import count_launched
+from tessera.tools.cli.launch import find_launcher
 
 SIZES = (1 << 10, 1 << 16, 1 << 22)  # bytes of the operand on each rank
 COMM: Any = None  # set by main: MPI.COMM_WORLD
@@ -70,12 +74,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engine", choices=("mpi", "nccl"), default="mpi")
-    parser.add_argument("-n", type=int, default=2, help="nccl: the number of GPUs")
+    parser.add_argument("-n", type=int, default=0, help="the number of processes (4), or of GPUs (2)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="nccl: the folder of nccl.json")
     parser.add_argument("steps", nargs="*", help="nccl: some steps alone")
     options = parser.parse_args()
+    options.n = options.n or (2 if options.engine == "nccl" else 4)
     if options.engine == "nccl":
         sys.exit(dist_nccl.launch(options))
+    if count_launched() == 1:
+        command = [find_launcher(), "-n", str(options.n), sys.executable, "-m", "benchmarks.dist", *sys.argv[1:]]
+        sys.exit(subprocess.call(command))
     measure_mpi(options)
 
 
@@ -93,7 +101,8 @@ def measure_mpi(options: argparse.Namespace) -> None:
             for name, row in rows.items():
                 print(f"{size:>8} B {name:15}", " ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
         if options.json:
-            options.json.write_text(json.dumps({"ranks": COMM.Get_size(), "microseconds": results}, indent=1))
+            found = {"machine": describe(), "ranks": COMM.Get_size(), "microseconds": results}
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

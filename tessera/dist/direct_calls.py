@@ -7,7 +7,7 @@ arguments differ in addresses alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tessera.core.effects import perform_effects
@@ -23,19 +23,17 @@ EFFECTS = ("collective",)
 
 
 class Exchanged(NamedTuple):
-    """A collective that an engine ran: what the next call like it does, too."""
+    """A collective that an engine ran: its operand, its result, and what does the same to an operand like it."""
 
-    kind: str
     operand: Any
     result: Any
-    members: tuple[int, ...]
-    attrs: Mapping[str, Any]
+    repeat: Callable[[Any], Any]
 
 
 class _Known(NamedTuple):
     """What a call does, and the types of its operand and result."""
 
-    done: Exchanged
+    repeat: Callable[[Any], Any]
     operand: TensorType
     result: TensorType
 
@@ -50,10 +48,10 @@ def _describe(value: Any) -> Any:
 
 def _make_key(name: str, context: Any, data: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     around = current_mesh()
-    key = (
-        name, context.world, context.mesh, data.shape, data.dtype, None if around is None else _describe(around),
-        *map(_describe, args), *((k, _describe(v)) for k, v in named.items()),
-    )  # fmt: skip
+    key: tuple[Any, ...] = (name, context.world, context.mesh, data.shape, data.dtype)
+    if around is not None or args or named:
+        where = None if around is None else _describe(around)
+        key += (where, *map(_describe, args), *((k, _describe(v)) for k, v in named.items()))
     try:
         hash(key)
     except TypeError:
@@ -76,11 +74,11 @@ def direct(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return function(x, *args, **named)
         world: Any = context.world
         known = _KNOWN.get(key)
-        if known is None or known.operand != x.type:
+        if known is None or (known.operand is not x.type and known.operand != x.type):
             return _call_and_keep(function, key, world, x, args, named)
         try:
             perform_effects(EFFECTS)
-            return wrap_array(world.repeat(known.done, x.data), known.result)
+            return wrap_array(known.repeat(x.data), known.result)
         except TesseraError as error:
             raise error.at(user_location()) from None
 
@@ -99,5 +97,5 @@ def _call_and_keep(
     if last is not None and last.operand is x.data and last.result is result.data:
         if len(_KNOWN) >= MAX_KNOWN:
             _KNOWN.clear()
-        _KNOWN[key] = _Known(Exchanged(last.kind, None, None, last.members, last.attrs), x.type, result.type)
+        _KNOWN[key] = _Known(last.repeat, x.type, result.type)
     return result

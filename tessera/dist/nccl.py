@@ -158,7 +158,7 @@ class NcclWorld:
         """Start a collective of a group on an array of the GPU, or of the host, which is copied there and back."""
         to_host = not isinstance(x, DeviceArray)
         stream = self.memory.find_stream()
-        given: DeviceArray = self.memory.copy_in(np.ascontiguousarray(x), stream) if to_host else x
+        given: DeviceArray = self.memory.copy_in(np.asarray(x, order="C"), stream) if to_host else x
         if self.check:
             self.compare(members, describe_call(kind, given, attrs), site)  # type: ignore[arg-type]
         if blocking and (to_host or kind not in LAZY):
@@ -166,7 +166,7 @@ class NcclWorld:
                 self.memory.order(given, stream)
             out = self.run(kind, given, None, members, attrs, stream)
             if self.recording and not (to_host or self.check):
-                self.last = Exchanged(kind, given, out, members, attrs)
+                self.last = Exchanged(given, out, lambda x: self._repeat(kind, x, members, attrs))
             return Queued(self, out, None, stream, to_host)
         return self._start_aside(kind, given, members, attrs, (stream, to_host, blocking))
 
@@ -264,12 +264,11 @@ class NcclWorld:
         finally:
             self.library.group_end()
 
-    def repeat(self, done: Exchanged, x: DeviceArray) -> DeviceArray:
-        """Run a collective as before, on another array of the same type."""
+    def _repeat(self, kind: str, x: DeviceArray, members: tuple[int, ...], attrs: Mapping[str, Any]) -> DeviceArray:
         stream = self.memory.find_stream()
         if x.stream != stream:
             self.memory.order(x, stream)
-        return self.run(done.kind, x, None, done.members, done.attrs, stream)
+        return self.run(kind, x, None, members, attrs, stream)
 
     def compare(self, members: tuple[int, ...], call: str, site: str) -> None:
         """Compare a call with those of all ranks of a group.

@@ -109,6 +109,18 @@ def check_repeated():
             np.testing.assert_array_equal(found, wanted)
 
 
+def check_scalars():
+    """Results keep the shape of a scalar, at first and repeated, and with a request that one waits for."""
+
+    def program():
+        x = ts.Tensor(np.asarray(ts.get_rank() + 1, np.float32))
+        found = [ts.all_reduce(x), ts.all_reduce(x), ts.broadcast(x, 2), ts.all_reduce_async(x, "mean").wait()]
+        return [(y.data.shape, y.item()) for y in found]
+
+    want = [((), 10.0), ((), 10.0), ((), 3.0), ((), 2.5)]
+    assert ts.spmd(program, mesh=ts.Mesh(4), out_specs="ranks")() == [want] * 4
+
+
 def check_background_save():
     def program():
         ts.dist.save_checkpoint_async(folder, {"w": ts.full((2,), float(ts.get_rank()))}, {"w": P("ranks")}).wait()
@@ -137,5 +149,6 @@ if __name__ == "__main__":
     check_nan()
     check_reproducible()
     check_repeated()
+    check_scalars()
     check_background_save()
     sys.stdout.write("checked\n")
