@@ -31,7 +31,7 @@ import tempfile  # noqa: E402
 import time  # noqa: E402
 import zlib  # noqa: E402
 from collections import Counter  # noqa: E402
-from collections.abc import Iterable, Iterator  # noqa: E402
+from collections.abc import Iterable, Iterator, Sequence  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from dataclasses import dataclass, field, replace  # noqa: E402
 from functools import partial  # noqa: E402
@@ -122,8 +122,8 @@ def load_libraries() -> None:
 # Recording.
 
 
-def record_coverage(path: Path, seconds: float, folder: str, part: str) -> None:
-    """Record into a file: cases in random order for some seconds in each group of engines, then some of the tests."""
+def record_coverage(path: Path, seconds: float, folder: str, part: str, tests: Sequence[str]) -> None:
+    """Record into a file: cases in random order for some seconds in each group of engines, then tests of folders."""
     files = sorted({p for c in COMPONENTS for p in list_component_files(c)})
     starts, total = number_blocks(files)
     coverage = Coverage(starts, total, {str(p): _hash_file(p) for p in files})
@@ -131,7 +131,7 @@ def record_coverage(path: Path, seconds: float, folder: str, part: str) -> None:
     _record_imports(coverage, code, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(coverage))
-    parts = {"cases": partial(_list_case_work, seconds), "tests": partial(_list_test_work, seconds / 50)}
+    parts = {"cases": partial(_list_case_work, seconds), "tests": partial(_list_test_work, seconds / 50, tests)}
     for work in (w for name, make in parts.items() if part in (name, "all") for w in make()):
         if outcome := work(partial(_record_child, code, total, folder)):
             coverage.checks |= {c: (s, base64.b64decode(e)) for c, failed, s, e in outcome.ended if not failed}
@@ -178,8 +178,8 @@ def _record_cases(chosen: list[tuple[str, str]], left: list[float], child: Any) 
     return outcome
 
 
-def _list_test_work(seconds: float) -> Iterator[Any]:
-    for folder in TEST_FOLDERS:
+def _list_test_work(seconds: float, folders: Sequence[str]) -> Iterator[Any]:
+    for folder in folders:
         files = list_test_files(folder)
         for first in range(0, len(files), FILES_OF_CHILD):
             yield partial(_record_tests, files[first : first + FILES_OF_CHILD], seconds)
@@ -382,6 +382,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--record", type=Path, help="only record coverage, into this file")
     options.add_argument("--part", choices=("cases", "tests", "all", "imports"), default="all", help="what is recorded")
+    options.add_argument("--tests", action="append", default=[], choices=TEST_FOLDERS, help="the folders of --record")
     options.add_argument("--score", action="store_true", help="only print the tables of docs/mutation.md")
     options.add_argument("--coverage", type=Path, nargs="+", default=[ROOT / "build" / "mutation.coverage"])
     options.add_argument("--count", type=int, default=20, help="mutants for each component")
@@ -402,7 +403,7 @@ def main() -> int:
     load_libraries()
     with tempfile.TemporaryDirectory() as folder:
         if given.record:
-            record_coverage(given.record, given.seconds, folder, given.part)
+            record_coverage(given.record, given.seconds, folder, given.part, given.tests or TEST_FOLDERS)
         else:
             _judge_all(given, rows, folder)
     return 0

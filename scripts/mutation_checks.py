@@ -90,12 +90,20 @@ COMPONENTS: dict[str, Component] = {
          "tessera/codegen/llvm/generator.py", "tessera/runtime/program.py", "tessera/runtime/planning.py",
          "tessera/core/kept_memory.py"), ("llvm", "ptx", "levels"),
     ),
+    "library": Component(("tessera/stdlib/*.py",), ("levels", "llvm", "ptx")),
+    "frontend": Component(
+        ("tessera/frontend/jit/*.py", "tessera/frontend/kernel/*.py", "tessera/frontend/kernel/*/*.py"), ("levels",)
+    ),
+    "modules": Component(("tessera/nn/*.py", "tessera/optim/*.py", "tessera/train/*.py"), ("levels",)),
+    "torch": Component(("tessera/torch/*.py", "tessera/torch/rows/*.py"), ("levels",)),
+    "distribution": Component(("tessera/dist/*.py",), ("levels",)),
 }  # fmt: skip
 FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memory plan": "llvm", "passes": "llvm"}
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
-    "tests/interp", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops",
+    "tests/interp", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops", "tests/nn",
+    "tests/optim", "tests/train", "tests/torch", "tests/dist",
 )  # fmt: skip
 
 

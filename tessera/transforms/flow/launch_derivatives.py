@@ -147,9 +147,9 @@ class AdjointKernel:
     active: set[Value] = field(default_factory=set)
     memory: dict[Value, Value] = field(default_factory=dict)
     scratch: list[Value] = field(default_factory=list)
-    local: set[Value] = field(default_factory=set)  # memory that the kernel allocates
+    homes: dict[Value, Block] = field(default_factory=dict)  # the memory that the kernel allocates, and where
     reread: set[Value] = field(default_factory=set)  # which of it the way back reads again
-    loops: int = 0  # how many loops and branches are around a node
+    block: Block | None = None  # the one that a node is in
     is_recording: bool = True  # whether nodes leave steps for the way back
 
     @cached_property
@@ -217,10 +217,9 @@ class AdjointKernel:
 
     def run(self, block: Block) -> list[Step]:
         """Add the nodes of a block again; the steps for the way back, in program order."""
-        self.loops = int(block is not self.body)
         steps: list[Step] = []
         for node in block.nodes:
-            self.loops = int(block is not self.body)
+            self.block = block
             with self.builder.at(node.loc):
                 rule = reverse_rules.get(node.op) or _reverse_pure
                 step = rule(self, node)
@@ -346,26 +345,30 @@ def _reverse_pure(adjoint: AdjointKernel, node: Node) -> Step | None:
 
 @reverse_rules(tile.alloc)
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
-    """Memory of a program: the adjoint kernel has it too, and memory for its cotangent."""
-    if adjoint.loops or adjoint.group > 1:
-        raise adjoint.make_error(node, "memory in a loop or branch" if adjoint.loops else "memory of a group of tiles")
+    """Memory of a program: the adjoint kernel has it too, and memory for its cotangent.
+
+    That of a trip or a branch is there again when the way back computes the trip or branch again.
+    """
+    if adjoint.group > 1:
+        raise adjoint.make_error(node, "memory of a group of tiles")
     adjoint.values[node.out] = adjoint.builder.add(node.op, [], node.attrs).out
-    if node.out.type.dtype.is_float:
+    adjoint.homes[node.out] = adjoint.block  # type: ignore[assignment]
+    if node.out.type.dtype.is_float and adjoint.is_recording:
         attrs = {**node.attrs, "dtype": sum_dtype(node.out.type.dtype)}
         made = adjoint.builder.add(node.op, [], attrs).out
         zero = full(shape=(), value=0, dtype=int64).data
         zeros = splat(0, TensorType(made.type.shape, made.type.dtype)).data
         adjoint.builder.add(tile.store, [made, zeros, *[zero] * made.type.rank], {})
         adjoint.memory[node.out] = made
-    adjoint.local.add(node.out)
     return None
 
 
 def _store_locally(adjoint: AdjointKernel, node: Node) -> Step | None:
     """A store to a program's own memory: its loads need it, and on the way back it takes the cotangent."""
     ref, value = node.args[:2]
-    if adjoint.loops or ref in adjoint.reread:
-        where_ = "in a loop or branch" if adjoint.loops else "after a loop that reads it"
+    outside = adjoint.homes[ref] is not adjoint.block
+    if outside or ref in adjoint.reread:
+        where_ = "in a loop or branch after it" if outside else "after a loop that reads it"
         raise adjoint.make_error(node, f"a store to memory that the kernel allocates, {where_}")
     adjoint.add(node, [adjoint.get(v) for v in node.args])
     moves = value in adjoint.active
@@ -404,7 +407,8 @@ def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     ref = node.args[0]
     args = [adjoint.get(v) for v in node.args]
     rest, other = args[1:], node.args[ref.type.rank + 2 :]  # type: ignore[union-attr]
-    adjoint.reread |= {ref} & adjoint.local if adjoint.loops else set()
+    if adjoint.homes.get(ref, adjoint.block) is not adjoint.block:
+        adjoint.reread.add(ref)
     moves, other_moves = ref in adjoint.memory and ref in adjoint.active, adjoint.is_active(other)
     adjoint.set_results(node, adjoint.add(node, args), moves or other_moves)
 
@@ -440,7 +444,7 @@ def _pull_other(adjoint: AdjointKernel, node: Node, g: Tensor, rest: list[Any]) 
 def add_block(adjoint: AdjointKernel, node: Node, target: Value, g: Tensor, rest: list[Any]) -> None:
     """Add a block to the memory that it was loaded from."""
     rank, shape = target.type.rank, node.attrs["shape"]  # type: ignore[union-attr]
-    if node.args[0] in adjoint.local or not adjoint.accesses.is_owned_by_program(node.args[0]):
+    if node.args[0] in adjoint.homes or not adjoint.accesses.is_owned_by_program(node.args[0]):
         indices = [start + _make_ramp(shape, axis) for axis, start in enumerate(rest[:rank])]
         mask = _find_mask(node, indices, rest, target)
         _add_atomically(adjoint, target, g, indices, mask)
@@ -488,7 +492,7 @@ def _find_mask(node: Node, indices: Sequence[Tensor], rest: list[Any], target: V
 def _(adjoint: AdjointKernel, node: Node) -> Step | None:
     """A store, which the adjoint kernel leaves out: the cotangent of its value is in the memory's cotangent."""
     ref, value = node.args[:2]
-    if ref in adjoint.local:
+    if ref in adjoint.homes:
         return _store_locally(adjoint, node)
     if ref not in adjoint.memory:
         return None

@@ -87,6 +87,8 @@ def mark_active(adjoint: AdjointKernel, block: Block) -> None:
         inner = [v for r in node.regions for v in r.results]
         if adjoint.is_active((*node.args, *inner)):
             adjoint.active.update(v for v in node.results if isinstance(v.type, TensorType) and v.type.dtype.is_float)
+            if "write" in node.op.effects and node.args[0] not in adjoint.body.params:
+                adjoint.active.add(node.args[0])
 
 
 def _bound_trips(adjoint: AdjointKernel, node: Node) -> Size:

@@ -128,7 +128,7 @@ def shared_atomic(x, out):
 @pytest.mark.parametrize(
     ("kernel", "text"),
     [
-        (loop_store, "a store to memory that the kernel allocates, in a loop or branch"),
+        (loop_store, "a store to memory that the kernel allocates, in a loop or branch after it"),
         (store_after_loop, "a store to memory that the kernel allocates, after a loop that reads it"),
         (shared_atomic, "tile.atomic in it"),
     ],

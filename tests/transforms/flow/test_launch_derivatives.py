@@ -169,6 +169,30 @@ def spread(x, out):
     out[4:8, 0:2] = tile.load(x[0:1, 0:2]) ** 3
 
 
+@ts.kernel
+def running(x, out, *, BM: int = 4):
+    """Memory of a trip: scans of blocks move their elements through it, and the carry depends on what it held."""
+    i = tile.program_id(0)
+    carry = tile.full((1,), 0.5, x.dtype)
+    for j in tile.range(0, x.shape[1], BM):
+        v = tile.cumsum(tile.load(x[i, j : j + BM], edge="clip"), axis=0) * carry
+        tile.store(out[i, j : j + BM], v, edge="clip")
+        carry += tile.sum(tile.flip(v) * tile.arange(0, BM), axis=0)
+
+
+@ts.kernel
+def running_twice(x, out):
+    """Memory of a trip in a trip, and of a branch."""
+    i = tile.program_id(0)
+    total = tile.full((4,), 1.0, x.dtype)
+    for j in tile.range(0, 2):
+        for k in tile.range(0, 2):
+            total = tile.cumprod(tile.sin(total + x[i, 0:4]), axis=0) + j
+        if j > 0:
+            total = tile.flip(total * x[i, 0:4])
+    out[i, 0:4] = total
+
+
 def random(*shape, dtype="f8"):
     return RANDOM.standard_normal(shape).astype(dtype)
 
@@ -193,6 +217,8 @@ PROGRAMS = {
     "grouped": (lambda x, w: ts.launch(grouped, ((2,), 4), x, w, ts.like(x)), random(2, 4), random(1)),
     "grouped once": (lambda x, w: ts.launch(grouped, ((1,), 4), x, w, ts.like(x)), random(1, 4), random(1)),
     "scattered": (lambda x: ts.launch(scattered, (1,), x, ts.like(x, shape=(4,))), random(3, 4)),
+    "running": (lambda x: ts.launch(running, (2,), x, ts.like(x)), random(2, 10)),
+    "running twice": (lambda x: ts.launch(running_twice, (2,), x, ts.like(x)), random(2, 4)),
     "spread": (lambda x: ts.launch(spread, (1,), x, ts.like(x, shape=(12, 2))), random(1, 2)),
 }
 for first, end, step in ((0, 6, 1), (1, 6, 2), (4, 6, 1), (3, 3, 1), (4, 2, 2)):
