@@ -186,7 +186,7 @@ def running_twice(x, out):
     i = tile.program_id(0)
     total = tile.full((4,), 1.0, x.dtype)
     for j in tile.range(0, 2):
-        for k in tile.range(0, 2):
+        for _ in tile.range(0, 2):
             total = tile.cumprod(tile.sin(total + x[i, 0:4]), axis=0) + j
         if j > 0:
             total = tile.flip(total * x[i, 0:4])
