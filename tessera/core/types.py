@@ -313,6 +313,17 @@ def scalar(dtype: DType) -> TensorType:
     return TensorType((), dtype)
 
 
+def to_python_numbers(value: Any) -> Any:
+    """NumPy's numbers as Python's, also in lists and tuples; anything else as it is.
+
+    >>> to_python_numbers((np.int64(2), np.float32(0.5), "same"))
+    (2, 0.5, 'same')
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    return type(value)(map(to_python_numbers, value)) if type(value) in (list, tuple) else value
+
+
 def check_integer_fits(value: Any, dtype: DType) -> Any:
     """Check that an integer type holds a Python number.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import f32
+from tessera.core.types import f32, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.module import Module, Parameter
 from tessera.ops.api.creation import full
@@ -71,7 +71,7 @@ def check_options(name: str, given: Mapping[str, Any], defaults: Mapping[str, An
         ArgumentError: one is not.
     """
     for option, value in given.items():
-        default = defaults[option]
+        default, value = defaults[option], to_python_numbers(value)
         kinds: tuple[type, ...] = (int, float) if isinstance(default, (int, float)) else (type(default),)
         if isinstance(default, bool):
             kinds = (bool,)

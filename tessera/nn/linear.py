@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
-from tessera.core.types import f32
+from tessera.core.types import f32, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.nn import initialisation as init
 from tessera.nn.module import Module, Parameter
@@ -187,6 +187,7 @@ class Embedding(Module):
                 "sparse gradients of an embedding", location=user_location(), expected="sparse=False",
                 suggestion="leave it out: the gradient is a tensor of the shape of the weight",
             )  # fmt: skip
+        max_norm = to_python_numbers(max_norm)
         if max_norm is not None and not (isinstance(max_norm, (int, float)) and max_norm >= 0):
             raise ArgumentError(f"max_norm is {max_norm!r}", location=user_location(), expected="a number from 0 on")
         self.max_norm, self.norm_type, self.scale_grad_by_freq = max_norm, float(norm_type), scale_grad_by_freq

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
+from tessera.core.types import to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.convolution import spread_sizes, take_batch
 from tessera.nn.module import Module
@@ -114,6 +115,7 @@ class AvgPool2d(_Pool):
 
 
 def _check_divisor(divisor: Any) -> int:
+    divisor = to_python_numbers(divisor)
     if isinstance(divisor, bool) or not isinstance(divisor, int) or divisor == 0:
         raise ArgumentError(
             f"divisor_override is {divisor!r}", location=user_location(), expected="an integer other than 0"
@@ -253,6 +255,7 @@ def check_probability(p: Any) -> float:
     Raises:
         ArgumentError: it is not from 0 to 1.
     """
+    p = to_python_numbers(p)
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
         raise ArgumentError(f"dropout with probability {p!r}", location=user_location(), expected="0 to 1")
     return float(p)

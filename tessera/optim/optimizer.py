@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import flatten
-from tessera.core.types import DType, f32, f64, int64
+from tessera.core.types import DType, f32, f64, int64, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.nn.module import Module, check_keywords
 from tessera.ops.api.creation import full, zeros
@@ -223,6 +223,7 @@ def check_number(name: str, value: Any, least: float, below: float = math.inf) -
     Raises:
         ArgumentError: it is no number, NaN, or out of its range.
     """
+    value = to_python_numbers(value)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (least <= value < below or (value == least and below == least)):
         limit = "" if below == math.inf else f" and below {below}"

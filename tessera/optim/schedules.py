@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.types import f32
+from tessera.core.types import f32, to_python_numbers
 from tessera.ir.tensor import Tensor
 from tessera.nn.module import check_keywords
 from tessera.ops.tensor import elementwise as e
@@ -339,9 +339,10 @@ def check_steps(name: str, value: Any) -> int:
     Raises:
         ArgumentError: it is no positive integer.
     """
+    value = to_python_numbers(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"{name} is {value!r}", location=user_location(), expected="a positive integer")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 class CosineAnnealingWarmRestarts(RateSchedule):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, user_location
-from tessera.core.types import DType, f32, int32
+from tessera.core.types import DType, f32, int32, to_python_numbers
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import launch
 from tessera.frontend.kernel.tile_api import tile
@@ -89,6 +89,7 @@ class RingBuffer(Stateful):
         Raises:
             ArgumentError: n is not in 0 to the capacity.
         """
+        n = to_python_numbers(n)
         if not isinstance(n, int) or not 0 <= n <= self.capacity:
             raise ArgumentError(f"the last {n!r} rows of a ring buffer", location=user_location(),
                                 expected=f"0 to {self.capacity}")  # fmt: skip

@@ -371,8 +371,10 @@ def _scan_serially(node: Node) -> LibraryLowering | None:
     x, type, axis = node.args[0], get_tensor_type(node.out), node.attrs["axis"]
     sizes = get_shape(x)
     plain = type.policy is None and get_tensor_type(x).policy is None
-    if not plain or 0 in sizes or (isinstance(sizes[axis], int) and sizes[axis] < MIN_SCANNED):
+    if not plain or (isinstance(sizes[axis], int) and sizes[axis] < MIN_SCANNED):
         return None
+    if 0 in sizes:  # no elements
+        return LibraryLowering(node.args, lambda x: cast(x, dtype=type.dtype))
     at, combine = axis % len(sizes), SCANS[node.op]
     wide = _find_state(combine, type, type.dtype)
     return LibraryLowering(node.args, lambda x: cast(row_scans.scan_axis(x, at, combine, wide), dtype=type.dtype))
@@ -383,7 +385,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The product of a symbolic number of elements, for which a tree of halves has no static depth."""
     type, sizes, axes = get_tensor_type(node.out), get_shape(node.args[0]), node.attrs["axis"]
     count = math.prod(sizes[a] for a in axes)
-    if isinstance(count, int) or 0 in sizes or type.policy is not None or get_tensor_type(node.args[0]).policy:
+    if isinstance(count, int) or type.policy is not None or get_tensor_type(node.args[0]).policy:
         return None
     wide = type.accumulate if type.dtype.is_float else type.dtype
     kept = [a for a in range(-len(sizes), 0) if a not in axes]

@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import map_leaves
+from tessera.core.types import to_python_numbers
 from tessera.ir.tensor import Tensor
 
 
@@ -28,6 +29,7 @@ class Batches:
     """
 
     def __init__(self, *arrays: Any, size: int, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+        size, seed = to_python_numbers(size), to_python_numbers(seed)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"a batch of {size!r}", location=user_location(), expected="a positive integer")
         self.arrays = [a.numpy() if isinstance(a, Tensor) else a for a in arrays]

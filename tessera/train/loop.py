@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tessera.core.errors import ArgumentError, FileError, NonFiniteError, TesseraError, user_location
 from tessera.core.hooks import check_finite
 from tessera.core.pytree import flatten, map_leaves
-from tessera.core.types import f32
+from tessera.core.types import f32, to_python_numbers
 from tessera.frontend.jit.tracing import jit
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.nn.module import Module
@@ -63,6 +63,7 @@ class Loop:
                 raise ArgumentError(
                     f"the {name} is a {type(value).__name__}", location=user_location(), expected=f"a {kind.__name__}"
                 )
+        keep, checkpoint_every = to_python_numbers((keep, checkpoint_every))
         for name, number, least in (("keep", keep, 1), ("checkpoint_every", checkpoint_every, 0)):
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ArgumentError(
@@ -169,6 +170,7 @@ class Loop:
             ArgumentError: the data are no iterable, or yield nothing; a batch does not fit the loss function; `epochs`
                 or `steps` is no count.
         """
+        epochs, steps = to_python_numbers((epochs, steps))
         for name, count in (("epochs", epochs), ("steps", 0 if steps is None else steps)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ArgumentError(f"{name} is {count!r}", location=user_location(), expected="an integer from 0 on")

@@ -11,7 +11,7 @@ from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import call_and_warn, flatten
 from tessera.core.shapes import normalize_axis
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import TensorType
+from tessera.core.types import TensorType, to_python_numbers
 from tessera.ir.builder import evaluate_block
 from tessera.ir.core import Block, Node
 from tessera.ir.rewrite import lower_node
@@ -168,6 +168,7 @@ def _is_mapped(leaf: Any, dim: int | None) -> bool:
 
 def _flatten_in_dims(args: Sequence[Any], in_dims: Any) -> list[int | None]:
     """The mapped axis of each leaf."""
+    in_dims = to_python_numbers(in_dims)
     listed = [in_dims] * len(args) if isinstance(in_dims, int) or in_dims is None else list(in_dims)
     if len(listed) != len(args) or all(d is None for d in listed):
         raise ArgumentError(
@@ -226,7 +227,7 @@ def _example_type(lane: BatchValue) -> TensorType:
 
 def _move_axes_to_out_dims(outcome: Any, out_dims: Any) -> Any:
     """Results with their leading axis moved to the position `out_dims`."""
-    if isinstance(out_dims, int):
+    if isinstance(out_dims := to_python_numbers(out_dims), int):
         leaves, tree = flatten(outcome, empty=True)
         return tree.build(iter([_move_axis_from_front(x, out_dims) for _, x in leaves]))
     parts = [_move_axes_to_out_dims(part, dim) for part, dim in zip(outcome, out_dims, strict=True)]

@@ -13,6 +13,7 @@ import numpy as np
 from tessera.core.effects import perform_effects
 from tessera.core.errors import ArgumentError, ExecutionError, Location, UnsupportedOpError, user_location
 from tessera.core.pytree import flatten
+from tessera.core.types import to_python_numbers
 from tessera.ir.builder import override_numerics
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, as_tensor
@@ -63,6 +64,7 @@ class Deterministic:
 
     def __call__(self, seed: int = 0) -> SeededContext:
         """A context or decorator in which random numbers depend on `seed` alone."""
+        seed = to_python_numbers(seed)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ArgumentError(
                 "deterministic takes a seed", location=user_location(), received=repr(seed),

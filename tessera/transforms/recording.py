@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, user_location
 from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, map_leaves
-from tessera.core.types import TensorType, int64
+from tessera.core.types import TensorType, int64, to_python_numbers
 from tessera.frontend.jit import line_marks
 from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER, Builder, evaluate_block
@@ -261,6 +261,7 @@ def arrays_to_tensors(value: Any) -> Any:
 
 def normalise_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     """The positions in `argnums`."""
+    argnums = to_python_numbers(argnums)
     listed = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for number in listed:
         if not -count <= number < count:

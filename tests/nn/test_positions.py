@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn
+from tessera.core.errors import ShapeError
 
 RNG = np.random.default_rng(0)
 
@@ -81,3 +82,10 @@ def test_attention_weights_and_masks_equal_those_of_torch():
         for given in (masks, {**masks, "key_padding_mask": padding}):
             for a, b in zip(ours(q, k, k, **named, **given), want, strict=True):
                 np.testing.assert_allclose(a.numpy(), b.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_mask_of_another_size_is_refused():
+    layer, x = ts.nn.MultiheadAttention(8, 2), ts.ones((1, 5, 8))
+    for mask in (np.zeros((5, 4), bool), np.zeros((4, 5), bool)):
+        with pytest.raises(ShapeError, match="a mask does not fit"):
+            layer(x, x, x, attn_mask=mask)

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+import tessera as ts
 from tessera.core.errors import ArgumentError, DTypeError
 from tessera.core.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int16, int32, int64, tf32, uint8
 from tessera.ir.tensor import Tensor, as_tensor
@@ -100,3 +101,40 @@ def test_calls():
         basic.cast(x)
     with pytest.raises(ArgumentError, match="sum does not take these arguments"):
         reduce.sum(x, 0, True, 3)
+
+
+NUMPY_NUMBERS = {
+    "split": lambda n: ts.split(ts.arange(4), n),
+    "roll": lambda n: ts.roll(ts.arange(4), n, np.int64(0)),
+    "stride": lambda n: ts.conv2d(ts.ones((1, 1, 5, 5)), ts.ones((1, 1, 2, 2)), stride=n),
+    "strides": lambda n: ts.conv2d(ts.ones((1, 1, 5, 5)), ts.ones((1, 1, 2, 2)), stride=(n, np.int8(1))),
+    "window": lambda n: ts.max_pool2d(ts.ones((1, 1, 4, 4)), n),
+    "norm": lambda n: ts.norm(ts.ones(4), n),
+    "axis of a map": lambda n: ts.vmap(lambda x: x.sum(), in_dims=n)(ts.ones((2, 3, 4))),
+    "argument": lambda n: ts.grad(lambda a, b, c: a * b * c, n)(1.0, 2.0, 3.0),
+    "bound": lambda n: ts.fori_loop(0, n, lambda i, x: x * 3.0, 1.0),
+    "rate": lambda n: ts.optim.SGD(lr=n).lr,
+    "steps": lambda n: ts.optim.CosineAnnealingLR(0.1, T_max=n)(1),
+    "slope": lambda n: ts.nn.LeakyReLU(n)(ts.Tensor([-1.0])),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY_NUMBERS)
+def test_numbers_of_numpy_are_those_of_python(name):
+    """Sizes, axes and options that a program computes with NumPy."""
+    call = NUMPY_NUMBERS[name]
+    for kind in (np.int64, np.uint8, np.int32):
+        found, want = (np.asarray(ts.tree.map(np.asarray, call(n))) for n in (kind(2), 2))
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_double_of_numpy_alone_is_a_python_number():
+    """`np.float64` is a subclass of `float`."""
+    two = np.float64(2)
+    assert [f(two).dtype for f in (ts.exp, ts.sqrt, ts.abs)] == [f32] * 3
+    assert ts.where(Tensor([True, False]), two, np.float64(3)).tolist() == [2, 3] and ts.maximum(two, 1).item() == 2
+
+
+def test_a_number_that_is_wrong_is_told_as_it_came():
+    with pytest.raises(ArgumentError, match="stride"):
+        ts.conv2d(ts.ones((1, 1, 5, 5)), ts.ones((1, 1, 2, 2)), stride=np.int64(0))

@@ -47,6 +47,17 @@ def test_bytes_of_both_signs():
     np.testing.assert_array_equal(out.numpy(), x.astype("i4") @ y.astype("i4"))
 
 
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+def test_bytes_of_both_signs_sum_up_in_int32(target):
+    """127 * 255 is near the end of int16, which NumPy takes for both."""
+    x, y = np.full((2, 40), 127, "i1"), np.full((40, 3), 255, "u1")
+    want = np.full((2, 3), 127 * 255 * 40)
+    for function in (lambda x, y: x @ y, ts.matmul, lambda x, y: ts.einsum("ik,kj->ij", x, y)):
+        out = ts.jit(function, target=target)(x, y)
+        assert out.dtype == ts.int32
+        np.testing.assert_array_equal(out.numpy(), want)
+
+
 def test_uint8_does_not_wrap():
     x = np.full((2, 300), 255, "u1")
     np.testing.assert_array_equal(ts.matmul(x, x.T).numpy(), np.full((2, 2), 255 * 255 * 300))

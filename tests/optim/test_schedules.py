@@ -94,6 +94,12 @@ def test_clipping_equals_that_of_torch():
     )
 
 
+def test_a_norm_of_several_types_has_the_widest():
+    tensors = {"a": ts.Tensor([3.0], ts.f64), "b": ts.Tensor([4.0], ts.f32), "c": ts.Tensor([12.0], ts.bf16)}
+    found = ts.optim.global_norm(tensors)
+    assert found.dtype == ts.f64 and found.item() == 13
+
+
 def test_lion_and_averages_follow_their_formulas():
     rng = np.random.default_rng(0)
     p, m = rng.standard_normal(6).astype(np.float32), np.zeros(6, np.float32)

@@ -56,6 +56,17 @@ def test_factors(side, dtype):
         assert not np.triu(ours, 1).any()
 
 
+def test_operands_with_a_policy_are_those_of_the_host():
+    """The kernels know no policies."""
+    policy, a, b = ts.Policy(storage=ts.f32, saturate=True), np.eye(3, dtype="f4")[None] * 2, np.ones((1, 3, 2), "f4")
+    for left, right in ((policy, ts.f32), (ts.f32, policy)):
+        lowered = driver.lower(
+            ts.jit(lambda a, b, x=left, y=right: ts.solve(a.to(x), b.to(y))).trace(a, b).function, "ptx"
+        )
+        assert not any(f.name.startswith("solve_systems") for f in lowered["tile"].functions)
+        np.testing.assert_array_equal(driver.run_level(lowered, "target", [a, b], "ptx")[0], b / 2)
+
+
 def test_what_has_no_result():
     singular, indefinite = np.ones((3, 4, 4), "f4"), np.eye(4, dtype="f4")[None].repeat(3, 0)
     indefinite[1, 2, 2] = -1

@@ -40,6 +40,11 @@ PAIRS = {
         lambda a, b, c: stdlib.matmul(a, b, c, activation="gelu"), lambda a, b, c: ts.gelu(a @ b + c),
         random(5, 9), random(9, 7), random(7),
     ),
+    "one right matrix": (stdlib.batched_matmul, lambda a, b: a @ b, random(3, 5, 9), random(1, 9, 4)),
+    "several by one and one by several": (
+        stdlib.batched_matmul, lambda a, b: a @ b, random(2, 1, 5, 9), random(1, 3, 9, 4),
+    ),
+    "one left matrix": (stdlib.batched_matmul, lambda a, b: a @ b, random(1, 5, 9), random(3, 9, 4)),
     "batched": (stdlib.batched_matmul, lambda a, b: a @ b, random(3, 5, 9), random(9, 4)),
     "attention": (
         lambda *x: stdlib.flash_attention(*x, causal=True), attention,

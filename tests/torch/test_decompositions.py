@@ -82,3 +82,10 @@ def test_checks_of_values_are_no_fallbacks():
     assert torch.equal(compiled(i), torch.nn.functional.one_hot(i, 4).float() * 2)
     with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
         compiled(torch.tensor([0, 4, 1]))
+
+
+def test_a_tensor_rolls_as_if_it_were_flat():
+    x = torch.arange(6.0).reshape(2, 3)
+    for arguments in ((2,), (-1,), (1, 1), ((1, -1), (0, 1))):
+        function = compile_whole(lambda x, a=arguments: torch.roll(x, *a))
+        torch.testing.assert_close(function(x), torch.roll(x, *arguments))

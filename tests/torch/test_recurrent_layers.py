@@ -138,3 +138,18 @@ def test_under_autocast_layers_are_those_of_pytorch():
     compiled = compile_layer(module, level="graph", fallback=True)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(compiled(x)[0].float(), module(x)[0].float(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_of_onednn_is_a_whole_op(bias, reverse):
+    torch.manual_seed(0)
+    lstm, x = torch.nn.LSTM(3, 4, bias=bias), torch.randn(5, 2, 3)
+    weights = [w.detach() for w in lstm.parameters()] + ([] if bias else [torch.zeros(16)] * 2)
+    state = [torch.randn(1, 2, 4) for _ in range(2)]
+    with torch.no_grad():
+        want, (h, c) = lstm(x.flip(0) if reverse else x, tuple(state))
+    arguments = (reverse, [], 2, 4, 1, bias, False, False)
+    found = decompositions.mkldnn_rnn_layer(x, *weights, *state, *arguments, False)
+    check_equal(found[:3], [want.flip(0) if reverse else want, h, c])
+    assert decompositions.mkldnn_rnn_layer(x, *weights, *state, *arguments, True) is NotImplemented

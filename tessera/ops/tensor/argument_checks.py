@@ -12,10 +12,12 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, TesseraError, user_location
 from tessera.core.symbolic_dim import Dim
+from tessera.core.types import to_python_numbers
 from tessera.ir.array_interchange import shorten_repr
 from tessera.ir.rules import ATTRIBUTE_ALIASES
 
 F = TypeVar("F", bound=Callable[..., Any])
+TENSOR_ANNOTATIONS = ("Any", "Tensor", "Sequence[Any]", "Sequence[Tensor]")
 PYTHON_ERRORS = (TypeError, ValueError, IndexError, AttributeError, StopIteration)
 
 
@@ -71,7 +73,10 @@ def find_argument_error(
 
 
 def check_arguments(function: F) -> F:
-    """Decorate a function: a call that fails raises an ArgumentError if an argument does not match its annotation."""
+    """Decorate a function: a call that fails raises an ArgumentError if an argument does not match its annotation.
+
+    If a call fails that has NumPy's numbers where no tensors are expected, it is made again with Python's.
+    """
     signature = inspect.signature(function)
     annotations = {k: str(p.annotation) for k, p in signature.parameters.items()}
     spellings = {k: n for k, n in ATTRIBUTE_ALIASES.items() if n in annotations and k not in annotations}  # dim is axis
@@ -82,15 +87,17 @@ def check_arguments(function: F) -> F:
             named = {spellings.get(k, k): v for k, v in named.items()}
         try:
             return function(*args, **named)
-        except TesseraError as error:
-            raise error.at(user_location()) from None
-        except PYTHON_ERRORS as error:
-            arguments = _bind_arguments(signature, args, named)
-            if arguments is None:
+        except (TesseraError, *PYTHON_ERRORS) as error:
+            bound = _bind_arguments(signature, args, named)
+            if bound is not None and _convert_numbers(bound.arguments, annotations):
+                return told(*bound.args, **bound.kwargs)
+            if isinstance(error, TesseraError):
+                raise error.at(user_location()) from None
+            if bound is None:
                 raise ArgumentError(
                     str(error), location=user_location(), expected=f"{function.__name__}{signature}"
                 ) from None
-            found = find_argument_error(annotations, function.__name__, arguments)
+            found = find_argument_error(annotations, function.__name__, bound.arguments)
             if found is None:
                 raise
             raise found from error
@@ -101,11 +108,22 @@ def check_arguments(function: F) -> F:
 
 def _bind_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], named: dict[str, Any]
-) -> dict[str, Any] | None:
+) -> inspect.BoundArguments | None:
     try:
-        return dict(signature.bind(*args, **named).arguments)
+        return signature.bind(*args, **named)
     except TypeError:
         return None
+
+
+def _convert_numbers(arguments: dict[str, Any], annotations: Mapping[str, str]) -> bool:
+    """Put Python's numbers in place of NumPy's where the annotation has no tensors; whether there were any."""
+    found = {k: v for k, v in arguments.items() if annotations[k] not in TENSOR_ANNOTATIONS and _has_numpy_number(v)}
+    arguments.update((k, to_python_numbers(v)) for k, v in found.items())
+    return bool(found)
+
+
+def _has_numpy_number(value: Any) -> bool:
+    return isinstance(value, np.generic) or (type(value) in (list, tuple) and any(map(_has_numpy_number, value)))
 
 
 def collect_sizes(function: F) -> F:

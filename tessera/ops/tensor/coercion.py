@@ -141,7 +141,7 @@ def _convert_size_or_array(x: Any) -> Any:
 
 def _widest_python_type(numbers: Sequence[Any]) -> type:
     """The Python type that holds all of these numbers: float, else int, else bool."""
-    kinds = {int if isinstance(n, Dim) else type(n) for n in numbers}
+    kinds = {int if isinstance(n, Dim) else next(t for t in PYTHON_NUMBERS if isinstance(n, t)) for n in numbers}
     return next(t for t in (float, int, bool) if t in kinds)
 
 

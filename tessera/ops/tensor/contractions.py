@@ -98,7 +98,7 @@ def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     try:
-        if a.dtype is not b.dtype and not (a.dtype.is_float and allows_mixed_dtypes(a.dtype, b.dtype)):
+        if a.dtype is not b.dtype and not allows_mixed_dtypes(a.dtype, b.dtype):
             common = promote_types([a.type, b.type])
             a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
         if a.dtype == bool_ and dtype is None:  # as in NumPy: whether any pair is true
@@ -145,6 +145,12 @@ HIDDEN_LABEL = "⟨{}⟩"  # the label of an axis of "...", counted from the end
 Labels = tuple[str, ...]
 
 
+def _unify_factors(tensors: Sequence[Any]) -> list[Tensor]:
+    """Operands of one element type: int32 for int8 beside uint8, as in a product of two matrices."""
+    found = [as_tensor(t) for t in tensors]
+    return [cast(t, dtype=int32) for t in found] if {t.dtype for t in found} == {int8, uint8} else unify_dtypes(tensors)
+
+
 @composite
 def einsum(equation: str, *tensors: Any) -> Tensor:
     """The Einstein sum of `equation`, in NumPy's notation: "bij,bjk->bik", "ii", "...i->...".
@@ -162,7 +168,7 @@ def einsum(equation: str, *tensors: Any) -> Tensor:
     """
     if not tensors:
         raise ArgumentError("einsum needs an operand", location=user_location(), expected="an equation and operands")
-    operands = unify_dtypes(tensors)
+    operands = _unify_factors(tensors)
     inputs, output = parse_equation(equation, [t.ndim for t in operands])
     _check_sizes(equation, operands, inputs)
     left = [_mask_diagonal(t, labels) for t, labels in zip(operands, inputs, strict=True)]

@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, TensorType, bool_, f32, int64, uint8
+from tessera.core.types import DType, TensorType, bool_, f32, int64, to_python_numbers, uint8
 from tessera.ir.analysis import interval_rules
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated
@@ -536,7 +536,7 @@ def norm(x: Any, ord: Any = 2, axis: Any = None, keepdims: bool = False) -> Tens
     >>> norm([3.0, 4.0])
     Tensor(5., f32)
     """
-    x = as_tensor(x)
+    x, ord = as_tensor(x), to_python_numbers(ord)
     if not isinstance(ord, (int, float)):
         raise ArgumentError(f"unknown norm {ord!r}", location=user_location(), expected="a number, inf or -inf")
     x = x if x.dtype.is_float else cast(x, dtype=f32)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten, store_updates
-from tessera.core.types import TensorType
+from tessera.core.types import TensorType, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import cast, splat
@@ -58,7 +58,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] | None = Non
     check_function(function, "grad")
     if hasattr(function, "__value_and_grad__"):  # an SPMD function has its own
         return function.__value_and_grad__(argnums, has_aux)  # type: ignore[no-any-return]
-    chosen = getattr(function, "differentiated", 0) if argnums is None else argnums
+    chosen = getattr(function, "differentiated", 0) if argnums is None else to_python_numbers(argnums)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:

@@ -13,10 +13,12 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import TreeDef, call_and_warn, flatten, map_leaves
+from tessera.core.types import int64, to_python_numbers
 from tessera.frontend.jit.tracing import to_result_tensor
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
+from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.random import RandomState, get_random_state, trace_random_state
 from tessera.ops.tensor.shape import concatenate, iota, slice_
 from tessera.transforms.batching import vmap
@@ -305,25 +307,36 @@ def scan(
 def fori_loop(lower: int, upper: int, body: Function, init: Any) -> Any:
     """The state after `body(i, state)` for each i from `lower` to before `upper`.
 
-    The bounds are Python numbers, so that reverse mode knows the number of steps; use `while_loop`
-    where they are tensors.
+    Where a bound is a tensor, this is a `while_loop`, which has no reverse mode: the number of steps is not known.
 
     >>> fori_loop(0, 4, lambda i, x: x + i, 0)
     Tensor(6, int64)
 
     Raises:
         ShapeError: the state changes its type.
-        ArgumentError: a bound is not a number.
+        ArgumentError: a bound is no integer.
     """
+    lower, upper = to_python_numbers(lower), to_python_numbers(upper)
     if not (isinstance(lower, int) and isinstance(upper, int)):
-        raise ArgumentError(
-            "the bounds of fori_loop are not numbers", location=user_location(), expected="Python ints",
-            received=f"{type(lower).__name__} and {type(upper).__name__}", suggestion="use ts.while_loop",
-        )  # fmt: skip
+        return _count_up(_as_bound(lower), _as_bound(upper), body, init)
     count = max(0, upper - lower)
     if not count:
         return LoopState.of(init, "fori_loop").value
     return scan(lambda x, i: (body(i, x), None), init, iota(shape=(count,)) + lower)[0]
+
+
+def _as_bound(x: Any) -> Tensor:
+    found = as_tensor(x)
+    if not found.dtype.is_integer or found.shape:
+        raise ArgumentError(
+            "a bound of fori_loop is no integer", location=user_location(), received=str(found.type),
+            expected="an integer, or a scalar tensor of an integer type",
+        )  # fmt: skip
+    return cast(found, dtype=int64)
+
+
+def _count_up(lower: Tensor, upper: Tensor, body: Function, init: Any) -> Any:
+    return while_loop(lambda i, _: i < upper, lambda i, x: (i + 1, body(i, x)), (lower, init))[1]
 
 
 def map_(function: Function, xs: Any) -> Any:

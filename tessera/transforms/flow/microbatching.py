@@ -8,6 +8,7 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.pytree import flatten, map_leaves
+from tessera.core.types import to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.shape import reshape
 from tessera.transforms.autodiff.custom_rules import checkpoint
@@ -79,6 +80,7 @@ def gradient_accumulation(steps: int, shared: int | Sequence[int] = ()) -> Calla
         ArgumentError: `steps` is not an integer ≥ 1.
         ShapeError: an argument's first axis does not divide into `steps`.
     """
+    steps = to_python_numbers(steps)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ArgumentError(
             "gradient_accumulation takes a number of steps", location=user_location(), received=repr(steps),

@@ -148,6 +148,16 @@ def test_one_program_for_all_sizes_of_the_axis(name, target, caplog):
     assert len(compilations(caplog)) == 1
 
 
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "prod", "sort", "flip"])
+def test_rows_may_be_empty(name, target):
+    function, reference = ALONG[name]
+    f = ts.jit(function, target=target, dynamic=True)
+    for shape in ((3, 0), (0, 3), (0, 0), (2, 3)):
+        found, want = f(np.ones(shape, np.float32)).numpy(), reference(np.ones(shape))
+        assert found.shape == want.shape and (found == want).all()
+
+
 @pytest.mark.parametrize("text", ["B >= 3", "2 < B", "B % 4 == 0", "B > 2 and B <= 64"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_constraints_bound_sizes(text, inside):

@@ -125,3 +125,9 @@ def test_results_travel(tmp_path, ran):
     assert other.merge(exported) == 1 and other.merge(exported) == 0
     measuring._RESULTS.clear()
     assert ts.kernel.autotune(space=SPACE, cache=other.path)(cut)[grid].tune(X).cached and len(ran) == 49
+
+
+def test_a_search_keeps_one_configuration_at_least():
+    assert ts.Guided(ts.PerformanceModel(), keep=1).keep == 1
+    with pytest.raises(ArgumentError):
+        ts.Guided(ts.PerformanceModel(), keep=0)

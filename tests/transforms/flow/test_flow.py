@@ -5,6 +5,7 @@ import pytest
 from everywhere import arrays_of, central, close, everywhere
 
 import tessera as ts
+from tessera.core.errors import ArgumentError
 from tessera.core.pytree import flatten
 
 W = np.array([[0.3, -0.2, 0.5], [0.1, 0.4, -0.3], [0.2, 0.2, 0.1]])
@@ -221,3 +222,21 @@ def test_functions_of_a_while_loop_take_the_parts_or_the_tuple(test, step, most)
     for run in (program, ts.jit(program), ts.jit(program, target="llvm")):
         count, last = run(ts.tensor(1.5))
         assert (count.item(), last.item()) == (3, 12.0)
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_a_loop_up_to_a_tensor(target):
+    """As in JAX: the number of steps is a value."""
+    program = ts.jit(
+        lambda n, x: ts.fori_loop(1, n, lambda i, s: (s[0] + x[i], s[1] * i), (0.0 * x[0], 1)), target=target
+    )
+    for count in (0, 1, 2, 5):
+        total, product = program(np.int32(count), np.arange(6.0, dtype="f4"))
+        assert (total.item(), product.item()) == (sum(range(1, count)), np.prod(range(1, count), dtype=int))
+    with pytest.raises(ArgumentError, match="no integer"):
+        ts.fori_loop(0, 2.5, lambda i, x: x, 1.0)
+
+
+def test_a_loop_up_to_a_tensor_has_a_tangent():
+    tangent = ts.jvp(lambda x: ts.fori_loop(0, ts.tensor(3), lambda i, s: s * x, 1.0), (2.0,), (1.0,))[1]
+    assert tangent.item() == 12
