@@ -549,15 +549,24 @@ def _check_grid_barrier(function: Function, target: str, capabilities: Capabilit
 def _find_peak(block: Block) -> tuple[int, Node | None]:
     """The peak bytes of live values in a block, and the node where it is."""
     last = _find_last_uses(block)
+    ending: dict[int, list[Value]] = {}
+    for value, index in last.items():
+        ending.setdefault(index, []).append(value)
     alive = {v: _count_value_bytes(v.type) for v in block.params}
-    peak, peak_node = sum(alive.values()), None
+    total = peak = sum(alive.values())
+    peak_node, unused = None, list(block.params)
     for index, node in enumerate(block.nodes):
-        deepest, at = _find_peak_in_regions(node, {v: n for v, n in alive.items() if last.get(v, -1) > index})
-        alive |= {v: _count_value_bytes(v.type) for v in node.results}
-        peak_here = max(deepest, sum(alive.values()) if not node.regions else 0)
+        after = {v: n for v, n in alive.items() if last.get(v, -1) > index} if node.regions else {}
+        deepest, at = _find_peak_in_regions(node, after)
+        made = {v: _count_value_bytes(v.type) for v in node.results}
+        alive |= made
+        total += sum(made.values())
+        peak_here = deepest if node.regions else total
         if peak_here > peak:
             peak, peak_node = peak_here, at or node
-        alive = {v: size for v, size in alive.items() if last.get(v, -1) > index}
+        ended = [*ending.get(index, ()), *(v for v in (*unused, *node.results) if v not in last)]
+        total -= sum(alive.pop(v, 0) for v in ended)
+        unused = []
     return peak, peak_node
 
 

@@ -181,8 +181,11 @@ class Dim:
         found = resolve_size(self)
         if isinstance(found, Dim):
             raise UnknownSizeError(
-                f"the size {self} is not known yet", suggestion="call with arrays, whose sizes are known"
-            )
+                f"the size {self} is not known when the program is traced", location=user_location(),
+                expected="a number",
+                suggestion="loop over an axis by ts.scan; or give the size as a number: without dynamic=True a program "
+                "is compiled for each size",
+            )  # fmt: skip
         return found
 
     __index__ = __int__

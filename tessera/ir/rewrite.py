@@ -77,6 +77,11 @@ class UseDef(Mapping[Value, Node]):
     def __len__(self) -> int:
         return len(self._definitions)
 
+    @cached_property
+    def order(self) -> dict[Value, int]:
+        """The number of each value that a node defines, in program order."""
+        return {value: number for number, value in enumerate(self._definitions)}
+
     def find(self, value: Value, *ops: Op) -> Node | None:
         """The defining node of a value, if it is of one of these ops."""
         node = self._definitions.get(value)

@@ -114,6 +114,7 @@ class FusionCluster:
 EXPENSIVE = tuple(o for o in POINTWISE if o.is_transcendental)
 CHEAP = tuple(o for o in POINTWISE if o not in (*EXPENSIVE, basic.cast))
 VIEWS = (shape.reshape, shape.permute, shape.slice_, basic.broadcast_to, recompute, fusion_barrier)
+INLINED = frozenset((*POINTWISE, *VIEWS))
 CONSTANTS = (basic.full, basic.dim_value, shape.iota)
 # The most cheap ops that each consumer recomputes rather than reading their result from memory.
 MAX_RECOMPUTED_OPS = 2
@@ -153,17 +154,19 @@ class KernelFusion:
     operands: set[Value] = field(default_factory=set)
     shares_rows: bool = False  # whether kernels of rows store what other kernels read of them, too
     memory: set[Value] = field(default_factory=set)
+    sources: dict[Value, frozenset[Node]] = field(default_factory=dict)  # see `find_sources`
     gathers: bool = False
     least_results: int = 1  # of a kernel whose rows are reduced part by part
     own_row: int = 0  # elements of a row that each program of a product of the row computes; 0: they are in memory
 
     def run(self) -> list[FusionCluster]:
         """The clusters in execution order; a launched node is a cluster with nothing inlined."""
-        barriers = [n.args[0] for n in self.function.body.nodes if n.op is fusion_barrier]
-        self.forced_roots |= {*self.function.results, *barriers}
-        keeping = [n for n in self.function.body.nodes if n.op in (contractions.dot, *self.launched)]
-        self.memory = {self.base(v) for n in keeping for v in n.args}
-        for node in reversed(self.function.body.nodes):
+        nodes = self.function.body.nodes
+        self.forced_roots |= {*self.function.results, *(n.args[0] for n in nodes if n.op is fusion_barrier)}
+        self.memory = {self.base(v) for n in nodes if n.op in (contractions.dot, *self.launched) for v in n.args}
+        for node in nodes:
+            self.sources |= dict.fromkeys(node.results, self.find_sources(node))
+        for node in reversed(nodes):
             self.visit(node)
         return self.clusters[::-1]
 
@@ -222,7 +225,7 @@ class KernelFusion:
         """
         if cluster.product is not None or point.guards or not point.is_clean:
             return False
-        if self.depends_through_pointwise(node.out, contractions.dot):
+        if self.depends_on(node.out, contractions.dot):
             return False
         missing = cluster.find_unused_dims(point)
         rest = [d for d in missing if d != cluster.row]
@@ -233,7 +236,7 @@ class KernelFusion:
             return not rest
         if len(missing) != 1:
             return False
-        found = [n for n in self.walk_producers(node.out) if n.op in REDUCTIONS]
+        found = self.sources[node.out]  # reductions alone
         extents = [[get_shape(n.args[0])[a] for a in find_reduced_axes(n)] for n in found]
         whole = all(get_shape(n.out) == get_shape(node.out) for n in found)
         return bool(found) and whole and all(e == [cluster.extents[missing[0]]] for e in extents)
@@ -327,42 +330,40 @@ class KernelFusion:
             budget = self._left(each, budget, most, few) if budget >= 0 else budget
         return budget
 
-    def walk_producers(
-        self, value: Value, narrow: bool = False, kept: Collection[Value] = frozenset()
-    ) -> Iterator[Node]:
-        """The nodes that compute a value, back through elementwise ops and views; if `narrow`, up to widening casts.
+    def find_sources(self, node: Node) -> frozenset[Node]:
+        """The reductions and dots from which elementwise ops and views alone lead to a node; itself, if it is one."""
+        if node.op not in INLINED:
+            return frozenset((node,) if node.op in (*REDUCTIONS, contractions.dot) else ())
+        return frozenset().union(*(self.sources.get(v, ()) for v in node.args if v not in self.memory))
 
-        The walk ends at the values `kept`, and at those that are in memory in any case.
-        """
-        seen: set[Value] = set()
-        work = [value]
+    def walk_producers(self, value: Value, kept: Collection[Value], narrow: bool = False) -> Iterator[Node]:
+        """As `find_sources`, with the nodes between, up to the values `kept`, and if `narrow` up to widening casts."""
+        seen, work = set[Value](), [value]
         while work:
-            value = work.pop()
-            node = self.uses.get(value)
+            node = self.uses.get(value := work.pop())
             if node is None or value in seen:
                 continue
             yield node
             seen.add(value)
-            if node.op in (*POINTWISE, *VIEWS) and not (narrow and is_widening(node)):
+            if node.op in INLINED and not (narrow and is_widening(node)):
                 work += [v for v in node.args if v not in self.memory and v not in kept]
 
-    def depends_through_pointwise(self, value: Value, *ops: Op, narrow: bool = False) -> bool:
-        """Whether a value depends on one of these ops through elementwise ops and views alone."""
-        return any(n.op in ops for n in self.walk_producers(value, narrow))
+    def depends_on(self, value: Value, *ops: Op) -> bool:
+        """Whether a value depends on a reduction or dot of these ops through elementwise ops and views alone."""
+        return any(n.op in ops for n in self.sources.get(value, ()))
 
     def is_product_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value belongs to the epilogue of a dot rather than to a kernel that reduces rows.
 
-        The dot cannot be inlined there, and its epilogue is free. It ends where a value is widened: memory keeps the
-        narrow one. It also ends at a value that kernels read already: memory keeps that one alone.
+        The dot cannot be inlined there, and its epilogue is free. It ends where a value is widened (memory keeps the
+        narrow one), and at a value that kernels read already.
         """
         if value in self.forced_roots or all(c.row is None for c in wanting):
             return False
+        if not self.depends_on(value, contractions.dot) or self.depends_on(value, *REDUCTIONS):
+            return False
         read = {v for c in self.clusters for v in c.access_points}
-        producers = self.walk_producers(value, narrow=True, kept=read)
-        return any(n.op is contractions.dot for n in producers) and not self.depends_through_pointwise(
-            value, *REDUCTIONS
-        )
+        return any(n.op is contractions.dot for n in self.walk_producers(value, read, narrow=True))
 
     def is_reduction_epilogue(self, value: Value, wanting: list[FusionCluster]) -> bool:
         """Whether a value depends on reductions along one axis, and a kernel that reads it reduces along another.
@@ -372,7 +373,7 @@ class KernelFusion:
         """
         if any(v in self.uses and is_widening(self.uses[v]) for v in self.uses[value].args):
             return False
-        found = [n for n in self.walk_producers(value) if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
+        found = [n for n in self.sources[value] if n.op in REDUCTIONS and _have_same_rank(n.args[0], value)]
         if all(c.sums_rows for c in wanting):
             found = [n for n in found if not self.reduces_own_row(n)]
         axes = {axis for n in found for axis in find_reduced_axes(n)}
@@ -391,7 +392,7 @@ class KernelFusion:
             return False
         if cluster.sums_rows and self.is_of_own_row(value, cluster):
             return False
-        return self.depends_through_pointwise(value, *REDUCTIONS)
+        return self.depends_on(value, *REDUCTIONS)
 
     def is_of_own_row(self, value: Value, cluster: FusionCluster) -> bool:
         """Whether a value is one of a short row that a kernel reads, or that reductions of such rows make: a norm.
@@ -401,7 +402,7 @@ class KernelFusion:
         """
         if not self.own_row or symbol_names(get_shape(value)) or _estimate_count(value) > self.own_row:
             return False
-        found = [n for n in self.walk_producers(value, kept=cluster.access_points) if n.op in REDUCTIONS]
+        found = [n for n in self.walk_producers(value, cluster.access_points) if n.op in REDUCTIONS]
         return not found or any(map(self.reduces_own_row, found))
 
     def reduces_own_row(self, node: Node, most: int = 1) -> bool:
@@ -416,9 +417,8 @@ class KernelFusion:
 
     def are_kept(self, reductions: Sequence[Node], wanting: list[FusionCluster]) -> bool:
         """Whether kernels beside `wanting` read the results of reductions, which are then in memory in any case."""
-        others = [v for c in self.clusters if not any(c is w for w in wanting) for v in c.access_points]
-        read = {n for v in dict.fromkeys(others) if v not in self.forced_roots for n in self.walk_producers(v)}
-        return all(n in read for n in reductions)
+        others = {v for c in self.clusters if not any(c is w for w in wanting) for v in c.access_points}
+        return {n for v in others - self.forced_roots for n in self.sources.get(v, ())}.issuperset(reductions)
 
 
 def _is_torn(point: AccessPoint, sizes: Sequence[Size]) -> bool:
@@ -501,7 +501,7 @@ def _(fusion, node, wanting):
 
 def _has_other_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
     """Whether a node belongs to the epilogue of a product, and the cluster to that of another one."""
-    own = {n for n in fusion.walk_producers(node.out) if n.op is contractions.dot}
+    own = {n for n in fusion.sources[node.out] if n.op is contractions.dot}
     read = {fusion.uses[v] for v in cluster.access_points if v in fusion.uses and v not in fusion.forced_roots}
     others = {n for n in read if n.op is contractions.dot} - own
     return bool(own) and node.out not in fusion.operands and (cluster.product is not None or bool(others))
@@ -529,7 +529,7 @@ def _(fusion, node, wanting):
     if len(wanting) > 1 or len(wanting[0].points(node.out)) > 1:
         return False
     (point,) = wanting[0].points(node.out)
-    return wanting[0].count_recomputations(point) == 1 or fusion.depends_through_pointwise(node.out, *REDUCTIONS)
+    return wanting[0].count_recomputations(point) == 1 or fusion.depends_on(node.out, *REDUCTIONS)
 
 
 def _find_single_point(node: Node, wanting: list[FusionCluster]) -> AccessPoint | None:
@@ -638,9 +638,9 @@ def _assign_reduction_dim(
 
 def _prefers_product(fusion: KernelFusion, node: Node, cluster: FusionCluster) -> bool:
     """Whether the cluster reads a dot that this reduction does not depend on: the dot is inlined instead."""
-    wanted = [fusion.uses.get(v) for v in cluster.access_points if v not in fusion.forced_roots]
-    dots = {n for n in wanted if n is not None and n.op is contractions.dot}
-    return bool(dots) and not dots <= set(fusion.walk_producers(node.args[0]))
+    wanted = [fusion.uses.find(v, contractions.dot) for v in cluster.access_points if v not in fusion.forced_roots]
+    dots = {n for n in wanted if n is not None}
+    return bool(dots) and not dots <= fusion.sources.get(node.args[0], frozenset())
 
 
 @_ROOT_RULES(*REDUCTIONS)

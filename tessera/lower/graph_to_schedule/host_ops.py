@@ -49,7 +49,7 @@ def _open_region(lowering: Any, made: list[Block], params: Sequence[Value] = ())
 def _lower_region(lowering: Any, block: Block, buffers: Sequence[Value], targets: Sequence[Value]) -> None:
     """Lower a region: `buffers` hold its parameters, `targets` receive its results."""
     known = dict(zip(block.params, buffers, strict=True))
-    inner = replace(lowering, uses=UseDef(block, nested=False), order=block.nodes, buffers=known, views={})
+    inner = replace(lowering, uses=UseDef(block, nested=False), buffers=known, views={})
     inner.lower_block(block, targets)
 
 

@@ -35,7 +35,6 @@ class ScheduleLowering:
 
     plan: LoweringPlan
     uses: UseDef
-    order: tuple[Node, ...]
     builder: Builder = field(default_factory=Builder)
     buffers: dict[Value, Value] = field(default_factory=dict)
     views: dict[MemorySlot, Value] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class ScheduleLowering:
     def of(function: Function, plan: LoweringPlan) -> ScheduleLowering:
         """The initial state of the lowering of a function."""
         block = function.body
-        return ScheduleLowering(plan, UseDef(block, nested=False), block.nodes, name=function.name)
+        return ScheduleLowering(plan, UseDef(block, nested=False), name=function.name)
 
     def lower_block(self, block: Block, targets: Sequence[Value]) -> None:
         """Lower a block whose parameters have buffers; each result goes into its target."""
@@ -155,10 +154,9 @@ class ScheduleLowering:
         """One schedule.kernel."""
         order = order_dims(cluster)
         body = BodyBuilder(cluster, order, self.uses, lambda v: self.buffers[v].hint)
-        for node in self.order:
-            if node.results[0] in cluster.inlined:
-                for point in cluster.points(node.results[0]):  # in order, so that no body runs deep
-                    body.compute_element(node.results[0], point)
+        for value in sorted(cluster.inlined, key=self.uses.order.__getitem__):
+            for point in cluster.points(value):  # in order, so that no body runs deep
+                body.compute_element(value, point)
         more = [self.allocate(value) for value in cluster.exports]
         places = [Value(ref.type, ref.hint or "out") for ref in (*more, target)]
         with body.builder.at(self.builder.location):

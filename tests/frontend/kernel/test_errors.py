@@ -257,7 +257,7 @@ CASES = [
     (stored_as_another_float, "DTypeError", "x[0:4]", "cannot store bf16 into x, which", "tile.cast(value, ts.f32)"),
     (stored_integer, "DTypeError", "x[0]", "cannot store int64 into x", "received: int64"),
     (stored_shape, "ShapeError", "x[0:4]", "shape (5,) does not fit into x", "expected: shape (4,)"),
-    (stored_too_much, "ShapeError", None, "shape (5,) does not fit into this part of x", "expected: at most (4,)"),
+    (stored_too_much, "ShapeError", None, "shape (5,) does not fit into x", "expected: shape (4,)"),
     (part_of_a_value, "UnsupportedOpError", "pad(y, low=(1,), high=(1,))", "pad does not exist on", "zeros outside"),
     (written_value, "UnsupportedSyntaxError", "y[0]", "a block of values cannot be assigned to", "tile.where"),
     (outside_array, "UnsupportedSyntaxError", "tile.load(x) + TABLE", "an array from outside", "as an argument"),

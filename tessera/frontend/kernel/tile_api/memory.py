@@ -59,8 +59,9 @@ def store(place: Any, *args: Any, mask: Any = None, edge: str | None = None) -> 
         raise ArgumentError("store needs a value", expected="tile.store(place, value)")
     *index, block = args
     block = load_if_memref(block)
-    shape: Any = block.shape if isinstance(block, Tensor) and block.ndim else None
-    locate_access(place, tuple(index), None if index else shape).store(
+    named = index or (isinstance(place, MemRefView) and not place.is_whole)  # a part has a shape of its own
+    shape: Any = block.shape if isinstance(block, Tensor) and block.ndim and not named else None
+    locate_access(place, tuple(index), shape).store(
         block, load_if_memref(mask), "clip" if _check_edge(edge) else "error"
     )
 
