@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up, symbol_names
 from tessera.core.types import DType, RefType, f32
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
@@ -125,9 +125,10 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _make_ref(node.out, result)
     rows, columns = _choose_blocks(plan, {heads_first[0][3], heads_first[2][3]}, _rounds_weights(node))
+    (length, keys), causal = (s[2] for s in heads_first[:2]), bool(node.attrs["causal"])
     blocks: dict[str, Any] = {
-        "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),
-        "BN": _choose_block_length(columns, heads_first[1][2]),
+        "BM": _choose_block_length(rows, length, plan.flash_least, plan.flash_rows_cost, causal),
+        "BN": _choose_block_length(columns, keys, MIN_BLOCK, plan.flash_keys_cost, causal),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
@@ -153,11 +154,19 @@ def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPla
     return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
 
 
-def _choose_block_length(block: int, length: Size, least: int = MIN_BLOCK) -> int:
-    """The block size, at most the next power of two of a length that is a number."""
+def _choose_block_length(block: int, length: Size, least: int, cost: int, causal: bool) -> int:
+    """The block size: at most the next power of two of a length that is a number or, where blocks have a cost, the
+    multiple of the least size whose blocks take least time.
+
+    A block costs as much as so many elements of its own, and a causal one computes about half a block of scores that
+    are masked for each block along the other axis.
+    """
     if isinstance(length, Dim):
         return block
-    return min(block, max(least, 1 << (length - 1).bit_length()))
+    if not cost:
+        return min(block, max(least, 1 << (length - 1).bit_length()))
+    first = min(block // 2, round_up(length, least))
+    return min(range(first, 2 * block, least), key=lambda n: -(-length // n) * (n + cost) + n * causal)
 
 
 def _swap_heads(shape: tuple[Size, ...]) -> tuple[Size, ...]:
