@@ -5,6 +5,8 @@ The kernels take refs of [batch, heads, length, width]. Queries of grouped heads
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up, symbol_names
@@ -20,7 +22,11 @@ from tessera.ops.tensor import (
     shape,
 )
 from tessera.stdlib.attention import specialise_attention
-from tessera.stdlib.attention_gradients import match_differentiable_attention
+from tessera.stdlib.attention_gradients import (
+    MOST_FEATURES,
+    DifferentiableAttention,
+    match_differentiable_attention,
+)
 from tessera.stdlib.split_keys import match_split_attention
 
 RANK = 4
@@ -81,19 +87,32 @@ def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(attention_gradients.attention_with_sums, attention_gradients.attention_gradients)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Attention with its gradients in 16 bits, whose weights are computed again, where a target has tensor cores."""
-    if not plan.tensor_cores:
-        return None
-    found = match_differentiable_attention(uses, node, **node.attrs)
+    """Attention with its gradients, whose weights are computed again: in 16 bits where a target has tensor cores, on
+    processors where no cache holds the scores."""
     forward = node.op is attention_gradients.attention_with_sums
-    if found is None:
+    found = match_differentiable_attention(uses, node, **node.attrs)
+    if found is None or not (_suits_tensor_cores(found, node) if plan.tensor_cores else _streams_scores(found, plan)):
         return None
+    if not plan.tensor_cores:
+        rows = (plan.flash_m, found.q[2], plan.flash_least, plan.flash_rows_cost)
+        keys = (plan.flash_n, found.k[2], MIN_BLOCK, plan.flash_keys_cost)
+        rows_, keys_ = (_choose_block_length(*each, found.attrs["causal"]) for each in (rows, keys))
+        found = replace(found, blocks=(rows_, keys_))
 
     def compute(*operands: Tensor) -> tuple[Tensor, ...]:
         results = found.attend(*operands) if forward else found.differentiate(*operands)
         return tuple(shape.reshape(x, shape=get_shape(v)) for x, v in zip(results, node.results, strict=True))
 
     return LibraryLowering((*found.operands, *node.args[3:]), compute)
+
+
+def _suits_tensor_cores(found: DifferentiableAttention, node: Node) -> bool:
+    return get_tensor_type(node.args[0]).dtype.bits == 16 and max(found.q[3], found.v[3]) <= MOST_FEATURES
+
+
+def _streams_scores(found: DifferentiableAttention, plan: LoweringPlan) -> bool:
+    """Whether no cache of a core holds the scores, which each product would then read from memory."""
+    return plan.streamed is not None and math.prod(found.q[:3]) * found.k[2] >= plan.streamed
 
 
 def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:
