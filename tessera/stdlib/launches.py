@@ -50,7 +50,7 @@ from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
-from tessera.stdlib.small_matrices import factor_batch, is_small, solve_batch
+from tessera.stdlib.small_matrices import factor_batch, factor_lanes, fits_lanes, is_small, solve_batch, solve_lanes
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
@@ -350,14 +350,17 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(decompositions.solve, decompositions.cholesky)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Small matrices, some in each program, where a target has many programs to run; else the host's LAPACK."""
-    sizes = get_shape(node.out)
+    """Small matrices, some in each program, where a target has many programs to run; on a processor a batch of the
+    smallest, one in each lane; else the host's LAPACK."""
+    sizes, dtype, solves = get_shape(node.out), get_tensor_type(node.out).dtype, node.op is decompositions.solve
     plain = all(get_tensor_type(v).policy is None for v in (*node.args, node.out))
-    if plan.parallel is None or symbol_names(sizes) or 0 in sizes or not plain:
+    if symbol_names(sizes) or 0 in sizes or not plain:
         return None
-    if not is_small(get_tensor_type(node.out).dtype, *(int(n) for n in sizes[-2:])):
-        return None
-    return LibraryLowering(node.args, solve_batch if node.op is decompositions.solve else factor_batch)
+    *outer, side, width = (int(n) for n in sizes)
+    if plan.parallel is None:
+        in_lanes = fits_lanes(dtype, math.prod(outer), plan.matrix_lanes, side, width)
+        return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
+    return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
 
 
 def _find_state(combine: str, type: TensorType, result: DType) -> DType:

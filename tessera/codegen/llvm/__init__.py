@@ -42,6 +42,7 @@ TILING_PLAN = LoweringPlan(
     collapse=True,
     peel=True,
     serial_scans=True,
+    matrix_lanes=6,  # more take LLVM more than a second
     vector_products=1,
     product_pack=32,
     divided_row=1 << 18,
