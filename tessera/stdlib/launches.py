@@ -358,7 +358,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None
     *outer, side, width = (int(n) for n in sizes)
     if plan.parallel is None:
-        in_lanes = fits_lanes(dtype, math.prod(outer), plan.matrix_lanes, side, width)
+        in_lanes = fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps)
         return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
     return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
 

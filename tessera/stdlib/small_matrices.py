@@ -112,7 +112,6 @@ def factor_symmetric(a, out, *, together, side):
 # On a processor a vector register has an element of one matrix in each lane, and the steps are unrolled.
 
 LANES = 8  # matrices of a program: a register of f64, in which they are computed as LAPACK is called
-MAX_WIDTH = 8  # right sides of such a system
 LEAST_BATCH = 8  # matrices, fewer of which the host computes
 
 
@@ -191,9 +190,10 @@ def factor_in_lanes(a, out, *, side, lanes):
             tile.store(out[number, i, j], tile.cast(found, out.dtype), mask=number < a.shape[0])
 
 
-def fits_lanes(dtype: DType, batch: int, most: int, side: int, width: int) -> bool:
-    """Whether matrices of up to `most` rows are computed in lanes."""
-    return dtype in (f32, f64) and batch >= LEAST_BATCH and 0 < side <= most and 0 < width <= MAX_WIDTH
+def fits_lanes(dtype: DType, batch: int, side: int, width: int | None, most: int) -> bool:
+    """Whether matrices are computed in lanes: the steps of a solution, or of a factor without a `width`, are few."""
+    steps = side * side * (side + width) if width is not None else side**3 // 6 + side * side
+    return dtype in (f32, f64) and batch >= LEAST_BATCH and steps <= most
 
 
 def solve_lanes(a: Tensor, b: Tensor) -> Tensor:
