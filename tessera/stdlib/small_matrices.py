@@ -192,7 +192,7 @@ def factor_in_lanes(a, out, *, side, lanes):
 
 def fits_lanes(dtype: DType, batch: int, side: int, width: int | None, most: int) -> bool:
     """Whether matrices are computed in lanes: the steps of a solution, or of a factor without a `width`, are few."""
-    steps = side * side * (side + width) if width is not None else side**3 // 6 + side * side
+    steps = side * side * (side + width) if width is not None else side**3 // 3 + side * side
     return dtype in (f32, f64) and batch >= LEAST_BATCH and steps <= most
 
 
