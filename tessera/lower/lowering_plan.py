@@ -80,7 +80,12 @@ class LoweringPlan:
     flash_m: int = 32
     flash_n: int = 64
     flash_least: int = 16  # rows of a block for fewer queries
+    # What a block of queries or keys costs, in elements: blocks are as long as pads least; 0: they are powers of two.
+    flash_rows_cost: int = 0
+    flash_keys_cost: int = 0
     flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
+    # Multiply-adds of a small matrix up to which a batch is solved and factored, one in each lane; 0: the host does.
+    matrix_steps: int = 0
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
     find_refused: Callable[[Module], Collection[str]] | None = None

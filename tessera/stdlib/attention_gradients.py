@@ -137,7 +137,8 @@ class PackedHeads:
 class DifferentiableAttention:
     """Attention of q [B, H, S, D] with keys and values of G heads, with sums for its gradients.
 
-    The launches take `operands`: q, k and v themselves, or the arrays in which they are packed.
+    The launches take `operands`: q, k and v themselves, or the arrays in which they are packed. `blocks` are the
+    queries and keys of a block of every launch; without them the blocks are those of tensor cores.
     """
 
     q: tuple[int, ...]
@@ -145,6 +146,7 @@ class DifferentiableAttention:
     v: tuple[int, ...]
     attrs: dict[str, Any]
     operands: tuple[Value, ...]
+    blocks: tuple[int, int] = ()  # type: ignore[assignment]
 
     @property
     def is_packed(self) -> bool:
@@ -184,11 +186,11 @@ class DifferentiableAttention:
 
     def attend(self, *operands: Tensor) -> tuple[Tensor, Tensor]:
         """The results of `attention_with_sums`, [B, H, S, E] and [B, H, S]."""
-        rows = 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
-        dtype = operands[0].dtype
+        own = 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
+        (rows, keys), dtype = self.blocks or (own, own), operands[0].dtype
         memories = [OutputMemory(TensorType(self.fold(self.result), dtype)), None]
         memories += [OutputMemory(TensorType(self.q[:3], f32))]
-        grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), {**self.attrs, "BM": rows, "BN": rows}
+        grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), {**self.attrs, "BM": rows, "BN": keys}
         out, sums = launch(attend, grid, *self.list_sources(operands), None, None, *memories, **named, narrow=True)
         return self.take(out, self.result), sums
 
@@ -201,10 +203,12 @@ class DifferentiableAttention:
         given = [*self.list_sources(tuple(sources)), g, shape.reshape(sums, shape=self.q[:3]), deltas]
         by_head = [(*each, *x[2:]) for x in (self.k, self.v)]
         memories = [OutputMemory(TensorType(self.fold(like), dtype)) for like in (*by_head, self.q)]
-        named = {**self.attrs, "BM": ROUND_ROWS, "BN": self.own}
-        found = launch(differentiate_keys, (*each, ceil_divide(self.k[2], self.own)), *given, *memories[:2], **named)
-        named = {**self.attrs, "BM": self.own, "BN": ROUND_ROWS}
-        dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], self.own)), *given, memories[2], **named)
+        rows, keys = self.blocks or (ROUND_ROWS, self.own)
+        named = {**self.attrs, "BM": rows, "BN": keys}
+        found = launch(differentiate_keys, (*each, ceil_divide(self.k[2], keys)), *given, *memories[:2], **named)
+        rows, keys = self.blocks or (self.own, ROUND_ROWS)
+        named = {**self.attrs, "BM": rows, "BN": keys}
+        dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], rows)), *given, memories[2], **named)
         dk, dv = (self.add_groups(self.take(x, like)) for x, like in zip(found, by_head, strict=True))
         return self.take(dq, self.q), dk, dv
 
@@ -228,16 +232,16 @@ class DifferentiableAttention:
 def match_differentiable_attention(
     uses: UseDef, node: Node, causal: bool, scale: float, weights: DType, window: int
 ) -> DifferentiableAttention | None:
-    """The attention of a node whose first operands are q, k and v; None where its weights are stored."""
+    """The attention of a node whose first operands are q, k and v; None where its weights must be stored."""
     values = node.args[:3]
     types = [get_tensor_type(v) for v in values]
     dtype = types[0].dtype
-    if dtype.bits != 16 or weights != dtype or any(t.dtype != dtype or t.policy is not None for t in types):
+    if weights != dtype or any(t.dtype != dtype or t.policy is not None for t in types):
         return None
     if any(t.rank > 4 or symbol_names(t.shape) for t in types) or scale <= 0:
         return None
     q, k, v = ((*(1,) * (4 - t.rank), *(int(n) for n in t.shape)) for t in types)
-    if min(q[2], k[2]) < LEAST_LENGTH or max(q[3], v[3]) > MOST_FEATURES or q[0] != k[0] or q[1] % k[1]:
+    if min(q[2], k[2]) < LEAST_LENGTH or q[0] != k[0] or q[1] % k[1]:
         return None
     attrs: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     heads = [found for x in values if (found := _find_packed(uses, x)) is not None]

@@ -5,9 +5,11 @@ The kernels take refs of [batch, heads, length, width]. Queries of grouped heads
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
-from tessera.core.symbolic_dim import Dim, Size, proves_at_most, symbol_names
+from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up, symbol_names
 from tessera.core.types import DType, RefType, f32
 from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
@@ -20,7 +22,11 @@ from tessera.ops.tensor import (
     shape,
 )
 from tessera.stdlib.attention import specialise_attention
-from tessera.stdlib.attention_gradients import match_differentiable_attention
+from tessera.stdlib.attention_gradients import (
+    MOST_FEATURES,
+    DifferentiableAttention,
+    match_differentiable_attention,
+)
 from tessera.stdlib.split_keys import match_split_attention
 
 RANK = 4
@@ -81,19 +87,32 @@ def _split_keys(node: Node, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(attention_gradients.attention_with_sums, attention_gradients.attention_gradients)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Attention with its gradients in 16 bits, whose weights are computed again, where a target has tensor cores."""
-    if not plan.tensor_cores:
-        return None
-    found = match_differentiable_attention(uses, node, **node.attrs)
+    """Attention with its gradients, whose weights are computed again: in 16 bits where a target has tensor cores, on
+    processors where no cache holds the scores."""
     forward = node.op is attention_gradients.attention_with_sums
-    if found is None:
+    found = match_differentiable_attention(uses, node, **node.attrs)
+    if found is None or not (_suits_tensor_cores(found, node) if plan.tensor_cores else _streams_scores(found, plan)):
         return None
+    if not plan.tensor_cores:
+        rows = (plan.flash_m, found.q[2], plan.flash_least, plan.flash_rows_cost)
+        keys = (plan.flash_n, found.k[2], MIN_BLOCK, plan.flash_keys_cost)
+        rows_, keys_ = (_choose_block_length(*each, found.attrs["causal"]) for each in (rows, keys))
+        found = replace(found, blocks=(rows_, keys_))
 
     def compute(*operands: Tensor) -> tuple[Tensor, ...]:
         results = found.attend(*operands) if forward else found.differentiate(*operands)
         return tuple(shape.reshape(x, shape=get_shape(v)) for x, v in zip(results, node.results, strict=True))
 
     return LibraryLowering((*found.operands, *node.args[3:]), compute)
+
+
+def _suits_tensor_cores(found: DifferentiableAttention, node: Node) -> bool:
+    return get_tensor_type(node.args[0]).dtype.bits == 16 and max(found.q[3], found.v[3]) <= MOST_FEATURES
+
+
+def _streams_scores(found: DifferentiableAttention, plan: LoweringPlan) -> bool:
+    """Whether no cache of a core holds the scores, which each product would then read from memory."""
+    return plan.streamed is not None and math.prod(found.q[:3]) * found.k[2] >= plan.streamed
 
 
 def _shares_keys(q: tuple[Size, ...], k: tuple[Size, ...]) -> bool:
@@ -125,9 +144,10 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _make_ref(node.out, result)
     rows, columns = _choose_blocks(plan, {heads_first[0][3], heads_first[2][3]}, _rounds_weights(node))
+    (length, keys), causal = (s[2] for s in heads_first[:2]), bool(node.attrs["causal"])
     blocks: dict[str, Any] = {
-        "BM": _choose_block_length(rows, heads_first[0][2], plan.flash_least),
-        "BN": _choose_block_length(columns, heads_first[1][2]),
+        "BM": _choose_block_length(rows, length, plan.flash_least, plan.flash_rows_cost, causal),
+        "BN": _choose_block_length(columns, keys, MIN_BLOCK, plan.flash_keys_cost, causal),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
     module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
@@ -153,11 +173,19 @@ def _is_decoding(shapes: list[tuple[Size, ...]], dtype: DType, plan: LoweringPla
     return slow and proves_at_most(q[2] * (q[1] // k[1]), plan.vector_products)
 
 
-def _choose_block_length(block: int, length: Size, least: int = MIN_BLOCK) -> int:
-    """The block size, at most the next power of two of a length that is a number."""
+def _choose_block_length(block: int, length: Size, least: int, cost: int, causal: bool) -> int:
+    """The block size: at most the next power of two of a length that is a number or, where blocks have a cost, the
+    multiple of the least size whose blocks take least time.
+
+    A block costs as much as so many elements of its own, and a causal one computes about half a block of scores that
+    are masked for each block along the other axis.
+    """
     if isinstance(length, Dim):
         return block
-    return min(block, max(least, 1 << (length - 1).bit_length()))
+    if not cost:
+        return min(block, max(least, 1 << (length - 1).bit_length()))
+    first = min(block // 2, round_up(length, least))
+    return min(range(first, 2 * block, least), key=lambda n: -(-length // n) * (n + cost) + n * causal)
 
 
 def _swap_heads(shape: tuple[Size, ...]) -> tuple[Size, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, Location, library_caller_location
-from tessera.core.symbolic_dim import ceil_divide
+from tessera.core.symbolic_dim import Dim, ceil_divide, symbol_names
 from tessera.core.types import TensorType, as_dtype, int32, int64, uint16
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
@@ -88,6 +88,7 @@ def tree_sum(kernel: Any, x: Any) -> Any:
 MAX_BLOCK_COLS = 4096  # of rows that are updated in place: whole ones, as their places are anywhere in memory
 ROW_PROGRAMS = 2  # that update rows of `WIDE_COLS` elements or more; each reads all places
 WIDE_COLS = 256
+SYMBOLIC_COLS = 1024  # of rows of a symbolic size
 
 
 def combine_update(before, more, mode):
@@ -106,14 +107,14 @@ def combine_update(before, more, mode):
 @kernel
 def update_rows_in_place(memory, places, updates, *, rows: int, BC: int, mode, check):
     """memory[:, places[p]] is combined with updates[:, p] for each p in order, on the grid (L, ceil(R / BC),
-    ceil(N / rows)): a program updates the places among its rows (owner computes).
+    ceil(N / rows)): a program updates the places among its rows (owner computes), or all where `rows` is 0.
 
     `check(place)` is the place, checked.
     """
     lead, first, top = tile.program_id(0), tile.program_id(1) * BC, tile.program_id(2) * rows
     for p in tile.range(0, places.shape[0], 1):
         place = check(places[p])
-        if rows >= memory.shape[1]:
+        if rows == 0:
             _update_row(memory, updates, lead, place, p, first, BC, mode)
         elif (place >= top) & (place < top + rows):
             _update_row(memory, updates, lead, place, p, first, BC, mode)
@@ -142,11 +143,13 @@ def update_in_place(x: Any, places: Any, updates: Any, mode: str, check: PlaceCh
 
     A place is checked as it is read: a pass over the places of its own costs as much as the updates.
     """
-    lead, count, width = (int(n) for n in x.shape)
-    block = min(width, MAX_BLOCK_COLS)
-    strips = ceil_divide(width, block)
-    rows = ceil_divide(count, ceil_divide(ROW_PROGRAMS, strips) if width >= WIDE_COLS else 1)
-    grid = (lead, strips, ceil_divide(count, rows))
+    lead, count, width = x.shape
+    block = SYMBOLIC_COLS if isinstance(width, Dim) else min(width, MAX_BLOCK_COLS)
+    strips, rows = ceil_divide(width, block), 0
+    if not symbol_names((count, width)) and width >= WIDE_COLS:
+        rows = ceil_divide(count, ceil_divide(ROW_PROGRAMS, strips))
+    grid = (lead, strips, ceil_divide(count, rows) if 0 < rows < count else 1)
+    rows = rows if rows < count else 0
     return launch(update_rows_in_place, grid, x, places, updates, rows=rows, BC=block, mode=mode, check=check)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tessera.core.symbolic_dim import Dim, symbol_names
-from tessera.core.types import DType, bf16, bool_, f16, f32, f64, int32, int64, uint8
+from tessera.core.types import DType, bf16, bool_, f16, f32, f64, int32, uint8
 from tessera.ir.core import Attrs, Node, TensorType, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Rules
@@ -50,13 +50,11 @@ from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
-from tessera.stdlib.small_matrices import factor_batch, is_small, solve_batch
+from tessera.stdlib.small_matrices import factor_batch, factor_lanes, fits_lanes, is_small, solve_batch, solve_lanes
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
 
-# Narrower types accumulate in a wider type, which their memory cannot hold between two updates.
-ATOMIC_DTYPES = (f32, f64, int32, int64)
 # Up to this many pairs of index and update the lowering is as fast, and can be fused.
 MAX_DENSE_PAIRS = 256
 
@@ -148,14 +146,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     count = math.prod(get_shape(places))
     lead, rest = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
     serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
-    if not _has_many_pairs(node) or (serial and dtype not in ATOMIC_DTYPES):
+    if not _has_many_pairs(node, serial) or dtype.bits < 8 or dtype == bool_:
         return None
-    exact = not serial and is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
+    if serial:
+        return _lower_serially(node, uses, "add")
+    exact = is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
-    return _lower_serially(node, uses, "add") if serial else _lower_folded(node, add)
+    return _lower_folded(node, add)
 
 
 def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowering:
@@ -174,17 +174,16 @@ def _lower_serially(node: Node, uses: UseDef, mode: str) -> LibraryLowering:
     return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
 
-def _has_many_pairs(node: Node) -> bool:
-    """Whether a scatter has known sizes, and more pairs of a place and an update than are as fast in its lowering."""
+def _has_many_pairs(node: Node, serial: bool) -> bool:
+    """Whether a scatter has more pairs of a place and an update than are as fast in its lowering; of symbolic sizes it
+    may have, which is for one update after the other alone."""
     x, places, updates = node.args
     size, count = get_shape(x)[node.attrs["axis"]], math.prod(get_shape(places))
-    if symbol_names((*get_shape(x), count)) or 0 in (*get_shape(x), *get_shape(updates), count):
+    if get_tensor_type(x).policy is not None or 0 in (*get_shape(x), *get_shape(updates), count):
         return False
-    return (
-        get_tensor_type(x).policy is None
-        and size * count > MAX_DENSE_PAIRS
-        and max(int(size), int(count)) < row_sorting.INDEX_MASK
-    )
+    if symbol_names((*get_shape(x), count)):
+        return serial
+    return size * count > MAX_DENSE_PAIRS and max(int(size), int(count)) < row_sorting.INDEX_MASK
 
 
 def _on_folded(
@@ -205,7 +204,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """One update after the other; where a target has many programs to run, through atomic maxima of integers, and
     products of the sorted updates."""
     dtype, mode, serial = get_tensor_type(node.args[0]).dtype, node.attrs["mode"], plan.parallel is None
-    if not _has_many_pairs(node) or (dtype.bits < 8 and dtype != bool_):
+    if not _has_many_pairs(node, serial) or (dtype.bits < 8 and dtype != bool_):
         return None
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
     return _lower_serially(node, uses, mode) if serial else _lower_folded(node, ways[mode])
@@ -214,9 +213,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 def _update_serially(x: Tensor, places: Tensor, updates: Tensor, mode: str, check: PlaceCheck) -> Tensor:
     if mode == "multiply":
         return _multiply(x, places, updates, partial(update_in_place, check=check))
+    if mode == "add" and x.dtype.is_float and x.type.accumulate != x.dtype:  # rounded once
+        wide = x.type.accumulate
+        found = update_in_place(cast(x, dtype=wide), places, cast(updates, dtype=wide), mode, check)
+        return cast(found, dtype=x.dtype)
     if x.dtype == bool_:
-        wide = cast(x, dtype=uint8), places, cast(updates, dtype=uint8)
-        return cast(_update_serially(*wide, mode, check), dtype=bool_)
+        found = _update_serially(cast(x, dtype=uint8), places, cast(updates, dtype=uint8), mode, check)
+        return cast(found, dtype=bool_)
     return update_in_place(x, places, updates, mode, check)
 
 
@@ -347,14 +350,17 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(decompositions.solve, decompositions.cholesky)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """Small matrices, some in each program, where a target has many programs to run; else the host's LAPACK."""
-    sizes = get_shape(node.out)
+    """Small matrices, some in each program, where a target has many programs to run; on a processor a batch of the
+    smallest, one in each lane; else the host's LAPACK."""
+    sizes, dtype, solves = get_shape(node.out), get_tensor_type(node.out).dtype, node.op is decompositions.solve
     plain = all(get_tensor_type(v).policy is None for v in (*node.args, node.out))
-    if plan.parallel is None or symbol_names(sizes) or 0 in sizes or not plain:
+    if symbol_names(sizes) or 0 in sizes or not plain:
         return None
-    if not is_small(get_tensor_type(node.out).dtype, *(int(n) for n in sizes[-2:])):
-        return None
-    return LibraryLowering(node.args, solve_batch if node.op is decompositions.solve else factor_batch)
+    *outer, side, width = (int(n) for n in sizes)
+    if plan.parallel is None:
+        in_lanes = fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps)
+        return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
+    return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
 
 
 def _find_state(combine: str, type: TensorType, result: DType) -> DType:

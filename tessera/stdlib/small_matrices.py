@@ -109,6 +109,109 @@ def factor_symmetric(a, out, *, together, side):
     tile.store(out[first : first + together, 0:side, 0:side], tile.where(lower, matrix, 0.0), edge="clip")
 
 
+# On a processor a vector register has an element of one matrix in each lane, and the steps are unrolled.
+
+LANES = 8  # matrices of a program: a register of f64, in which they are computed as LAPACK is called
+LEAST_BATCH = 8  # matrices, fewer of which the host computes
+
+
+def load_matrix(x, at, rows, columns):
+    """The elements of matrices, one in each lane, as rows of blocks."""
+    return [[tile.cast(x[at, i, j], "float64") for j in range(columns)] for i in range(rows)]
+
+
+def rank_pivot(x):
+    """What a pivot has most of: NaN is taken as one."""
+    return tile.where(x != x, float("inf"), tile.abs(x))
+
+
+def bring_pivot(pivot, others, k):
+    """Rows with that of the largest element of column k first, which is exchanged with each smaller one before it."""
+    done = []
+    for other in others:
+        larger = rank_pivot(other[k]) > rank_pivot(pivot[k])
+        done = done + [[tile.where(larger, p, o) for p, o in zip(pivot, other, strict=True)]]  # noqa: RUF005
+        pivot = [tile.where(larger, o, p) for p, o in zip(pivot, other, strict=True)]
+    return pivot, done
+
+
+def eliminate(row, pivot, k):
+    """A row whose column k a pivot makes 0."""
+    factor = row[k] / pivot[k]
+    return row[: k + 1] + [x - factor * y for x, y in zip(row[k + 1 :], pivot[k + 1 :], strict=True)]
+
+
+@kernel
+def solve_in_lanes(a, b, out, *, side, width, lanes):
+    """As `solve_systems`, a system in each of the `lanes` of a program, on the grid (ceil(L / lanes),)."""
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at = tile.minimum(number, a.shape[0] - 1)
+    left, right = load_matrix(a, at, side, side), load_matrix(b, at, side, width)
+    rows = [x + y for x, y in zip(left, right, strict=True)]
+    upper, found = [], []
+    for k in tile.static_range(side):
+        pivot, rest = bring_pivot(rows[0], rows[1:], k)
+        tile.assert_(pivot[k] != 0, "solve: a matrix is singular")
+        rows, upper = [eliminate(row, pivot, k) for row in rest], upper + [pivot]  # noqa: RUF005
+    for n in tile.static_range(side):
+        row = upper[side - 1 - n]
+        right = row[side:]
+        for m in tile.static_range(n):
+            right = [x - row[side - n + m] * y for x, y in zip(right, found[m], strict=True)]
+        found = [[x / row[side - 1 - n] for x in right]] + found  # noqa: RUF005
+    for i in tile.static_range(side):
+        for c in tile.static_range(width):
+            tile.store(out[number, i, c], tile.cast(found[i][c], out.dtype), mask=number < a.shape[0])
+
+
+def reduce_element(value, left, right):
+    """A value without the products of the elements of two parts of rows."""
+    for x, y in zip(left, right, strict=True):
+        value = value - x * y
+    return value
+
+
+@kernel
+def factor_in_lanes(a, out, *, side, lanes):
+    """As `factor_symmetric`, a matrix in each of the `lanes` of a program, on the grid (ceil(L / lanes),)."""
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at = tile.minimum(number, a.shape[0] - 1)
+    given, lower = load_matrix(a, at, side, side), []
+    for i in tile.static_range(side):
+        row = []
+        for j in tile.static_range(i):
+            row = row + [reduce_element(given[i][j], row, lower[j][:j]) / lower[j][j]]  # noqa: RUF005
+        square = reduce_element(given[i][i], row, row)
+        tile.assert_(square > 0, "cholesky: a matrix is not positive definite")
+        lower = lower + [row + [tile.sqrt(square)]]  # noqa: RUF005
+    for i in tile.static_range(side):
+        for j in tile.static_range(side):
+            found = lower[i][j] if j <= i else tile.zeros((lanes,), "float64")
+            tile.store(out[number, i, j], tile.cast(found, out.dtype), mask=number < a.shape[0])
+
+
+def fits_lanes(dtype: DType, batch: int, side: int, width: int | None, most: int) -> bool:
+    """Whether matrices are computed in lanes: the steps of a solution, or of a factor without a `width`, are few."""
+    steps = side * side * (side + width) if width is not None else side**3 // 3 + side * side
+    return dtype in (f32, f64) and batch >= LEAST_BATCH and steps <= most
+
+
+def solve_lanes(a: Tensor, b: Tensor) -> Tensor:
+    """X [..., N, K] with `a` X = `b`, one system in each lane."""
+    held, side, width = _fold(a), int(b.shape[-2]), int(b.shape[-1])
+    memory = OutputMemory(TensorType((held.shape[0], side, width), b.dtype))
+    right, grid = reshape(b, shape=memory.type.shape), (ceil_divide(held.shape[0], LANES),)
+    found = launch(solve_in_lanes, grid, held, right, memory, side=side, width=width, lanes=LANES)
+    return reshape(found, shape=b.shape)
+
+
+def factor_lanes(x: Tensor) -> Tensor:
+    """The lower triangular L [..., N, N] with L Lᵀ = `x`, one matrix in each lane."""
+    held, side = _fold(x), int(x.shape[-1])
+    memory, grid = OutputMemory(TensorType(tuple(held.shape), x.dtype)), (ceil_divide(held.shape[0], LANES),)
+    return reshape(launch(factor_in_lanes, grid, held, memory, side=side, lanes=LANES), shape=x.shape)
+
+
 def is_small(dtype: DType, *sides: int) -> bool:
     """Whether the matrices of these sides, of f32 or f64, are computed here."""
     return dtype in (f32, f64) and all(0 < n <= MAX_SIDE for n in sides)

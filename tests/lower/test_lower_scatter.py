@@ -1,5 +1,6 @@
 """scatter_add as one launch: repeated indices, any axis, the same bits in every run; small ones stay dense."""
 
+import json
 import math
 
 import ml_dtypes
@@ -38,13 +39,53 @@ def test_against_numpy(name, dtype, rng):
     assert all((run([x, i, u])[0] == first).all() for _ in range(5))
 
 
-@pytest.mark.parametrize("shape, dtype", [((4, 3), "f4"), ((40, 70), "f2")])
-def test_what_stays_dense(shape, dtype):
-    """Few pairs of a place and an update; and types whose sums need a wider one."""
-    x, i, u = np.zeros(shape, dtype), np.zeros(9, np.int64), np.ones((9, shape[1]), dtype)
+def test_what_stays_dense():
+    """Few pairs of a place and an update."""
+    x, i, u = np.zeros((4, 3), "f4"), np.zeros(9, np.int64), np.ones((9, 3), "f4")
     module = driver.lower(ts.jit(program(0)).trace(x, i, u).function, "llvm")["schedule"]
     assert not any(n.op.name == "host.launch" for n in module.main.body.nodes)
     assert ts.jit(program(0), target="llvm")(x, i, u)[0, 0].item() == 9
+
+
+def test_narrow_floats_are_added_in_a_wider_type():
+    """One launch, whose sums are rounded once: ones added to 2048 change nothing in f16."""
+    x, i, u = np.full((40, 70), 2048, "f2"), np.zeros(9, np.int64), np.ones((9, 70), "f2")
+    levels = driver.lower(ts.jit(program(0)).trace(x, i, u).function, "llvm")
+    assert any(n.op.name == "host.launch" for n in levels["schedule"].main.body.nodes)
+    found = driver.compile_tile(levels["tile"], "llvm")([x, i, u])[0]
+    assert (found[0] == 2056).all() and (found[1:] == 2048).all()
+
+
+@pytest.mark.parametrize("mode", ["add", "set", "multiply", "max"])
+def test_symbolic_sizes_are_one_launch(mode, tmp_path, rng):
+    """One update after the other: comparing all pairs takes hundreds of times as long."""
+    change = {"add": np.add.at, "multiply": np.multiply.at, "max": np.maximum.at, "set": np.ndarray.__setitem__}[mode]
+
+    @ts.jit
+    def update(x, i, u):
+        return ts.scatter_add(x, i, u) if mode == "add" else ts.scatter(x, i, u, mode=mode)
+
+    def draw(rows, width, count):
+        x, u = (rng.integers(1, 5, (n, width)).astype("f4") for n in (rows, count))
+        return x, rng.integers(-rows, rows, count), u
+
+    ts.build(update, *draw(30, 5, 7), out=tmp_path / "a", target="llvm", dynamic=True)
+    built = ts.load(tmp_path / "a")
+    for sizes in [(30, 5, 7), (3, 2000, 11), (50, 3, 1)]:
+        x, i, u = draw(*sizes)
+        want = x.copy()
+        change(want, i, u)
+        np.testing.assert_array_equal(built(x, i, u), want)
+    plan = json.loads((tmp_path / "a/manifest.json").read_text())["plan"]
+    assert plan["launches"][-1]["kernel"].startswith("update_rows_in_place") or mode == "multiply"
+
+
+def test_symbolic_sizes_name_an_index_outside():
+    compiled = ts.jit(lambda x, i, u: ts.scatter_add(x, i, u), target="llvm")
+    for rows, count in ((30, 7), (40, 9)):
+        compiled(np.ones((rows, 5), "f4"), np.zeros(count, np.int64), np.ones((count, 5), "f4"))
+    with pytest.raises(ts.errors.OutOfBoundsError, match="50"):
+        compiled(np.ones((50, 5), "f4"), np.full(2, 50), np.ones((2, 5), "f4")).numpy()
 
 
 SORTED = {

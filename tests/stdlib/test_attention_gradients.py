@@ -1,4 +1,4 @@
-"""Gradients of attention in 16 bits: launches that compute the weights again, against the gradients in f64."""
+"""Gradients of attention by launches that compute the weights again, against the gradients in f64."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 import tessera as ts
 from tessera.codegen.contract import get_backend
 from tessera.runtime import driver
+from tessera.stdlib import attention_launches
 
 BACKEND = get_backend("ptx")
 
@@ -65,6 +66,41 @@ def test_gradients_agree_with_the_definition(name, arch):
     limit = 5e-3 if sizes[-1] == ts.bf16 else 6e-4
     for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
         assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
+
+
+PROCESSOR_CASES = {
+    **CASES,
+    "f32": ((2, 1, 97, 97, 40, 24, ts.f32), True, None),
+    "deep": ((1, 1, 131, 70, 160, 160, ts.f32), False, None),
+}
+
+
+def find_kernels(program, operands):
+    """The tile functions of a program for the processor, and the module."""
+    module = driver.lower(program.trace(*operands).function, "llvm")["tile"]
+    return {f.name for f in module.functions[1:]}, module
+
+
+@pytest.mark.parametrize("name", PROCESSOR_CASES)
+def test_gradients_on_a_processor(name, monkeypatch):
+    monkeypatch.setattr(attention_launches, "_streams_scores", lambda *_: True)
+    sizes, causal, window = PROCESSOR_CASES[name]
+    operands = draw(*sizes)
+    launched, module = find_kernels(make_program(causal, window), operands)
+    assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
+    found = driver.compile_tile(module, "llvm")([x.numpy() for x in operands])
+    limit = {ts.bf16: 5e-3, ts.f16: 6e-4, ts.f32: 1e-6}[sizes[-1]]
+    for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
+        assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "streams"), [(200, ts.f32, False), (600, ts.f32, True), (600, ts.bf16, True)]
+)
+def test_a_processor_keeps_scores_that_its_cache_holds(length, dtype, streams):
+    operands = [ts.zeros((1, 4, length, 32), dtype) for _ in range(4)]
+    launched, _ = find_kernels(make_program(True, None), operands)
+    assert ("differentiate_keys" in launched) == streams
 
 
 def test_keys_past_the_end_have_no_weight():

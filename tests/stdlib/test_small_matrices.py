@@ -1,4 +1,4 @@
-"""Small matrices on a GPU are solved and factored by kernels: they agree with NumPy, and refuse what has no result."""
+"""Small matrices are solved and factored by kernels: they agree with NumPy, and refuse what has no result."""
 
 import numpy as np
 import pytest
@@ -84,4 +84,44 @@ def test_what_has_no_result():
 
 def test_larger_matrices_stay_with_the_host():
     lowered = driver.lower(ts.jit(ts.cholesky).trace(np.eye(65, dtype="f4")).function, "ptx")
+    assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())
+
+
+def launch_in_lanes(function, *inputs):
+    """The result of a program for the processor, which has a matrix in each lane."""
+    lowered = driver.lower(ts.jit(function).trace(*inputs).function, "llvm")
+    assert any(f.name.startswith(("solve_in_lanes", "factor_in_lanes")) for f in lowered["tile"].functions)
+    return driver.compile_tile(lowered["tile"], "llvm")(list(inputs))[0]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+def test_batches_in_lanes(side, dtype):
+    """More matrices than lanes, and some lanes of the last program without one; they are computed in f64."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(3, 7, side, n)).astype(dtype) for n in (side, 3))
+    a[0, :, 0, 0] = 0 if side > 1 else 2  # exchanges rows
+    want = np.linalg.solve(a.astype("f8"), b)
+    rtol = {"f4": 1e-6, "f8": 1e-8}[dtype]
+    np.testing.assert_allclose(launch_in_lanes(ts.solve, a, b), want, rtol=rtol, atol=rtol * np.abs(want).max())
+    x = (a @ a.swapaxes(-1, -2) + side * np.eye(side)).astype(dtype)
+    found = launch_in_lanes(ts.cholesky, x + np.triu(np.ones((side, side), dtype), 1))
+    np.testing.assert_allclose(found, np.linalg.cholesky(x.astype("f8")), rtol=rtol, atol=rtol)
+    assert not np.triu(found, 1).any()
+
+
+def test_lanes_name_what_has_no_result():
+    ones, eye = np.ones((9, 2, 2), "f4"), np.eye(2, dtype="f4")[None].repeat(9, 0)
+    with pytest.raises(ExecutionError, match="singular"):
+        launch_in_lanes(ts.solve, np.concatenate([eye, ones[:1]]), np.ones((10, 2, 1), "f4"))
+    with pytest.raises(ExecutionError, match="positive definite"):
+        launch_in_lanes(ts.cholesky, -eye)
+    unknown = eye * np.float32(np.nan)
+    assert np.isnan(launch_in_lanes(ts.solve, unknown, np.ones((9, 2, 1), "f4"))).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (100, 14, 14)])
+def test_few_or_larger_matrices_stay_with_the_host(shape):
+    x = np.eye(shape[-1], dtype="f4")[None].repeat(shape[0], 0)
+    lowered = driver.lower(ts.jit(ts.cholesky).trace(x).function, "llvm")
     assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())

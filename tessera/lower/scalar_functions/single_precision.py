@@ -41,7 +41,7 @@ def _scale_by_power_of_two(p: Tensor, exponent_bits: Tensor) -> Tensor:
 def split_exp(x: Tensor) -> tuple[Tensor, Tensor]:
     """exp(x - n * log(2)), and `ROUND_TO_INTEGER` + n."""
     x = where(x > 89.0, 89.0, x)
-    x = where(x < -104.0, -104.0, x)
+    x = where(x < -105.0, -105.0, x)  # its n is -151: no p makes more than 0 of that
     shifted = fma(x, 1.44269504, ROUND_TO_INTEGER)
     n = shifted - ROUND_TO_INTEGER
     rest = fma(n, -0.693145751953125, x)

@@ -13,6 +13,7 @@ from tessera.core.errors import UnsupportedOpError
 from tessera.core.types import bf16, f16
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.numerics.reference_kernels import compute_erf
+from tessera.lower.scalar_functions.single_precision import ROUND_TO_INTEGER, split_exp, split_exp2
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import elementwise as e
 from tessera.ops.tensor import scalar_functions as f
@@ -96,6 +97,28 @@ def test_the_instruction_that_scales_replaces_the_definition(op):
     native = text.replace("\n".join(power_scaling.DEFINITION), "\n".join(power_scaling.NATIVE))
     assert "scalef" not in text and f"define internal <16 x float> @{power_scaling.SCALE_BY_POWER}" in text
     assert "llvm.x86.avx512.mask.scalef.ps.512" in native and "ashr" not in native
+
+
+@pytest.mark.parametrize("op", [e.exp, e.exp2], ids=lambda o: o.name)
+def test_scaling_gives_the_same_numbers_where_results_underflow(op, monkeypatch, tmp_path):
+    low, high = {e.exp: (-106, -87), e.exp2: (-153, -126)}[op]
+    x = np.resize(np.linspace(low, high, 15 * BLOCK, dtype=np.float32), 16 * BLOCK)
+    x[-4:] = -np.inf, -1e9, -3e38, np.nan
+    native = run(op, x)
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    monkeypatch.setattr(jit, "can_scale_by_power", lambda: False)
+    np.testing.assert_array_equal(native, run(op, x))
+
+
+@pytest.mark.parametrize("split", [split_exp, split_exp2])
+@pytest.mark.parametrize("x", [-np.inf, -1e9, -153.0])
+def test_results_of_zero_do_not_underflow(split, x):
+    """Their power is replaced by minus infinity: an underflow takes a processor ten times as long as the function."""
+    _, shifted = split(ts.Tensor(np.float32(x)))
+    assert float(shifted) - ROUND_TO_INTEGER <= power_scaling.LEAST_POWER
+    native = "\n".join(power_scaling.NATIVE)
+    assert f"fcmp ole <16 x float> %f, splat (float {power_scaling.LEAST_POWER}.0)" in native
+    assert "select <16 x i1> %tiny, <16 x float> splat (float 0xFFF0000000000000), <16 x float> %f" in native
 
 
 def test_pow():

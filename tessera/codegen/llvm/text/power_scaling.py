@@ -23,10 +23,15 @@ _PLAIN = (
     f"%p.h = fmul {_F} %p, %h.f",  # in two steps, so that neither factor leaves the range of normal numbers
     f"%r = fmul {_F} %p.h, %l.f",
 )
+# Two to this power, times a number below 2, rounds to 0. The instruction needs 150 cycles for a result that underflows,
+# as those of masked scores do, and a few for 2 to the power of minus infinity.
+LEAST_POWER = -151
 _INSTRUCTION = "@llvm.x86.avx512.mask.scalef.ps.512"
 _NATIVE = (
     f"%f = fsub {_F} %n, splat (float {ROUND_TO_INTEGER})",
-    f"%r = call {_F} {_INSTRUCTION}({_F} %p, {_F} %f, {_F} zeroinitializer, i16 -1, i32 4)",
+    f"%tiny = fcmp ole {_F} %f, splat (float {LEAST_POWER:.1f})",
+    f"%g = select <{WIDTH} x i1> %tiny, {_F} splat (float 0xFFF0000000000000), {_F} %f",
+    f"%r = call {_F} {_INSTRUCTION}({_F} %p, {_F} %g, {_F} zeroinitializer, i16 -1, i32 4)",
 )
 DECLARATION = f"declare {_F} {_INSTRUCTION}({_F}, {_F}, {_F}, i16, i32 immarg)"
 
