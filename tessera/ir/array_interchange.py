@@ -78,17 +78,39 @@ def request_capsule(source: Any, **named: Any) -> Any:
         return source.__dlpack__(**named)
 
 
+def check_no_gradient(value: Any) -> None:
+    """Refuse another library's tensor that records gradients.
+
+    Raises:
+        ArgumentError: it does.
+    """
+    if getattr(value, "requires_grad", False):
+        raise ArgumentError(
+            "this tensor requires gradients, which do not reach its library's tape", location=user_location(),
+            expected="a tensor without requires_grad", received=type(value).__name__,
+            suggestion="pass x.detach(); or compile the PyTorch function: torch.compile(f, backend=ts.torch.backend)",
+        )  # fmt: skip
+
+
 def import_dlpack(source: Any) -> np.ndarray:
     """View another library's tensor in host memory as an array, without a copy.
 
     Raises:
         DTypeError: its element type is none of ours.
+        ArgumentError: it requires gradients, or has no elements in memory that can be shared, as sparse ones.
     """
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(
             "this has no DLPack", location=user_location(), received=type(source).__name__, expected="an array"
         )
-    capsule = request_capsule(source)
+    check_no_gradient(source)
+    try:
+        capsule = request_capsule(source)
+    except (BufferError, ValueError) as error:
+        raise ArgumentError(
+            f"this tensor cannot be shared: {error}", location=user_location(), received=type(source).__name__,
+            expected="dense elements in memory",
+        ) from None  # fmt: skip
     found = _capsule_type(capsule)
     if found.code in NUMPY_CODES:
         return np.from_dlpack(_CapsuleSource(capsule, source.__dlpack_device__()))
@@ -250,11 +272,7 @@ def import_device_array(value: Any, stream: int | None = None) -> DeviceArray:
         DTypeError: its element type is none of ours.
         ArgumentError: it requires gradients, or it is not contiguous and its library cannot change that.
     """
-    if getattr(value, "requires_grad", False):
-        raise ArgumentError(
-            "this tensor requires gradients, which do not reach its library's tape", location=user_location(),
-            expected="a tensor without requires_grad", received=type(value).__name__, suggestion="pass x.detach()",
-        )  # fmt: skip
+    check_no_gradient(value)
     device = getattr(value, "__dlpack_device__", None)
     memory = _find_memory(tuple(int(n) for n in device()) if device is not None else (CUDA_DEVICE, 0))
     stream = memory.find_stream() if stream is None else stream

@@ -67,7 +67,11 @@ def _emit_element(ctx: EmissionContext, node: Node, rule: Callable[..., str], op
     out = node.out.type
     assert isinstance(out, TensorType)
     result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
-    return convert_for_storage(text, types[-1], out, result) if node.op.numerics == COMPUTE else result
+    if node.op.numerics != COMPUTE:
+        return result
+    if types[-1] in NARROW_FLOATS and out.dtype.is_float:  # a policy computes in it; the registers are of f32
+        result = round_to_narrow(text, types[-1], result)
+    return convert_for_storage(text, types[-1], out, result)
 
 
 def _compute_type(node: Node, v: Value) -> DType:

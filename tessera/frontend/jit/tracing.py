@@ -74,7 +74,7 @@ from tessera.ir.builder import (
     separate_regions,
 )
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements
+from tessera.ir.tensor import TAPE_HOOK, Tensor, as_tensor, get_elements
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
@@ -159,8 +159,8 @@ class BoundCall:
         return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
 
 
-def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place: Sequence[int]) -> set[str]:
-    """Resolve the static parameters, by name or number.
+def resolve_static_names(names: Sequence[str], by_name: Any, by_place: Any) -> set[str]:
+    """Resolve the static parameters, by name or number; one or several.
 
     >>> sorted(resolve_static_names(["x", "axis"], (), (1,)))
     ['axis']
@@ -168,6 +168,8 @@ def resolve_static_names(names: Sequence[str], by_name: Sequence[str], by_place:
     Raises:
         ArgumentError: there is no such parameter.
     """
+    by_name = (by_name,) if isinstance(by_name, str) else by_name
+    by_place = (by_place,) if isinstance(by_place, int) else by_place
     wrong = [n for n in by_name if n not in names] + [i for i in by_place if not -len(names) <= i < len(names)]
     if wrong:
         raise ArgumentError(
@@ -191,8 +193,8 @@ class Jit:
     def __init__(
         self,
         function: Callable[..., Any],
-        static_argnums: Sequence[int] = (),
-        static_argnames: Sequence[str] = (),
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
         target: str | None = None,
         device: str | None = None,
         dynamic: bool | None = None,
@@ -695,7 +697,7 @@ def leaf_type(value: Any) -> TensorType | None:
         return TensorType(value.shape, as_dtype(value.dtype))
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return TensorType((), as_dtype(type(value)))
-    return TensorType(tuple(value.shape), as_dtype(np.asarray(value).dtype)) if hasattr(value, "__array__") else None
+    return as_tensor(value).type if hasattr(value, "__array__") else None
 
 
 def to_operand(value: Any) -> Any:
@@ -704,10 +706,9 @@ def to_operand(value: Any) -> Any:
 
 
 def to_array(value: Any) -> np.ndarray:
-    if isinstance(value, Tensor):
-        return value.numpy()
-    array = np.asarray(value)
-    return array.astype(as_dtype(type(value)).numpy) if isinstance(value, (int, float)) else array
+    if isinstance(value, (int, float)):
+        return np.asarray(value, as_dtype(type(value)).numpy)
+    return value if isinstance(value, np.ndarray) else as_tensor(value).numpy()
 
 
 def _apply_annotation(name: str, type: TensorType, want: Any) -> TensorType:

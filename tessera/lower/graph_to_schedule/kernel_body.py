@@ -220,6 +220,8 @@ def _strip_policy(body: BodyBuilder, value: Value) -> Value:
     source = body.builder.producers.get(made.args[0]) if made is not None and made.op is basic.cast else None
     if made is None or source is None or source.op is not basic.full or source.out.type.dtype != value.type.dtype:
         return value
+    if source.out.type.compute != value.type.compute:  # type: ignore[union-attr]  # each operand is converted to its own
+        return value
     number = basic.full.ref(**source.attrs)
     (rounded,) = basic.cast.execute((source.out.type,), (value.type,), made.attrs, [number])
     return source.out if np.array_equal(number, rounded) else value

@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import normalize_axes, normalize_axis
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, TensorType, bool_, f32, int64, to_python_numbers, uint8
+from tessera.core.types import DType, TensorType, as_dtype, bool_, f32, int64, to_python_numbers, uint8
 from tessera.ir.analysis import interval_rules
 from tessera.ir.numerics import error_rules, reference_kernels
 from tessera.ir.numerics.reference_kernels import sum_compensated
@@ -405,7 +405,7 @@ def prod(x, *, axis: Any = None, keepdims: bool = False):
     >>> ts.prod([2, 3, 4])
     Tensor(24, int64)
     """
-    return np.prod(x, axis=axis, keepdims=keepdims, dtype=np.int64 if x.dtype.kind in "iub" else x.dtype)
+    return np.prod(x, axis=axis, keepdims=keepdims, dtype=find_sum_dtype(as_dtype(x.dtype)).numpy)
 
 
 error(prod)(error_rules.bound_product)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tessera.codegen.contract import get_tensor_type, static_shape
-from tessera.codegen.llvm.text.builder import get_element_bytes
+from tessera.codegen.llvm.text.builder import NARROW_FLOATS, get_element_bytes
 from tessera.core.types import RefType, TensorType
 from tessera.ir.core import Block, Function, Node, Value
 from tessera.ir.rules import Op
@@ -205,6 +205,7 @@ class BufferisationPlan:
         a = get_tensor_type(self.uses.definitions[x].node.args[0])
         exact = (
             a.accumulate == x.type.dtype == v.type.dtype
+            and a.accumulate not in NARROW_FLOATS
             and self.uses.definitions[x].loops == self.uses.definitions[v].loops
         )
         return exact and len(self.uses.uses_of[x]) == 1

@@ -16,6 +16,7 @@ from tessera.codegen.llvm.table import index_sets, scalar_functions
 from tessera.codegen.llvm.table.emission import RowTypes, find_row
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
+    NARROW_FLOATS,
     ZERO_LANE,
     LaneIndex,
     LaneKind,
@@ -29,7 +30,7 @@ from tessera.codegen.llvm.text.builder import (
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import DType, TensorType, bool_, int4, int64
+from tessera.core.types import DType, TensorType, bool_, f32, int4, int64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import COMPUTE, Rules
 from tessera.ops.dialects import tile
@@ -125,8 +126,13 @@ def widen_lane(body: LoopBody, source: DType, to: DType, lane: LaneValue) -> Lan
 
 
 def _round_result(body: LoopBody, node: Node, wide: DType, lane: LaneValue) -> LaneValue:
-    """A result rounded once to its storage type."""
-    return round_to_storage(body, get_tensor_type(node.out), wide, lane) if node.op.numerics == COMPUTE else lane
+    """A result rounded to its storage type; first to the compute type, if a policy names one that is narrow."""
+    if node.op.numerics != COMPUTE:
+        return lane
+    type = get_tensor_type(node.out)
+    if wide in NARROW_FLOATS and type.dtype.is_float:  # it is computed in registers of f32
+        lane = round_to_storage(body, TensorType((), wide), f32, lane)
+    return round_to_storage(body, type, wide, lane)
 
 
 def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue | None:

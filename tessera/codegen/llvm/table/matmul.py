@@ -52,6 +52,7 @@ from tessera.codegen.llvm.table.strided_views import ClippedView, emit_element_p
 from tessera.codegen.llvm.table.transposes import Squares, emit_transposes
 from tessera.codegen.llvm.text import memory
 from tessera.codegen.llvm.text.builder import (
+    NARROW_FLOATS,
     ZERO_LANE,
     LaneIndex,
     LaneKind,
@@ -65,7 +66,7 @@ from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width
 from tessera.codegen.llvm.text.pair_products import BF16, EXACT_BF16, INT16
 from tessera.codegen.llvm.text.panel_kernels import MATRIX_UNITS, PanelKernel
 from tessera.core.symbolic_dim import Dim, round_up
-from tessera.core.types import DType, bf16, int8, int32, uint8
+from tessera.core.types import DType, bf16, f32, int8, int32, uint8
 from tessera.ir.core import Node, Value
 from tessera.ops.tensor import contractions, shape
 
@@ -102,6 +103,7 @@ def _(kernel, node):
     if kernel.plan.is_deferred(node.out):
         return
     wide, out = node.args[0].type.accumulate, node.out
+    wide = f32 if wide in NARROW_FLOATS else wide  # the microkernel keeps its sums in registers, and adds to memory
     exact = wide == out.type.dtype
     target = (
         allocate_block(kernel, out)
