@@ -17,7 +17,7 @@ PROMPTS = ["abc", "the sea", "x"]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A llama of transformers with a tokenizer of characters, and ours from its folder."""
+    """A llama of transformers with a tokenizer of characters, and ours from its folder, without machine code."""
     model = tokenizers.models.BPE(vocab={chr(32 + i): i for i in range(95)} | {"<end>": 95}, merges=[])
     inner, folder = tokenizers.Tokenizer(model), tmp_path_factory.mktemp("model")
     inner.decoder = tokenizers.decoders.Fuse()
@@ -26,7 +26,7 @@ def pair(tmp_path_factory):
     peer.config.eos_token_id = peer.generation_config.eos_token_id = 95
     for each in (peer, theirs):
         each.save_pretrained(folder)
-    return peer, theirs, load(folder, target="llvm")
+    return peer, theirs, load(folder, target="interp")
 
 
 def continue_with(peer, theirs, prompt, count, **named):
@@ -76,7 +76,7 @@ def test_arguments_of_other_libraries(pair, named, text):
 
 def test_misuse(pair):
     model = pair[2]
-    silent = LanguageModel(model.config, model.weights, target="llvm")
+    silent = LanguageModel(model.config, model.weights, target="interp")
     chat = Tokenizer(model.tokenizer.inner, "{{ messages }}")
     for call, text in (
         (lambda: model.generate(""), "prompt 0 is empty"), (lambda: model.stream(["a", ""]), "prompt 1 is empty"),

@@ -17,6 +17,12 @@ def model():
     return LanguageModel(CONFIG, draw_weights(CONFIG, seed=1, scale=0.5), target="llvm", page_size=16)
 
 
+@pytest.fixture(scope="module")
+def interpreted(model):
+    """The same model without machine code, for what the scheduler alone decides: each new shape is a program."""
+    return LanguageModel(CONFIG, model.weights, target="interp", page_size=16)
+
+
 def draw_prompts(count):
     """Prompts of 2 to 68 tokens, that begin alike."""
     rng = np.random.default_rng(0)
@@ -149,25 +155,25 @@ def test_requests_come_and_go(model):
     assert scheduler.step() == []
 
 
-def test_shared_prefix_is_computed_once(model):
-    scheduler = make_scheduler(model)
+def test_shared_prefix_is_computed_once(interpreted):
+    scheduler = make_scheduler(interpreted)
     prompt = list(range(40))  # two whole pages of 16, and 8 tokens
     scheduler.generate([prompt], 2)
     before = scheduler.counts.prefill_steps
     (found,) = scheduler.generate([[*prompt[:32], 1, 2]], 3)
     assert (scheduler.counts.prefill_steps - before, scheduler.counts.shared_pages) == (1, 2)
-    assert found.tokens == model.generate([*prompt[:32], 1, 2], 3).tokens
+    assert found.tokens == interpreted.generate([*prompt[:32], 1, 2], 3).tokens
     whole = [scheduler.generate([prompt[:32]], 3)[0] for _ in range(2)]  # the last token of whole pages is computed
     assert whole[0].tokens == whole[1].tokens and len(whole[0].tokens) == 3
-    other = make_scheduler(model, share_prefixes=False)
+    other = make_scheduler(interpreted, share_prefixes=False)
     other.generate([prompt, prompt], 2)
     assert other.counts.shared_pages == 0
 
 
-def test_end_tokens_end_a_request(model):
-    end = model.generate([3, 14, 15], 5).tokens[2]
+def test_end_tokens_end_a_request(interpreted):
+    end = interpreted.generate([3, 14, 15], 5).tokens[2]
     config = DecoderConfig(**{**vars(CONFIG), "end_tokens": (end,)})
-    ending = LanguageModel(config, model.weights, target="llvm", page_size=16)
+    ending = LanguageModel(config, interpreted.weights, target="interp", page_size=16)
     want = ending.generate([3, 14, 15], 5)
     assert make_scheduler(ending).generate([[3, 14, 15]], 5)[0] == want
     assert want.reason == "stop"
@@ -207,15 +213,15 @@ def test_misuse(model):
     assert not scheduler.busy
 
 
-def test_prompts_that_come_together_are_read_before_the_batch_decodes(model):
-    scheduler = make_scheduler(model, pages=None)
+def test_prompts_that_come_together_are_read_before_the_batch_decodes(interpreted):
+    scheduler = make_scheduler(interpreted, pages=None)
     found = scheduler.generate([[i, i + 1] for i in range(4)], 6)
-    assert [c.tokens for c in found] == [model.generate([i, i + 1], 6).tokens for i in range(4)]
+    assert [c.tokens for c in found] == [interpreted.generate([i, i + 1], 6).tokens for i in range(4)]
     assert scheduler.counts.prefill_steps == 4 and scheduler.counts.decode_steps == 6  # the last begins a step later
 
 
-def test_long_prompts_do_not_stop_the_others_for_long(model):
-    scheduler = make_scheduler(model, pages=None)
+def test_long_prompts_do_not_stop_the_others_for_long(interpreted):
+    scheduler = make_scheduler(interpreted, pages=None)
     first = scheduler.submit([1], 40)
     scheduler.step()
     for i in range(3):

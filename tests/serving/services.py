@@ -45,7 +45,7 @@ def make_language_model():
     inner.decoder = tokenizers.decoders.Fuse()
     inner.add_special_tokens([tokenizers.AddedToken("<end>", normalized=False, special=True)])
     weights = draw_weights(CONFIG, seed=3, scale=0.5)
-    return LanguageModel(CONFIG, weights, Tokenizer(inner, TEMPLATE), target="llvm", page_size=16)
+    return LanguageModel(CONFIG, weights, Tokenizer(inner, TEMPLATE), target="interp", page_size=16)
 
 
 def complete_alone(model, prompt, count, sampling=GREEDY, stop=None):

@@ -22,8 +22,9 @@ def loss(model, x, y):
     return ts.mse_loss(model(x), y)
 
 
-def make_loop(folder, **options):
-    return ts.train.Loop(make_model(), optim.Adam(lr=0.05), loss, target="cpu", progress=False, **options)
+def make_loop(folder, target="interp", **options):
+    """A loop; what it does between steps does not depend on how a step is compiled."""
+    return ts.train.Loop(make_model(), optim.Adam(lr=0.05), loss, target=target, progress=False, **options)
 
 
 def data():
@@ -31,18 +32,18 @@ def data():
 
 
 def test_the_loss_falls_and_statistics_are_kept(tmp_path):
-    loop = make_loop(tmp_path)
+    loop = make_loop(tmp_path, "cpu")
     history = loop.run(data(), epochs=8)
     assert history[-1]["loss"] < 0.3 * history[0]["loss"]
     assert loop.model[1].num_batches_tracked.item() == 40 == loop.step
 
 
 def test_resume_continues_bit_for_bit(tmp_path):
-    whole = make_loop(tmp_path, csv=tmp_path / "a.csv")
+    whole = make_loop(tmp_path, "cpu", csv=tmp_path / "a.csv")
     whole.run(data(), epochs=3)
-    first = make_loop(tmp_path, checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
+    first = make_loop(tmp_path, "cpu", checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
     first.run(data(), steps=7)  # in the middle of the second epoch
-    second = make_loop(tmp_path, checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
+    second = make_loop(tmp_path, "cpu", checkpoint=tmp_path / "c", csv=tmp_path / "b.csv")
     ts.manual_seed(99)
     assert second.resume() == 7
     second.run(data(), epochs=3)

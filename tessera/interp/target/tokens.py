@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, NamedTuple, NoReturn
@@ -14,6 +14,7 @@ from tessera.core.errors import Location, ParseError
 
 MAX_DIGITS = 4000  # of a number: Python converts no more than 4,300
 _LONG_NUMBER = re.compile(rf"[0-9a-fA-F]{{{MAX_DIGITS + 1}}}")
+SPACES = " \t\r\n"
 RECURSION_LIMIT = 8000  # of Python: each level of nesting takes several calls
 
 
@@ -49,11 +50,15 @@ make_token: Callable[[tuple[str, str, int]], TextToken] = partial(tuple.__new__,
 
 
 class TextLexer:
-    """The tokens of a text; the groups of `pattern` are the token kinds, and "space" is skipped."""
+    """The tokens of a text; the groups of `pattern` are the token kinds, and "space" is skipped.
+
+    Spaces may also come before the group of a token: a match for each space takes as long as one for a token.
+    """
 
     pattern: ClassVar[re.Pattern[str]]
     end: ClassVar[str] = "end of text"
     long_kinds: ClassVar[tuple[str, ...]] = ("space", "string", "bytes")  # tokens that may hold many digits
+    names: ClassVar[Mapping[str, Callable[[str], str]]] = {}  # what of a token's text is its name, by kind
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
@@ -70,10 +75,6 @@ class TextLexer:
         line = bisect_right(self.starts, offset)
         return Location(self.file, line, offset - self.starts[line - 1] + 1)
 
-    def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """The token of a match."""
-        return make_token((kind, text, offset))
-
     def unexpected(self, text: str, offset: int) -> NoReturn:
         """Raise a ParseError at an offset where no token matches."""
         raise ParseError(f"unexpected character {text[offset]!r}", location=self.place(offset))
@@ -84,7 +85,7 @@ class TextLexer:
     def scan_part(self, text: str, first: int, last: int) -> list[TextToken]:
         """The tokens between two offsets."""
         tokens: list[TextToken] = []
-        position, make, append = first, self.token, tokens.append
+        position, names, append = first, self.names, tokens.append
         for match in self.pattern.finditer(text, first, last):
             start, end = match.span()
             if start != position:
@@ -92,11 +93,12 @@ class TextLexer:
             position, kind = end, match.lastgroup or ""
             if kind == "space":
                 continue
-            if end - start > MAX_DIGITS and kind not in self.long_kinds:
-                check_digits(match.group(), self.place(start))
-            append(make(kind, match.group(), start))
+            found = match[match.lastindex or 0]
+            if len(found) > MAX_DIGITS and kind not in self.long_kinds:
+                check_digits(found, self.place(end - len(found)))
+            append(make_token((kind, names[kind](found) if kind in names else found, end - len(found))))
         if position != last:
-            self.unexpected(text, position)
+            self.unexpected(text, last - len(text[position:last].lstrip(SPACES)))
         return tokens
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -41,7 +42,7 @@ from tessera.interp.target.tokens import TextToken
 _NAME = r"[-a-zA-Z$._0-9]+"
 _QUOTED = r'"[^"]*"'
 _TOKEN_PATTERN = re.compile(
-    rf"""(?P<space>[ \t\r\n]+|;[^\n]*)
+    rf"""[ \t\r\n]*(?:(?P<space>[ \t\r\n]+|;[^\n]*)
   | (?P<label>(?:{_NAME}|{_QUOTED}):)
   | (?P<local>%(?:{_NAME}|{_QUOTED}))
   | (?P<global>@(?:{_NAME}|{_QUOTED}))
@@ -54,17 +55,20 @@ _TOKEN_PATTERN = re.compile(
   | (?P<hex>0x[KLMHR]?[0-9a-fA-F]+)
   | (?P<number>[-+]?\d+(?:\.\d*(?:[eE][-+]?\d+)?)?)
   | (?P<word>[a-zA-Z_][-\w.$]*)
-  | (?P<punct>\.\.\.|[=,()\[\]{{}}<>*|:])""",
+  | (?P<punct>\.\.\.|[=,()\[\]{{}}<>*|:]))""",
     re.VERBOSE,
 )
-_SIGIL_LENGTH = {"local": 1, "global": 1, "comdat": 1, "label": 0}
 _OPEN, _CLOSE = frozenset("([{<"), frozenset(")]}>")
 
 
-def _unquote(kind: str, text: str) -> str:
-    """The name without sigil, colon and quotes."""
-    name = text[_SIGIL_LENGTH[kind] :] if kind != "label" else text[:-1]
-    return name[1:-1] if name.startswith('"') else name
+def _read_symbol(text: str) -> str:
+    """A name without its sigil and quotes."""
+    return text[2:-1] if text[1] == '"' else text[1:]
+
+
+def _read_label(text: str) -> str:
+    """A name without its colon and quotes."""
+    return text[1:-2] if text[0] == '"' else text[:-1]
 
 
 class LlvmLexer(tokens.TextLexer):
@@ -72,6 +76,7 @@ class LlvmLexer(tokens.TextLexer):
     of its first token, with its debug metadata, the tokens are that one alone."""
 
     pattern = _TOKEN_PATTERN
+    names: ClassVar = {**dict.fromkeys(("local", "global", "comdat"), _read_symbol), "label": _read_label}
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text
@@ -85,16 +90,13 @@ class LlvmLexer(tokens.TextLexer):
         result: list[TextToken] = []
         position = 0
         for start, end, (first, instruction), debug in instruction_memo.find_parsed_lines(text):
-            result += self.scan_part(text, position, start)
+            if start > position + 1:  # else at most the end of the line before
+                result += self.scan_part(text, position, start)
             offset, position = start + first.offset, end
             result.append(tokens.make_token((first.kind, first.text, offset)))
             self.parsed[offset] = instruction, debug
         result += self.scan_part(text, position, len(text))
         return [*result, TextToken("end", self.end, len(text))]
-
-    def token(self, kind: str, text: str, offset: int) -> TextToken:
-        """The token of a match."""
-        return tokens.make_token((kind, _unquote(kind, text) if kind in _SIGIL_LENGTH else text, offset))
 
 
 class LlvmCursor(tokens.TokenCursor):
