@@ -135,6 +135,9 @@ class NumericsContext(Protocol):
     def key(self) -> Hashable:
         """A cache key of everything that a trace made in this context depends on."""
 
+    def cast_state(self, x: Any) -> Any:
+        """The initial state of a loop as the results of ops in this context have it."""
+
 
 CURRENT_NUMERICS: ContextVar[NumericsContext | None] = ContextVar("numerics", default=None)
 # The rank that runs this code in an SPMD program (tessera/dist), or None: a trace is of one rank.

@@ -199,6 +199,8 @@ def _is_supported(node: Node, shapes: list[tuple[Size, ...]]) -> bool:
         return False
     if any(x.type.dtype != f32 for x in node.args) and not _is_small_float(node):
         return False
+    if any(get_tensor_type(x).accumulate != f32 for x in node.args[:3]):
+        return False
     if node.attrs["weights"] not in (f32, node.args[2].type.dtype):
         return False
     if any(symbol_names((x[1], x[3])) for x in shapes[:3]):  # heads and features are numbers

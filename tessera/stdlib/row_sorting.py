@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType, TensorType, bool_, int64
+from tessera.core.types import DType, TensorType, bool_, int64, tf32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
@@ -46,7 +46,7 @@ def make_order(x, descending):
     bits = count_order_bits(x.dtype)
     word = "int64" if bits == 64 else "int32"
     if x.dtype.is_float:
-        wide = x if bits == x.dtype.bits else tile.cast(x, "f32")
+        wide = x if bits == x.dtype.bits and x.dtype != tf32 else tile.cast(x, "f32")
         most = (1 << (bits - 1)) - 1
         order = tile.cast(bitcast(wide, f"int{bits}"), word)
         order = tile.where(order < 0, order ^ most, order)

@@ -174,6 +174,10 @@ class _OpRecorder:
         """Its key: traces do not depend on it."""
         return None
 
+    def cast_state(self, x: Any) -> Any:
+        """The state as it is."""
+        return x
+
     def call(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
         """The results of an op, which is recorded."""
         with override_numerics(None):

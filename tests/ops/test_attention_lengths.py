@@ -113,3 +113,11 @@ def test_errors(more, error, text):
     with pytest.raises(error, match=text) as raised:
         ts.scaled_dot_product_attention(*inputs(8), **more)
     assert raised.value.location.file == __file__
+
+
+def test_a_mask_of_integers_is_refused():
+    """It would be added to the scores: 0 and 1 hide next to nothing."""
+    q, mask = ts.ones((1, 1, 3, 4)), np.array([[1, 1, 0]] * 3)
+    with pytest.raises(DTypeError, match="bools or floats"):
+        ts.scaled_dot_product_attention(q, q, q, mask)
+    assert ts.scaled_dot_product_attention(q, q, q, mask != 0).shape == (1, 1, 3, 4)

@@ -115,3 +115,21 @@ def test_a_tuple_of_ints_is_a_shape_of_a_tensor():
     assert ts.Tensor((2, 3), requires_grad=True).requires_grad
     with pytest.raises(ShapeError, match="a size of -1"):
         ts.Tensor((2, -1))
+
+
+def test_a_tensor_of_pytorch_that_cannot_be_shared_says_why():
+    torch = pytest.importorskip("torch")
+    for call in (ts.Tensor, ts.exp, ts.jit(lambda x: x * 2), ts.jit(lambda x: x * 2, target="llvm")):
+        with pytest.raises(ArgumentError, match="requires gradients") as error:
+            call(torch.ones(2, requires_grad=True))
+        assert error.value.location.file == __file__ and "detach" in error.value.suggestion
+    with pytest.raises(ArgumentError, match="cannot be shared"):
+        ts.Tensor(torch.eye(2).to_sparse())
+
+
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_compiled_functions_take_pytorchs_narrow_floats(target):
+    torch = pytest.importorskip("torch")
+    double = ts.jit(lambda x: x * 2, target=target)
+    for _ in range(2):
+        assert double(torch.ones(3, dtype=torch.bfloat16)).tolist() == [2, 2, 2]

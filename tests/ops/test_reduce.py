@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tessera as ts
 from tessera.core.errors import ShapeError
 from tessera.core.types import Policy, accum, bf16, bool_, f16, f32, f64, int8, int64
 from tessera.ir.tensor import Tensor
@@ -108,3 +109,10 @@ def test_bools():
 def test_variance(row, correction):
     want = (statistics.variance if correction else statistics.pvariance)(row)
     assert math.isclose(reduce.var(Tensor(row, f64), correction=correction).numpy(), want, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_products_of_int4_are_not_cut_off():
+    x = ts.tensor([[3, -4, 6], [7, 7, 7]]).to(ts.int4)
+    for target in ("interp", "llvm", "ptx"):
+        assert ts.jit(lambda x: ts.prod(x, axis=1), target=target)(x).tolist() == [-72, 343]
+    assert ts.prod(x).item() == -72 * 343

@@ -109,3 +109,9 @@ def test_derivatives_of_sorted_rows():
     _, (ours,) = run(gradient, x, "ptx", "tile")
     rank = np.argsort(np.argsort(x, -1), -1)
     np.testing.assert_allclose(ours, weight[rank] + (rank >= 47), rtol=1e-6)
+
+
+def test_tf32_is_sorted_as_f32(rng):
+    x = ts.Tensor(rng.standard_normal((2, 100)).astype("f4")).to(ts.tf32)
+    for target in ("llvm", "ptx"):
+        np.testing.assert_array_equal(ts.jit(ts.sort, target=target)(x).to(ts.f32), np.sort(np.asarray(x.to(ts.f32))))

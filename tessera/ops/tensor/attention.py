@@ -53,6 +53,12 @@ def broadcast_operands(given: Sequence[Any], grouped: bool | None) -> list[Tenso
     tensors = [as_tensor(x) for x in given]
     if len(tensors) > 3 and tensors[3].dtype.kind == "bool":
         tensors[3] = cast(where(tensors[3], 0.0, -math.inf), dtype=tensors[0].dtype)
+    if len(tensors) > 3 and not tensors[3].dtype.is_float:  # a mask of 0 and 1 would be added in silence
+        raise DTypeError(
+            "a mask of attention is bools or floats", received=str(tensors[3].type),
+            expected="bools (True: the key is seen), or floats, which are added to the scores",
+            suggestion="for a mask of 0 and 1: mask != 0",
+        )  # fmt: skip
     promote_types([t.type for t in tensors])
     if len(tensors) > 3:
         _check_mask(tensors[0], tensors[1], tensors[3], heads_second=grouped is not None)

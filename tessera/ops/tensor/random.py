@@ -4,6 +4,7 @@ level.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ from tessera.core.errors import ArgumentError, DTypeError, EffectError, user_loc
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, int32, int64
+from tessera.ir.builder import override_numerics
 from tessera.ir.numerics.conversion import LOW_32_BITS, draw_random_bits, philox_4x32, round_to_format
 from tessera.ir.numerics.error_model import ErrorSite
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
 from tessera.ir.rules import STORAGE, error, op
 from tessera.ir.tensor import Tensor, move
-from tessera.ops.tensor.argument_checks import check_arguments, collect_sizes
+from tessera.ops.tensor.argument_checks import F, check_arguments, collect_sizes
 from tessera.ops.tensor.basic import cast, coerce_plain, full, parse_shape
 from tessera.ops.tensor.elementwise import cos, less, log, sqrt
 from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, iota, reshape, slice_
@@ -169,6 +171,17 @@ def get_random_state() -> RandomState:
     return TRACED_RANDOM_STATE.get() or _PROCESS_STATE
 
 
+def outside_numerics(function: F) -> F:
+    """Decorate a function that draws: a numeric context does not apply inside, where 32 bits become a number."""
+
+    @functools.wraps(function)
+    def draw(*args: Any, **named: Any) -> Any:
+        with override_numerics(None):
+            return function(*args, **named)
+
+    return draw  # type: ignore[return-value]
+
+
 class Generator:
     """A stream of random numbers: a seed and a position.
 
@@ -195,6 +208,7 @@ class Generator:
         self.offset += blocks
         return self.seed, start
 
+    @outside_numerics
     def words(self, amount: Size) -> Tensor:
         """The next `amount` random 32-bit words, as int64; `amount` is symbolic only where types alone are traced.
 
@@ -217,6 +231,7 @@ class Generator:
         flat = reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
         return flat if 4 * blocks == amount else slice_(flat, start=(0,), stop=(amount,))
 
+    @outside_numerics
     def uniform(self, amount: Size, dtype: DType) -> Tensor:
         """The next `amount` multiples of 2^-24 (f64: 2^-53) in [0, 1)."""
         if dtype is not f64:
@@ -291,6 +306,7 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
 
 @check_arguments
 @collect_sizes
+@outside_numerics
 def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Uniformly distributed numbers in [0, 1), rounded to `dtype` (narrower types than f32 may round to 1).
 
@@ -304,6 +320,7 @@ def rand(shape: Any, dtype: DType = f32, device: str | None = None, generator: G
 
 @check_arguments
 @collect_sizes
+@outside_numerics
 def randn(shape: Any, dtype: DType = f32, device: str | None = None, generator: Generator | None = None) -> Tensor:
     """Normally distributed numbers of mean 0 and variance 1 (Box and Muller 1958, from two uniform ones each).
 
@@ -346,6 +363,7 @@ def randint(
 
 
 @check_arguments
+@outside_numerics
 def bernoulli(p: Any, shape: Any = None, generator: Generator | None = None) -> Tensor:
     """True with probability `p`, a number or one for each element, else False.
 

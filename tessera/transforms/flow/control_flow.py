@@ -13,9 +13,9 @@ from typing import Any
 
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, user_location
 from tessera.core.pytree import TreeDef, call_and_warn, flatten, map_leaves
-from tessera.core.types import int64, to_python_numbers
+from tessera.core.types import TensorType, int64, to_python_numbers
 from tessera.frontend.jit.tracing import to_result_tensor
-from tessera.ir.builder import CURRENT_BUILDER
+from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, override_numerics
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import cast
@@ -41,7 +41,9 @@ class LoopState:
     def of(value: Any, owner: str) -> LoopState:
         """An initial state; Python numbers become f32 or int64 scalars."""
         leaves, tree = flatten(value, "state")
-        return LoopState([as_tensor(x) for _, x in leaves], [n for n, _ in leaves], tree, owner)
+        found, context = [as_tensor(x) for _, x in leaves], CURRENT_NUMERICS.get()
+        found = found if context is None else [context.cast_state(x) for x in found]
+        return LoopState(found, [n for n, _ in leaves], tree, owner)
 
     @property
     def value(self) -> Any:
@@ -65,7 +67,7 @@ class LoopState:
                 f"the state of {self.owner} changes its container", location=user_location(),
                 expected=", ".join(self.names), received=", ".join(n for n, _ in leaves),
             )  # fmt: skip
-        found = [as_tensor(x, t.type) for (_, x), t in zip(leaves, self.tensors, strict=True)]
+        found = [_add_policy(as_tensor(x, t.type), t.type) for (_, x), t in zip(leaves, self.tensors, strict=True)]
         for name, new, old in zip(self.names, found, self.tensors, strict=True):
             if new.type != old.type:
                 raise ShapeError(
@@ -73,6 +75,14 @@ class LoopState:
                     received=str(new.type), suggestion="start with the type that a step returns, or cast",
                 )  # fmt: skip
         return found
+
+
+def _add_policy(x: Tensor, like: TensorType) -> Tensor:
+    """A value without a policy with that of another type, if the types differ in this alone."""
+    if like.policy is None or x.type != TensorType(like.shape, like.dtype):
+        return x
+    with override_numerics(None):
+        return cast(x, dtype=like.policy)
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,8 @@ def cond(condition: Any, then: Function, other: Function, *operands: Any) -> Any
         def run(operands: list[Tensor]) -> list[Tensor]:
             parts, shape = flatten(function(*tree.build(iter(operands))))
             results = [to_result_tensor(x) for _, x in parts]
+            if found and found[0][0] == shape:
+                results = [_add_policy(x, t) for x, t in zip(results, found[0][1], strict=True)]
             found.append((shape, [t.type for t in results]))
             if found[0] != found[-1]:
                 raise _branch_mismatch_error(found)

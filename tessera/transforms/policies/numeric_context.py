@@ -64,6 +64,11 @@ class NumericSettings:
         with override_numerics(None):
             return op(*operands, **attrs)
 
+    def cast_state(self, x: Any) -> Any:
+        """The initial state of a loop under this frame's policies, which each step gives its results."""
+        with override_numerics(None):
+            return self._cast_operand(x, {})
+
     def cast_operands(self, op: Op, operands: Sequence[Any]) -> list[Any]:
         """The float operands under this frame's policies; an op that only moves one tensor takes it unchanged."""
         floats = [x for x in _iterate_operands(operands) if isinstance(x, Tensor) and x.dtype.is_float]

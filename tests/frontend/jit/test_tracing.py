@@ -290,3 +290,9 @@ def test_programs_have_the_name_of_what_was_traced(function, name, tmp_path):
     np.testing.assert_array_equal(ts.jit(function)(*arguments), x * 3)
     folder = ts.build(ts.jit(function), *arguments, out=tmp_path / "built")
     assert json.loads((folder / "manifest.json").read_text())["interface"]["entry"] == name
+
+
+def test_one_static_argument_needs_no_list():
+    x = np.ones((2, 3), "f4")
+    assert ts.jit(lambda x, n: x * n, static_argnums=1)(x, 2).tolist() == [[2, 2, 2]] * 2
+    assert ts.jit(lambda x, axis: x.sum(axis), static_argnames="axis")(x, 0).tolist() == [2, 2, 2]
