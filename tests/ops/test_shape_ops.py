@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError
+import tessera as ts
+from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TesseraError
 from tessera.core.symbolic_dim import Dim
 from tessera.core.types import TensorType, bf16, f16, f32, int8, int64
 from tessera.ir.tensor import Tensor
@@ -145,3 +146,20 @@ def test_symbolic_shapes():
     assert s.pad.result_types((x,), {"low": (1, 0), "high": (1, 0), "value": 0.0})[0].shape == (b + 2, 4)
     with pytest.raises(ShapeError, match="elements"):
         s.reshape.result_types((x,), {"shape": (b, 5)})
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: ts.stack([x, ts.ones((5, 2))]), r"stack takes tensors of one shape[\s\S]*\(3, 4\), \(5, 2\)"),
+        (lambda x: ts.stack([x, ts.ones(3)]), "stack takes tensors of one shape"),
+        (lambda x: ts.stack([x, x], axis=7), "out of range"),
+        (lambda x: ts.split(x, [1, 2], axis=1), r"parts of sizes \[1, 2\][\s\S]*add up to 4"),
+        (lambda x: ts.split(x, 3, axis=1), r"3 equal parts[\s\S]*a multiple of 3"),
+        (lambda x: ts.adaptive_avg_pool2d(x[None, None], np.int64(0)), "output_size"),
+    ],
+)
+def test_errors_say_what_was_passed(call, text):
+    with pytest.raises(TesseraError, match=text) as error:
+        call(ts.ones((3, 4)))
+    assert error.value.location.file == __file__

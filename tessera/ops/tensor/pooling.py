@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import int64
+from tessera.core.types import int64, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
@@ -315,6 +315,7 @@ def _norm_pool(x: Tensor, p: float, kernel: IntPair, stride: Any, ceil: bool) ->
 
 
 def expand_output_size(value: Any, sizes: Sequence[Any]) -> tuple[int, ...]:
+    value = to_python_numbers(value)
     listed = tuple(value) if isinstance(value, (list, tuple)) else (value,) * len(sizes)
     if len(listed) != len(sizes) or not all(n is None or isinstance(n, int) and n > 0 for n in listed):
         raise ArgumentError(

@@ -170,7 +170,12 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     size = x.shape[normalize_axis(axis, x.ndim)]
     sizes = _section_bounds(size, sections)
     if sum(sizes) != size:
-        raise ShapeError(f"axis {axis} of size {size} cannot be split into {sections} parts", location=user_location())
+        equal = isinstance(sections, int)
+        parts = f"{sections} equal parts" if isinstance(sections, int) else f"parts of sizes {list(sections)}"
+        raise ShapeError(
+            f"axis {axis} of size {size} cannot be split into {parts}", location=user_location(),
+            expected=f"a multiple of {sections}" if equal else f"sizes that add up to {size}",
+        )  # fmt: skip
     ends = np.cumsum([0, *sizes]).tolist()
     return tuple(narrow(x, axis, a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))
 

@@ -393,7 +393,15 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """Tensors of one shape stacked along a new axis."""
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentError("stack takes a list of tensors", location=user_location(), received=type(tensors).__name__)
-    return concatenate([expand_dims(t, axis) for t in tensors], axis=axis)
+    given = [as_tensor(t) for t in tensors]
+    try:
+        return concatenate([expand_dims(t, axis) for t in given], axis=axis)
+    except ShapeError:
+        static = all(isinstance(n, int) for t in given for n in t.shape)
+        if len({t.ndim for t in given}) > 1 or (static and len({t.shape for t in given}) > 1):
+            shapes = ", ".join(format_shape(t.shape) for t in given)
+            raise ShapeError("stack takes tensors of one shape", location=user_location(), received=shapes) from None
+        raise
 
 
 def arange(start: int, end: int | None = None, step: int = 1, dtype: DType = int64) -> Tensor:

@@ -161,6 +161,8 @@ def cond(condition: Any, then: Function, other: Function, *operands: Any) -> Any
         ShapeError: the condition is not a scalar, or the branches return different types.
         DTypeError: the condition is not bool.
     """
+    for function in (then, other):
+        check_function(function, "cond")
     leaves, tree = flatten(list(arrays_to_tensors(operands)))
     given = [as_tensor(x) for _, x in leaves]
     found: list[tuple[TreeDef, list[Any]]] = []
@@ -293,6 +295,7 @@ def scan(
         ArgumentError: the function does not return a pair, or the number of steps is unknown.
         EffectError: a step draws from an outer explicit generator, which would repeat the same numbers.
     """
+    check_function(function, "scan")
     if init is _MISSING:
         return functools.wraps(function)(functools.partial(scan, function))
     state, inputs = LoopState.of(init, "scan"), flatten_loop_inputs(arrays_to_tensors(xs), length)

@@ -327,7 +327,7 @@ def _(node: Node, duals: list[Dual], walk: Any, reverse: bool) -> Sequence[Dual]
     if reverse:
         raise UnsupportedOpError(
             "reverse mode does not support while_loop, whose number of steps is unknown",
-            suggestion="use ts.fori_loop or ts.scan, or forward mode: ts.jvp, ts.jacfwd",
+            suggestion="use ts.fori_loop with numbers as bounds, or ts.scan, or forward mode: ts.jvp, ts.jacfwd",
         )
     count, end = node.attrs["carry"], node.attrs["carry"] + node.attrs["test"]
     carried, asked, consts = duals[:count], [d.primal for d in duals[count:end]], duals[end:]

@@ -95,3 +95,9 @@ def test_results_of_steps_that_nothing_uses_are_not_stacked():
     assert [v.type.shape for v in node.results] == [(3,), (4, 3)]
     assert not any(n.op.name == "ts.exp" for n in node.regions[0].nodes)
     verify(Module("graph", (eliminate_dead_code(function),)))
+
+
+@pytest.mark.parametrize("call", [lambda x: ts.cond(ts.tensor(True), x, x), lambda x: ts.scan(x, x, x)])
+def test_tensors_are_no_functions(call):
+    with pytest.raises(ArgumentError, match="takes a function"):
+        call(ts.ones(3))
