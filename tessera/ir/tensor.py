@@ -215,14 +215,25 @@ class Tensor(OperatorStubs):
         """
         if self.data.__class__ is np.ndarray:
             return self.data
-        self._refuse_traced("call a function of ts: NumPy's functions run on arrays, which exist after the trace")
+        self.refuse_traced("call a function of ts: NumPy's functions run on arrays, which exist after the trace")
         if self.data.__class__ is DeviceArray:
             return self.data.numpy()
         if isinstance(self.data, Donated):
             raise self.data.error()
         return self.data
 
-    def _refuse_traced(self, suggestion: str) -> None:
+    def refuse_traced(self, suggestion: str) -> None:
+        """Refuse a tensor without elements, which a trace made.
+
+        Raises:
+            TraceError: it is one.
+        """
+        if self.is_traced and CURRENT_BUILDER.get() is None:
+            raise TraceError(
+                "a traced tensor is used after its trace has ended", location=user_location(),
+                received=f"a traced tensor {self.type}", expected="a result of the traced function",
+                suggestion="return it: what a list or an attribute keeps of a trace has no elements",
+            )  # fmt: skip
         if self.is_traced:
             raise TraceError(
                 "the value of a traced tensor was asked for",
@@ -247,21 +258,21 @@ class Tensor(OperatorStubs):
         return format(self.item(), form) if form else str(self)
 
     def __bool__(self) -> bool:
-        self._refuse_traced("use ts.where(condition, a, b) or ts.cond, or pass the value as a static argument")
+        self.refuse_traced("use ts.where(condition, a, b) or ts.cond, or pass the value as a static argument")
         return bool(self.item())
 
     def __int__(self) -> int:
-        self._refuse_traced(_KEEP_TENSOR)
+        self.refuse_traced(_KEEP_TENSOR)
         return int(self.item())
 
     def __float__(self) -> float:
-        self._refuse_traced(_KEEP_TENSOR)
+        self.refuse_traced(_KEEP_TENSOR)
         return float(self.item())
 
     def __index__(self) -> int:
         if not self.is_traced and self.dtype.is_integer and not self.shape:
             return int(self.numpy())
-        self._refuse_traced(_KEEP_TENSOR)
+        self.refuse_traced(_KEEP_TENSOR)
         return self.numpy().__index__()
 
     def item(self) -> Any:
@@ -274,7 +285,7 @@ class Tensor(OperatorStubs):
             raise ShapeError(
                 "item() of a tensor that is not one element", location=user_location(), received=str(self.type)
             )
-        self._refuse_traced(_KEEP_TENSOR)
+        self.refuse_traced(_KEEP_TENSOR)
         return wrap_array(self.numpy().reshape(()), self.type.with_shape(())).tolist()
 
     def tolist(self) -> Any:

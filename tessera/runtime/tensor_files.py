@@ -136,8 +136,21 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     except (package.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(
             f"{file} is not a complete safetensors file", location=user_location(),
-            received=f"{len(data)} bytes: {error}", suggestion="save it again; a copy may be truncated",
+            received=f"{len(data)} bytes: {error}", suggestion=_suggest_reader(data),
         ) from None  # fmt: skip
+
+
+# The first bytes of files of other formats, and how they are read.
+OTHER_FORMATS = {
+    b"\x93NUMPY": "this is an array of NumPy: np.load",
+    b"PK\x03\x04": "this is an archive, as of torch.save or np.savez: load it there, and save its tensors by ts.save",
+    b"GGUF": "this is a GGUF file: ts.llm.load",
+}
+
+
+def _suggest_reader(data: bytes) -> str:
+    found = (text for start, text in OTHER_FORMATS.items() if data.startswith(start))
+    return next(found, "save it again; a copy may be truncated")
 
 
 def _decode(name: str, entry: Mapping[str, Any], note: str) -> Tensor:

@@ -61,7 +61,9 @@ class Loop:
         for name, value, kind in (("model", model, Module), ("optimizer", optimizer, Optimizer)):
             if not isinstance(value, kind):
                 raise ArgumentError(
-                    f"the {name} is a {type(value).__name__}", location=user_location(), expected=f"a {kind.__name__}"
+                    f"the {name} is a {type(value).__module__}.{type(value).__name__}",
+                    location=user_location(),
+                    expected=f"a tessera {kind.__name__}",
                 )
         keep, checkpoint_every = to_python_numbers((keep, checkpoint_every))
         for name, number, least in (("keep", keep, 1), ("checkpoint_every", checkpoint_every, 0)):

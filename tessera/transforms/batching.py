@@ -235,7 +235,10 @@ def _move_axes_to_out_dims(outcome: Any, out_dims: Any) -> Any:
 
 
 def _move_axis_from_front(tensor: Tensor, dim: int) -> Tensor:
-    at = normalize_axis(dim, tensor.ndim) + tensor.ndim
+    try:
+        at = normalize_axis(dim, tensor.ndim) + tensor.ndim
+    except ShapeError as error:
+        raise error.at(user_location()) from None
     order = [*range(1, tensor.ndim)]
     order.insert(at, 0)
     return permute(tensor, axes=tuple(order)) if at else tensor

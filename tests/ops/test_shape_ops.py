@@ -108,7 +108,7 @@ ERRORS = {
     "slice 0:5:1 is outside axis 2 of 2x3x4xf32": lambda: s.slice_(X, start=(0, 0, 0), stop=(2, 3, 5)),
     "slice needs a start, stop and step for each of 3 axes": lambda: s.slice_(X, start=(0,), stop=(2,)),
     "pad needs a count ≥ 0": lambda: s.pad(X, low=(-1, 0, 0), high=(0, 0, 0)),
-    "cannot concatenate along axis -1": lambda: s.concatenate([X, X[:1]], axis=2),
+    "cannot concatenate along axis 2": lambda: s.concatenate([X, X[:1]], axis=2),
     "axis 1 has size 3, not 1": lambda: s.squeeze(X, 1),
 }
 

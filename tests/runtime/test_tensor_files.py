@@ -70,3 +70,12 @@ def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tmp_path):
         ts.load(tmp_path / "folder")
     with pytest.raises(ts.errors.FileError):
         ts.save({}, tmp_path / "no" / "folder.safetensors")
+
+
+def test_files_of_other_formats_say_what_reads_them(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones(3))
+    np.savez(tmp_path / "a.npz", np.ones(3))
+    for name, word in (("a.npy", "np.load"), ("a.npz", "torch.save or np.savez")):
+        with pytest.raises(ts.errors.FileError) as error:
+            nn.Linear(1, 1).load_state_dict(tmp_path / name)
+        assert word in error.value.suggestion

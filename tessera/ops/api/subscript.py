@@ -34,6 +34,7 @@ from tessera.ops.tensor.shape import (
     slice_,
     squeeze,
 )
+from tessera.ops.tensor.sorting import find_true_places
 
 # Subscripts: `x[1:3, ..., None, -1, mask, indices]` as slice, reshape, flip and gather.
 
@@ -173,7 +174,7 @@ def _expand_masks(items: list[Any], shape: tuple[Size, ...]) -> list[Any]:
                     "the shape of a bool array differs from that of the axes it indexes", location=user_location(),
                     expected=f"shape {format_shape(covered)}", received=format_shape(item.shape),
                 )  # fmt: skip
-            found += [Tensor(places) for places in np.nonzero(item.numpy())]
+            found += find_true_places(item)
             axis += item.ndim
         else:
             found.append(item)

@@ -183,8 +183,8 @@ def _infer_concatenate(*types: TensorType, axis: int) -> TensorType:
         same = [a == b or i == axis for i, (a, b) in pairs]
         if other.rank != first.rank or not all(same):
             raise ShapeError(
-                f"cannot concatenate along axis {axis}",
-                expected=f"shapes equal but for axis {axis}",
+                f"cannot concatenate along axis {axis + first.rank}",
+                expected=f"shapes equal but for axis {axis + first.rank}",
                 received=" and ".join(str(t) for t in types),
             )
     total: Size = 0

@@ -131,7 +131,20 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
     x = as_tensor(x)
     if not x.ndim:
         raise ShapeError("a scalar has no axes to index", location=user_location(), received=str(x.type))
-    return tuple(Tensor(places) for places in np.nonzero(not_equal(x, 0).numpy()))
+    return find_true_places(not_equal(x, 0))
+
+
+def find_true_places(mask: Tensor) -> tuple[Tensor, ...]:
+    """The indices of the true elements: one vector for each axis, in row-major order.
+
+    Raises:
+        TraceError: `mask` is traced: the size of the result depends on its values.
+    """
+    mask.refuse_traced(
+        "how many elements are chosen is known when the program runs: ts.where(mask, x, other) keeps the shape, "
+        "x.at[mask].set(value) changes the chosen ones"
+    )
+    return tuple(Tensor(places) for places in np.nonzero(mask.numpy()))
 
 
 @check_arguments

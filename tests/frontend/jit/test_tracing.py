@@ -296,3 +296,18 @@ def test_one_static_argument_needs_no_list():
     x = np.ones((2, 3), "f4")
     assert ts.jit(lambda x, n: x * n, static_argnums=1)(x, 2).tolist() == [[2, 2, 2]] * 2
     assert ts.jit(lambda x, axis: x.sum(axis), static_argnames="axis")(x, 0).tolist() == [2, 2, 2]
+
+
+def test_what_a_mask_chooses_has_no_size_in_a_trace():
+    for function in (lambda x: x[x > 0], lambda x: ts.nonzero(x), lambda x: x.at[x > 0].get()):
+        with pytest.raises(TraceError) as error:
+            ts.jit(function)(np.ones((2, 3), "f4"))
+        assert "ts.where" in error.value.suggestion and "x.at[mask]" in error.value.suggestion
+
+
+def test_a_tensor_that_left_its_trace_says_so():
+    kept = []
+    ts.jit(lambda x: kept.append(x) or x * 2)(np.ones(2, "f4"))
+    for use in (lambda x: x + 1, lambda x: x.numpy(), float):
+        with pytest.raises(TraceError, match="after its trace has ended"):
+            use(kept[0])
