@@ -97,20 +97,14 @@ def import_dlpack(source: Any) -> np.ndarray:
 
     Raises:
         DTypeError: its element type is none of ours.
-        ArgumentError: it requires gradients, or has no elements in memory that can be shared, as sparse ones.
+        ArgumentError: it requires gradients.
     """
     if not hasattr(source, "__dlpack__"):
         raise DTypeError(
             "this has no DLPack", location=user_location(), received=type(source).__name__, expected="an array"
         )
     check_no_gradient(source)
-    try:
-        capsule = request_capsule(source)
-    except (BufferError, ValueError) as error:
-        raise ArgumentError(
-            f"this tensor cannot be shared: {error}", location=user_location(), received=type(source).__name__,
-            expected="dense elements in memory",
-        ) from None  # fmt: skip
+    capsule = request_capsule(source)
     found = _capsule_type(capsule)
     if found.code in NUMPY_CODES:
         return np.from_dlpack(_CapsuleSource(capsule, source.__dlpack_device__()))
@@ -143,7 +137,7 @@ def to_array(data: Any, narrow: bool) -> np.ndarray:
     if isinstance(data, (Dim, TypeVar)):
         return np.asarray(size_to_number(data))
     if hasattr(data, "__dlpack__") and not isinstance(data, np.generic):
-        return import_dlpack(data)
+        return _share(data)
     try:
         array = np.asarray(data)
     except ValueError as error:
@@ -156,6 +150,17 @@ def to_array(data: Any, narrow: bool) -> np.ndarray:
             expected="a number, nested lists of numbers, an array or a tensor",
         )  # fmt: skip
     return array.astype(np.float32) if narrow and array.dtype == np.float64 and not hasattr(data, "dtype") else array
+
+
+def _share(source: Any) -> np.ndarray:
+    """`import_dlpack`, with an error for what its library does not hand out, as sparse elements."""
+    try:
+        return import_dlpack(source)
+    except (BufferError, ValueError) as error:
+        raise ArgumentError(
+            f"this tensor cannot be shared: {error}", location=user_location(), received=type(source).__name__,
+            expected="dense elements in memory",
+        ) from None  # fmt: skip
 
 
 def _describe_type(data: Any, array: np.ndarray) -> str:
