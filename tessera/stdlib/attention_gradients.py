@@ -236,7 +236,7 @@ def match_differentiable_attention(
     values = node.args[:3]
     types = [get_tensor_type(v) for v in values]
     dtype = types[0].dtype
-    if weights != dtype or any(t.dtype != dtype or t.policy is not None for t in types):
+    if weights != dtype or any(t.dtype != dtype or t.policy is not None or t.accumulate != f32 for t in types):
         return None
     if any(t.rank > 4 or symbol_names(t.shape) for t in types) or scale <= 0:
         return None

@@ -198,3 +198,12 @@ def test_heads_side_by_side_stay_in_place(arch):
     (found,) = BACKEND.interpreter(artifact)([x.numpy() for x in narrow])
     exact = program(*(x.to(ts.f64) for x in narrow)).numpy()
     assert np.linalg.norm(found.astype(np.float64) - exact) < 5e-3 * np.linalg.norm(exact)
+
+
+def test_long_rows_of_f64_keep_their_weights():
+    """The kernels that compute weights again hold them in f32."""
+    x = np.random.default_rng(2).standard_normal((1, 4, 520, 8))
+    loss = lambda q: (ts.scaled_dot_product_attention(q, q, q, causal=True) ** 2.0).sum()  # noqa: E731
+    found, want = (ts.jit(ts.grad(loss), target=t)(x) for t in ("llvm", "interp"))
+    assert found.dtype == ts.f64
+    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
