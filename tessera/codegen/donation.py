@@ -24,7 +24,18 @@ def reuse_donated(module: Module, donated: Collection[int]) -> Module:
     The pairs (result, argument) are the attribute `reused` of the entry function, which the host plan follows.
     """
     uses = _EntryUses(module)
-    pairs = _find_pairs(uses, donated)
+    return _reuse(module, uses, _find_pairs(uses, donated))
+
+
+def overwrite_arguments(module: Module, wanted: Mapping[int, int]) -> Module:
+    """Let results take the memory of given arguments where that is safe: for each number of a result, a parameter."""
+    uses = _EntryUses(module)
+    first = len(module.main.params) - int(module.main.attrs.get("outputs", 0))
+    pairs = {first + r: i for r, i in wanted.items() if _may_share(uses, i, first + r)}
+    return _reuse(module, uses, pairs if _is_static(module.main) else {})
+
+
+def _reuse(module: Module, uses: _EntryUses, pairs: Mapping[int, int]) -> Module:
     if not pairs:
         return module
     nodes = tuple(n for n in module.main.body.nodes if not uses.copies_to_itself(n, pairs))
@@ -41,17 +52,25 @@ def find_reusable(module: Module, donated: Collection[int]) -> dict[int, int]:
 def _find_pairs(uses: _EntryUses, donated: Collection[int]) -> dict[int, int]:
     main = uses.main
     outputs = int(main.attrs.get("outputs", 0))
-    if "sizes" in main.attrs or "mesh" in main.attrs or not outputs:
+    if not outputs or not _is_static(main):
         return {}
     first = len(main.params) - outputs
     found: dict[int, int] = {}
     for o in range(first, len(main.params)):
         for i in sorted(set(donated) - set(found.values())):
-            same = isinstance(main.params[i].type, RefType) and main.params[i].type == main.params[o].type
-            if same and uses.allow(i, o):
+            if _may_share(uses, i, o):
                 found[o] = i
                 break
     return found
+
+
+def _is_static(main: Function) -> bool:
+    return "sizes" not in main.attrs and "mesh" not in main.attrs
+
+
+def _may_share(uses: _EntryUses, i: int, o: int) -> bool:
+    given, result = (uses.main.params[k].type for k in (i, o))
+    return isinstance(given, RefType) and given == result and uses.allow(i, o)
 
 
 class _EntryUses:

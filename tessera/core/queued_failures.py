@@ -2,7 +2,8 @@
 
 A program whose kernels may report a failure is watched from its call on. The failure is raised by whichever comes
 first: a copy of elements of its stream to the host, an export to another library, the next call of the program,
-`ts.synchronize()`, or the end of the process.
+`ts.synchronize()`, or the end of the process. Programs of `torch.compile` export their results without waiting, as
+PyTorch's own kernels do.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -34,6 +35,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.shape import permute
 from tessera.torch.conversion import convert, find_location, name_op
 from tessera.torch.decompositions import find_decompositions
+from tessera.torch.input_writes import InputWrites, extract_writes
 from tessera.torch.interop import (
     ProgramOptions,
     RunOnTensors,
@@ -193,7 +195,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], **named: Any) -> Callabl
         fw_compiler=partial(compile_graph_module, options=options),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=find_decompositions(),
-        keep_inference_input_mutations=False,
+        keep_inference_input_mutations=True,
     )
     return compiler(module, inputs)
 
@@ -210,6 +212,7 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
         UnsupportedOpError: with `fallback=False`, ops are not taken; it names all of them with their lines.
     """
     support = Support(_choose_device(module), _refuse_random if options.fallback_random else _refuse_nothing)
+    writes = extract_writes(module)
     total = sum(n.op == "call_function" for n in module.graph.nodes)
     _guard_strides(module, support)
     leave_result_views(module, support)
@@ -217,15 +220,34 @@ def compile_graph_module(module: GraphModule, inputs: Sequence[Any], options: Ba
     left = list(support.reasons.items())
     if not options.fallback:
         _refuse_fallbacks(left)
+    overwritten = _find_overwritten(outer, writes) if writes and len(names) == 1 else {}
     with unset_fake_temporarily():
-        pieces = [Piece(cast(GraphModule, outer.get_submodule(name)), options) for name in names]
+        pieces = [Piece(cast(GraphModule, outer.get_submodule(name)), options, overwritten) for name in names]
     for name, piece in zip(names, pieces, strict=True):
         setattr(outer, name, piece)
         left += piece.left
     _count_fallbacks(left)
     _count(graphs=1, pieces=len(names), ops=total - len(left))
     outer.recompile()
-    return make_boxed_func(_find_only_piece(outer) or outer)
+    run = _find_only_piece(outer) or outer
+    return make_boxed_func(writes.apply(run) if writes else run)
+
+
+def _find_overwritten(outer: GraphModule, writes: InputWrites) -> dict[int, int]:
+    """The results of the only piece, by place, that may take the memory of one of its inputs.
+
+    Nothing else of the graph may read the input: PyTorch could do so after the piece.
+    """
+    inputs = [n for n in outer.graph.nodes if n.op == "placeholder"]
+    piece = next(n for n in outer.graph.nodes if n.op == "call_module")
+    results = next(n for n in outer.graph.nodes if n.op == "output").args[0]
+    found = {}
+    for place, result in writes.written:
+        given, item = inputs[place], results[result]
+        is_item = item.target is operator.getitem and item.args[0] is piece
+        if result in writes.private and is_item and set(given.users) <= {piece} and given in piece.args:
+            found[int(item.args[1])] = piece.args.index(given)
+    return found
 
 
 def _guard_strides(module: GraphModule, support: Support) -> None:
@@ -284,10 +306,13 @@ def _find_only_piece(outer: GraphModule) -> Callable[..., Any] | None:
 class Piece(torch.nn.Module):
     """A part of a graph as compiled programs; PyTorch runs it if it cannot be compiled, and `left` says why."""
 
-    def __init__(self, module: GraphModule, options: BackendOptions) -> None:
+    def __init__(
+        self, module: GraphModule, options: BackendOptions, overwritten: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self.options = options
         self.graph_module = module
+        self.overwritten = overwritten  # results that may take the memory of an input
         self.left: list[tuple[Node, str]] = []
         self.fakes = [get_fake(n) for n in module.graph.nodes if n.op == "placeholder"]
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
@@ -404,9 +429,19 @@ class Piece(torch.nn.Module):
         """The program for types and numbers."""
         start = time.perf_counter()
         traced, places = self._trace(values)
-        run = compile_for_tensors(traced, self.program_options)
+        run = compile_for_tensors(traced, self.program_options, self._list_overwritten(places))
         _count(programs=1, seconds=time.perf_counter() - start)
         return _arrange(run, self.orders, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
+
+    def _list_overwritten(self, places: Sequence[int]) -> dict[int, int]:
+        """The results of the program that may take the memory of a tensor: both lie in the same order of axes."""
+        tensors = [i for i, f in enumerate(self.fakes) if isinstance(f, torch.Tensor)]
+        numbers = {r: tensors.index(i) for r, i in self.overwritten.items() if i in tensors}
+        return {
+            places.index(r): t
+            for r, t in numbers.items()
+            if r in places and find_axis_order(self.outputs[r]) == self.orders[t]
+        }
 
     def _trace(self, values: Sequence[Any]) -> tuple[TracedFunction, list[int]]:
         """The Graph function for types and numbers, and which of the piece's results it gives: the others are None.

@@ -5,13 +5,16 @@ Nothing is copied but tensors whose elements are not contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
+from tessera.codegen.contract import get_backend
+from tessera.codegen.donation import overwrite_arguments
 from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import INTERP, count_gpus
 from tessera.core.errors import ArgumentError, user_location
@@ -69,8 +72,13 @@ def choose_target(tensors: Iterable[torch.Tensor], target: str | None = None) ->
     return target or DEVICE_TARGETS[devices.pop()]
 
 
-def compile_for_tensors(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
+def compile_for_tensors(
+    traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int] = MappingProxyType({})
+) -> RunOnTensors:
     """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
+
+    `overwritten`: results, by number, that may take the memory of a tensor, by its number. Where they do, and the
+    tensor is contiguous, what is returned for them shares its memory.
 
     A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
     sets them.
@@ -79,7 +87,7 @@ def compile_for_tensors(traced: TracedFunction, options: ProgramOptions) -> RunO
         ArgumentError: the function seeds Tessera's default generator.
     """
     check_seedless(traced)
-    run = _compile(traced, options)
+    run = _compile(traced, options, overwritten)
     constants = [to_torch(Tensor(a)) for a in traced.captures]
     if options.target == "ptx" and _is_in_place(options) and count_gpus():
         constants = [c.cuda() for c in constants]
@@ -97,7 +105,7 @@ def _is_in_place(options: ProgramOptions) -> bool:
     return options.level is None and not options.debug
 
 
-def _compile(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
+def _compile(traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int]) -> RunOnTensors:
     function = traced.function
     if options.debug or options.level == "graph":
         run = _run_on_arrays(driver.compile_graph(function, INTERP))
@@ -105,7 +113,10 @@ def _compile(traced: TracedFunction, options: ProgramOptions) -> RunOnTensors:
     levels = driver.lower(function, options.target)
     if options.level is not None:
         return _run_on_arrays(driver.compile_level(levels, options.level, options.target))
-    runtime = driver.make_runtime(levels["tile"], options.target)
+    module = levels["tile"]
+    if overwritten and get_backend(options.target).capabilities.donation:
+        module = overwrite_arguments(module, overwritten)
+    runtime = driver.make_runtime(module, options.target)
     if options.target == "ptx" and count_gpus():
         return _run_on_gpu(runtime, [v.type for v in function.results])
     return _run_on_host(runtime) if options.target == "llvm" else _run_on_arrays(runtime.run)
@@ -157,7 +168,7 @@ def _own(result: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _run_on_host(runtime: Any) -> RunOnTensors:
     """A program of the llvm target on the memory of the tensors: PyTorch allocates the results."""
-    known: dict[Any, list[Allocation]] = {}  # by the program of known sizes
+    known: dict[Any, list[Allocation | int]] = {}  # by the program of known sizes
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = [t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous() for t in tensors]
@@ -167,24 +178,29 @@ def _run_on_host(runtime: Any) -> RunOnTensors:
             if len(known) >= MAX_KNOWN:
                 known.clear()
             allocations = known[bound] = _list_allocations(bound.arguments)
-        outputs = [make(shape, dtype=dtype) for make, shape, dtype in allocations]
+        outputs = [held[a] if isinstance(a, int) else a[0](a[1], dtype=a[2]) for a in allocations]
         runtime.launch(bound, [t.data_ptr() for t in held + outputs])
         return outputs
 
     return run
 
 
-def _list_allocations(arguments: ArgumentBinder) -> list[Allocation]:
-    """How PyTorch allocates each result of a program."""
+def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
+    """How PyTorch allocates each result of a program, or the argument whose memory the result takes."""
     return [
-        (torch.zeros if i in arguments.zeroed else torch.empty, p.shape, find_torch_dtype(p.dtype))
+        arguments.reused[i]
+        if i in arguments.reused
+        else (torch.zeros if i in arguments.zeroed else torch.empty, p.shape, find_torch_dtype(p.dtype))
         for i, p in enumerate(arguments.params)
         if p.output
     ]
 
 
 def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
-    """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs."""
+    """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs.
+
+    A call does not wait for its kernels: an index out of bounds is raised by a later call (`core.queued_failures`).
+    """
     from tessera.codegen.ptx.runtime.driver_api import get_gpu
 
     dtypes = [type.dtype for type in results]
@@ -195,9 +211,16 @@ def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
             found = runtime.call(held)
         finally:
             get_gpu().leave_thread()  # a backward pass runs on a thread of PyTorch
-        return [torch.from_dlpack(export_device_array(a, d, a.stream)) for a, d in zip(found, dtypes, strict=True)]
+        return [_share(a, d) for a, d in zip(found, dtypes, strict=True)]
 
     return run
+
+
+def _share(array: Any, dtype: Any) -> torch.Tensor:
+    """A result as a tensor of its memory; one in the memory of an argument is that argument."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_dlpack(export_device_array(array, dtype, array.stream, examined=False))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
