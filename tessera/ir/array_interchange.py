@@ -378,19 +378,15 @@ class _Pointer:
 
 
 def export_device_array(
-    array: DeviceArray, dtype: DType, stream: Any = None, max_version: Any = None, copy: bool | None = None,
-    examined: bool = True,
-) -> Any:  # fmt: skip
+    array: DeviceArray, dtype: DType, stream: Any = None, max_version: Any = None, copy: bool | None = None
+) -> Any:
     """Make a DLPack capsule for another library, whose stream waits for the elements (-1: it does not wait).
 
-    With `examined`, launches on its stream that may report a failure are waited for.
-
     Raises:
-        TesseraError: a launch before it failed.
+        TesseraError: a launch before it failed; one that may still report a failure is waited for.
     """
     memory = array.memory
-    if examined:
-        wait_and_examine(array.stream)
+    wait_and_examine(array.stream)
     target = SYNTHETIC_STREAMS.get(stream, stream)
     if copy:
         array = memory.clone(array, array.stream)

@@ -32,6 +32,7 @@ from tessera.core.types import TensorType
 from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction
 from tessera.ir.tensor import Tensor
+from tessera.ops.tensor.basic import broadcast_to
 from tessera.ops.tensor.shape import permute
 from tessera.torch.conversion import convert, find_location, name_op
 from tessera.torch.decompositions import find_decompositions
@@ -47,6 +48,7 @@ from tessera.torch.partition import (
     Support,
     describe_fake,
     find_axis_order,
+    find_repeated_axes,
     get_fake,
     hint,
     leave_result_views,
@@ -316,7 +318,8 @@ class Piece(torch.nn.Module):
         self.left: list[tuple[Node, str]] = []
         self.fakes = [get_fake(n) for n in module.graph.nodes if n.op == "placeholder"]
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
-        self.orders = [find_axis_order(f) for f in tensors]
+        self.repeated = [find_repeated_axes(f) for f in tensors]
+        self.orders = [find_axis_order(_take_one(f, axes)) for f, axes in zip(tensors, self.repeated, strict=True)]
         output = next(n for n in module.graph.nodes if n.op == "output")
         self.outputs = [get_fake(n) if isinstance(n, Node) else n for n in output.args[0]]
         target = options.target or ("interp" if _interprets(options) else choose_target(tensors))
@@ -431,7 +434,8 @@ class Piece(torch.nn.Module):
         traced, places = self._trace(values)
         run = compile_for_tensors(traced, self.program_options, self._list_overwritten(places))
         _count(programs=1, seconds=time.perf_counter() - start)
-        return _arrange(run, self.orders, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
+        views = [_make_view(axes, order) for axes, order in zip(self.repeated, self.orders, strict=True)]
+        return _arrange(run, views, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
 
     def _list_overwritten(self, places: Sequence[int]) -> dict[int, int]:
         """The results of the program that may take the memory of a tensor: both lie in the same order of axes."""
@@ -440,7 +444,7 @@ class Piece(torch.nn.Module):
         return {
             places.index(r): t
             for r, t in numbers.items()
-            if r in places and find_axis_order(self.outputs[r]) == self.orders[t]
+            if r in places and find_axis_order(self.outputs[r]) == self.orders[t] and not self.repeated[t]
         }
 
     def _trace(self, values: Sequence[Any]) -> tuple[TracedFunction, list[int]]:
@@ -452,7 +456,7 @@ class Piece(torch.nn.Module):
         places: list[int] = []
 
         def piece(*tensors: Tensor) -> list[Tensor]:
-            given = iter([_restore(t, order) for t, order in zip(tensors, self.orders, strict=True)])
+            given = iter([_restore(*each) for each in zip(tensors, self.orders, types, strict=True)])
             outs = convert_piece(*(next(given) if isinstance(v, TensorType) else v for v in values))
             places[:] = [i for i, out in enumerate(outs) if out is not None]
             for i in places:
@@ -464,7 +468,7 @@ class Piece(torch.nn.Module):
             ]
 
         types = [v for v in values if isinstance(v, TensorType)]
-        ordered = [_reorder(t, order) for t, order in zip(types, self.orders, strict=True)]
+        ordered = [_reorder(*each) for each in zip(types, self.repeated, self.orders, strict=True)]
         return Jit(piece).trace(*ordered), places
 
 
@@ -523,13 +527,27 @@ def _describe(value: Any) -> Any:
     return describe_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-def _reorder(type: TensorType, order: Sequence[int] | None) -> TensorType:
-    return type if order is None else type.with_shape(tuple(type.shape[i] for i in order))
+def _take_one(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """A tensor with its first element alone along some axes."""
+    return tensor[tuple(slice(0, 1) if i in axes else slice(None) for i in range(tensor.ndim))] if axes else tensor
 
 
-def _restore(tensor: Tensor, order: Sequence[int] | None) -> Tensor:
-    """A tensor whose axes are in this order with its own order of axes."""
-    return tensor if order is None else permute(tensor, axes=_invert(order))
+def _make_view(axes: Sequence[int], order: Sequence[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes of a tensor the one that a program takes; None where that is the tensor itself."""
+    if not axes:
+        return None if order is None else lambda t: t.permute(order)
+    return lambda t: _take_one(t, axes) if order is None else _take_one(t, axes).permute(order)
+
+
+def _reorder(type: TensorType, repeated: Sequence[int], order: Sequence[int] | None) -> TensorType:
+    shape = tuple(1 if i in repeated else n for i, n in enumerate(type.shape))
+    return type.with_shape(shape if order is None else tuple(shape[i] for i in order))
+
+
+def _restore(tensor: Tensor, order: Sequence[int] | None, type: TensorType) -> Tensor:
+    """A tensor of a program with the axes, and the repeated elements, of PyTorch's."""
+    found = tensor if order is None else permute(tensor, axes=_invert(order))
+    return found if found.shape == type.shape else broadcast_to(found, shape=type.shape)
 
 
 def _invert(order: Sequence[int]) -> tuple[int, ...]:
@@ -538,18 +556,18 @@ def _invert(order: Sequence[int]) -> tuple[int, ...]:
 
 def _arrange(
     run: RunOnTensors,
-    orders: Sequence[tuple[int, ...] | None],
+    views: Sequence[Callable[[torch.Tensor], torch.Tensor] | None],
     result_orders: Sequence[tuple[int, ...] | None],
     places: Sequence[int],
     count: int,
 ) -> RunOnTensors:
     """A program with its tensors in the axis orders of its callers, and None for results that it does not give."""
-    if not any(orders) and not any(result_orders) and len(places) == count:
+    if not any(views) and not any(result_orders) and len(places) == count:
         return run
     inverses = [None if order is None else _invert(order) for order in result_orders]
 
     def arranged(tensors: Sequence[torch.Tensor]) -> list[Any]:
-        given = [t if o is None else t.permute(o) for t, o in zip(tensors, orders, strict=True)]
+        given = [t if view is None else view(t) for t, view in zip(tensors, views, strict=True)]
         results: list[Any] = [None] * count
         for place, out, inverse in zip(places, run(given), inverses, strict=True):
             results[place] = out if inverse is None else out.permute(inverse)

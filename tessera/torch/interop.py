@@ -18,10 +18,10 @@ from tessera.codegen.donation import overwrite_arguments
 from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import INTERP, count_gpus
 from tessera.core.errors import ArgumentError, user_location
-from tessera.core.types import TensorType
+from tessera.core.types import TensorType, as_dtype
 from tessera.frontend.jit.tracing import TracedFunction
 from tessera.interp.sanitizer.report import ACTIVE_CHECKS, Checks
-from tessera.ir.array_interchange import export_device_array
+from tessera.ir.array_interchange import POINTER_ALIGN
 from tessera.ir.tensor import Tensor
 from tessera.runtime import driver
 from tessera.torch.tensors import find_dtype, find_torch_dtype, from_torch, to_torch
@@ -89,14 +89,16 @@ def compile_for_tensors(
     check_seedless(traced)
     run = _compile(traced, options, overwritten)
     constants = [to_torch(Tensor(a)) for a in traced.captures]
-    if options.target == "ptx" and _is_in_place(options) and count_gpus():
-        constants = [c.cuda() for c in constants]
+    device = "cuda" if options.target == "ptx" and _is_in_place(options) and count_gpus() else "cpu"
+    constants = [c.to(device) for c in constants]
     if traced.random is None:
         return (lambda tensors: run([*tensors, *constants])) if constants else run
 
+    first = torch.zeros((), dtype=torch.int64, device=device)
+
     def draw(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        seed = torch.randint(-(1 << 63), (1 << 63) - 1, ())
-        return run([*tensors, *constants, seed, torch.zeros((), dtype=torch.int64)])
+        seed = torch.randint(-(1 << 63), (1 << 63) - 1, (), device=device)
+        return run([*tensors, *constants, seed, first])
 
     return draw
 
@@ -118,7 +120,7 @@ def _compile(traced: TracedFunction, options: ProgramOptions, overwritten: Mappi
         module = overwrite_arguments(module, overwritten)
     runtime = driver.make_runtime(module, options.target)
     if options.target == "ptx" and count_gpus():
-        return _run_on_gpu(runtime, [v.type for v in function.results])
+        return _run_on_gpu(runtime)
     return _run_on_host(runtime) if options.target == "llvm" else _run_on_arrays(runtime.run)
 
 
@@ -196,33 +198,51 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
     ]
 
 
-def _run_on_gpu(runtime: Any, results: Sequence[Any]) -> RunOnTensors:
+def _run_on_gpu(runtime: Any) -> RunOnTensors:
     """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs.
 
-    A call does not wait for its kernels: an index out of bounds is raised by a later call (`core.queued_failures`).
+    PyTorch allocates the results. A call does not wait for its kernels: a later one raises that an index was out of
+    bounds (`core.queued_failures`).
     """
+    from tessera.codegen.ptx.runtime.device_memory import get_device_memory
     from tessera.codegen.ptx.runtime.driver_api import get_gpu
 
-    dtypes = [type.dtype for type in results]
+    memory, gpu = get_device_memory(), get_gpu()
+    known: dict[Any, list[Allocation | int]] = {}  # by the program of known sizes
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [t.detach() if _is_plain(t) else t.detach().resolve_neg().cuda().contiguous() for t in tensors]
+        held = [t if _is_plain(t) else _place(t) for t in tensors]
+        program = runtime.find_resident(held)
+        allocations = known.get(program)
+        if allocations is None:
+            if len(known) >= MAX_KNOWN:
+                known.clear()
+            allocations = known[program] = _list_gpu_allocations(program)
+        outputs = [held[a] if isinstance(a, int) else a[0](a[1], dtype=a[2], device="cuda") for a in allocations]
         try:
-            found = runtime.call(held)
+            program.launch([t.data_ptr() for t in (*held, *outputs)], memory.find_stream())
         finally:
-            get_gpu().leave_thread()  # a backward pass runs on a thread of PyTorch
-        return [_share(a, d) for a, d in zip(found, dtypes, strict=True)]
+            gpu.leave_thread()  # a backward pass runs on a thread of PyTorch
+        return outputs
 
     return run
 
 
-def _share(array: Any, dtype: Any) -> torch.Tensor:
-    """A result as a tensor of its memory; one in the memory of an argument is that argument."""
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_dlpack(export_device_array(array, dtype, array.stream, examined=False))
+def _list_gpu_allocations(program: Any) -> list[Allocation | int]:
+    """As `_list_allocations`, for a program on a GPU."""
+    return [
+        (torch.zeros if zeroed else torch.empty, shape, find_torch_dtype(as_dtype(dtype))) if source is None else source
+        for shape, dtype, zeroed, source in program.list_results()
+    ]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory on a GPU holds its elements in order."""
-    return tensor.is_cuda and tensor.is_contiguous() and not tensor.is_neg()
+    """Whether a tensor's memory on a GPU holds its elements in order, where kernels can read it."""
+    plain = tensor.is_cuda and tensor.is_contiguous() and not tensor.is_neg()
+    return plain and not tensor.data_ptr() % POINTER_ALIGN
+
+
+def _place(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor's elements on the GPU, in order."""
+    made = tensor.detach().resolve_neg().cuda().contiguous()
+    return made.clone() if made.data_ptr() % POINTER_ALIGN else made

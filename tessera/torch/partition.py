@@ -326,6 +326,18 @@ def find_axis_order(fake: torch.Tensor) -> tuple[int, ...] | None:
     return None if plain else tuple(order)
 
 
+def find_repeated_axes(fake: torch.Tensor) -> tuple[int, ...]:
+    """The axes along which a tensor repeats the same elements (`expand`): a program takes one of them.
+
+    >>> find_repeated_axes(torch.empty(2, 1).expand(2, 3))
+    (1,)
+    """
+    sizes, strides = fake.shape, fake.stride()
+    if not all(isinstance(n, int) for n in (*sizes, *strides)):
+        return ()
+    return tuple(i for i, (n, s) in enumerate(zip(sizes, strides, strict=True)) if n > 1 and s == 0)
+
+
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     step = 1
     for n, stride in zip(reversed(sizes), reversed(strides), strict=True):

@@ -3,24 +3,29 @@ maximum."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import int64, to_python_numbers
+from tessera.core.types import int32, int64, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
-from tessera.ops.tensor.elementwise import less, maximum, minimum, where
+from tessera.ops.tensor.elementwise import equal, greater_equal, less, less_equal, maximum, minimum, where
+from tessera.ops.tensor.logic import logical_and, logical_not
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.reduce import apply_root, argmax, find_neutral_element, max, mean, sum
 from tessera.ops.tensor.scatter import scatter
-from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, squeeze
+from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, slice_, squeeze
+
+MAX_COMPARED = 64  # elements of a window that are compared one after the other
+MAX_VISITED = 16  # windows of a place that its derivative visits
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,40 @@ class Windows:
     def maximum(self, return_indices: bool) -> Any:
         """The largest element of each window, and its index in the flattened axes of the input."""
         largest = max(self.values, axis=2)
-        return (largest, self._flat_index(argmax(self.values, axis=2))) if return_indices else largest
+        return (largest, self._flat_index(_find_largest(self.values))) if return_indices else largest
 
     def _flat_index(self, element: Tensor) -> Tensor:
-        rank, found = len(self.kernel), as_tensor(0)
+        rank = len(self.kernel)
+        found: Any = 0
         for axis in range(rank):
             inner = math.prod(self.kernel[axis + 1 :])
             offset = (element // inner) % self.kernel[axis] * self.step[axis]
-            found = found * self.sizes[axis] + (offset + along_axis(self.starts[axis], axis, rank))
+            place = offset + along_axis(self.starts[axis], axis, rank)
+            found = found * self.sizes[axis] + maximum(place, 0)  # of a window of -inf alone the padding is first
         return found
+
+
+def _find_largest(values: Tensor) -> Tensor:
+    """The number of the first largest element, or of the first NaN, of windows [B, C, elements, counts].
+
+    Those of few elements are compared one after the other, so that no windows are stored.
+    """
+    count = values.shape[2]
+    if not isinstance(count, int) or count > MAX_COMPARED:
+        return argmax(values, axis=2)
+    best, found = _take_element(values, 0), full(shape=(), value=0, dtype=int32)
+    for i in range(1, count):
+        each = _take_element(values, i)
+        better = logical_not(less_equal(each, best))  # also where it is NaN
+        better = logical_and(better, equal(best, best)) if values.dtype.is_float else better
+        best, found = where(better, each, best), where(better, full(shape=(), value=i, dtype=int32), found)
+    return cast(broadcast_to(found, shape=best.shape), dtype=int64)
+
+
+def _take_element(values: Tensor, number: int) -> Tensor:
+    start, stop = [0] * values.ndim, list(values.shape)
+    start[2], stop[2] = number, number + 1
+    return squeeze(slice_(values, start=tuple(start), stop=tuple(stop), step=(1,) * values.ndim), 2)
 
 
 def along_axis(vector: Tensor, axis: int, rank: int) -> Tensor:
@@ -195,6 +225,35 @@ def _max_pool(
 ) -> Any:
     plan = _plan(x, kernel, stride, padding, dilation, ceil)
     return plan.extract(x, find_lowest_value(x)).maximum(indices)
+
+
+def pull_back_maximum(
+    g: Tensor, indices: Tensor, sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """The derivative [B, C, sizes] of a max-pool for that of its result, from the indices of the maxima.
+
+    Each place adds up what the windows that cover it hold for it, so that nothing is scattered. None where a place has
+    more windows than are worth visiting.
+    """
+    turns = [range(-(-k // s)) for k, s in zip(kernel, stride, strict=True)]
+    if math.prod(map(len, turns)) > MAX_VISITED:
+        return None
+    rank, flat = len(sizes), reshape(iota(shape=(math.prod(sizes),)), shape=tuple(sizes))
+    total: Any = None
+    for turn in itertools.product(*turns):
+        part, at, covered = g, indices, None
+        for axis, (n, k, s, p, j) in enumerate(zip(sizes, kernel, stride, padding, turn, strict=True)):
+            place = iota(shape=(n,)) + p
+            window = place // s - j
+            count = g.shape[2 + axis]
+            inside = logical_and(less(place - window * s, k), logical_and(greater_equal(window, 0), less(window, count)))
+            window = minimum(maximum(window, 0), count - 1)
+            part, at = gather(part, window, axis=2 + axis), gather(at, window, axis=2 + axis)
+            inside = along_axis(inside, axis, rank)
+            covered = inside if covered is None else logical_and(covered, inside)
+        term = where(logical_and(covered, equal(at, flat)), part, 0)
+        total = term if total is None else total + term
+    return total
 
 
 @composite

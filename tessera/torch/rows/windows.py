@@ -127,7 +127,14 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
     def row(
         g: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, at: Tensor
     ) -> Tensor:
-        return scatter_flat(g, at, x.shape, rank)
+        size, reach = per_axis(kernel, rank), per_axis(dilation, rank)
+        windows = (size, per_axis(stride, rank, size), per_axis(padding, rank))
+        if set(reach) != {1} or not all(isinstance(n, int) for n in (*x.shape, *g.shape)):
+            return scatter_flat(g, at, x.shape, rank)
+        shape = x.shape if x.ndim == rank + 2 else (1, *x.shape)
+        given, places = (reshape(v, shape=(*shape[:2], *v.shape[-rank:])) for v in (wide(g), at))
+        found = pooling.pull_back_maximum(given, places, shape[2:], *windows)
+        return scatter_flat(g, at, x.shape, rank) if found is None else narrow_to(reshape(found, shape=x.shape), g.dtype)
 
     return row
 

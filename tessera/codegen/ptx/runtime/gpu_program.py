@@ -231,6 +231,10 @@ class SizedGpuProgram:
         """As `ResidentProgram.call`, for the sizes of these arrays."""
         return self._programs.find(arrays).call(arrays, constants)
 
+    def find_resident(self, arrays: Sequence[Any]) -> ResidentProgram:
+        """The program for the sizes of these arrays or tensors."""
+        return self._programs.find(arrays).resident
+
     def measure(self, arrays: Sequence[Any]) -> float:
         """As `GpuProgram.measure`, for the sizes of these arrays."""
         program = self._programs.find(arrays)
@@ -267,7 +271,8 @@ class GpuProgram:
                 self.launches.append(self._prepare_launch(module, plan, each, occupied))
         self._watch = LaunchWatch(self._find_reporting(), device.driver)
         self._carveout = CarveoutTrial()
-        self.call = ResidentProgram(plan, get_device_memory(), self._bind_resident).call
+        self.resident = ResidentProgram(plan, get_device_memory(), self._bind_resident)
+        self.call = self.resident.call
 
     def _prepare_launch(
         self, module: Any, plan: Mapping[str, Any], launch: Mapping[str, Any], occupied: int

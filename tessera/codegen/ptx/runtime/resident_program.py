@@ -94,6 +94,20 @@ class ResidentProgram:
         self._run(tuple(key), stream)
         return results
 
+    def list_results(self) -> list[tuple[tuple[int, ...], np.dtype, bool, int | None]]:
+        """Of each result the shape, the dtype, whether its memory must hold zeros, and whose argument's memory it takes."""
+        return [(shape, dtype, zeroed, source) for shape, dtype, zeroed, source, _ in self._results]
+
+    def launch(self, addresses: Sequence[int], stream: int) -> None:
+        """Run on memory of the caller: addresses of the arguments, then of the results, multiples of 16 bytes.
+
+        Shapes and dtypes are not checked.
+
+        Raises:
+            ExecutionError, OutOfBoundsError: an earlier call failed.
+        """
+        self._run((stream, *addresses), stream)
+
     def _run(self, key: tuple[Any, ...], stream: int) -> None:
         with self._lock:
             (self._bound.get(key) or self._find(key, stream))()
