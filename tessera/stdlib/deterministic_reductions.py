@@ -158,6 +158,9 @@ def update_in_place(x: Any, places: Any, updates: Any, mode: str, check: PlaceCh
 
 NARROW_COLS = 64  # rows of fewer elements share a program
 SEGMENT_ELEMENTS = 1024  # of the block of a program
+# Updates of a step, whose loads do not wait for each other: of a row, and of rows that share a program, most of which have
+# few.
+AHEAD, FEW_AHEAD = 8, 2
 
 
 @kernel
@@ -180,7 +183,13 @@ def combine_segments(x, order, starts, updates, out, *, state, cols, mode):
     """
     lead, row, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
     total = tile.cast(tile.load(x[lead, row, first : first + cols], edge="clip"), state)
-    for p in tile.range(starts[row], starts[row + 1], 1):
+    begin, end = starts[row], starts[row + 1]
+    last = end - (end - begin) % AHEAD
+    for p in tile.range(begin, last, AHEAD):
+        for i in tile.static_range(AHEAD):
+            more = tile.cast(tile.load(updates[lead, order[p + i], first : first + cols], edge="clip"), state)
+            total = combine_update(total, more, mode)
+    for p in tile.range(last, end, 1):
         more = tile.cast(tile.load(updates[lead, order[p], first : first + cols], edge="clip"), state)
         total = combine_update(total, more, mode)
     tile.store(out[lead, row, first : first + cols], tile.cast(total, out.dtype), edge="clip")
@@ -194,11 +203,13 @@ def combine_narrow_segments(x, order, starts, updates, out, *, state, rows, cols
     begin, end = starts[row], starts[row + 1]
     column = tile.broadcast(tile.reshape(tile.minimum(tile.arange(0, cols), x.shape[2] - 1), (1, cols)), (rows, cols))
     total = tile.cast(tile.load(x[lead, top : top + rows, 0:cols], edge="clip"), state)
-    for i in tile.range(0, tile.max(end - begin), 1):
-        inside = tile.broadcast(tile.reshape(begin + i < end, (rows, 1)), (rows, cols))
-        place = tile.broadcast(tile.reshape(order[tile.minimum(begin + i, last)], (rows, 1)), (rows, cols))
-        more = tile.cast(updates[lead, place, column], state)
-        total = tile.where(inside, combine_update(total, more, mode), total)
+    for first in tile.range(0, tile.max(end - begin), FEW_AHEAD):
+        for i in tile.static_range(FEW_AHEAD):
+            number = begin + first + i
+            inside = tile.broadcast(tile.reshape(number < end, (rows, 1)), (rows, cols))
+            place = tile.broadcast(tile.reshape(order[tile.minimum(number, last)], (rows, 1)), (rows, cols))
+            more = tile.cast(updates[lead, place, column], state)
+            total = tile.where(inside, combine_update(total, more, mode), total)
     tile.store(out[lead, top : top + rows, 0:cols], tile.cast(total, out.dtype), edge="clip")
 
 

@@ -24,8 +24,9 @@ from tessera.ops.tensor.shape import reshape
 # mypy: disable-error-code="operator, attr-defined, index"
 
 WORD_BITS, WORD_LOG = 16, 4  # the bits between the lowest ones of two words, and their logarithm
-WORDS = 16  # of a number: f32 has 254 exponents
-SPECIAL = WORDS  # the word that counts infinities, positive ones from bit 0 on and negative ones from bit 24 on
+# The first word that finite elements reach, and how many they reach: f32 has 254 exponents, f16 those of -24 to 15. One
+# more word counts infinities, positive ones from bit 0 on and negative ones from bit 24 on.
+WORDS = {f32: (0, 16), bf16: (0, 16), f16: (6, 3)}
 MAX_ADDENDS = (1 << 24) - 1  # of a number, for which its words have room
 LEAST_EXPONENT = -149  # of f32: the power of two of the lowest bit of word 0
 BLOCK = 1024  # updates of a program
@@ -50,8 +51,8 @@ def load_updates(places, updates, first, *, rows, count, rest, block):
     return given, (outer // count * rows + places[outer % count]) * rest + element % rest, inside
 
 
-def split_float(x):
-    """Which word the elements of a block of f32 are added to, and the integers that are added."""
+def split_float(x, low, words):
+    """Which of the words from `low` on the elements of a block of f32 are added to, and the integers that are added."""
     bits = bitcast(x, int32)
     exponent, fraction = (bits >> 23) & 255, bits & 0x7FFFFF
     whole = tile.cast(tile.where(exponent > 0, fraction | 0x800000, fraction), "int64")
@@ -60,16 +61,16 @@ def split_float(x):
     infinite, both = tile.where(bits < 0, 1 << 24, 1), (1 << 24) + 1  # infinities of both signs give NaN
     addend = tile.where(exponent == 255, tile.where(fraction != 0, both, infinite), 0)
     finite = tile.where(bits < 0, -shifted, shifted)
-    word = tile.where(exponent == 255, SPECIAL, above >> WORD_LOG)
+    word = tile.where(exponent == 255, words, (above >> WORD_LOG) - low)
     return word, tile.where(exponent == 255, tile.cast(addend, "int64"), finite)
 
 
 @kernel
-def add_floats(places, updates, table, *, rows, count, rest, block):
-    """Add the elements of `updates` to numbers of `table` [copies, words, numbers], on the grid (blocks,)."""
+def add_floats(places, updates, table, *, rows, count, rest, block, low):
+    """Add the elements of `updates` to numbers of `table` [copies, words + 1, numbers], on the grid (blocks,)."""
     program = tile.program_id(0)
     given, slot, inside = load_updates(places, updates, program * block, rows=rows, count=count, rest=rest, block=block)
-    word, addend = split_float(tile.cast(given, "f32"))
+    word, addend = split_float(tile.cast(given, "f32"), low, table.shape[1] - 1)
     copy = tile.broadcast(tile.reshape(program % table.shape[0], (1,)), (block,))
     tile.atomic_add(table[copy, tile.cast(word, "int64"), slot], addend, mask=inside & (addend != 0))
 
@@ -83,30 +84,23 @@ def add_integers(places, updates, table, *, rows, count, rest, block):
     tile.atomic_add(table[copy, slot], tile.cast(given, table.dtype), mask=inside)
 
 
-def pick_word(words, number):
-    """One row of a block of words."""
-    rows = tile.reshape(tile.arange(0, words.shape[0]), (words.shape[0], 1))
-    return tile.sum(tile.where(tile.broadcast(rows == number, words.shape), words, 0), axis=0)
-
-
 @kernel
-def round_sums(x, table, out, *, block):
-    """out[n] = x[n] plus number n of `table` [words, numbers], rounded once, on the grid (ceil(numbers / block),)."""
-    first = tile.program_id(0) * block
-    words = tile.load(table[0:WORDS, first : first + block], edge="clip")
+def round_sums(x, table, out, *, block, low):
+    """out[n] = x[n] plus number n of `table` [words + 1, numbers], rounded once, on the grid (ceil(numbers / block),)."""
+    first, words = tile.program_id(0) * block, table.shape[0] - 1
     carry = tile.zeros((block,), "int64")
-    for number in tile.static_range(WORDS):
-        carry = (pick_word(words, number) + carry) >> WORD_BITS
+    for number in tile.static_range(words):
+        carry = (tile.load(table[number, first : first + block], edge="clip") + carry) >> WORD_BITS
     negative = carry < 0
     carry, total = tile.zeros((block,), "int64"), tile.zeros((block,), "f64")
-    for number in tile.static_range(WORDS):
-        word = pick_word(words, number)
+    for number in tile.static_range(words):
+        word = tile.load(table[number, first : first + block], edge="clip")
         part = tile.where(negative, -word, word) + carry
         carry = part >> WORD_BITS
         digit = part - (carry << WORD_BITS)
-        total = total + tile.cast(digit, "f64") * 2.0 ** (LEAST_EXPONENT + number * WORD_BITS)
-    total = total + tile.cast(carry, "f64") * 2.0 ** (LEAST_EXPONENT + WORDS * WORD_BITS)
-    special = tile.load(table[SPECIAL, first : first + block], edge="clip")
+        total = total + tile.cast(digit, "f64") * 2.0 ** (LEAST_EXPONENT + (low + number) * WORD_BITS)
+    total = total + tile.cast(carry, "f64") * 2.0 ** (LEAST_EXPONENT + (low + words) * WORD_BITS)
+    special = tile.load(table[words, first : first + block], edge="clip")
     total = tile.where(negative, -total, total)
     total = tile.where((special & MAX_ADDENDS) != 0, float("inf"), total)
     # Infinities of both signs are NaN, as their sum.
@@ -127,7 +121,7 @@ def is_exact(dtype: DType, sizes: Sequence[int], count: int) -> bool:
     if lead * rest > MAX_WIDTH:
         return False
     if dtype.is_float:
-        return dtype in (f32, bf16, f16) and count <= MAX_ADDENDS and numbers <= max(min(updates, MAX_NUMBERS), 1 << 16)
+        return dtype in WORDS and count <= MAX_ADDENDS and numbers <= max(min(updates, MAX_NUMBERS), 1 << 16)
     return dtype.is_integer and numbers <= max(4 * updates, 1 << 22)
 
 
@@ -149,12 +143,13 @@ def add_exactly(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         wide = x.dtype if x.dtype in (int32, int64) else int64
         table = launch(add_integers, grid, places, flat, full(shape=(copies, numbers), value=0, dtype=wide), **sizes)
         return x + cast(reshape(_join_copies(table), shape=x.shape), dtype=x.dtype)
-    zeros = full(shape=(copies, WORDS + 1, numbers), value=0, dtype=int64)
-    table = launch(add_floats, grid, places, flat, zeros, **sizes)
+    low, count = WORDS[x.dtype]
+    zeros = full(shape=(copies, count + 1, numbers), value=0, dtype=int64)
+    table = launch(add_floats, grid, places, flat, zeros, **sizes, low=low)
     words = _join_copies(table)
     memory, held = OutputMemory(TensorType((numbers,), x.dtype)), min(JOINED, 1 << (numbers - 1).bit_length())
     found = launch(
-        round_sums, (ceil_divide(numbers, held),), reshape(x, shape=(numbers,)), words, memory, block=held
+        round_sums, (ceil_divide(numbers, held),), reshape(x, shape=(numbers,)), words, memory, block=held, low=low
     )  # fmt: skip
     return reshape(found, shape=x.shape)
 

@@ -41,7 +41,7 @@ from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
-from tessera.stdlib.exact_sums import add_exactly, is_exact
+from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
 from tessera.stdlib.extreme_places import divides_rows, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
@@ -57,6 +57,7 @@ from tessera.stdlib.thin_products import ThinProduct, match_thin_product
 
 # Up to this many pairs of index and update the lowering is as fast, and can be fused.
 MAX_DENSE_PAIRS = 256
+MAX_SUMMED_ROWS = 8
 
 
 def load_library_launches() -> Rules:
@@ -150,6 +151,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None
     if serial:
         return _lower_serially(node, uses, "add")
+    if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
+        return None  # a sum of the chosen updates for each row: one program would walk the many updates of a row
     exact = is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:

@@ -288,18 +288,27 @@ def _refuse_fallbacks(found: Sequence[tuple[Node, str]]) -> None:
 
 
 def _find_only_piece(outer: GraphModule) -> Callable[..., Any] | None:
-    """The only piece of a graph that does nothing else but pass its results on in order; None for other graphs."""
-    nodes = [n for n in outer.graph.nodes if n.op != "placeholder"]
-    calls = [n for n in nodes if n.op == "call_module"]
+    """The only piece of a graph that does nothing but choose its arguments and its results; None for other graphs."""
     params = [n for n in outer.graph.nodes if n.op == "placeholder"]
-    if len(calls) != 1 or list(calls[0].args) != params:
+    calls = [n for n in outer.graph.nodes if n.op == "call_module"]
+    if len(calls) != 1 or any(a not in params for a in calls[0].args):
         return None
-    items = [n for n in nodes if n.op == "call_function"]
-    expected = [n for n in items if n.target is operator.getitem and n.args[0] is calls[0]]
-    if items != expected or len(nodes) != len(items) + 2 or list(nodes[-1].args[0]) != items:
+    items = [n for n in outer.graph.nodes if n.op == "call_function"]
+    results = next(n for n in outer.graph.nodes if n.op == "output").args[0]
+    if any(n.target is not operator.getitem or n.args[0] is not calls[0] for n in items):
         return None
-    piece: Any = outer.get_submodule(calls[0].target)
-    return piece.run if [n.args[1] for n in items] == list(range(len(items))) else None
+    if any(r not in items for r in results):
+        return None
+    run = cast(Piece, outer.get_submodule(calls[0].target)).run
+    given, taken = [params.index(a) for a in calls[0].args], [r.args[1] for r in results]
+    if given == list(range(len(params))) and taken == list(range(len(items))):
+        return run
+
+    def choose(*inputs: Any) -> list[Any]:
+        found = run(*[inputs[i] for i in given])
+        return [found[k] for k in taken]
+
+    return choose
 
 
 # A piece: a graph that is compiled, once for each combination of sizes.

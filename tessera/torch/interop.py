@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from tessera.ir.array_interchange import POINTER_ALIGN
 from tessera.ir.tensor import Tensor
 from tessera.runtime import driver
 from tessera.torch.tensors import find_dtype, find_torch_dtype, from_torch, to_torch
+
+if TYPE_CHECKING:
+    from tessera.codegen.ptx.runtime.gpu_program import GpuProgram, SizedGpuProgram
+    from tessera.codegen.ptx.runtime.resident_program import ResidentProgram
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorType:
@@ -120,7 +124,7 @@ def _compile(traced: TracedFunction, options: ProgramOptions, overwritten: Mappi
         module = overwrite_arguments(module, overwritten)
     runtime = driver.make_runtime(module, options.target)
     if options.target == "ptx" and count_gpus():
-        return _run_on_gpu(runtime)
+        return _run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime))
     return _run_on_host(runtime) if options.target == "llvm" else _run_on_arrays(runtime.run)
 
 
@@ -198,7 +202,7 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
     ]
 
 
-def _run_on_gpu(runtime: Any) -> RunOnTensors:
+def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram) -> RunOnTensors:
     """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs.
 
     PyTorch allocates the results. A call does not wait for its kernels: a later one raises that an index was out of
@@ -228,7 +232,7 @@ def _run_on_gpu(runtime: Any) -> RunOnTensors:
     return run
 
 
-def _list_gpu_allocations(program: Any) -> list[Allocation | int]:
+def _list_gpu_allocations(program: ResidentProgram) -> list[Allocation | int]:
     """As `_list_allocations`, for a program on a GPU."""
     return [
         (torch.zeros if zeroed else torch.empty, shape, find_torch_dtype(as_dtype(dtype))) if source is None else source

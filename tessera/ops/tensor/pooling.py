@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
-from tessera.core.types import int32, int64, to_python_numbers
+from tessera.core.types import DType, int32, int64, to_python_numbers
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, full
@@ -25,6 +25,7 @@ from tessera.ops.tensor.scatter import scatter
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, slice_, squeeze
 
 MAX_COMPARED = 64  # elements of a window that are compared one after the other
+MAX_SMALL = 1 << 30  # places that are counted in 32 bits, with room for those around them
 MAX_VISITED = 16  # windows of a place that its derivative visits
 
 
@@ -47,14 +48,14 @@ class Windows:
         return (largest, self._flat_index(_find_largest(self.values))) if return_indices else largest
 
     def _flat_index(self, element: Tensor) -> Tensor:
-        rank = len(self.kernel)
-        found: Any = 0
+        rank, dtype = len(self.kernel), find_index_type(self.sizes)
+        element, found = cast(element, dtype=dtype), full(shape=(), value=0, dtype=dtype)
         for axis in range(rank):
             inner = math.prod(self.kernel[axis + 1 :])
             offset = (element // inner) % self.kernel[axis] * self.step[axis]
-            place = offset + along_axis(self.starts[axis], axis, rank)
+            place = offset + along_axis(cast(self.starts[axis], dtype=dtype), axis, rank)
             found = found * self.sizes[axis] + maximum(place, 0)  # of a window of -inf alone the padding is first
-        return found
+        return cast(found, dtype=int64)
 
 
 def _find_largest(values: Tensor) -> Tensor:
@@ -71,7 +72,12 @@ def _find_largest(values: Tensor) -> Tensor:
         better = logical_not(less_equal(each, best))  # also where it is NaN
         better = logical_and(better, equal(best, best)) if values.dtype.is_float else better
         best, found = where(better, each, best), where(better, full(shape=(), value=i, dtype=int32), found)
-    return cast(broadcast_to(found, shape=best.shape), dtype=int64)
+    return broadcast_to(found, shape=best.shape)
+
+
+def find_index_type(sizes: Sequence[Any]) -> DType:
+    """The integers that count the elements of these axes: of 32 bits where they are few enough."""
+    return int32 if all(isinstance(n, int) for n in sizes) and math.prod(sizes) < MAX_SMALL else int64
 
 
 def _take_element(values: Tensor, number: int) -> Tensor:
@@ -228,7 +234,12 @@ def _max_pool(
 
 
 def pull_back_maximum(
-    g: Tensor, indices: Tensor, sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    g: Tensor,
+    indices: Tensor,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
 ) -> Tensor | None:
     """The derivative [B, C, sizes] of a max-pool for that of its result, from the indices of the maxima.
 
@@ -238,15 +249,19 @@ def pull_back_maximum(
     turns = [range(-(-k // s)) for k, s in zip(kernel, stride, strict=True)]
     if math.prod(map(len, turns)) > MAX_VISITED:
         return None
-    rank, flat = len(sizes), reshape(iota(shape=(math.prod(sizes),)), shape=tuple(sizes))
+    rank, dtype = len(sizes), find_index_type(sizes)
+    flat = reshape(iota(shape=(math.prod(sizes),), dtype=dtype), shape=tuple(sizes))
+    indices = cast(indices, dtype=dtype)
     total: Any = None
     for turn in itertools.product(*turns):
         part, at, covered = g, indices, None
         for axis, (n, k, s, p, j) in enumerate(zip(sizes, kernel, stride, padding, turn, strict=True)):
-            place = iota(shape=(n,)) + p
+            place = iota(shape=(n,), dtype=dtype) + p
             window = place // s - j
             count = g.shape[2 + axis]
-            inside = logical_and(less(place - window * s, k), logical_and(greater_equal(window, 0), less(window, count)))
+            inside = logical_and(
+                less(place - window * s, k), logical_and(greater_equal(window, 0), less(window, count))
+            )
             window = minimum(maximum(window, 0), count - 1)
             part, at = gather(part, window, axis=2 + axis), gather(at, window, axis=2 + axis)
             inside = along_axis(inside, axis, rank)

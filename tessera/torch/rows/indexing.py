@@ -256,8 +256,10 @@ def _(x, dim, index, source, alpha=1):
     if x.dtype.kind == "bool":
         hits = scatter_add(zeros(x.shape, int32), index, cast(source, dtype=int32), axis=dim)
         return e.bitwise_or(x, e.not_equal(hits, 0))
+    if alpha == 1:  # sums of 16-bit floats are accumulated in more bits as they are
+        return scatter_add(x, index, _along(source, x, dim, index), axis=dim)
     part = _along(wide(source), x, dim, index)
-    part = part if alpha == 1 else part * convert(alpha, part.dtype)
+    part = part * convert(alpha, part.dtype)
     return narrow_to(scatter_add(wide(x), index, part, axis=dim), x.dtype)
 
 

@@ -134,7 +134,9 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
         shape = x.shape if x.ndim == rank + 2 else (1, *x.shape)
         given, places = (reshape(v, shape=(*shape[:2], *v.shape[-rank:])) for v in (wide(g), at))
         found = pooling.pull_back_maximum(given, places, shape[2:], *windows)
-        return scatter_flat(g, at, x.shape, rank) if found is None else narrow_to(reshape(found, shape=x.shape), g.dtype)
+        return (
+            scatter_flat(g, at, x.shape, rank) if found is None else narrow_to(reshape(found, shape=x.shape), g.dtype)
+        )
 
     return row
 

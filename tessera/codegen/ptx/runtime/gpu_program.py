@@ -428,6 +428,10 @@ class GpuProgram:
             for each in reporting:
                 each.check_buffers(drv)
 
+    def find_resident(self, arrays: Sequence[Any]) -> ResidentProgram:
+        """The program for arrays of the GPU."""
+        return self.resident
+
     def _check_alignment(self, given: Sequence[Any]) -> None:
         for address, param in zip(given, self.params, strict=True):
             if param["role"] != "scalar" and address % POINTER_ALIGN:
