@@ -122,7 +122,7 @@ error(dim_value)(error_rules.bound_constant)
 
 
 def _infer_cast(x: TensorType, *, dtype: DType | Policy) -> TensorType:
-    return TensorType(x.shape, dtype.storage, dtype) if isinstance(dtype, Policy) else x.with_dtype(dtype)
+    return TensorType(x.shape, dtype.storage, dtype) if isinstance(dtype, Policy) else TensorType(x.shape, dtype)
 
 
 def _canonicalise_cast(x: TensorType, *, dtype: Any) -> dict[str, Any]:
@@ -140,7 +140,8 @@ def _canonicalise_cast(x: TensorType, *, dtype: Any) -> dict[str, Any]:
 def cast(x: Any, *, dtype: DType | Policy) -> Any:
     """`x` with elements converted to `dtype`: nearest-even; float to integer goes toward zero and saturates.
 
-    A policy (`ts.bf16 @ ts.accum(ts.f32)`) becomes part of the result's type, and its rounding is that of the cast.
+    A policy (`ts.bf16 @ ts.accum(ts.f32)`) becomes part of the result's type, and its rounding is that of the cast; an
+    element type alone removes the policy of `x`.
     """
     return x if isinstance(dtype, Policy) else convert(x, dtype)
 
