@@ -158,8 +158,7 @@ def update_in_place(x: Any, places: Any, updates: Any, mode: str, check: PlaceCh
 
 NARROW_COLS = 64  # rows of fewer elements share a program
 SEGMENT_ELEMENTS = 1024  # of the block of a program
-# Updates of a step, whose loads do not wait for each other: of a row, and of rows that share a program, most of which have
-# few.
+# Updates of a step, whose loads do not wait for each other: of a row, and of rows that share a program, most with few.
 AHEAD, FEW_AHEAD = 8, 2
 
 

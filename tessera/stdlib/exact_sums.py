@@ -86,7 +86,7 @@ def add_integers(places, updates, table, *, rows, count, rest, block):
 
 @kernel
 def round_sums(x, table, out, *, block, low):
-    """out[n] = x[n] plus number n of `table` [words + 1, numbers], rounded once, on the grid (ceil(numbers / block),)."""
+    """out[n] = x[n] plus number n of `table` [words + 1, numbers], rounded once: grid (ceil(numbers / block),)."""
     first, words = tile.program_id(0) * block, table.shape[0] - 1
     carry = tile.zeros((block,), "int64")
     for number in tile.static_range(words):

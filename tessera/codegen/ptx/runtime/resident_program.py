@@ -95,7 +95,7 @@ class ResidentProgram:
         return results
 
     def list_results(self) -> list[tuple[tuple[int, ...], np.dtype, bool, int | None]]:
-        """Of each result the shape, the dtype, whether its memory holds zeros first, and the argument in whose memory."""
+        """Of each result the shape, the dtype, whether its memory holds zeros first, and whose memory it takes."""
         return [(shape, dtype, zeroed, source) for shape, dtype, zeroed, source, _ in self._results]
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
