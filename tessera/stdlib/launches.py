@@ -53,6 +53,7 @@ from tessera.stdlib.running_sums import running_sums
 from tessera.stdlib.small_matrices import factor_batch, factor_lanes, fits_lanes, is_small, solve_batch, solve_lanes
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
+from tessera.stdlib.summed_products import match_summed_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
 
 # Up to this many pairs of index and update the lowering is as fast, and can be fused.
@@ -326,9 +327,12 @@ library_operands[reduce.sum] = contractions.dot
 
 @library_lowerings(reduce.sum)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """The gradient of weights of a convolution, which reads its windows in place."""
+    """The gradient of weights of a convolution, which reads its windows in place; on tensor cores a sum of products."""
     found = match_window_gradient(uses, node) if plan.indirect_windows else None
-    return None if found is None else LibraryLowering(found.operands, found.compute)
+    if found is not None:
+        return LibraryLowering(found.operands, found.compute)
+    summed = match_summed_product(uses, node) if plan.tensor_cores else None
+    return None if summed is None else LibraryLowering((summed.left.source, summed.right.source), summed.compute)
 
 
 @library_lowerings(reduce.argmin, reduce.argmax)

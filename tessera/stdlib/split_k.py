@@ -28,6 +28,7 @@ from tessera.stdlib.split_products import (
     BF16_RATE,
     BUSY_PROGRAMS,
     MEMORY_RATE,
+    MOVES,
     ProductOperand,
     find_narrow_type,
     find_operand,
@@ -36,7 +37,7 @@ from tessera.stdlib.split_products import (
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
-COLUMNS, MORE_COLUMNS = 128, 256  # of a block of results
+FEW_COLUMNS, COLUMNS, MORE_COLUMNS = 64, 128, 256  # of a block of results
 ROUND_BYTES = 128  # of the rows that a round contracts
 LEAST_DEPTH = 512  # elements of a part of the contraction
 FEW_ROWS = 15  # products of so many rows are bound by memory
@@ -99,6 +100,7 @@ class ChunkedProduct:
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The product of the operands' sources."""
         (batch, m, k, n), (left, right) = self.sizes, self.copies
+        a, b = self.left.move(a), self.right.move(b)
         a, b = (copy.apply(shape.reshape(x, shape=copy.sizes)) for x, copy in ((a, left), (b, right)))
         wide = RESULT_TYPES[a.dtype][0]
         memory = OutputMemory(TensorType((self.chunks, batch, m, n), wide if self.chunks > 1 else self.dtype))
@@ -122,15 +124,19 @@ def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | 
         return None
     sides, (batch, m, k, n) = (find_operand(uses, left), find_operand(uses, right)), measured[0]
     if dtype in SCALAR_TYPES:
-        before = find_narrow_type(uses, left) or find_narrow_type(uses, right)
-        return None if before else _chunk_scalars(*sides, *measured, dtype)
+        if not (find_narrow_type(uses, left) or find_narrow_type(uses, right)):
+            return _chunk_scalars(*sides, *measured, dtype)
+        before = find_narrow_sides(uses, *sides)
+        if before is None:
+            return None
+        sides, dtype = before, get_tensor_type(before[0].source).dtype
     narrow = dtype.bits == 8  # both operands along the contraction
     turns = (narrow and sides[0].turned, narrow and not sides[1].turned)
     copies = tuple(OperandCopy(side.folded, dtype, turn) for side, turn in zip(sides, turns, strict=True))
     few = m < WAVE_ROWS  # products that are bound by reading the right operand
-    if few and not copies[1].needed and uses.get(sides[1].source) is not None:
+    if few and not copies[1].needed and (sides[1].moves or uses.get(sides[1].source) is not None):
         return None  # what is computed is better not written first
-    rows, columns = 64 if m <= 64 else 128, COLUMNS
+    rows, columns = 64 if m <= 64 else 128, FEW_COLUMNS if n <= FEW_COLUMNS else COLUMNS
     programs = batch * ceil_divide(m, rows) * ceil_divide(n, columns)
     chunks = max(1, min(BUSY_PROGRAMS // programs, k // LEAST_DEPTH))
     each = ROUND_BYTES * 8 // dtype.bits
@@ -140,6 +146,28 @@ def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | 
     if chunks == 1 and not few:
         return _fill_waves(found)
     return found if _pays(m, k, n, chunks, sides[1].turned) else None
+
+
+def find_narrow_sides(
+    uses: UseDef, left: ProductOperand, right: ProductOperand
+) -> tuple[ProductOperand, ProductOperand] | None:
+    """The operands before their casts from one 16-bit type, or None where they are no such casts."""
+    found = [_find_narrow_operand(uses, side) for side in (left, right)]
+    if found[0] is None or found[1] is None:
+        return None
+    same = get_tensor_type(found[0].source).dtype == get_tensor_type(found[1].source).dtype
+    return (found[0], found[1]) if same else None
+
+
+def _find_narrow_operand(uses: UseDef, side: ProductOperand) -> ProductOperand | None:
+    """An operand as moves of the elements that it was cast from."""
+    moves, value = [], side.source
+    while (node := uses.get(value)) is not None and node.op in MOVES:
+        moves.append(node)
+        value = node.args[0]
+    if node is None or node.op is not basic.cast or find_narrow_type(uses, value) is None:
+        return None
+    return replace(side, source=node.args[0], moves=tuple(reversed(moves)))
 
 
 def _fill_waves(product: ChunkedProduct) -> ChunkedProduct | None:
@@ -184,7 +212,7 @@ def _widen_blocks(product: ChunkedProduct) -> ChunkedProduct:
     """The product with larger blocks, where these fill a GPU, too."""
     batch, m, _, n = product.sizes
     programs = batch * ceil_divide(m, product.rows) * ceil_divide(n, MORE_COLUMNS)
-    return replace(product, columns=MORE_COLUMNS) if programs >= BUSY_PROGRAMS else product
+    return replace(product, columns=MORE_COLUMNS) if programs >= BUSY_PROGRAMS and n > COLUMNS else product
 
 
 def _copies_pay(product: ChunkedProduct) -> bool:

@@ -25,7 +25,7 @@ from tessera.core.types import DType, TensorType, bf16, f16, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
-from tessera.ir.core import Value
+from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
@@ -123,16 +123,26 @@ def add_checked(sums, a, b, out, *, turned_a, turned_b, BM, BN, BK, turned_sums=
 
 @dataclass(frozen=True)
 class ProductOperand:
-    """An operand: a value of [Z or 1, rows, columns] in memory, and whether the operand is its transpose."""
+    """An operand: a value of [Z or 1, rows, columns] in memory, and whether the operand is its transpose.
+
+    The value is that of `source` after `moves` of its elements.
+    """
 
     source: Value
     turned: bool = False
+    moves: tuple[Node, ...] = ()
 
     @property
     def folded(self) -> tuple[int, int, int]:
         """The shape in memory, with one axis for the batch."""
-        *lead, rows, columns = (int(n) for n in get_shape(self.source))
+        *lead, rows, columns = (int(n) for n in get_shape(self.moves[-1].out if self.moves else self.source))
         return math.prod(lead), rows, columns
+
+    def move(self, x: Tensor) -> Tensor:
+        """The value, from that of `source`."""
+        for node in self.moves:
+            x = node.op(x, **node.attrs)
+        return x
 
 
 def find_operand(uses: UseDef, value: Value) -> ProductOperand:

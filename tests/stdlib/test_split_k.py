@@ -170,3 +170,21 @@ def test_parts_that_fill_the_last_wave_of_programs():
         3,
     )  # an operand of 16 bits is written first
     assert match(8192, 50304, 768) == (128, 2) and match(8192, 768, 50304) is None
+
+
+def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):
+    """f32 casts of f16, through moves of elements, as those of a convolution: rows that no tensor map loads are copied."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((256, 384), (2, 384, 7, 7)))
+    monkeypatch.setattr(split_k, "_copies_pay", lambda product: True)
+
+    def function(a, b):
+        columns = ts.cast(b, ts.f32).reshape(2, 384, 49)
+        return ts.cast(ts.cast(a, ts.f32)[None] @ columns, ts.f16)
+
+    levels = driver.lower(ts.jit(function).trace(a, b).function, "ptx")
+    artifact = BACKEND.emit(levels["tile"], {"arch": "sm_90a"})
+    assert [n for n in artifact.manifest["plan"]["entries"] if n.startswith("copy_rows")]
+    want = np.einsum("mk,zkp->zmp", a.astype("f8"), b.reshape(2, 384, 49).astype("f8"))
+    found = BACKEND.interpreter(artifact)((a, b))[0]
+    np.testing.assert_allclose(found.astype("f8"), want, rtol=2**-10, atol=2e-2)

@@ -236,7 +236,7 @@ def _max_pool(
 def pull_back_maximum(
     g: Tensor,
     indices: Tensor,
-    sizes: Sequence[int],
+    sizes: Sequence[Any],
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
