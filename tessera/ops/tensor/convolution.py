@@ -134,6 +134,11 @@ def _correlate(
     if channels == 1 and outputs == groups and _is_small(kernel):
         out = _correlate_depthwise(pad_spatial(x, sides, 0), w, stride, dilation)
         return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
+    if groups == 1 and all(isinstance(n, int) and n == 1 for n in (*kernel, *x.shape[2:])) and not _has_sides(sides):
+        # One element of each channel, as in squeeze-and-excitation: the images are the rows of one product.
+        rows, flat = reshape(w, shape=(outputs, channels)), reshape(x, shape=(x.shape[0], channels))
+        out = reshape(matmul(flat, permute(rows, axes=(1, 0)), dtype=x.dtype), shape=(x.shape[0], outputs, *x.shape[2:]))
+        return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
     cut = extract_windows(pad_spatial(x, sides, 0), kernel, stride, dilation)
     size = count_elements(kernel)
     spatial = cut.shape[3:]
@@ -141,6 +146,10 @@ def _correlate(
     rows = reshape(w, shape=(1, groups, outputs // groups, channels * size))
     out = reshape(matmul(rows, columns, dtype=x.dtype), shape=(x.shape[0], outputs, *spatial))
     return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
+
+
+def _has_sides(sides: Sides) -> bool:
+    return any(n != 0 for pair in sides for n in pair)
 
 
 def _is_small(kernel: Sequence[Any]) -> bool:
