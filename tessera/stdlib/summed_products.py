@@ -1,5 +1,5 @@
-"""Sums of products of matrices, as the gradient of the weights of a 1x1 convolution: each program adds up the products of
-several matrices in one accumulator, so that no product of one of them is in memory (CUTLASS's batched split K, whose
+"""Sums of products of matrices, as the gradient of the weights of a 1x1 convolution: each program adds up the products
+of several matrices in one accumulator, so that no product of one of them is in memory (CUTLASS's batched split K, whose
 slices are the matrices)."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SummedProduct:
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         """The sum for the operands' sources."""
-        (batch, m, k, n), sides = self.sizes, (self.left, self.right)
+        (batch, m, _, n), sides = self.sizes, (self.left, self.right)
         copies = [OperandCopy(side.folded, self.source, False) for side in sides]
         moved = [shape.reshape(side.move(x), shape=side.folded) for side, x in zip(sides, (a, b), strict=True)]
         a, b = (copy.apply(x) for copy, x in zip(copies, moved, strict=True))
@@ -101,7 +101,8 @@ def match_summed_product(uses: UseDef, node: Node) -> SummedProduct | None:
     (batch, m, k, n), _ = measured
     if batch < LEAST_MATRICES or min(m, n) < LEAST_SIZE or k > MOST_DEPTH or batch * m * k * n < LEAST_OPERATIONS:
         return None
-    sides, dtype = (find_operand(uses, dot.args[0]), find_operand(uses, dot.args[1])), get_tensor_type(dot.args[0]).dtype
+    sides = find_operand(uses, dot.args[0]), find_operand(uses, dot.args[1])
+    dtype = get_tensor_type(dot.args[0]).dtype
     found = find_narrow_sides(uses, *sides) if dtype == f32 else sides if dtype in (bf16, f16) else None
     if found is None or any(side.folded[0] != batch for side in found):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,25 @@ def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
     if all(start.shape[0] == 1 for start, _, _ in axes):  # one window: one reduction
         count = cast(as_tensor(count_elements(x.shape[2:])), dtype=x.dtype)
         return sum(x, axis=tuple(range(2, 2 + rank)), keepdims=True) / count
+    if rank > 1 and all(_divides(n, start) for n, (start, _, _) in zip(x.shape[2:], axes, strict=True)):
+        return _average_equal_windows(x, [int(start.shape[0]) for start, _, _ in axes])
     for axis, (start, length, size) in enumerate(axes):
         # Outer axes first: their windows are whole rows of memory, and leave little to add along the last axis.
         total = _sum_windows(total, 2 + axis, start, length, size)
         number = number * along_axis(length, axis, rank)
     return total / cast(number, dtype=total.dtype)
+
+
+def _divides(size: Any, start: Tensor) -> bool:
+    return isinstance(size, int) and isinstance(start.shape[0], int) and size % start.shape[0] == 0
+
+
+def _average_equal_windows(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The means of windows of one size, which lie side by side: one reduction of all their axes."""
+    lengths = [n // count for n, count in zip(x.shape[2:], counts, strict=True)]
+    apart = [n for pair in zip(counts, lengths, strict=True) for n in pair]
+    total = sum(reshape(x, shape=(*x.shape[:2], *apart)), axis=tuple(range(3, 3 + 2 * len(counts), 2)))
+    return total / cast(as_tensor(count_elements(lengths)), dtype=total.dtype)
 
 
 @check_arguments

@@ -137,7 +137,9 @@ def _correlate(
     if groups == 1 and all(isinstance(n, int) and n == 1 for n in (*kernel, *x.shape[2:])) and not _has_sides(sides):
         # One element of each channel, as in squeeze-and-excitation: the images are the rows of one product.
         rows, flat = reshape(w, shape=(outputs, channels)), reshape(x, shape=(x.shape[0], channels))
-        out = reshape(matmul(flat, permute(rows, axes=(1, 0)), dtype=x.dtype), shape=(x.shape[0], outputs, *x.shape[2:]))
+        out = reshape(
+            matmul(flat, permute(rows, axes=(1, 0)), dtype=x.dtype), shape=(x.shape[0], outputs, *x.shape[2:])
+        )
         return out if bias is None else out + reshape(bias, shape=(outputs, *(1 for _ in kernel)))
     cut = extract_windows(pad_spatial(x, sides, 0), kernel, stride, dilation)
     size = count_elements(kernel)
@@ -299,6 +301,8 @@ def _convolve_phases(
 ) -> Tensor:
     """A transposed convolution by phases (Shi et al. 2016): result s·t + phase is a convolution at t, of every s-th
     element of the kernel, so that no zeros are multiplied."""
+    if groups == 1 and tuple(w.shape[2:]) == tuple(steps) and not any(around):
+        return _spread_elements(x, w, counts)
     rank, turns = len(steps), [-(-n // s) for n, s in zip(counts, steps, strict=True)]
     found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*(range(s) for s in steps)):
@@ -315,6 +319,21 @@ def _convolve_phases(
         found = {phase: _interleave(parts, axis + 2) for phase, parts in joined.items()}
     whole = found[()]
     return slice_(whole, start=(0,) * whole.ndim, stop=(*whole.shape[:2], *counts), step=(1,) * whole.ndim)
+
+
+def _spread_elements(x: Tensor, w: Tensor, counts: Sequence[int]) -> Tensor:
+    """A transposed convolution whose windows do not overlap: one product gives the windows of all elements."""
+    sizes, kernel, rank = x.shape[2:], w.shape[2:], w.ndim - 2
+    rows = reshape(w, shape=(w.shape[0], count_elements(w.shape[1:])))
+    flat = reshape(x, shape=(*x.shape[:2], count_elements(sizes)))
+    windows = matmul(permute(rows, axes=(1, 0)), flat, dtype=x.dtype)
+    apart = reshape(windows, shape=(x.shape[0], w.shape[1], *kernel, *sizes))
+    order = (0, 1, *(i for axis in range(rank) for i in (2 + rank + axis, 2 + axis)))
+    whole = reshape(
+        permute(apart, axes=order), shape=(x.shape[0], w.shape[1], *(n * k for n, k in zip(sizes, kernel, strict=True)))
+    )
+    sides = [(0, n - m) for n, m in zip(counts, whole.shape[2:], strict=True)]  # of output_padding
+    return pad_spatial(whole, sides, 0)
 
 
 def _interleave(parts: Sequence[Tensor], axis: int) -> Tensor:
