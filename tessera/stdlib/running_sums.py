@@ -27,6 +27,8 @@ CHUNK = 2048  # elements of the block of a program
 LANES = 32  # columns of a program
 PART_CHUNKS = 4  # the least chunks of a part
 PROGRAMS = 528  # that keep a GPU busy
+WALKED_LANES, WALKING_PROGRAMS = 64, 1056  # of so many programs each walks its columns, which fills a GPU
+STEP = 8  # rows that a program loads together
 REDUCTIONS = {"sum": reduce.sum, "prod": reduce.prod, "max": reduce.max, "min": reduce.min}
 
 
@@ -128,6 +130,35 @@ def scan_columns(
         start = join(start, total, combine)
 
 
+@kernel
+def walk_columns(x, out, *, state, lanes, combine, reverse, initial, exclusive):
+    """As `scan_columns`, one row after the other from `initial` on, on the grid (L, ceil(R / lanes)).
+
+    The rows of a step are loaded before they are combined.
+    """
+    lead, lane, size = tile.program_id(0), tile.program_id(1) * lanes, x.shape[1]
+    total = tile.full((lanes,), initial, state)
+    for at in tile.range(0, size // STEP * STEP, STEP):
+        total = walk_rows(x, out, total, (lead, lane, at), STEP, state, combine, reverse, exclusive)
+    if size % STEP:
+        rest = (lead, lane, size // STEP * STEP)
+        total = walk_rows(x, out, total, rest, size % STEP, state, combine, reverse, exclusive)
+
+
+def walk_rows(x, out, total, place, count, state, combine, reverse, exclusive):
+    """The running sums of some rows, and what comes after them."""
+    lead, lane, at = place
+    lanes, rows = total.shape[0], [at + i for i in range(count)]
+    rows = [x.shape[1] - 1 - row for row in rows] if reverse else rows
+    given = [tile.cast(tile.load(x[lead, row, lane : lane + lanes], edge="clip"), state) for row in rows]
+    for row, value in zip(rows, given):  # noqa: B905  # of the same length
+        after = join(total, value, combine)
+        found = tile.cast(total if exclusive else after, out.dtype)
+        tile.store(out[lead, row, lane : lane + lanes], found, edge="clip")
+        total = after
+    return total
+
+
 def running_sums(
     x: Tensor, state: DType, dtype: DType, combine: str = "sum", reverse: bool = False, initial: Any = None
 ) -> Tensor:
@@ -143,7 +174,7 @@ def running_sums(
     chunk = _fit_power_of_two(size, CHUNK // lanes)
     rows = _fit_power_of_two(lead, CHUNK // chunk) if width == 1 else 1
     parts, length = 1, ceil_divide(size, chunk) * chunk
-    if isinstance(lead, int) and isinstance(size, int) and isinstance(width, int):
+    if not _is_symbolic(x):
         programs = ceil_divide(lead, rows) * ceil_divide(width, lanes)
         parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
         length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
@@ -152,6 +183,10 @@ def running_sums(
     kind = {"combine": combine, "neutral": neutral, "reverse": reverse, "exclusive": exclusive}
     kind["initial"] = initial if exclusive else neutral
     starts = _find_starts(x, state, length, parts, combine, reverse, initial) if parts > 1 else None
+    if not _is_symbolic(x) and int(lead) * ceil_divide(int(width), WALKED_LANES) >= WALKING_PROGRAMS:
+        memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, ceil_divide(width, WALKED_LANES))
+        kind.pop("neutral")
+        return launch(walk_columns, grid, x, memory, state=state, lanes=WALKED_LANES, **kind)
     if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
         numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts, **kind}
@@ -160,6 +195,10 @@ def running_sums(
     numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts, **kind}
     starts = reshape(starts, shape=(lead, parts)) if starts is not None else None
     return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
+
+
+def _is_symbolic(x: Tensor) -> bool:
+    return not all(isinstance(n, int) for n in x.shape)
 
 
 def _fit_power_of_two(size: Size, most: int) -> int:

@@ -173,7 +173,7 @@ def test_parts_that_fill_the_last_wave_of_programs():
 
 
 def test_products_of_casts_are_those_of_what_was_cast(monkeypatch):
-    """f32 casts of f16, through moves of elements, as those of a convolution: rows that no tensor map loads are copied."""
+    """f32 casts of f16, through moves of elements, as those of a convolution, whose rows no tensor map loads."""
     rng = np.random.default_rng(3)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((256, 384), (2, 384, 7, 7)))
     monkeypatch.setattr(split_k, "_copies_pay", lambda product: True)
