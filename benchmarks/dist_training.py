@@ -271,9 +271,10 @@ def make_asynchronous(x: Any, w: Any) -> Run:
     import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD.group_name
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        symmetric.enable_symm_mem_for_group(group)
+    if enable := getattr(symmetric, "enable_symm_mem_for_group", None):  # newer versions need no such call
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(group)
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.core.device_array import DeviceArray, DeviceMemory, Rows
-from tessera.core.errors import CollectiveError, TesseraError
+from tessera.core.errors import CollectiveError, DeadlockError, TesseraError
 
 if TYPE_CHECKING:
     from tessera.dist.nccl import NcclWorld
@@ -210,7 +210,14 @@ class PeerCopies:
         for member in members:
             order = (member, *(other for other in members if other != member))
             name = f"{world.name}-copies-{group}-{number}-{member}"
-            found.append(pickle.loads(world.rendezvous.share(name, order, lambda: data)))
+            try:
+                found.append(pickle.loads(world.rendezvous.share(name, order, lambda: data)))
+            except DeadlockError as error:
+                raise DeadlockError(
+                    f"rank {world.rank} agrees on copies with rank {member}, which does not come",
+                    expected=f"ranks {members} run the same compiled programs in the same order",
+                    received=error.received, suggestion=f"{SWITCH}=0 in all ranks leaves permutations to NCCL",
+                ) from None  # fmt: skip
         return found
 
     def _introduce(self) -> tuple[str, Place | None, str]:

@@ -20,7 +20,7 @@ from tessera.codegen.ptx.runtime import queued_plan
 from tessera.codegen.ptx.runtime.emulated_program import _EmulatedPlanEngine, _load_module
 from tessera.dist import layers, peer_copies
 from tessera.dist.ranks import CURRENT_RANK, exchange_in_place, has_copy_engines, open_channels, start_in_place
-from tessera.errors import ArgumentError, CollectiveError, ShapeError
+from tessera.errors import ArgumentError, CollectiveError, DeadlockError, ShapeError
 from tessera.runtime.program import prepare
 
 @pytest.fixture(autouse=True)
@@ -110,21 +110,22 @@ def test_all_ranks_use_nccl_where_one_refuses(call):
 
 
 def test_a_permutation_without_a_channel(monkeypatch):
-    """Results whose address changes at one rank, few bytes, a rank that sends to itself, and a switch of the user."""
+    """Results whose address changes at one rank, few bytes, ranks that send to themselves, and a switch of the user."""
 
     def program():
         address, attrs = 1 << 20, {"pairs": ring(2), "groups": ((0, 1),)}
         own = {"pairs": ((0, 0), (1, 1)), "groups": ((0, 1),)}
         moved = None if ts.get_rank() else address
-        found = open_channels([(attrs, moved, 64), (own, address, 64), (attrs, address, 0)])
+        found = open_channels([(attrs, moved, 64), (own, address, 64), (attrs, address, 0), (attrs, address, 63)])
         return found, has_copy_engines(ts.Mesh(2).axis("ranks"))
 
+    monkeypatch.setattr(peer_copies, "LEAST_BYTES", 64)
     monkeypatch.setattr(PeerMemory, "share", lambda self, address: (b"%d" % self.rank, address))
     monkeypatch.setattr(PeerMemory, "map_shared", lambda self, handle: 0)
     monkeypatch.setattr(PeerMemory, "unmap_shared", lambda self, addresses: None)
-    assert run_ranks(ts.Mesh(2, "ranks"), program) == [([None] * 3, True)] * 2
+    assert run_ranks(ts.Mesh(2, "ranks"), program) == [([None] * 4, True)] * 2
     monkeypatch.setenv("TESSERA_PEER_COPIES", "0")
-    assert run_ranks(ts.Mesh(2, "ranks"), program) == [([None] * 3, False)] * 2
+    assert run_ranks(ts.Mesh(2, "ranks"), program) == [([None] * 4, False)] * 2
 
 
 def test_without_memory_that_is_shared():
@@ -150,6 +151,17 @@ def test_programs_that_permute_otherwise_are_an_error():
     with pytest.raises(CollectiveError, match="other permutations") as caught:
         run_ranks(ts.Mesh(2), program)
     assert "[(0, 1)]" in caught.value.expected + caught.value.received
+
+
+def test_a_rank_that_does_not_come():
+    def program():
+        if ts.get_rank() == 0:
+            CURRENT_RANK.get().world.rendezvous.seconds = 0.05
+            open_channels([({"pairs": ring(2), "groups": ((0, 1),)}, 256, 64)])
+
+    with pytest.raises(DeadlockError, match="rank 0 agrees on copies with rank 1") as caught:
+        run_ranks(ts.Mesh(2), program)
+    assert "TESSERA_PEER_COPIES=0" in caught.value.suggestion
 
 
 def test_mappings_are_given_up_at_the_end():
