@@ -16,10 +16,13 @@ SECONDS = 20
 
 
 class PeerMemory(EmulatedMemory):
-    """The memory of one rank; `refuses` names a call of the driver that fails here."""
+    """The memory of one rank; `refuses` names a call of the driver that fails here.
 
-    def __init__(self, rank, refuses=""):
-        self.rank, self.refuses = rank, refuses
+    With `pauses` its streams rest for a random time, of so many seconds on average, before each thing that they do.
+    """
+
+    def __init__(self, rank, refuses="", pauses=0.0):
+        self.rank, self.refuses, self.pauses, self.rng = rank, refuses, pauses, np.random.default_rng(rank)
         self.held, self.mapped, self.log, self.queue = {}, {}, [], None
 
     def empty(self, shape, dtype, stream):
@@ -62,6 +65,8 @@ class PeerMemory(EmulatedMemory):
 
     def replay(self, queue):
         for run in queue:
+            if self.pauses:
+                time.sleep(self.rng.exponential(self.pauses))
             run()
 
     def mark(self, stream):

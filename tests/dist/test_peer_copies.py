@@ -86,6 +86,16 @@ def test_a_ring(count, record, beside):
     assert not any(library.calls for library in libraries), "NCCL sent something"
 
 
+def test_ranks_at_different_speeds():
+    """No word is lost, and nothing is written before it may be, whichever rank is ahead."""
+    results = run_on_fake(
+        ts.Mesh(3), lambda: permute(ring(3), ((0, 1, 2),), rounds=40),
+        memory=lambda rank: PeerMemory(rank, pauses=(0.0, 1e-4, 4e-4)[rank]),
+    )  # fmt: skip
+    for rank, (found, _, copied) in enumerate(results):
+        assert copied and [array[0, 0] for array in found] == [10 * ((rank - 1) % 3) + n for n in range(40)]
+
+
 def test_ranks_that_only_send_or_receive_and_groups():
     """Zeros where nothing arrives; ranks of other groups have channels of their own."""
     pairs, groups = ((0, 1), (1, 2), (3, 5)), ((0, 1, 2), (3, 4, 5))
