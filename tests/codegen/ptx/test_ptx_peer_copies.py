@@ -241,3 +241,30 @@ def test_products_that_are_sent_beside_the_next(gpus):
             np.testing.assert_array_equal(array, whole[4 * rank : 4 * rank + 4])
         handshake = ["write there", "wait", "write", "copy", "write there", "wait", "write"]
         assert recorded == ["kernel", *handshake, "kernel", "kernel"]
+
+
+def test_keys_that_travel_around_a_ring(gpus):
+    """Several permutations that start together, some of them of a parameter."""
+    rng = np.random.default_rng(1)
+    q, k, v = rng.standard_normal((3, 12, 4)).astype("f4")
+
+    def attend(q, k, v):
+        return ts.dist.ring_attention(q, k, v, causal=True)
+
+    def program():
+        rank, memory = ts.get_rank(), CURRENT_RANK.get().world.memory
+        parts = [np.split(a, 3)[rank] for a in (q, k, v)]
+        graph = ts.jit(attend).trace(*parts).function
+        made = GpuProgram(BACKEND.emit(driver.lower(graph, "ptx")["tile"], {"arch": "sm_80"}), memory.gpu)
+        given = [memory.copy_in(part, 0) for part in parts]
+        found = [made.call(given)[0].numpy() for _ in range(3)]
+        return found, [name for name, records in memory.gpu.calls if records].count("copy")
+
+    simulated = ts.spmd(
+        attend, mesh=ts.Mesh(3, engine="simulated"), in_specs=ts.dist.P("ranks"), out_specs=ts.dist.P("ranks")
+    )
+    wanted = np.split(simulated(q, k, v).numpy(), 3)
+    for rank, (found, copies) in enumerate(run_on_fake(ts.Mesh(3), program, memory=gpus.enter)):
+        for array in found:
+            np.testing.assert_allclose(array, wanted[rank], atol=1e-6)
+        assert copies and copies % 4 == 0  # as many graphs as carve-outs are tried
