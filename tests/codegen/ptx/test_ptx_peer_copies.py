@@ -4,6 +4,7 @@ Programs, their CUDA graphs, the memory of the GPU and the engine are the real o
 """
 
 import ctypes
+import gc
 import sys
 import threading
 import time
@@ -156,7 +157,8 @@ def gpus(monkeypatch):
 
     class Dispatch:
         def __getattr__(self, name):
-            return getattr(here.memory.gpu, name)
+            gpu = here.memory.gpu if hasattr(here, "memory") else made[0]  # what is left is freed by the main thread
+            return getattr(gpu, name)
 
     def enter(rank):
         here.memory = GpuMemory(made.setdefault(rank, PeerGpu(rank)))
@@ -166,7 +168,8 @@ def gpus(monkeypatch):
     for module in (device_memory, gpu_program, queued_plan):
         monkeypatch.setattr(module, "get_device_memory", lambda: here.memory)
     monkeypatch.setattr(peer_copies, "LEAST_BYTES", 1)
-    return SimpleNamespace(enter=enter, made=made)
+    yield SimpleNamespace(enter=enter, made=made)
+    gc.collect()  # while there is a driver
 
 
 def shift(x):
