@@ -260,7 +260,9 @@ def measure_products(world: Any, log: Any, wait: Run, asynchronous: bool = False
         row = compare(runs, 20, world, wait, partial(log, m, k, n))
         log("greatest difference from torch:", {name: round(each, 5) for name, each in far.items()})
         found[f"{m}x{k}x{n}"] = {"milliseconds": row, "difference": far}
-    found["copy engines"] = world.copies.reasons.get(tuple(range(world.size))) or "serve all ranks"
+    members = tuple(range(world.size))
+    found["copy engines"] = "serve all ranks" if world.copies.serve(members) else world.copies.reasons[members]
+    log("copy engines:", found["copy engines"])
     return found
 
 

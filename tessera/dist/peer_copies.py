@@ -270,13 +270,10 @@ class PeerCopies:
         return found
 
     def close(self) -> None:
-        """Give up the memory of other ranks, when all have come here: each may free its own afterwards."""
+        """Give up the memory of other ranks; each frees its own when all have left their communicators."""
         if self._mapped:
             self.world.memory.unmap_shared(list(self._mapped.values()))
             self._mapped.clear()
-        for members in [members for members, reason in self.reasons.items() if not reason]:
-            del self.reasons[members]
-            self._gather(members, None)
 
 
 def _name_host() -> str:

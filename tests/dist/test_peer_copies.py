@@ -8,7 +8,7 @@ import types
 
 import numpy as np
 import pytest
-from fake_nccl import run_on_fake
+from fake_nccl import FakeNccl, run_on_fake
 from fake_peers import PeerMemory, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,8 +175,16 @@ def test_a_rank_that_does_not_come():
 
 
 def test_mappings_are_given_up_at_the_end():
-    """Before any rank frees its memory; a second program maps nothing again."""
+    """Before any rank leaves its communicators, and frees its memory; a second program maps nothing again."""
     memories = []
+
+    class Leaving(FakeNccl):
+        def __init__(self, library):
+            super().__init__(library.hub)
+
+        def comm_destroy(self, comm):
+            super().comm_destroy(comm)
+            assert not any(memory.mapped for memory in memories)
 
     def program():
         memory = CURRENT_RANK.get().world.memory
@@ -186,9 +194,9 @@ def test_mappings_are_given_up_at_the_end():
         assert open_channels([({"pairs": ring(2), "groups": ((0, 1),)}, kept, 4)])[0] is not None
         return before, len(memory.mapped)
 
-    for before, after in run_ranks(ts.Mesh(2), program):
+    for before, after in run_on_fake(ts.Mesh(2), program, memory=PeerMemory, wrap=Leaving):
         assert before == 2 and after == 2  # the page of flags, which is the first allocation, and the result
-    assert not any(memory.mapped for memory in memories)
+    assert len(memories) == 2 and not any(memory.mapped for memory in memories)
 
 
 # Products: what `row_parallel` does with them.
