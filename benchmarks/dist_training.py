@@ -261,7 +261,9 @@ def measure_products(world: Any, log: Any, wait: Run, asynchronous: bool = False
         log("greatest difference from torch:", {name: round(each, 5) for name, each in far.items()})
         found[f"{m}x{k}x{n}"] = {"milliseconds": row, "difference": far}
     members = tuple(range(world.size))
-    found["copy engines"] = "serve all ranks" if world.copies.serve(members) else world.copies.reasons[members]
+    found["copy engines"] = (
+        "serve all ranks" if world.copies.serve(members) else world.copies.reasons.get(members, "one rank")
+    )
     log("copy engines:", found["copy engines"])
     return found
 
