@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 STEP_SECONDS = 25  # of one step; a step that takes longer prints all stacks, and the process ends
-SECONDS = {"training": 60, "step": 400, "products": 90, "speed": 120}
+SECONDS = {"training": 60, "step": 400, "products": 120, "products_async": 60, "copies": 90, "speed": 120}
 SIZES = tuple(1 << n for n in (10, 14, 18, 20, 22, 24, 26, 28, 30))  # bytes of the operand on each rank
 SMALL = 1 << 16
 DTYPES = ("f32", "f64", "f16", "bf16", "int8", "int32", "int64", "uint8", "fp8_e4m3")
@@ -37,7 +37,10 @@ def launch(options: argparse.Namespace) -> int:
     """Start the ranks; the status of the first that fails."""
     from tessera.tools.cli.launch import run_on_gpus
 
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONUNBUFFERED": "1"}
+    os.environ |= {
+        "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "PYTHONUNBUFFERED": "1",
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",  # every process sees one GPU, which is its first
+    }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.dist_nccl", "--out", str(options.out), *options.steps]
     return run_on_gpus(command, options.n)
@@ -352,7 +355,7 @@ def work(options: argparse.Namespace) -> None:
     torch.cuda.synchronize()
     report.log("torch.distributed is ready; importing tessera")
     import tessera as ts
-    from benchmarks import dist_training
+    from benchmarks import dist_copies, dist_training
     from tessera.dist.engines import load_world
 
     world = load_world("nccl", False)
@@ -375,9 +378,12 @@ def work(options: argparse.Namespace) -> None:
         "prediction": in_ranks(lambda: validate_prediction(report, world)),
         "training": lambda: train(report, world),
         "blocks": in_ranks(lambda: dist_training.measure_blocks(world, report.log, wait)),
+        "copies": in_ranks(lambda: dist_copies.measure_copies(world, report.log, wait)),
         "products": in_ranks(lambda: dist_training.measure_products(world, report.log, wait)),
         "step": in_ranks(lambda: dist_training.measure_steps(world, report.log, wait)),
         "others": in_ranks(lambda: check_others(report)),
+        # The last: PyTorch's asynchronous op may not run where every process sees one GPU.
+        "products_async": in_ranks(lambda: dist_training.measure_products(world, report.log, wait, asynchronous=True)),
     }
     for name, step in steps.items():
         if not options.steps or name in options.steps:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -224,8 +225,11 @@ def predict_step(sizes: GptSizes, world: Any, best: dict[str, float]) -> dict[st
 SHAPES = ((8192, 8192, 4096), (8192, 14336, 4096), (16384, 28672, 8192))  # M, K of all ranks, N
 
 
-def measure_products(world: Any, log: Any, wait: Run) -> dict[str, Any]:
-    """Products with rows of the weight on each rank, whose sum is scattered: ours in parts, PyTorch's as two calls."""
+def measure_products(world: Any, log: Any, wait: Run, asynchronous: bool = False) -> dict[str, Any]:
+    """Products with rows of the weight on each rank, whose sum is scattered: ours in parts, PyTorch's as two calls.
+
+    `asynchronous` compares with PyTorch's asynchronous op, too, and leaves out the parts that are not the default.
+    """
     import torch
     import torch.distributed as dist
 
@@ -238,24 +242,52 @@ def measure_products(world: Any, log: Any, wait: Run) -> dict[str, Any]:
         tx, tw = (torch.tensor(a, device="cuda").bfloat16() for a in arrays)
         out = torch.empty(m // world.size, n, device="cuda", dtype=torch.bfloat16)
 
-        def plain(tx: Any = tx, tw: Any = tw, out: Any = out) -> None:
+        def plain(tx: Any = tx, tw: Any = tw, out: Any = out) -> Any:
             dist.reduce_scatter_tensor(out, tx @ tw)
+            return out
 
         runs: dict[str, Run] = {"torch": plain, "torch product alone": lambda tx=tx, tw=tw: tx @ tw}
-        for parts in (None, 1, 2, 4, 8):
+        if asynchronous:
+            runs["torch asynchronous"] = make_asynchronous(tx, tw)
+        for parts in (None,) if asynchronous else (None, "ranks", 1, 2, 4, 8):
             program = ts.jit(partial(_multiply, parts=parts), target="ptx")
             runs[f"parts {parts}"] = lambda program=program, x=x, w=w: program(x, w)
         for run in runs.values():
             for _ in range(3):
                 run()
-        plain()
-        worst = float(np.abs(runs["parts 4"]().numpy().astype("f4") - out.float().cpu().numpy()).max())
+        wanted = plain().float().cpu().numpy()
+        far = {name: _find_difference(run(), wanted) for name, run in runs.items() if name != "torch product alone"}
         row = compare(runs, 20, world, wait, partial(log, m, k, n))
-        found[f"{m}x{k}x{n}"] = {"milliseconds": row, "difference": worst}
+        log("greatest difference from torch:", {name: round(each, 5) for name, each in far.items()})
+        found[f"{m}x{k}x{n}"] = {"milliseconds": row, "difference": far}
+    members = tuple(range(world.size))
+    found["copy engines"] = (
+        "serve all ranks" if world.copies.serve(members) else world.copies.reasons.get(members, "one rank")
+    )
+    log("copy engines:", found["copy engines"])
     return found
 
 
-def _multiply(x: Any, w: Any, parts: int | None) -> Any:
+def make_asynchronous(x: Any, w: Any) -> Run:
+    """PyTorch's product with a scattered sum, whose parts copy engines exchange."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+
+    group = dist.group.WORLD.group_name
+    if enable := getattr(symmetric, "enable_symm_mem_for_group", None):  # newer versions need no such call
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            enable(group)
+    return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group)
+
+
+def _find_difference(found: Any, wanted: np.ndarray) -> float:
+    array = found.numpy().astype("f4") if isinstance(found, ts.Tensor) else found.float().cpu().numpy()
+    return float(np.abs(array - wanted).max())
+
+
+def _multiply(x: Any, w: Any, parts: int | str | None) -> Any:
     return ts.dist.row_parallel(x, w, scatter=True, parts=parts)
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, Location, user_location
+from tessera.core.errors import ArgumentError, DeviceUnavailable, Location, user_location
 
 LEGACY_STREAM = 0  # CUDA's default stream
 SYNTHETIC_STREAMS = {None: LEGACY_STREAM, 1: LEGACY_STREAM}  # DLPack's and the CUDA array interface's names for it
@@ -204,7 +204,38 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def copy_rows(self, target: Rows, source: Rows, width: int, count: int, stream: int) -> None:
-        """Copy `count` rows of `width` bytes between two places of this memory."""
+        """Copy `count` rows of `width` bytes between two places of this memory, or of mapped memory."""
+
+    # Memory that processes of one host share: where a device has none, each of these refuses.
+
+    def share(self, address: int) -> tuple[bytes, int]:
+        """What lets another process of this host map the allocation that an address lies in, and the offset in it.
+
+        Raises:
+            DeviceUnavailable: this memory cannot be shared.
+            ExecutionError: the driver refuses.
+        """
+        raise DeviceUnavailable(f"the memory of {self.name} is not shared with other processes")
+
+    def map_shared(self, handle: bytes) -> int:
+        """The address, in this process, of an allocation of another process.
+
+        Raises:
+            DeviceUnavailable, ExecutionError: as `share`.
+        """
+        raise DeviceUnavailable(f"{self.name} maps no memory of other processes")
+
+    def unmap_shared(self, addresses: Sequence[int]) -> None:
+        """Wait for all that is queued, and give up mapped allocations: their owners may free them afterwards."""
+        raise DeviceUnavailable(f"{self.name} maps no memory of other processes")
+
+    def write_word(self, address: int, value: int, stream: int) -> None:
+        """Write 32 bits when all that is queued on a stream has been done, and is seen by other processes."""
+        raise DeviceUnavailable(f"streams of {self.name} write no words")
+
+    def wait_for_word(self, address: int, value: int, stream: int) -> None:
+        """Make a stream wait until 32 bits have a value."""
+        raise DeviceUnavailable(f"streams of {self.name} wait for no words")
 
 
 class Rows(NamedTuple):

@@ -75,6 +75,7 @@ exchange_on_device = Hook("tessera.dist.ranks:exchange_on_device")
 exchange_in_place = Hook("tessera.dist.ranks:exchange_in_place")
 start_in_place = Hook("tessera.dist.ranks:start_in_place")
 prepare_recorded = Hook("tessera.dist.ranks:prepare_recorded")
+open_channels = Hook("tessera.dist.ranks:open_channels")
 # codegen, a collective of a plan on arrays -> dist: started, and the order of a plan's collectives compared.
 start_exchange = Hook("tessera.dist.ranks:start_exchange")
 agree_on_order = Hook("tessera.dist.ranks:agree_on_order")

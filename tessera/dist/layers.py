@@ -5,17 +5,21 @@ Each function runs in the ranks of an SPMD function, on this rank's parts.
 
 from __future__ import annotations
 
+import builtins
+import functools
 import math
+import operator
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.types import f32, f64, int64
 from tessera.dist.collectives import all_reduce, all_to_all, collective_permute, reduce_scatter
-from tessera.dist.ranks import current_axes, get_rank
+from tessera.dist.mesh import MeshAxis
+from tessera.dist.ranks import current_axes, get_rank, has_copy_engines
 from tessera.dist.routing import route_function
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import full, zeros
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import cast, fusion_barrier
 from tessera.ops.tensor.contractions import einsum, matmul
 from tessera.ops.tensor.elementwise import equal, exp, greater_equal, maximum, where
 from tessera.ops.tensor.matrices import matrix_transpose
@@ -39,50 +43,76 @@ def column_parallel(x: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 def row_parallel(
-    x: Any, weight: Any, bias: Any = None, axis: Any = None, scatter: bool = False, parts: int | None = None
+    x: Any, weight: Any, bias: Any = None, axis: Any = None, scatter: bool = False, parts: int | str | None = None
 ) -> Tensor:  # fmt: skip
     """This rank's part of `x` [..., K / ranks] times its rows of a weight [K / ranks, N], summed over the ranks.
 
     Shapes: [..., N], for each rank; `bias` [N] is added once. `axis` is the mesh axis. With `scatter` each rank gets its
-    part of the sum along the first axis (sequence parallelism: Korthikanti et al. 2022). The product is then computed
-    in `parts`: in compiled programs the ranks exchange each while they compute the next (collective matmul: Wang et al.
-    2023). By default it has four where a part takes longer than its exchange beside it, and one elsewhere.
+    part of the sum along the first axis (sequence parallelism: Korthikanti et al. 2022). In compiled programs the ranks
+    exchange a part of the product while they compute the next (collective matmul: Wang et al. 2023). `parts` says which:
+
+    - a number: so many parts of the rows of every rank, each reduced and scattered by itself.
+    - "ranks": the rows of one rank after the other. Each block is sent to its owner, which adds what it receives to its
+      own, in f32 or wider and in the order of the ranks.
+
+    By default the form that a model of their time finds fastest: "ranks" where copy engines send the blocks.
 
     Raises:
         ShapeError: the operands do not fit, or the first axis has no equal parts.
-        ArgumentError: the mesh has no such axis, or the caller is not a rank.
+        ArgumentError: the mesh has no such axis, or the caller is not a rank; `parts` is neither.
     """
     if scatter:
-        y = _multiply_and_scatter(as_tensor(x), weight, axis, parts)
+        y = _multiply_and_scatter(as_tensor(x), as_tensor(weight), axis, parts)
     else:
         y = all_reduce(matmul(x, weight), "sum", axis=axis)
     return y if bias is None else y + bias
 
 
-# What a GPU multiplies, and sends beside products, in a second (two H200s: `benchmarks/results/dist_nccl.json`).
-PRODUCT_RATE, RATE_BESIDE = 750e12, 40e9
+# What a GPU multiplies in a second, and the bytes that it moves (H200s: `benchmarks/results/dist_nccl.json`): NCCL alone
+# and beside products, copy engines beside products, and kernels in memory; the seconds of a copy's handshake.
+PRODUCT_RATE = 750e12
+NCCL_RATE, NCCL_RATE_BESIDE, COPY_RATE, MEMORY_RATE, HANDSHAKE = 270e9, 40e9, 350e9, 3.5e12, 20e-6
 OVERLAPPED_PARTS = 4
+RANKS = "ranks"
 
 
-def _choose_parts(rows: int, x: Tensor, weight: Tensor, ranks: int) -> int:
-    """How many parts of a product pay: all of them but the last are exchanged beside the next one."""
-    if not rows or rows % (ranks * OVERLAPPED_PARTS):
+def _choose_parts(x: Tensor, weight: Tensor, where: MeshAxis) -> int | str:
+    """The form that takes least time: the first of those that take as long."""
+    if not all(isinstance(n, int) for n in (*x.shape, *weight.shape)):
         return 1
-    seconds = 2 * int(weight.shape[0]) / PRODUCT_RATE  # for each element of the result
-    return OVERLAPPED_PARTS if seconds > x.dtype.numpy.itemsize * (1 - 1 / ranks) / RATE_BESIDE else 1
+    rows, ranks, width = int(x.shape[0]), where.size, int(weight.shape[-1])
+    product = 2 * math.prod(map(int, x.shape)) * width / PRODUCT_RATE
+    block = math.prod(map(int, x.shape[:-1])) * width * x.dtype.numpy.itemsize / ranks
+    seconds: dict[int | str, float] = {1: product + (ranks - 1) * block / NCCL_RATE}
+    if rows % (ranks * OVERLAPPED_PARTS) == 0:
+        beside = (ranks - 1) * block / NCCL_RATE_BESIDE
+        part = product + (OVERLAPPED_PARTS - 1) * builtins.max(product, beside) + (ranks - 1) * block / NCCL_RATE
+        seconds[OVERLAPPED_PARTS] = part / OVERLAPPED_PARTS
+    if ranks > 1 and x.is_traced and has_copy_engines(where):
+        sent = builtins.max(product / ranks, block / COPY_RATE + HANDSHAKE)
+        seconds[RANKS] = product / ranks + (ranks - 1) * sent + (ranks + 1) * block / MEMORY_RATE
+    return min(seconds, key=lambda parts: seconds[parts])
 
 
-def _multiply_and_scatter(x: Tensor, weight: Any, axis: Any, parts: int | None) -> Tensor:
-    """The product in parts of the rows of every rank, each reduced and scattered by itself."""
+def _multiply_and_scatter(x: Tensor, weight: Tensor, axis: Any, parts: int | str | None) -> Tensor:
+    """The product in parts, which are exchanged while the next is computed."""
     where_ = current_axes(None, axis, "row_parallel")
     rows = int(x.shape[0]) if x.ndim > 1 else 0
-    parts = _choose_parts(rows, x, as_tensor(weight), where_.size) if parts is None else parts
-    if parts < 1 or not rows or rows % (where_.size * parts):
+    if not (parts is None or parts == RANKS or isinstance(parts, int)):
+        raise ArgumentError(
+            "the parts of row_parallel are unknown", location=user_location(), expected='a number, or "ranks"',
+            received=repr(parts),
+        )  # fmt: skip
+    count = parts if isinstance(parts, int) else 1
+    if count < 1 or not rows or rows % (where_.size * count):
         raise ShapeError(
-            f"the rows of row_parallel have no {parts} equal parts on each of {where_.size} ranks",
-            location=user_location(), expected=f"x [M, ..., K], M a multiple of {where_.size * max(parts, 1)}",
+            f"the rows of row_parallel have no {count} equal parts on each of {where_.size} ranks",
+            location=user_location(), expected=f"x [M, ..., K], M a multiple of {where_.size * builtins.max(count, 1)}",
             received=f"{x.type}, parts={parts}",
         )  # fmt: skip
+    parts = _choose_parts(x, weight, where_) if parts is None else parts
+    if isinstance(parts, str):
+        return _multiply_and_send(x, weight, where_)
     size = rows // (where_.size * parts)
     split = reshape(x, shape=(where_.size, parts, size, *x.shape[1:]))
     found = []
@@ -90,6 +120,27 @@ def _multiply_and_scatter(x: Tensor, weight: Any, axis: Any, parts: int | None) 
         y = matmul(split[:, part], weight)
         found.append(reduce_scatter(reshape(y, shape=(-1, *y.shape[2:])), axis=0, mesh=where_))
     return found[0] if parts == 1 else concatenate(found, axis=0)
+
+
+def _multiply_and_send(x: Tensor, weight: Tensor, where_: MeshAxis) -> Tensor:
+    """The rows of the other ranks, each block sent to its owner while the next is computed, then those of this rank."""
+    me, ranks = get_rank(where_), where_.size
+    size = int(x.shape[0]) // ranks
+
+    def multiply(owner: int) -> Tensor:
+        return matmul(x[owner * size : (owner + 1) * size], weight)
+
+    terms: dict[int, Tensor] = {}
+    for shift in range(1, ranks):
+        block, pairs = multiply((me + shift) % ranks), [(i, (i + shift) % ranks) for i in range(ranks)]
+        terms[(me - shift) % ranks] = collective_permute(block, pairs, where_)
+    own = multiply(me)
+    if ranks == 1:
+        return own
+    terms[me] = fusion_barrier(own)  # a product that adds to itself what is received would wait for it first
+    wide = f32 if own.dtype.is_float and own.dtype.numpy.itemsize < 4 else own.dtype
+    total = functools.reduce(operator.add, [cast(terms[rank], dtype=wide) for rank in range(ranks)])
+    return cast(total, dtype=own.dtype)
 
 
 # Context parallelism: each rank has a part of the sequence; keys and values travel around the ring.

@@ -2,7 +2,7 @@
 
 A collective whose result is needed at once is queued on the stream of the computation. Asynchronous collectives and
 permutations are queued on a stream of their own, and events order the two: computation goes on until the result is
-used.
+used. Permutations of compiled programs are made by copy engines where these reach the other rank (`PeerCopies`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tessera.dist.direct_calls import Exchanged
 from tessera.dist.exchange import combine
 from tessera.dist.messages import Mailbox
 from tessera.dist.parts import PartsOfAxis, find_shape
+from tessera.dist.peer_copies import Channel, PeerCopies, WantedChannel
 from tessera.dist.rendezvous import Rendezvous, find_rendezvous
 from tessera.dist.simulation import describe_call
 from tessera.ir.tensor import wrap_array
@@ -103,9 +104,9 @@ class NcclWorld:
         self.library = library or load_nccl()
         self.memory: DeviceMemory = memory or find_device_memory("cuda:0")
         self._comms: dict[tuple[Any, ...], Any] = {}
-        self._name = f"world{next(_WORLDS)}"  # ranks make their worlds in the same order
+        self.name = f"world{next(_WORLDS)}"  # ranks make their worlds in the same order
         self._side: int | None = None
-        self.mailbox = Mailbox(self)
+        self.mailbox, self.copies = Mailbox(self), PeerCopies(self)
         self.last: Exchanged | None = None
         self.recording = False
         if library is None:
@@ -116,7 +117,7 @@ class NcclWorld:
         key = (name, *members)
         comm = self._comms.get(key)
         if comm is None:
-            where = "-".join(map(str, (self._name, *key)))
+            where = "-".join(map(str, (self.name, *key)))
             data = self.rendezvous.share(where, members, lambda: bytes(self.library.get_unique_id()))
             self.memory.find_stream()  # the GPU's context is current from here on
             with self.errors(None, f"to join {where}"):
@@ -255,6 +256,13 @@ class NcclWorld:
             self.find_comm(members, BESIDE if beside else GROUP)
         return True
 
+    def open_channels(self, requests: Sequence[WantedChannel]) -> list[Channel | None]:
+        """Channels of copy engines for the permutations of a program; none where NCCL makes them.
+
+        A collective takes its channel from the attribute "channel".
+        """
+        return self.copies.open(requests)
+
     @contextmanager
     def group(self) -> Iterator[None]:
         """Calls of NCCL that run at the same time."""
@@ -317,6 +325,7 @@ class NcclWorld:
         """
         for graph in list(self.memory.exchanging_graphs):
             graph.free()
+        self.copies.close()
         for comm in self._comms.values():
             self.library.comm_destroy(comm)
         self._comms.clear()
@@ -518,7 +527,10 @@ def _all_to_all(c: _Call) -> None:
 
 
 def _permute(c: _Call) -> None:
-    me = c.world.rank
+    me, channel = c.world.rank, c.attrs.get("channel")
+    if channel is not None:
+        channel.exchange(c.memory, c.x, c.out, c.stream)
+        return
     to = [there for here, there in c.attrs["pairs"] if here == me and there in c.members]
     sources = [here for here, there in c.attrs["pairs"] if there == me and here in c.members]
     with c.group():

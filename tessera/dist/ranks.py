@@ -15,6 +15,7 @@ from tessera.core.errors import ArgumentError, CollectiveError, user_location
 from tessera.core.types import TensorType
 from tessera.dist.mesh import Mesh, MeshAxis, current_mesh
 from tessera.dist.parts import cut_device_part, place_device_part
+from tessera.dist.peer_copies import WantedChannel
 
 Attributes = Mapping[str, Any]
 
@@ -194,6 +195,30 @@ def prepare_recorded(calls: Sequence[tuple[str, Any, Attributes, bool]]) -> bool
         or world.prepare_recorded(kind, dtype, find_members(attrs["groups"], context.rank), attrs, beside)
         for kind, dtype, attrs, beside in calls
     )
+
+
+def open_channels(permutes: Sequence[tuple[Attributes, int | None, int]]) -> Sequence[Any]:
+    """What makes each permutation of a program (attributes, address of the result if it is always the same, bytes).
+
+    A channel is its attribute "channel" in `exchange_in_place` and `start_in_place`; None where it has none. The ranks
+    agree on them: all call this once for a program, after they have compared its order.
+    """
+    context = CURRENT_RANK.get()
+    if context is None or not context.world.on_device:
+        return [None] * len(permutes)
+    requests = [
+        WantedChannel(tuple(map(tuple, attrs["pairs"])), find_members(attrs["groups"], context.rank), address, count)
+        for attrs, address, count in permutes
+    ]
+    return context.world.open_channels(requests)  # type: ignore[attr-defined, no-any-return]
+
+
+def has_copy_engines(where: MeshAxis) -> bool:
+    """Whether copy engines permute tensors of compiled programs among this rank's group, beside its kernels."""
+    context = CURRENT_RANK.get()
+    if context is None or not context.world.on_device:
+        return False
+    return context.world.copies.serve(find_members(where.groups, context.rank))  # type: ignore[attr-defined, no-any-return]
 
 
 # The order of a program's collectives.

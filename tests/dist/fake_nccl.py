@@ -173,16 +173,17 @@ class FakeNccl:
         self._queue(1, run)
 
 
-def run_on_fake(mesh, program, check=False, wrap=None):
-    """The results of all ranks; the first error of one is raised."""
+def run_on_fake(mesh, program, check=False, wrap=None, memory=None):
+    """The results of all ranks; the first error of one is raised. `memory` makes the memory of a rank's GPU."""
     hub, found, errors = Hub(), [None] * mesh.size, []
 
     def run(rank, folder):
         library = FakeNccl(hub)
         try:
             rendezvous = FileRendezvous(folder, rank, mesh.size, seconds=SECONDS)
-            world = NcclWorld(check, library if wrap is None else wrap(library), get_device_memory(), rendezvous)
-            world._name = "world"
+            held = get_device_memory() if memory is None else memory(rank)
+            world = NcclWorld(check, library if wrap is None else wrap(library), held, rendezvous)
+            world.name = "world"
             found[rank] = run_as_rank(RankContext(rank, mesh, world), program)
             world.close()
         except BaseException as error:

@@ -121,6 +121,26 @@ def check_scalars():
     assert ts.spmd(program, mesh=ts.Mesh(4), out_specs="ranks")() == [want] * 4
 
 
+def check_products():
+    """A product whose rows are sent to their ranks has the simulator's bits."""
+    rng = np.random.default_rng(0)
+    xs, ws = (rng.integers(-60, 60, (4, *s)).astype("f4") for s in ((8, 5), (5, 6)))
+
+    def program(target):
+        def multiply(x, w):
+            return ts.dist.row_parallel(x, w, scatter=True, parts="ranks")
+
+        x, w = (ts.Tensor(a[ts.get_rank()]).to(ts.bf16) for a in (xs, ws))
+        return (ts.jit(multiply, target=target) if target else multiply)(x, w).numpy().astype("f4")
+
+    for target in (None, "llvm"):
+        found, want = (
+            ts.spmd(lambda: program(target), mesh=ts.Mesh(4, engine=engine), out_specs="ranks")()  # noqa: B023
+            for engine in ("mpi", "simulated")
+        )
+        np.testing.assert_array_equal(np.stack(found), np.stack(want))
+
+
 def check_background_save():
     def program():
         ts.dist.save_checkpoint_async(folder, {"w": ts.full((2,), float(ts.get_rank()))}, {"w": P("ranks")}).wait()
@@ -150,5 +170,6 @@ if __name__ == "__main__":
     check_reproducible()
     check_repeated()
     check_scalars()
+    check_products()
     check_background_save()
     sys.stdout.write("checked\n")

@@ -162,9 +162,11 @@ class Communication:
         self.log.append((stream, mark))
 
 
+ALL_REDUCE = {"op": "ts.all_reduce", "args": [{"param": i, "shape": [4], "dtype": "f32"} for i in (0, 1)], "attrs": {}}
+
+
 def test_launches_wait_once_for_collectives_that_started_together(monkeypatch):
     """A wait for a later collective is one for those before it: they follow each other on their stream."""
-    call = {"op": "ts.all_reduce", "args": [{"param": i, "shape": [4], "dtype": "f32"} for i in (0, 1)], "attrs": {}}
     memory, started = Communication(), []
 
     def start(calls, stream):
@@ -173,7 +175,7 @@ def test_launches_wait_once_for_collectives_that_started_together(monkeypatch):
 
     monkeypatch.setattr(queued_plan, "get_device_memory", lambda: memory)
     monkeypatch.setattr(queued_plan, "start_in_place", start)
-    engine = QueuedPlan(types.SimpleNamespace(calls=[call] * 4), [256, 512], 1, 0)
+    engine = QueuedPlan(types.SimpleNamespace(calls=[ALL_REDUCE] * 4), [256, 512], 1, 0)
     engine.start(0, 2)
     engine.start(2, 4)
     for number in (0, 1, 3, 2):
@@ -187,7 +189,7 @@ def test_collectives_of_the_host_run_where_they_start(monkeypatch):
     monkeypatch.setattr(queued_plan, "start_in_place", lambda calls, stream: None)
     monkeypatch.setattr(queued_plan, "get_device_memory", Communication)
     monkeypatch.setattr(QueuedPlan, "call", lambda engine, number: called.append(number))
-    engine = QueuedPlan(types.SimpleNamespace(calls=[]), [], 1, 0)
+    engine = QueuedPlan(types.SimpleNamespace(calls=[ALL_REDUCE] * 2), [256, 512], 1, 0)
     engine.start(0, 2)
     engine.wait(1)
     assert called == [0, 1]

@@ -10,7 +10,7 @@ import ctypes
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -28,6 +28,8 @@ NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+WAIT_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
 POISON = 0xFF  # NaN in every float format
 
 
@@ -140,6 +142,12 @@ class CopiedRows(ctypes.Structure):
             (f"{side}_pitch", ctypes.c_size_t),
         )
     ) + (("width", ctypes.c_size_t), ("height", ctypes.c_size_t))  # fmt: skip
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle, which the driver takes by value."""
+
+    _fields_ = (("content", ctypes.c_ubyte * 64),)
 
 
 class GpuMemory(DeviceMemory):
@@ -314,6 +322,41 @@ class GpuMemory(DeviceMemory):
             target_address=target.address, target_pitch=target.pitch, width=width, height=count,
         )  # fmt: skip
         call_driver("cuMemcpy2DAsync_v2", ctypes.byref(rows), ctypes.c_void_p(stream))
+
+    # Memory of other processes of this host (CUDA IPC), and the words by which streams of both wait for each other.
+
+    def share(self, address: int) -> tuple[bytes, int]:
+        """The IPC handle of the allocation that an address lies in, and the offset in it."""
+        self.gpu.enter()
+        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
+        call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return bytes(handle), address - base.value
+
+    def map_shared(self, handle: bytes) -> int:
+        """The address, in this process, of an allocation of another process."""
+        self.gpu.enter()
+        found = ctypes.c_uint64()
+        given = IpcHandle.from_buffer_copy(handle)
+        call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(found), given, ctypes.c_uint(LAZY_PEER_ACCESS))
+        return found.value
+
+    def unmap_shared(self, addresses: Sequence[int]) -> None:
+        """Wait for all that is queued, and give up mapped allocations."""
+        self.gpu.enter()
+        call_driver("cuCtxSynchronize")
+        for each in addresses:
+            call_driver("cuIpcCloseMemHandle", ctypes.c_uint64(each))
+
+    def write_word(self, address: int, value: int, stream: int) -> None:
+        """Write 32 bits behind a fence: what the stream did before is seen by whoever sees the word."""
+        words = ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(value)
+        call_driver("cuStreamWriteValue32_v2", *words, ctypes.c_uint(0))
+
+    def wait_for_word(self, address: int, value: int, stream: int) -> None:
+        """Make a stream wait until 32 bits have a value; no multiprocessor is occupied."""
+        words = ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(value)
+        call_driver("cuStreamWaitValue32_v2", *words, ctypes.c_uint(WAIT_EQUAL))
 
     def _copy(self, name: str, target: int, source: int, count: int, stream: int) -> None:
         self.gpu.enter()

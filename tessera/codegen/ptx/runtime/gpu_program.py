@@ -58,7 +58,7 @@ from tessera.codegen.ptx.runtime.event_timing import (
     measure_repeated,
 )
 from tessera.codegen.ptx.runtime.launch_watch import LaunchWatch
-from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan
+from tessera.codegen.ptx.runtime.queued_plan import QueuedPlan, open_plan_channels
 from tessera.codegen.ptx.runtime.resident_program import BIT_FORMATS, ResidentProgram, pack_scalar
 from tessera.core.device import count_gpus
 from tessera.core.device_array import COMMUNICATION_BLOCKS, LEGACY_STREAM
@@ -264,6 +264,9 @@ class GpuProgram:
             module = device.module(self._text)
             self._workspace_bytes = plan["workspace"]
             self._workspaces: dict[tuple[int, int | None], Any] = {}
+            self._channels: dict[int, Mapping[int, Any]] = {}
+            # Plans for other sizes are made when such arrays come, which may be at another time in each rank.
+            self._has_channels = "sizes" not in plan
             beside = find_overlapped_launches(self._steps)
             self.launches: list[EntryLaunch | None] = []
             for number, each in enumerate(plan["launches"]):
@@ -313,6 +316,15 @@ class GpuProgram:
             self._workspaces[key] = self.device.allocate(self._workspace_bytes)
         return int(self._workspaces[key])
 
+    def find_channels(self, workspace: int) -> Mapping[int, Any]:
+        """What permutes tensors beside the kernels without NCCL, by the number of the call, for a workspace.
+
+        The ranks agree on it when they run the program first, and must not record a graph meanwhile.
+        """
+        if workspace not in self._channels:
+            self._channels[workspace] = open_plan_channels(self.calls, workspace) if self._has_channels else {}
+        return self._channels[workspace]
+
     def _format_letter(self, arg: Mapping[str, Any]) -> str:
         if "value" in arg:
             return SCALAR_FORMATS["int64"]
@@ -352,6 +364,7 @@ class GpuProgram:
         steps = [step for step in self._steps if "agree" not in step]
         if len(steps) < len(self._steps):
             execute_plan(self._steps[:1], QueuedPlan(self, given, handle, workspace))
+        self.find_channels(workspace)
 
         def record(steps: PlanSteps) -> Callable[[], None]:
             with memory.record() as kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,29 @@ import numpy as np
 from tessera.codegen.plan_execution import PlanEngine, run_host_call
 from tessera.codegen.ptx.runtime.device_memory import get_device_memory, synchronize_stream
 from tessera.core.device_array import DeviceArray
-from tessera.core.hooks import exchange_in_place, start_in_place
+from tessera.core.hooks import exchange_in_place, open_channels, start_in_place
 from tessera.core.types import as_dtype
 from tessera.ops.tensor.collectives import EXCHANGES
 
 if TYPE_CHECKING:
     from tessera.codegen.ptx.runtime.gpu_program import GpuProgram
+
+PERMUTE = "ts.collective_permute"
+
+
+def open_plan_channels(calls: Sequence[Mapping[str, Any]], workspace: int) -> dict[int, Any]:
+    """The channels of a plan's permutations by their numbers, for calls with a workspace.
+
+    Its ranks agree on them. A result in the workspace has a channel: its address is the same in each call.
+    """
+    numbers, permutes = [number for number, call in enumerate(calls) if call["op"] == PERMUTE], []
+    for number in numbers:
+        out = calls[number]["args"][1]
+        fixed = "param" not in out and not out.get("moves")
+        size = math.prod(out["shape"]) * as_dtype(out["dtype"]).numpy.itemsize
+        permutes.append((calls[number]["attrs"], workspace + out.get("offset", 0) if fixed else None, size))
+    found = open_channels(permutes) if permutes else ()
+    return {number: channel for number, channel in zip(numbers, found, strict=True) if channel is not None}
 
 
 @dataclass
@@ -46,7 +64,7 @@ class QueuedPlan(PlanEngine):
     def call(self, number: int) -> None:
         """Queue a collective, or wait for the queued launches and run an op on the host."""
         drv, call = self.program.device.driver, self.program.calls[number]
-        if self._exchange(call):
+        if self._exchange(number):
             return
         synchronize_stream(self.stream)
         arrays = [np.empty(arg["shape"], as_dtype(arg["dtype"]).numpy) for arg in call["args"]]
@@ -59,23 +77,26 @@ class QueuedPlan(PlanEngine):
             if array.nbytes:
                 drv.memcpy_htod(address, array.reshape(-1).view(np.uint8))
 
-    def _exchange(self, call: Mapping[str, Any]) -> bool:
+    def _exchange(self, number: int) -> bool:
         """Queue a collective or a part of an array, where the engine of this rank works on the GPU."""
-        if call["op"] not in EXCHANGES:
+        if self.program.calls[number]["op"] not in EXCHANGES:
             return False
-        return bool(exchange_in_place(*self._find_exchange(call)))
+        return bool(exchange_in_place(*self._find_exchange(number)))
 
-    def _find_exchange(self, call: Mapping[str, Any]) -> tuple[str, DeviceArray, DeviceArray, Mapping[str, Any]]:
-        memory = get_device_memory()
+    def _find_exchange(self, number: int) -> tuple[str, DeviceArray, DeviceArray, Mapping[str, Any]]:
+        memory, call = get_device_memory(), self.program.calls[number]
         x, out = (
             DeviceArray(self.argument(a), tuple(a["shape"]), as_dtype(a["dtype"]).numpy, None, memory, self.stream)
             for a in call["args"]
         )
-        return call["op"].removeprefix("ts."), x, out, call["attrs"]
+        attrs = call["attrs"]
+        if call["op"] == PERMUTE and (channel := self.program.find_channels(self.workspace).get(number)):
+            attrs = {**attrs, "channel": channel}
+        return call["op"].removeprefix("ts."), x, out, attrs
 
     def start(self, first: int, last: int) -> None:
         """Queue collectives beside the launches that follow; where the host computes them, they are complete."""
-        mark = start_in_place([self._find_exchange(call) for call in self.program.calls[first:last]], self.stream)
+        mark = start_in_place([self._find_exchange(number) for number in range(first, last)], self.stream)
         if mark is None:
             super().start(first, last)
         else:
