@@ -174,7 +174,7 @@ def running_sums(
     chunk = _fit_power_of_two(size, CHUNK // lanes)
     rows = _fit_power_of_two(lead, CHUNK // chunk) if width == 1 else 1
     parts, length = 1, ceil_divide(size, chunk) * chunk
-    if not _is_symbolic(x):
+    if isinstance(lead, int) and isinstance(size, int) and isinstance(width, int):
         programs = ceil_divide(lead, rows) * ceil_divide(width, lanes)
         parts = max(min(PROGRAMS // programs, size // (PART_CHUNKS * chunk)), 1)
         length = ceil_divide(ceil_divide(size, parts), chunk) * chunk
@@ -184,9 +184,10 @@ def running_sums(
     kind["initial"] = initial if exclusive else neutral
     starts = _find_starts(x, state, length, parts, combine, reverse, initial) if parts > 1 else None
     if not _is_symbolic(x) and int(lead) * ceil_divide(int(width), WALKED_LANES) >= WALKING_PROGRAMS:
-        memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, ceil_divide(width, WALKED_LANES))
+        across = int(lead), ceil_divide(int(width), WALKED_LANES)
         kind.pop("neutral")
-        return launch(walk_columns, grid, x, memory, state=state, lanes=WALKED_LANES, **kind)
+        memory = OutputMemory(TensorType(x.shape, dtype))
+        return launch(walk_columns, across, x, memory, state=state, lanes=WALKED_LANES, **kind)
     if width != 1:
         memory, grid = OutputMemory(TensorType(x.shape, dtype)), (lead, parts, ceil_divide(width, lanes))
         numbers = {"state": state, "lanes": lanes, "chunk": chunk, "length": length, "parts": parts, **kind}

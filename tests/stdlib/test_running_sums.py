@@ -141,3 +141,17 @@ def test_a_constant_before_the_elements_makes_an_exclusive_scan(monkeypatch, sha
     want = getattr(np, scan)(np.concatenate([filler, x], axis), axis=axis)[cut]
     for level in ("tile", "target"):
         np.testing.assert_allclose(driver.run_level(lowered, level, [x], "ptx")[0], want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [5, 8, 21])
+@pytest.mark.parametrize("scan", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_many_columns_are_walked(monkeypatch, rows, scan, reverse):
+    """With so many columns as fill a GPU, each program adds its rows one after the other: NumPy's bits in f32."""
+    monkeypatch.setattr(running_sums, "WALKING_PROGRAMS", 2)
+    monkeypatch.setattr(running_sums, "WALKED_LANES", 16)
+    x = np.random.default_rng(0).standard_normal((rows, 41)).astype("f4")
+    combine = {"cumsum": "sum", "cumprod": "prod"}[scan]
+    found = running_sums.running_sums(ts.Tensor(x[None]), ts.f32, ts.f32, combine, reverse)
+    wanted = getattr(np, scan)(x[::-1] if reverse else x, axis=0)
+    np.testing.assert_array_equal(found.numpy()[0], wanted[::-1] if reverse else wanted)
