@@ -143,7 +143,7 @@ _thread = local()
 
 
 def _find_target_machine() -> Any:
-    """This thread's target machine: of a new one LLVM reads the features first, which takes longer than short kernels."""
+    """The target machine of this thread: of a new one LLVM reads the features first, which takes a third of a unit."""
     if not hasattr(_thread, "machine"):
         _thread.machine = _create_target_machine()
     return _thread.machine
@@ -238,16 +238,14 @@ def compile_unit(unit: Unit) -> bytes:
     return (_declare(module, unit.shared) if unit.shared else "").encode() + b"\0" + code
 
 
-_HEADER = re.compile(r"^define (.*?)( #\d+)? \{$", re.MULTILINE)
-
-
 def _declare(module: Any, name: str) -> str:
     """The declaration of an optimised function, with all that LLVM found out about it, as what memory it may write."""
-    function = module.get_function(name)
-    found = _HEADER.search(str(function))
-    if found is None:
+    text = str(module)
+    header = re.search(rf"^define ([^\n]*@{re.escape(name)}\([^\n]*?)(?: (#\d+))? \{{$", text, re.MULTILINE)
+    if header is None:
         raise ParseError(f"LLVM printed no definition of {name}")
-    return f"declare {found[1]} {b' '.join(function.attributes).decode()}"
+    attributes = re.search(rf"^attributes {header[2]} = \{{(.*)\}}$", text, re.MULTILINE)
+    return f"declare {header[1]}{attributes[1] if attributes else ''}"
 
 
 def compile_for_machine(text: str, triple: str, cpu: str, features: str, public: str | tuple[str, ...]) -> bytes:

@@ -116,7 +116,7 @@ def link_objects(objects: Sequence[bytes], create_machine: Callable[[], Any]) ->
     """Objects linked to each other and to this process.
 
     Raises:
-        ArtifactError: a symbol is missing, or there is no memory for the code.
+        ArtifactError: a function is missing, or there is no memory for the code.
     """
     if not objects[0].startswith(ELF_MARK):
         return _load_object(objects[0], create_machine)
@@ -127,8 +127,14 @@ def link_objects(objects: Sequence[bytes], create_machine: Callable[[], Any]) ->
     for name in defined:
         library.export_symbol(name)
     for name in undefined:
-        if (place := llvm.address_of_symbol(name)) is not None:
+        place = llvm.address_of_symbol(name)
+        if place is not None:
             library.import_symbol(name, place)
+        elif not hasattr(load_process_symbols(), name):
+            raise ArtifactError(
+                f"this process lacks the function {name}, which the machine code calls",
+                suggestion="build the artifact again",
+            )
     with _LINK_LOCK:
         linker, number = _take_linker(create_machine)
         try:
