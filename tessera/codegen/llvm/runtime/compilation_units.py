@@ -17,7 +17,7 @@ RANGE_SUFFIX, TASK_SUFFIX = ".range", ".task"
 _DEFINE = re.compile(r'define (?P<internal>internal )?[^"@]*@(?P<name>[\w.$-]+)\(')
 _NAME = re.compile(r"@([\w.$-]+)")
 _VARIABLE = re.compile(r"(@([\w.$-]+) = )(global \w+) .*")
-_LINE_NUMBER = re.compile(r",? !dbg !\d+")
+_LINE_NUMBERS = re.compile(r", !dbg !\d+"), re.compile(r" !dbg !\d+")  # of instructions, and then of functions
 _HEAD = ("declare ", "attributes ", "!", ";", "source_filename ")  # what else is outside of functions
 
 
@@ -41,6 +41,8 @@ def divide_text(text: str) -> list[Unit]:
         return [Unit(text)]
     variables = [line for line in head if line.startswith("@")]
     units = [Unit("\n".join([*variables, ""]))] if variables else []
+    rest = [line for line in head if line.startswith(("declare ", "attributes "))]
+    head = [*(_VARIABLE.sub(r"\1external \3", line) for line in variables), *rest]
     units += [_make_unit(head, functions, [name], name) for name in order]
     return units + [_make_unit(head, functions, names) for names in _group_kernels(functions)]
 
@@ -55,10 +57,8 @@ class _Functions:
     def __init__(self, texts: Mapping[str, str], internal: Set[str]) -> None:
         self.texts, self.internal = texts, internal
         self.apart = {name for name in internal if " noinline " in texts[name].partition("\n")[0]}
-        self._called = {
-            name: [n for n in dict.fromkeys(_NAME.findall(text)) if n in texts and n != name]
-            for name, text in texts.items()
-        }
+        self.uses = {name: {*_NAME.findall(text)} for name, text in texts.items()}
+        self._called = {name: [n for n in uses if n in texts] for name, uses in self.uses.items()}
 
     def find_called(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
         """Functions and those that they call, directly or not, and the functions of other units that these call."""
@@ -79,20 +79,17 @@ def _take_functions(text: str) -> tuple[list[str], _Functions]:
     head: list[str] = []
     texts: dict[str, str] = {}
     internal: set[str] = set()
-    body: list[str] = []
-    for line in text.splitlines():
-        if not body and not line.startswith("define "):
-            head.append(line)
-            continue
-        body.append(line)
-        if line == "}":
-            found = _DEFINE.match(body[0])
-            if found is None:
-                return [], _Functions({}, set())
-            texts[found["name"]] = "\n".join(body)
-            internal |= {found["name"]} if found["internal"] else set()
-            body = []
-    return head, _Functions(texts, internal)
+    *pieces, rest = f"{text}\n".split("\n}\n")
+    for piece in pieces:
+        before, _, function = f"\n{piece}".partition("\ndefine ")
+        body = f"define {function}\n}}"
+        found = _DEFINE.match(body)
+        if found is None:
+            return [], _Functions({}, set())
+        head += before.splitlines()
+        texts[found["name"]] = body
+        internal |= {found["name"]} if found["internal"] else set()
+    return head + rest.splitlines(), _Functions(texts, internal)
 
 
 def _sort_callees_first(functions: _Functions) -> list[str] | None:
@@ -124,13 +121,12 @@ def _group_kernels(functions: _Functions) -> list[list[str]]:
 def _make_unit(head: Sequence[str], functions: _Functions, names: Sequence[str], shared: str | None = None) -> Unit:
     """The unit of some functions: they and what is inlined in them, and of the head what these use."""
     own, others = functions.find_called(names)
-    bodies = [_LINE_NUMBER.sub("", functions.texts[name]) for name in own]
+    body = "\n".join(functions.texts[name] for name in own)
+    for pattern in _LINE_NUMBERS:
+        body = pattern.sub("", body)
     if shared is not None:
-        place = own.index(shared)
-        bodies[place] = bodies[place].replace("define internal ", "define ", 1)
-    used = {*_NAME.findall("\n".join(bodies))}
-    variables = [_VARIABLE.sub(r"\1external \3", line) for line in head if line.startswith("@")]
-    declarations = [line for line in head if line.startswith("declare ")]
-    needed = [[line for line in lines if _NAME.findall(line)[0] in used] for lines in (variables, declarations)]
-    attributes = [line for line in head if line.startswith("attributes ")]
-    return Unit("\n".join([*needed[0], *bodies, *needed[1], *attributes, ""]), tuple(others), shared)
+        start = functions.texts[shared].partition("(")[0]
+        body = body.replace(start, start.replace(" internal", ""), 1)
+    used = set().union(*(functions.uses[name] for name in own))
+    needed = [line for line in head if line.startswith("attributes ") or _NAME.findall(line)[0] in used]
+    return Unit("\n".join([*needed, body, ""]), tuple(others), shared)

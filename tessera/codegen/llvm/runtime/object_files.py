@@ -105,9 +105,7 @@ class LinkedCode:
     find: Callable[[str], int]
 
 
-LIBRARIES = (
-    64  # that one linker makes: it keeps 11 KB of each that is gone, and takes ten times as long for a first one
-)
+LIBRARIES = 64  # of one linker: making one takes as long as ten libraries, and it keeps 11 KB of each that is gone
 _LINK_LOCK = Lock()
 _linkers: list[tuple[Any, Any]] = []  # the newest linker, and the numbers of its libraries
 
