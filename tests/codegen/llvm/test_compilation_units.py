@@ -1,7 +1,10 @@
 """Compilation by unit: the same results as the whole text, each unit compiled once, and Ctrl-C between two units."""
 
+import contextlib
 import ctypes
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -151,6 +154,22 @@ def test_code_outlives_its_linker(monkeypatch):
     assert codes[0].find_variable("another") == 0
     with pytest.raises(ArtifactError, match="no symbol another"):
         codes[0].address("another")
+
+
+def test_threads_that_compile_at_once_share_the_code():
+    """`functools.cache` kept the code of one of them, and freed what another one was running."""
+    both, made = threading.Barrier(2, timeout=0.2), []
+
+    @jit.compile_once
+    def compile_answer():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()  # for a second thread, which waits for this one
+        made.append(jit.MachineCode(ANSWER % 1))
+        return made[-1]
+
+    with ThreadPoolExecutor(2) as threads:
+        found = [f.result() for f in [threads.submit(compile_answer) for _ in range(2)]]
+    assert found == made * 2 and len(made) == 1
 
 
 def test_code_that_needs_what_this_process_lacks_is_refused():

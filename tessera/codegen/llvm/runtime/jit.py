@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from threading import local
+from threading import RLock, local
 from typing import Any
 
 import llvmlite
@@ -55,6 +55,24 @@ class MachineCode:
     def variable(self, name: str) -> int:
         """The address of a global variable."""
         return _check_address(name, self.find_variable(name))
+
+
+def compile_once(function: Callable[[], MachineCode]) -> Callable[[], MachineCode]:
+    """A function whose code is compiled by the first call, and kept: its addresses are valid in every thread.
+
+    `functools.cache` lets two threads that call it at once compile it twice, and drops what one of them uses.
+    """
+    held: list[MachineCode] = []
+    lock = RLock()
+
+    def get() -> MachineCode:
+        if not held:
+            with lock:
+                if not held:
+                    held.append(function())
+        return held[0]
+
+    return get
 
 
 def _check_address(name: str, address: int) -> int:
