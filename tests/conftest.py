@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+from functools import cache
 from pathlib import Path
 
 # Before NumPy and PyTorch: the threads of their libraries wait for each other in loops, which takes the processors from
@@ -30,6 +31,7 @@ DURATIONS = {
 }
 
 
+@cache
 def is_quick(file: Path) -> bool:
     """Whether the tests of a file are quick: by recorded duration (scripts/record_durations.py), else by folder."""
     folder = file.relative_to(ROOT / "tests").parts[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.codegen.llvm.runtime import jit
+from tessera.codegen.llvm.runtime import jit, object_cache
 from tessera.core.errors import FileError
 from tessera.core.io import find_cache_folder
 from tessera.runtime.launch.tuner import TuningCache
@@ -40,7 +40,7 @@ def test_damaged_entries_are_made_again(tmp_path, monkeypatch):
     (entry,) = tmp_path.iterdir()
     entry.write_bytes(entry.read_bytes()[:-7])
     assert jit.get_object_code(TEXT) == code and len(list(tmp_path.iterdir())) == 1
-    assert entry.read_bytes()[jit.HASH_BYTES :] == code
+    assert entry.read_bytes().endswith(code)
 
 
 def test_processes_share_it(tmp_path):
@@ -96,12 +96,30 @@ def test_what_another_user_may_write_is_not_used(tmp_path, monkeypatch, what):
     jit.get_object_code(TEXT)
     assert folder.stat().st_mode & 0o777 == 0o700
     (entry,) = folder.iterdir()
-    entry.write_bytes(jit.seal_object(entry.stem, b"not object code"))
-    assert jit.get_object_code(TEXT) == b"not object code"  # a seal is no signature: who may write there matters
+    entry.write_bytes(object_cache.seal_object(entry.stem, b"\0\x7fELF, but no code"))
+    assert jit.get_object_code(TEXT) == b"\x7fELF, but no code"  # a seal is no signature: who may write there matters
     (folder if what == "folder" else entry).chmod(0o777)
-    jit._warn_of_folder.cache_clear()
+    object_cache._warn_of_folder.cache_clear()
     with pytest.warns(RuntimeWarning, match="another user may write there"):
-        assert jit.get_object_code(TEXT).startswith(b"\x7fELF")
+        assert jit.get_object_code(TEXT).startswith(b"\x7fELF\x02")
+
+
+def test_the_oldest_entries_are_removed(tmp_path, monkeypatch):
+    """Down to three quarters of what is allowed; other files stay, as do entries where there is room."""
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    other = tmp_path / "autotune.json"
+    other.write_bytes(bytes(1000))
+    entries = [tmp_path / f"{n}.o" for n in range(8)]
+    for n, entry in enumerate(entries):
+        entry.write_bytes(bytes(100))
+        os.utime(entry, (n, n))
+    object_cache.remove_oldest(tmp_path, 800)
+    assert all(entry.exists() for entry in entries)
+    monkeypatch.setattr(object_cache, "MOST_BYTES", 799)
+    monkeypatch.setattr(object_cache, "WRITES_PER_CHECK", 1)
+    object_cache.write_entry("new", b"")
+    assert [entry.exists() for entry in entries] == [False] * 3 + [True] * 5
+    assert other.exists() and (tmp_path / "new.o").exists()
 
 
 def test_a_full_disk_while_tuning_is_a_warning(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from tessera.codegen.llvm.runtime.jit import MachineCode
+from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import INTERRUPTED, NO_FAILURE, PENDING, POLL_FUNCTION
 
 LAUNCH_FUNCTION, DIRECT_FUNCTION = "tessera_launch", "tessera_direct_launch"
@@ -129,7 +129,7 @@ define void @{LAUNCH_FUNCTION}(ptr %run, ptr %tasks, i64 %count, ptr %states, pt
 """
 
 
-@cache
+@compile_once
 def _compile_poll() -> MachineCode:
     if os.name != "posix":
         return MachineCode(PLAIN_TEXT)

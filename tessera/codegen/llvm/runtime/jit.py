@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import os
 import re
-import struct
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from threading import Lock
+from threading import RLock, local
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from tessera.codegen.llvm.runtime.compilation_units import RANGE_SUFFIX, TASK_SUFFIX, Unit, divide_text
+from tessera.codegen.llvm.runtime.object_cache import read_entry, write_entry
+from tessera.codegen.llvm.runtime.object_files import (
+    has_symbol,
+    link_objects,
+    list_unresolved_symbols,
+    load_process_symbols,
+    pack_objects,
+    unpack_objects,
+)
 from tessera.codegen.llvm.text import power_scaling
 from tessera.codegen.llvm.text.pair_products import NATIVE, PAIR_PRODUCT, PairProduct, select_instructions
 from tessera.codegen.llvm.text.panel_kernels import DECLARATIONS, MATRIX_UNITS, PANEL_KERNEL, select_matrix_units
-from tessera.core.errors import ArtifactError, FileError, ParseError, UnsupportedOpError
-from tessera.core.io import find_cache_folder, is_trusted, write_file
+from tessera.core.errors import ArtifactError, ParseError, UnsupportedOpError
 from tessera.core.progress import track
 
 OPTIMISATION_LEVEL = 3
-# The functions of a kernel: itself, a range of its programs, and the task that the runtime calls.
-RANGE_SUFFIX, TASK_SUFFIX = ".range", ".task"
-RUNTIME_PREFIX = "tessera"  # of the functions that the runtime registers before it runs machine code
 SHORT_KERNEL = 60  # instructions: LLVM inlines a function of so few where it is called
-HASH_BYTES = 32  # a cache entry begins with a hash of this size
-OBJECT_FORMAT = 3  # of sealed object code: entries of another format are compiled again
 
 
 class MachineCode:
@@ -40,43 +41,38 @@ class MachineCode:
 
     def __init__(self, text: str, ready: bytes | None = None) -> None:
         code = get_object_code(text) if ready is None or list_unresolved_symbols(ready) else ready
-        first, *others = unpack_objects(code)
-        self._engines = [_load_object(first)]
-        for part in others:
-            self._engines.append(_load_object(part, self._engines[0]))
+        _initialise_llvm()
+        self._linked = link_objects(unpack_objects(code), _create_target_machine)
 
     def address(self, name: str) -> int:
         """The address of a function."""
-        found = (engine.get_function_address(name) for engine in self._engines)
-        return _check_address(name, next((place for place in found if place), 0))
+        return _check_address(name, self._linked.find(name))
 
     def find_variable(self, name: str) -> int:
         """The address of a global variable, or 0."""
-        return int(self._engines[0].get_global_value_address(name))
+        return self._linked.find(name)
 
     def variable(self, name: str) -> int:
         """The address of a global variable."""
         return _check_address(name, self.find_variable(name))
 
 
-_LINK_LOCK = Lock()
+def compile_once(function: Callable[[], MachineCode]) -> Callable[[], MachineCode]:
+    """A function whose code is compiled by the first call, and kept: its addresses are valid in every thread.
 
-
-def _load_object(code: bytes, owner: Any = None) -> Any:
-    """An engine with one object file; variables that it shares with another part are those of the engine `owner`.
-
-    RuntimeDyld loads one object for each engine: with several it takes constants of all relative to the first one's
-    table of global offsets.
+    `functools.cache` lets two threads that call it at once compile it twice, and drops what one of them uses.
     """
-    engine = llvm.create_mcjit_compiler(_parse_text(""), _create_target_machine())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    with _LINK_LOCK:  # the names are those of the process, until the engine has looked them up
-        shared = _list_undefined_symbols(code) if owner is not None else ()
-        for name in (n for n in shared if n.startswith(RUNTIME_PREFIX)):
-            if place := owner.get_global_value_address(name):
-                llvm.add_symbol(name, place)
-        engine.finalize_object()
-    return engine
+    held: list[MachineCode] = []
+    lock = RLock()
+
+    def get() -> MachineCode:
+        if not held:
+            with lock:
+                if not held:
+                    held.append(function())
+        return held[0]
+
+    return get
 
 
 def _check_address(name: str, address: int) -> int:
@@ -145,7 +141,7 @@ def find_matrix_units() -> frozenset[str]:
     found = frozenset(f for f in MATRIX_UNITS.values() if features.get(f) and features.get("amx-tile"))
     if not found or not sys.platform.startswith("linux") or not _knows_functions(DECLARATIONS):
         return frozenset()
-    return frozenset() if _load_process_symbols().syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) else found
+    return frozenset() if load_process_symbols().syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) else found
 
 
 def has_products(products: Sequence[PairProduct]) -> bool:
@@ -159,6 +155,16 @@ def _create_target_machine() -> Any:
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=features, opt=OPTIMISATION_LEVEL, reloc="pic", codemodel="jitdefault", jit=True
     )
+
+
+_thread = local()
+
+
+def _find_target_machine() -> Any:
+    """The target machine of this thread: of a new one LLVM reads the features first, which takes a third of a unit."""
+    if not hasattr(_thread, "machine"):
+        _thread.machine = _create_target_machine()
+    return _thread.machine
 
 
 def _parse_text(text: str) -> Any:
@@ -183,72 +189,58 @@ def _is_defined(function: Any) -> bool:
     """Whether a declaration is of an intrinsic, a function of the runtime, or one of the C library."""
     if function.name.startswith("llvm."):
         return any(function.attributes)  # the parser adds the attributes of every intrinsic that it knows
-    return _has_symbol(function.name)
+    return has_symbol(function.name)
 
 
-def _has_symbol(name: str) -> bool:
-    if name.startswith(RUNTIME_PREFIX) or llvm.address_of_symbol(name) is not None:
-        return True
-    return hasattr(_load_process_symbols(), name)
-
-
-def list_unresolved_symbols(code: bytes) -> list[str]:
-    """The functions that object code calls and this process lacks: a call of one would end the process."""
-    undefined = dict.fromkeys(name for part in unpack_objects(code) for name in _list_undefined_symbols(part))
-    return [name for name in undefined if name not in _ELF_SYMBOLS and not _has_symbol(name)]
-
-
-_ELF_SYMBOLS = ("_GLOBAL_OFFSET_TABLE_",)  # defined by whoever links
-_ELF_HEADER = struct.Struct("<40xQ10xHHH")  # of 64 bits: the section table's place, entry size, entries, name section
-_ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
-_ELF_SYMBOL = struct.Struct("<IBBHQQ")
-_SYMBOL_TABLE = 2  # the type of a section
-
-
-def _list_undefined_symbols(code: bytes) -> list[str]:
-    """The symbols that an ELF object refers to and does not define; of other formats none are known."""
-    if code[:5] != b"\x7fELF\x02":
-        return []
-    start, size, count, _ = _ELF_HEADER.unpack_from(code)
-    sections = [_ELF_SECTION.unpack_from(code, start + i * size) for i in range(count)]
-    names = []
-    for section in (s for s in sections if s[1] == _SYMBOL_TABLE):
-        offset, length, link = section[4:7]
-        strings = sections[link][4]
-        for at in range(offset, offset + length, _ELF_SYMBOL.size):
-            name, _, _, home, _, _ = _ELF_SYMBOL.unpack_from(code, at)
-            if home == 0 and name:
-                names.append(code[strings + name : code.index(b"\0", strings + name)].decode())
-    return names
-
-
-@cache
-def _load_process_symbols() -> ctypes.CDLL:
-    """The symbols of this process, or of the C library where a process has none of its own."""
-    return ctypes.CDLL(None if os.name == "posix" else "msvcrt")
+# A program's object code: that of its compilation units.
 
 
 def get_object_code(text: str) -> bytes:
-    """The object file of a text, from the cache if it holds a valid entry."""
-    key = compute_cache_key(text)
-    path = find_cache_folder() / f"{key}.o"
-    code = _read_cache(path, key)
-    if code is None or list_unresolved_symbols(code):
-        code = compile_object(text)
-        _write_cache(path, key, code)
-    return code
-
-
-def compile_object(text: str) -> bytes:
-    """The object code of a text: parsed, optimised, compiled, a large text in parts, between which Ctrl-C takes effect.
+    """The object code of a text: of each unit from the cache, if it holds a valid entry.
 
     Raises:
         UnsupportedOpError: the text declares a function that does not exist; calling it would end the process.
     """
-    return pack_objects([_compile_part(part) for part in track(split_text(text), "compiling machine code")])
+    code = _build(text, _find_or_compile)
+    return _build(text, _compile_and_keep) if list_unresolved_symbols(code) else code
 
 
-def _compile_part(text: str) -> bytes:
+def compile_object(text: str) -> bytes:
+    """The object code of a text, without the cache."""
+    return _build(text, compile_unit)
+
+
+def _build(text: str, compile_one: Callable[[Unit], bytes]) -> bytes:
+    """The object code of a text, unit by unit, between which Ctrl-C takes effect."""
+    declarations: dict[str, str] = {}
+    objects = []
+    for unit in track(divide_text(text), "compiling machine code"):
+        lines = [declarations[name] for name in unit.calls]
+        made = compile_one(replace(unit, text="\n".join([unit.text, *lines, ""])) if lines else unit)
+        declaration, _, code = made.partition(b"\0")
+        objects.append(code)
+        if unit.shared is not None:
+            declarations[unit.shared] = declaration.decode()
+    return pack_objects(objects)
+
+
+def _find_or_compile(unit: Unit) -> bytes:
+    return read_entry(_compute_unit_key(unit)) or _compile_and_keep(unit)
+
+
+def _compile_and_keep(unit: Unit) -> bytes:
+    made = compile_unit(unit)
+    write_entry(_compute_unit_key(unit), made)
+    return made
+
+
+def _compute_unit_key(unit: Unit) -> str:
+    return compute_cache_key(unit.text if unit.shared is None else f"{unit.shared}\0{unit.text}")
+
+
+def compile_unit(unit: Unit) -> bytes:
+    """The declaration by which other units call a unit, a zero byte, and its object code."""
+    text = unit.text
     native = select_matrix_units(text, find_matrix_units()) if PANEL_KERNEL in text else text
     native = select_instructions(native, find_pair_products()) if PAIR_PRODUCT in native else native
     native = (
@@ -256,9 +248,22 @@ def _compile_part(text: str) -> bytes:
         if power_scaling.SCALE_BY_POWER in native and can_scale_by_power()
         else native
     )
-    code = _optimise_and_emit(native, _create_target_machine())
-    _check_symbols(list_unresolved_symbols(code))  # code generation adds calls, as of conversions of small floats
-    return code
+    machine = _find_target_machine()
+    module = _optimise(native, machine, linked=unit.calls)
+    code = machine.emit_object(module)
+    # Code generation adds calls, as of conversions of small floats.
+    _check_symbols([name for name in list_unresolved_symbols(code) if name not in unit.calls])
+    return (_declare(module, unit.shared) if unit.shared else "").encode() + b"\0" + code
+
+
+def _declare(module: Any, name: str) -> str:
+    """The declaration of an optimised function, with all that LLVM found out about it, as what memory it may write."""
+    text = str(module)
+    header = re.search(rf"^define ([^\n]*@{re.escape(name)}\([^\n]*?)(?: (#\d+))? \{{$", text, re.MULTILINE)
+    if header is None:
+        raise ParseError(f"LLVM printed no definition of {name}")
+    attributes = re.search(rf"^attributes {header[2]} = \{{(.*)\}}$", text, re.MULTILINE)
+    return f"declare {header[1]}{attributes[1] if attributes else ''}"
 
 
 def compile_for_machine(text: str, triple: str, cpu: str, features: str, public: str | tuple[str, ...]) -> bytes:
@@ -273,7 +278,7 @@ def compile_for_machine(text: str, triple: str, cpu: str, features: str, public:
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=OPTIMISATION_LEVEL, reloc="pic", codemodel="default"
     )
-    return _optimise_and_emit(text, machine, public)
+    return machine.emit_object(_optimise(text, machine, public))  # type: ignore[no-any-return]
 
 
 @cache
@@ -283,19 +288,21 @@ def _initialise_all_targets() -> bool:
     return True
 
 
-def _optimise_and_emit(text: str, machine: Any, public: str | tuple[str, ...] = "") -> bytes:
+def _optimise(text: str, machine: Any, public: str | tuple[str, ...] = "", linked: Sequence[str] = ()) -> Any:
+    """The module of a text, optimised; others define the functions `linked`."""
     module = _parse_text(text)
     defined = [f for f in module.functions if not f.is_declaration]
     _set_linkage(defined, public)
     _inline_first(defined)
-    _check_symbols([f.name for f in module.functions if f.is_declaration and not _is_defined(f)])
+    declared = [f for f in module.functions if f.is_declaration and f.name not in linked]
+    _check_symbols([f.name for f in declared if not _is_defined(f)])
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     # Loops are emitted vectorised and microkernels fill the registers: vectorising or unrolling again has no benefit.
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)  # type: ignore[no-any-return]
+    return module
 
 
 def _set_linkage(functions: Sequence[Any], public: str | tuple[str, ...]) -> None:
@@ -333,88 +340,6 @@ def _is_short(function: Any) -> bool:
     return sum(1 for _ in itertools.islice(instructions, SHORT_KERNEL + 1)) <= SHORT_KERNEL
 
 
-# Parts: a large text as several, each with some kernels and every internal function that these call.
-
-PART_CHARACTERS = 1 << 17  # LLVM compiles as much in half a second
-PACK_MARK = b"tessera objects\0"
-_DEFINE = re.compile(r'define (?P<internal>internal )?[^"@]*@(?P<name>[\w.$-]+)\(')
-_NAME = re.compile(r"@([\w.$-]+)")
-_DEFINED_GLOBAL = re.compile(r"^(@[\w.$-]+ = )(global \w+) .*$", re.MULTILINE)
-
-
-def split_text(text: str) -> list[str]:
-    """A text as parts that LLVM compiles one by one; a small one, or one whose functions do not divide, is one part."""
-    if len(text) <= 2 * PART_CHARACTERS or sys.platform != "linux":  # parts are linked by the symbols of ELF files
-        return [text]
-    head, functions, internal = _take_functions(text)
-    families: dict[str, list[str]] = {}
-    for name in functions:
-        if name not in internal:
-            families.setdefault(name.removesuffix(RANGE_SUFFIX).removesuffix(TASK_SUFFIX), []).append(name)
-    parts: list[set[str]] = [set()]
-    for names in families.values():
-        needed = _find_called(names, functions)
-        if not internal.issuperset(needed.difference(names)):
-            return [text]  # a kernel calls another one
-        if sum(len(functions[name]) for name in parts[-1] | needed) > PART_CHARACTERS and parts[-1]:
-            parts.append(set())
-        parts[-1] |= needed
-    heads = [head, *[_DEFINED_GLOBAL.sub(r"\1external \2", head)] * (len(parts) - 1)]
-    bodies = [[functions[name] for name in functions if name in part] for part in parts]
-    return ["\n".join([first, *body, ""]) for first, body in zip(heads, bodies, strict=True)]
-
-
-def _take_functions(text: str) -> tuple[str, dict[str, str], set[str]]:
-    """The lines of a text outside of functions, the functions by name, and the names of the internal ones."""
-    head: list[str] = []
-    functions: dict[str, str] = {}
-    internal: set[str] = set()
-    body: list[str] = []
-    for line in text.splitlines():
-        if not body and not line.startswith("define "):
-            head.append(line)
-            continue
-        body.append(line)
-        if line == "}":
-            found = _DEFINE.match(body[0])
-            if found is None:
-                return text, {}, set()
-            functions[found["name"]] = "\n".join(body)
-            internal |= {found["name"]} if found["internal"] else set()
-            body = []
-    return "\n".join(head), functions, internal
-
-
-def _find_called(names: Sequence[str], functions: Mapping[str, str]) -> set[str]:
-    """Functions and those that they refer to, directly or not."""
-    found: set[str] = set()
-    pending = [*names]
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending += [n for n in _NAME.findall(functions[name]) if n in functions]
-    return found
-
-
-def pack_objects(objects: Sequence[bytes]) -> bytes:
-    """Object files as one piece of object code: the file itself, if there is only one."""
-    if len(objects) == 1:
-        return objects[0]
-    sizes = struct.pack(f"<Q{len(objects)}Q", len(objects), *map(len, objects))
-    return b"".join([PACK_MARK, sizes, *objects])
-
-
-def unpack_objects(code: bytes) -> list[bytes]:
-    """The object files of a piece of object code."""
-    if not code.startswith(PACK_MARK):
-        return [code]
-    (count,) = struct.unpack_from("<Q", code, len(PACK_MARK))
-    sizes = struct.unpack_from(f"<{count}Q", code, len(PACK_MARK) + 8)
-    ends = [*itertools.accumulate(sizes, initial=len(PACK_MARK) + 8 + 8 * count)]
-    return [code[start:end] for start, end in itertools.pairwise(ends)]
-
-
 def compute_cache_key(text: str) -> str:
     """The file name of a cache entry: a hash of everything that object code depends on."""
     parts = (
@@ -426,50 +351,3 @@ def compute_cache_key(text: str) -> str:
         str(OPTIMISATION_LEVEL),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def seal_object(key: str, code: bytes) -> bytes:
-    """Object code behind a hash that binds it to its key: the code of another text does not pass for it."""
-    return hash_object(key, code) + code
-
-
-def open_object(key: str, content: bytes) -> bytes | None:
-    """The object code that `seal_object` sealed with this key; None if it is damaged or of another key."""
-    digest, code = content[:HASH_BYTES], content[HASH_BYTES:]
-    return code if hash_object(key, code) == digest else None
-
-
-def hash_object(key: str, code: bytes) -> bytes:
-    """The hash of a key and code, of the format below."""
-    return hashlib.sha256(f"{OBJECT_FORMAT}\0{key}\0".encode() + code).digest()
-
-
-def _read_cache(path: Path, key: str) -> bytes | None:
-    """A cache entry, or None if it is missing, damaged, or another user may have written it."""
-    try:
-        content = path.read_bytes()
-        trusted = is_trusted(path.parent) and is_trusted(path)
-    except OSError:
-        return None
-    if not trusted:
-        _warn_of_folder(path.parent)
-        return None
-    return open_object(key, content)
-
-
-@cache
-def _warn_of_folder(folder: Path) -> None:
-    text = (
-        f"object code in {folder} is not used: another user may write there. "
-        f"Run `chmod go-w {folder}` if it is yours, or set TESSERA_CACHE to a folder that is"
-    )
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _write_cache(path: Path, key: str, code: bytes) -> None:
-    """Write a cache entry atomically; failure to write is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(path, lambda file: file.write(seal_object(key, code)))
-    except (OSError, FileError):
-        pass

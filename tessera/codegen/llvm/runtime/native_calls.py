@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
-from tessera.codegen.llvm.runtime.jit import MachineCode
+from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import NO_FAILURE
 from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import array_address
@@ -202,7 +202,7 @@ def _has_known_kind(element: np.dtype) -> bool:
     return found == (element.kind, element.char, element.byteorder, element.num)
 
 
-@cache
+@compile_once
 def _compile() -> MachineCode:
     return MachineCode(CALL_TEXT)
 

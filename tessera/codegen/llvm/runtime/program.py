@@ -15,7 +15,7 @@ import numpy as np
 from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
 from tessera.codegen.diagnostics import Site
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
-from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code, open_object, seal_object
+from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code
 from tessera.codegen.llvm.runtime.native_calls import (
     DONE,
     OTHER_ARRAYS,
@@ -23,6 +23,7 @@ from tessera.codegen.llvm.runtime.native_calls import (
     NativeCall,
     make_native_binding,
 )
+from tessera.codegen.llvm.runtime.object_cache import open_object, seal_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,

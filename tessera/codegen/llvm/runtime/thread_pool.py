@@ -27,7 +27,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from tessera.codegen.llvm.runtime import interrupts
-from tessera.codegen.llvm.runtime.jit import MachineCode
+from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import (
     BARRIER_BROKEN,
     BARRIER_CONTEXT,
@@ -156,7 +156,7 @@ declare void @{POLL_FUNCTION}(ptr)
 {SHARED_WORKER}{SERIAL_WORKER}"""
 
 
-@cache
+@compile_once
 def _compile_worker() -> MachineCode:
     interrupts.register_poll_symbol()
     return MachineCode(WORKER_TEXT)
@@ -443,7 +443,7 @@ def _run_program(entry: int, slots: int, program: int, arena: np.ndarray, state:
     _get_program_entry()(entry, slots, program, array_address(arena), array_address(state))
 
 
-@cache
+@compile_once
 def _compile_barrier() -> MachineCode:
     return MachineCode(BARRIER_TEXT)
 
