@@ -73,7 +73,7 @@ def make_c_name(text: str) -> str:
 
 # Sizes: whole numbers, or expressions of the names of sizes.
 
-_C_OPERATORS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+_C_OPERATORS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _C_FUNCTIONS: dict[type, str] = {ast.FloorDiv: "floor_divide", ast.Mod: "floor_remainder"}
 _C_RELATIONS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",

@@ -28,6 +28,7 @@ from tessera.core.symbolic_dim import (
     Size,
     UnknownSizeError,
     evaluate_shape,
+    find_stated_divisor,
     resolve_size,
     round_up,
     symbol_names,
@@ -122,8 +123,9 @@ def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozens
     if len(missing) != 1 or any(len(m) > 1 or not all(isinstance(a, str) for a in m) for m, _ in pair.want.terms):
         return True  # more than one name, or no line: nothing is known
     (name,) = missing
-    at_zero, at_one = (pair.want.evaluate({**sizes, name: n}) for n in (0, 1))  # type: ignore[dict-item]
-    rest, slope = pair.got - at_zero, at_one - at_zero
+    unit = math.lcm(*(count.denominator for _, count in pair.want.terms))  # of B/4: what gives a whole number
+    at_zero, at_one = (pair.want.evaluate({**sizes, name: n}) for n in (0, unit))  # type: ignore[dict-item]
+    rest, slope = (pair.got - at_zero) * unit, at_one - at_zero
     if slope == 0 or isinstance(rest, Dim) and rest % slope != 0:
         return True
     if rest % slope != 0 or (isinstance(rest // slope, int) and rest // slope < 0):  # type: ignore[operator]
@@ -156,6 +158,7 @@ _OPERATORS: dict[type, Callable] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Div: lambda size, number: size.divide_exactly(number) if isinstance(size, Dim) else size // number,
 }
 
 
@@ -201,9 +204,16 @@ def size_from_ast(node: ast.expr, text: str) -> Size:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -size_from_ast(node.operand, text)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS and _divides_by_number(node):
         return _OPERATORS[type(node.op)](size_from_ast(node.left, text), size_from_ast(node.right, text))
     raise ShapeError(f'"{text}" is not a dimension', suggestion="use names, integers and + - * // %")
+
+
+def _divides_by_number(node: ast.BinOp) -> bool:
+    """Whether an exact quotient (`B/4`, or `3*B/4`) is one of names by a number; of other operators, True."""
+    number = node.right.value if isinstance(node.right, ast.Constant) else 0
+    named = any(isinstance(n, ast.Name) for n in ast.walk(node.left))
+    return not isinstance(node.op, ast.Div) or (isinstance(number, int) and number > 0 and named)
 
 
 def size_to_number(value: Any) -> int:
@@ -356,7 +366,8 @@ def _set_constraints(constraints: tuple[SizeConstraint, ...]) -> list[tuple[Cont
     """Set what is known of sizes to what these constraints state; how to reset it."""
     divisors: dict[str, int] = {}
     for clause in (c for constraint in constraints for c in constraint.clauses):
-        if (found := _find_stated_divisor(*clause)) is not None:
+        left, compare, right = clause
+        if compare is operator.eq and (found := find_stated_divisor(left, right)) is not None:
             name, number = found
             divisors[name] = math.lcm(number, divisors.get(name, 1))
     minima = {name: round_up(least, divisors.get(name, 1)) for name, least in _find_stated_minima(constraints).items()}
@@ -395,9 +406,9 @@ def _find_stated_limits(constraints: Sequence[SizeConstraint]) -> dict[tuple[str
         if not isinstance(lesser, Dim) or not isinstance(greater, int):
             continue
         ((monomial, count), *others) = lesser.terms
-        if others or count < 1 or not all(isinstance(a, str) for a in monomial):
+        if others or count <= 0 or not all(isinstance(a, str) for a in monomial):
             continue
-        most = (greater - strict) // count
+        most = int((greater - strict) // count)
         for names in (monomial, *((name,) for name in monomial)):  # no factor is 0
             limits[names] = min(most, limits.get(names, most))
     return limits
@@ -412,18 +423,6 @@ def find_stated_values(constraints: Iterable[SizeConstraint]) -> dict[str, int]:
     clauses = (clause for constraint in constraints for clause in constraint.clauses)
     pairs = ((find_plain_name(left), right) for left, compare, right in clauses if compare is operator.eq)
     return {name: value for name, value in pairs if name is not None and isinstance(value, int)}
-
-
-def _find_stated_divisor(left: Size, compare: Callable[[Any, Any], bool], right: Size) -> tuple[str, int] | None:
-    """The name and the number of `name % number == 0`."""
-    if compare is not operator.eq or right != 0 or not isinstance(left, Dim) or len(left.terms) != 1:
-        return None
-    ((monomial, count),) = left.terms
-    if count != 1 or len(monomial) != 1 or isinstance(monomial[0], str):
-        return None
-    sign, size, number = monomial[0]
-    name = find_plain_name(size)
-    return (name, number) if sign == "%" and name is not None and isinstance(number, int) else None
 
 
 def bind_program_sizes(

@@ -14,7 +14,8 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, format_shape
-from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, assume_at_most, resolve_size
+from tessera.core.size_guards import assume_at_most
+from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.basic import broadcast_to, full

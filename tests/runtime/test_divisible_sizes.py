@@ -1,0 +1,97 @@
+"""Programs of symbolic sizes that divide: by a constraint, by a comparison of the code, or by what an op needs."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.errors import ShapeError
+
+
+def rows(size):
+    return np.random.default_rng(size).standard_normal((size, 4), dtype=np.float32)
+
+
+def halves(x):
+    half = x.shape[0] // 2
+    return x[:half] * x[half:] + ts.arange(half).sum()
+
+
+def scan(x):
+    return ts.scan(lambda c, r: (c + r.sum(0), c), ts.zeros((4,)), x.reshape(-1, 4, 4))[1]
+
+
+# Each with the constraint that it needs.
+PROGRAMS = {
+    "inferred": (lambda x: x.reshape(-1, 4, 4).sum(1) + x.reshape(4, -1, 4)[0] + x[::4], "B % 4 == 0"),
+    "quotient": (lambda x: ts.softmax(x.reshape(x.shape[0] // 4, 16), axis=-1).sum(0), "B % 4 == 0"),
+    "split": (lambda x: sum(n * p for n, p in enumerate(ts.split(x, 4))), "B % 4 == 0"),
+    "halves": (halves, "B % 2 == 0"),
+    "merged": (lambda x: ts.permute(x.reshape(-1, 2, 4), (1, 0, 2)).reshape(-1, 4) + x, "B % 2 == 0"),
+    "gradient": (lambda x: ts.grad(lambda v: (v.reshape(-1, 4, 4).sum(1) ** 2).sum())(x), "B % 4 == 0"),
+    "scan": (scan, "B % 4 == 0"),
+}
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_constraint_lets_sizes_divide(tmp_path, name, target):
+    function, text = PROGRAMS[name]
+
+    def f(x: ts.Tensor["B", 4]):
+        return function(x)
+
+    ts.build(ts.jit(ts.require(text)(f)), rows(8), out=tmp_path / "a", target=target, dynamic=True)
+    program = ts.load(tmp_path / "a")
+    for size in (4, 8, 20):
+        want = function(ts.Tensor(rows(size))).numpy()
+        np.testing.assert_allclose(program(rows(size)).numpy(), want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match=f"{text} does not hold"):
+        program(rows(7))
+
+
+def test_a_comparison_is_a_constraint_too():
+    @ts.jit(target="llvm", dynamic=True)
+    def pooled(x: ts.Tensor["B", 4]):
+        if x.shape[0] % 4:
+            return x
+        return x.reshape(x.shape[0] // 4, 4, 4).sum(1)
+
+    for size, want in ((8, 2), (12, 3), (9, 9)):
+        assert pooled(rows(size)).shape == (want, 4)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.reshape(-1, 4, 4) + 1, lambda x: ts.split(x, 4)[1] + 1])
+def test_an_op_that_divides_makes_a_guard(tmp_path, f, caplog):
+    """One program serves the sizes that divide as the example's does; others have the error of their own sizes."""
+    caplog.set_level(logging.INFO, logger="tessera.compile")
+    jitted = ts.jit(f, target="llvm")
+    for size in (8, 12, 20):
+        np.testing.assert_array_equal(jitted(rows(size)).numpy(), f(ts.Tensor(rows(size))).numpy())
+    assert sum(r.getMessage().startswith("compiled") for r in caplog.records) == 2  # for 8, then for all multiples of 4
+    with pytest.raises(ShapeError, match="9"):
+        jitted(rows(9))
+    ts.build(ts.jit(f), rows(8), out=tmp_path / "a", dynamic={"x": {0: "B"}})
+    assert ts.load(tmp_path / "a")(rows(16)).shape == f(ts.Tensor(rows(16))).shape
+    with pytest.raises(ShapeError, match="B % 4 == 0 does not hold"):
+        ts.load(tmp_path / "a")(rows(6))
+
+
+def test_the_error_says_what_to_state():
+    f = ts.jit(lambda x: x.reshape(x.shape[0] // 4, 16), target="llvm", dynamic=True)
+    with pytest.raises(ShapeError, match="cannot reshape") as error:
+        f(rows(8))
+    assert 'ts.require("s0 % 4 == 0")' in str(error.value)
+
+
+def test_a_padded_program_computes_exact_quotients(tmp_path):
+    def f(x: ts.Tensor["B", 4]):
+        return x.mean(0) * (x.shape[0] // 4) + ts.arange(x.shape[0] // 4).sum()
+
+    ts.build(
+        ts.jit(ts.require("B % 4 == 0 and B <= 12")(f)), rows(8), out=tmp_path / "a", target="csl:2x2", dynamic=True
+    )
+    for size in (4, 12):
+        want = f(ts.Tensor(rows(size))).numpy()
+        np.testing.assert_allclose(ts.load(tmp_path / "a")(rows(size)).numpy(), want, rtol=1e-5, atol=1e-5)
