@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.contract import get_backend
+from tessera.core.device import INTERP
 from tessera.core.errors import (
     UNKNOWN,
     ArgumentError,
@@ -420,6 +422,8 @@ def prepare_program(
 ) -> PreparedProgram:  # fmt: skip
     """Prepare an entry with these arguments to run at any level; errors without a location get the entry's."""
     example = entry.example or Example(lambda rng: ())
+    if target != INTERP:
+        get_backend(target)  # an unknown one is an error of the command line, not of the entry
     try:
         launch = example.grid, example.group
         return prepare(entry.function, arguments, target, *launch, tune, options, lower, dynamic, variant)
