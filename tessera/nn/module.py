@@ -713,8 +713,14 @@ class Sequential(Module):
     def forward(self, x: Any) -> Any:
         """The result of the last module."""
         x = as_tensor(x) if isinstance(x, (int, float)) else x
+        before: Module | None = None
         for module in self._modules.values():
-            x = module(x)
+            try:
+                before, x = module, module(x)
+            except TesseraError as error:
+                if before is not None and isinstance(x, tuple):
+                    error.suggestion = f"{type(before).__name__} gives {len(x)} values; put `lambda y: y[0]` behind it"
+                raise
         return x
 
     def __getitem__(self, index: Any) -> Any:

@@ -33,6 +33,7 @@ from tessera.core.errors import (
     ArgumentError,
     ArtifactError,
     DTypeError,
+    OutOfBoundsError,
     ShapeError,
     TesseraError,
     user_location,
@@ -375,10 +376,13 @@ def _is_random_use(value: Any, parameters: Sequence[Mapping[str, Any]]) -> bool:
 def _manifest_errors(target: str) -> Iterator[None]:
     """Report a manifest that does not fit its program's text as an ArtifactError.
 
-    No code of the user runs in the body, and the arguments of a call were checked: what else fails is the manifest.
+    No code of the user runs in the body, and the arguments of a call were checked: what else fails is the manifest,
+    except for an index that the program itself checks.
     """
     try:
         yield
+    except OutOfBoundsError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError) as error:
         raise ArtifactError(
             f"the manifest does not describe a program of the target {target}",

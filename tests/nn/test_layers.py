@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn
+from tessera.errors import ShapeError
 
 torch = pytest.importorskip("torch")
 CASES = [
@@ -363,3 +364,12 @@ def test_rows_of_attention_have_the_type_and_the_spread_of_torch():
         found, expected = ours.state_dict()[name].numpy(), getattr(theirs, name).detach().numpy()
         assert found.dtype == expected.dtype == np.float16 and found.shape == expected.shape
         np.testing.assert_allclose(found.astype(float).std(), expected.astype(float).std(), rtol=0.15)
+
+
+def test_a_recurrent_layer_in_a_sequence():
+    """It gives its state too; the error says how to take its outputs."""
+    layers = nn.Linear(2, 3), nn.LSTM(3, 3), nn.Linear(3, 1)
+    with pytest.raises(ShapeError, match="2 values is given in place of a tensor") as error:
+        nn.Sequential(*layers)(ts.zeros((4, 5, 2)))
+    assert error.value.suggestion == "LSTM gives 2 values; put `lambda y: y[0]` behind it"
+    assert nn.Sequential(*layers[:2], lambda y: y[0], layers[2])(ts.zeros((4, 5, 2))).shape == (4, 5, 1)

@@ -69,9 +69,17 @@ def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tens
             received=str(value.type),
             suggestion="give the mask and `other` the shape of the accessed block, or one that broadcasts to it"
             if whole
-            else "name the part you mean: A[i : i + BM, j : j + BN]",
+            else _suggest_part(value.shape, shape, name),
         )
     return broadcast_to(value, shape=shape)
+
+
+def _suggest_part(block: tuple[int, ...], memory: tuple[int, ...], name: str) -> str:
+    """What to name of a memory that is to hold a block."""
+    if len(block) != len(memory):
+        return f"give the block {len(memory)} axes: tile.reshape(block, {format_shape(memory)})"
+    part = ", ".join(f"{i} : {i} + {n}" for i, n in zip("ijklmn", block, strict=False))
+    return f"name as many elements as the block has: {name}[{part}]"
 
 
 def convert_to_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:

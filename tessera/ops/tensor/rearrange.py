@@ -134,7 +134,10 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
         spread = broadcast_to(reshape(x, shape=(*lead, 1, *rest)), shape=(*lead, int(counts), *rest))
         return reshape(spread, shape=(*lead[:-1], size * int(counts), *rest))
     if counts.shape != (size,):
-        raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location())
+        raise ShapeError(
+            f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location(),
+            expected=f"a count for all, or {size} counts", received=repr(repeats),
+        )  # fmt: skip
     return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
 
 

@@ -343,8 +343,14 @@ def get_item(base: Any, index: Any) -> Any:
         return index_buffers(base, index)
     if isinstance(base, (list, tuple, str)) and isinstance(index, slice) and any(map(is_traced, _load_bounds(index))):
         raise UnsupportedSyntaxError(
-            f"a {type(base).__name__} is cut at a place known only at run time", received=repr(base)[:60],
-            suggestion="pass an array: np.asarray(...)",
+            f"a {type(base).__name__}, which is a constant of the kernel, is cut at a place known only at run time",
+            expected="memory: a tensor or a NumPy array", received=repr(base)[:60],
+            suggestion="pass the kernel np.asarray(...) of it",
+        )  # fmt: skip
+    if base is None:
+        raise ArgumentError(
+            "this is None, which has no elements", expected="memory: a tensor or a NumPy array",
+            suggestion="pass an array; where it may be left out, ask first: if x is not None",
         )  # fmt: skip
     held = load_if_memref(base)
     if selects_elements(held, index):
