@@ -79,6 +79,8 @@ def format_tuning(found: Tuned) -> str:
     tried = [t for t in found.trials if t.latency_ms is not None or t.refused or found.model]
     ran = sum(not t.refused for t in tried)
     refused = f", {len(tried) - ran} could not run" if ran < len(tried) else ""
+    if len(found.trials) == 1 and found.model:
+        return f"{chosen} (there is no other)"
     if found.model:
         return f"{chosen} (of {ran}, by {found.model}{refused}; nothing was measured)"
     when = "measured before" if found.cached else "measured now"

@@ -178,7 +178,11 @@ def _read_metadata(path: str | None) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be read: {error.strerror or error}", expected="a file with a JSON object"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is no JSON file", received=str(error)) from None
     if not isinstance(found, dict):
         raise FileError(f"{path} holds no JSON object", received=type(found).__name__)

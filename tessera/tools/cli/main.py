@@ -206,9 +206,7 @@ def _inspect(command: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", help="write a page with all levels and passes, their values and their timeline"
     )
     command.add_argument("--no-values", action="store_true", help="of --html: do not run the program")
-    command.add_argument(
-        "--max-lines", type=int, default=20_000, metavar="N", help="of --html: lines of a text (default 20,000)"
-    )
+    command.add_argument("--max-lines", type=int, metavar="N", help="of --html: lines of a text (default 20,000)")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
 
 
@@ -233,8 +231,8 @@ def _profile(command: argparse.ArgumentParser) -> None:
 def _tune(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--target", default="llvm", help="the target to tune for (default llvm)")
-    command.add_argument("--keep", type=_count, default=8, metavar="N", help="schedules to measure (default 8)")
-    command.add_argument("--samples", type=_count, default=5, metavar="N", help="least samples of each (default 5)")
+    command.add_argument("--keep", type=_count, metavar="N", help="schedules to measure (default 8)")
+    command.add_argument("--samples", type=_count, metavar="N", help="least samples of each (default 5)")
     command.add_argument("--no-measure", dest="measure", action="store_false", help="take the model's first")
     command.add_argument("--cache", metavar="X.json", help="the file of results (default: the user's own)")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")

@@ -42,6 +42,7 @@ from tessera.tools.cli.entry_points import (
 )
 from tessera.tools.cli.scripts import run_script
 from tessera.tools.debug import as_target, checked, kernel_trace
+from tessera.tools.debug.kernel_tracing import check_picture
 
 LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
 CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes about this many times the run, or this many seconds
@@ -61,6 +62,8 @@ def main(options: argparse.Namespace) -> int:
         return _run_bundle(options)
     if is_program(options.entry):
         return _run_program(options)
+    if options.full_check and not options.check:
+        raise ArgumentError("--full-check and --no-check exclude each other", suggestion="leave one of them out")
     way = _interpretation_of(options)
     entry = find_entry_point(options.entry, options.size)
     arguments = make_inputs(entry, options.seed, options.input)
@@ -213,6 +216,8 @@ def _run_with_target_numerics(
 
 def _run_traced(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
     """Interpret the Tile level and report on each kernel; draw it where a file is named."""
+    if options.picture:
+        check_picture(Path(options.picture))
     with kernel_trace(**({"gpu": options.gpu} if options.gpu else {})) as trace:
         results = program.run("tile")
     print(trace)

@@ -18,12 +18,17 @@ from tessera.runtime.planning import GAIN, MODEL_GAIN, ScheduleSearch, describe_
 from tessera.runtime.program import PreparedProgram, format_tuning
 from tessera.tools.cli.entry_points import EntryPoint, find_entry_point, make_inputs, prepare_program
 
+KEEP, SAMPLES = 8, 5  # schedules to measure, and the least samples of each
 SHOWN = 20  # schedules that were not measured, in the table
 
 
 def main(options: argparse.Namespace) -> int:
     """Tune an entry point for a target and print every schedule that was tried."""
     target = find_generator_name(options.target)
+    for name in ("keep", "samples"):
+        if getattr(options, name) and not options.measure:
+            raise ArgumentError(f"--{name} is for measurements", received="--no-measure beside it",
+                                suggestion="leave one of them out")  # fmt: skip
     entry = find_entry_point(options.entry, options.size)
     inputs = make_inputs(entry, options.seed, options.input)
     found = _tune_function(entry, inputs, target, options) if isinstance(entry.function, Jit) else None
@@ -41,7 +46,7 @@ def _tune_function(entry: EntryPoint, inputs: Any, target: str, options: argpars
     if target == INTERP:
         raise ArgumentError("the interpreter has no schedules to tune", expected="--target llvm, ptx, …")
     program = prepare_program(entry, inputs, target, lower=False)
-    search = ScheduleSearch(options.keep, options.samples, options.measure, options.cache)
+    search = ScheduleSearch(options.keep or KEEP, options.samples or SAMPLES, options.measure, options.cache)
     return tune_schedule(program.levels["graph"].main, target, program.arrays, search)
 
 
@@ -82,7 +87,8 @@ def _show(name: str, target: str, found: Tuned, function: bool) -> None:
     for row in _shorten(describe_trials(found)):
         table.add_row(*row)
     console.print(table)
-    console.print(_explain_mark(found, function))
+    if len(found.trials) > 1:
+        console.print(_explain_mark(found, function))
 
 
 def _shorten(rows: Sequence[tuple[str, str, str, str]]) -> Sequence[tuple[str, str, str, str]]:

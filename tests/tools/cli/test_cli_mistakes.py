@@ -41,6 +41,17 @@ def test_names_that_are_nearly_right(arguments, text, capsys):
         (["ptx", "run", "none.ptx", "--entry", "k"], "FileError: none.ptx cannot be read: No such file or directory"),
         *(([c, MLP, "--target", "lvm"], "did you mean llvm?") for c in ("run", "inspect", "profile", "tune", "bisect")),
         (["conformance", "--target", "lvm"], "did you mean llvm?"),
+        (["conformance", "--engine", "nosuchprogram"], "FileError: there is no program nosuchprogram"),
+        (["run", MLP, "--no-check", "--full-check"], "exclude each other"),
+        (["run", MLP, "--picture", "p.txt"], "the ending of p.txt names no picture"),
+        (["inspect", MLP, "--no-values"], "--no-values is for a page"),
+        (["inspect", MLP, "--max-lines", "5"], "--max-lines is for a page"),
+        (["profile", MLP, "--gpu", "A100"], "--gpu is the GPU of the target ptx"),
+        (["profile", MLP, "-o", "p.bad"], "the ending of p.bad names no format"),
+        (["tune", MLP, "--no-measure", "--keep", "3"], "--keep is for measurements"),
+        (["debug", MLP, "more"], "--script with them"),
+        (["serve", "none"], "FileError: there is no file or folder none"),
+        (["build", MLP, "-o", "x.bundle", "--metadata", "none.json"], "none.json cannot be read: No such file"),
     ],
 )  # fmt: skip
 def test_errors_of_the_command_line_name_no_other_place(arguments, text, capsys):
