@@ -175,6 +175,12 @@ class LoadedArtifact:
         rest = [n for n in names if n not in found]
         if len(placed) == len(rest):
             return [{**found, **dict(zip(rest, placed, strict=True))}[n] for n in names]
+        if listed := next((a for a in args if isinstance(a, (list, tuple)) and _holds_numbers(a)), None):
+            raise ArgumentError(
+                f"{self.interface['entry']} takes arrays, and a {type(listed).__name__} is taken apart",
+                expected=", ".join(names), received=f"{type(listed).__name__} {listed!r:.60}",
+                suggestion="pass np.asarray(...) of it",
+            )  # fmt: skip
         return [*placed, *found.values()]  # `run` says how many there should be
 
     def _check_arguments(self, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -198,6 +204,13 @@ class LoadedVariant:
     def serves(self, sizes: Mapping[str, Any]) -> bool:
         """Whether the program is for these sizes."""
         return all(c.holds(sizes) is not False for c in self.when)
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a list, or one in it, starts with a number."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (int, float))
 
 
 def get_parameter_shape(parameter: Mapping[str, Any]) -> tuple[Size, ...]:

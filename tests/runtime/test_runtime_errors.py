@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.errors import ExecutionError, OutOfBoundsError
+from tessera.errors import ArgumentError, ExecutionError, OutOfBoundsError
 
 
 @pytest.mark.parametrize("name", ["cholesky", "solve"])
@@ -34,3 +34,12 @@ def test_an_index_out_of_bounds_in_an_artifact(tmp_path, target, dynamic):
     with pytest.raises(OutOfBoundsError, match="index 9 is outside axis 0 of size 4") as error:
         ts.load(tmp_path / "a")(x, np.array([1, 9]))
     assert error.value.location.line == rows.__code__.co_firstlineno + 1
+
+
+def test_a_list_in_place_of_an_array(tmp_path):
+    """Lists are containers of arguments: one of numbers is taken apart, and the error says so."""
+    x = np.ones((2, 3), np.float32)
+    ts.build(ts.jit(lambda x, y: x + y), x, x, out=tmp_path / "a")
+    with pytest.raises(ArgumentError, match="takes arrays, and a list is taken apart") as error:
+        ts.load(tmp_path / "a")(x.tolist(), x)
+    assert error.value.suggestion == "pass np.asarray(...) of it"

@@ -359,6 +359,8 @@ def _resolve_file(path: Path) -> Path:
     if path.is_dir() and (path / "model.py").is_file():
         return path / "model.py"
     if path.is_file():
+        if b"\0" in path.read_bytes():
+            raise FileError(f"{path} is not Python: it is no text", expected="file.py")
         return path
     expected = "file.py, file.py:name, or a folder with a model.py"
     if (path / "manifest.json").is_file():

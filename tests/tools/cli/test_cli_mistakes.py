@@ -60,6 +60,13 @@ def test_errors_of_the_command_line_name_no_other_place(arguments, text, capsys)
     assert text in said and "Errno" not in said and ".py:" not in said
 
 
+@pytest.mark.parametrize("command", ["run", "check", "inspect", "debug"])
+def test_a_file_that_is_no_text(command, tmp_path, capsys):
+    (tmp_path / "m.bin").write_bytes(b"\0\1\2")
+    assert main([command, str(tmp_path / "m.bin")]) == 2
+    assert "m.bin is not Python: it is no text" in capsys.readouterr().err
+
+
 def test_the_sizes_of_an_artifact(tmp_path, capsys):
     @ts.jit
     @ts.require("B % 4 == 0")
