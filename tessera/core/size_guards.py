@@ -14,7 +14,6 @@ from tessera.core.symbolic_dim import (
     estimate_size,
     evaluate_shape,
     find_needed_divisor,
-    find_size_divisor,
     has_inexact_division,
     note_guard,
     proves_at_most,
@@ -54,7 +53,7 @@ def assume_at_most(size: Size, limit: Size) -> bool:
 def assume_divisible(size: Size, number: Size) -> None:
     """Note that a program which is traced takes a size to be a multiple of a number, where the example's sizes are."""
     needed = find_needed_divisor(size, number)
-    if needed is not None and find_size_divisor(size, number) != number and SIZE_GUARDS.get() is not None:
+    if needed is not None and size % number != 0 and SIZE_GUARDS.get() is not None:
         name, least = Dim.of(needed[0]), needed[1]
         if estimate_size(name) % least == 0:
             note_guard((name % least, "==", 0))

@@ -95,3 +95,19 @@ def test_a_padded_program_computes_exact_quotients(tmp_path):
     for size in (4, 12):
         want = f(ts.Tensor(rows(size))).numpy()
         np.testing.assert_allclose(ts.load(tmp_path / "a")(rows(size)).numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x[: x.shape[0] // 2] + x[-(x.shape[0] // 2) :],
+        lambda x: x[: -(x.shape[0] // 3)] * 2,
+        lambda x: x[x.shape[0] - 4 :] * 2,
+    ],
+)
+def test_slices_by_parts_of_a_size(f, dynamic):
+    """A bound may be negative for all sizes, or for some: then the example's decides, and it is a guard."""
+    jitted = ts.jit(f, target="llvm", dynamic=dynamic)
+    for size in (8, 12, 5, 3, 2, 1, 7):
+        np.testing.assert_array_equal(jitted(rows(size)).numpy(), f(rows(size)))

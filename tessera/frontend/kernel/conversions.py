@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.errors import DTypeError, ShapeError
 from tessera.core.shapes import broadcast, format_shape
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64, scalar
 from tessera.frontend.kernel.trace import is_number, is_traced
 from tessera.ir.tensor import Tensor
@@ -74,7 +76,7 @@ def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tens
     return broadcast_to(value, shape=shape)
 
 
-def _suggest_part(block: tuple[int, ...], memory: tuple[int, ...], name: str) -> str:
+def _suggest_part(block: Sequence[Size], memory: Sequence[Size], name: str) -> str:
     """What to name of a memory that is to hold a block."""
     if len(block) != len(memory):
         return f"give the block {len(memory)} axes: tile.reshape(block, {format_shape(memory)})"

@@ -461,8 +461,8 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
     selecting = set() if options.input else _find_index_inputs(artifact)
     shapes = _choose_shapes(artifact, options)
-    made = list(zip(parameters, shapes, strict=True))[len(arrays) :]
-    arrays += [_make_input(generator, p, shape, p["name"] in selecting) for p, shape in made]
+    missing = list(zip(parameters, shapes, strict=True))[len(arrays) :]
+    arrays += [_make_input(generator, p, shape, p["name"] in selecting) for p, shape in missing]
     run = _call_artifact(artifact, arrays, options.repeat)
     table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
