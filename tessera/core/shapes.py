@@ -247,12 +247,15 @@ _CONSTRAINTS_IN_USE: ContextVar[tuple[SizeConstraint, ...]] = ContextVar("constr
 
 
 @contextmanager
-def note_stated_constraints() -> Iterator[list[SizeConstraint]]:
-    """Note the constraints that a function states (`require` as a statement) while it is traced."""
+def note_stated_constraints(known: Iterable[SizeConstraint] = ()) -> Iterator[list[SizeConstraint]]:
+    """Note the constraints that a function states (`require` as a statement) while it is traced.
+
+    What is `known` of its sizes holds besides what the caller knows.
+    """
     stated: list[SizeConstraint] = []
     token = STATED_CONSTRAINTS.set(stated)
     try:
-        with use_size_constraints(_CONSTRAINTS_IN_USE.get()):
+        with use_size_constraints((*_CONSTRAINTS_IN_USE.get(), *known)):
             yield stated
     finally:
         STATED_CONSTRAINTS.reset(token)

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping
 
 from tessera.core.symbolic_dim import (
+    ABSTRACT_TRACE,
     SIZE_GUARDS,
     Dim,
     Size,
@@ -15,6 +16,7 @@ from tessera.core.symbolic_dim import (
     evaluate_shape,
     find_needed_divisor,
     has_inexact_division,
+    learn_divisor,
     note_guard,
     proves_at_most,
     proves_less,
@@ -51,12 +53,18 @@ def assume_at_most(size: Size, limit: Size) -> bool:
 
 
 def assume_divisible(size: Size, number: Size) -> None:
-    """Note that a program which is traced takes a size to be a multiple of a number, where the example's sizes are."""
+    """Note that a program which is traced takes a size to be a multiple of a number, where the example's sizes are.
+
+    Where types alone are traced, no size is an example: the program is right for those that are multiples.
+    """
     needed = find_needed_divisor(size, number)
-    if needed is not None and size % number != 0 and SIZE_GUARDS.get() is not None:
-        name, least = Dim.of(needed[0]), needed[1]
-        if estimate_size(name) % least == 0:
-            note_guard((name % least, "==", 0))
+    if needed is None or size % number == 0:
+        return
+    name, least = Dim.of(needed[0]), needed[1]
+    if ABSTRACT_TRACE.get():
+        learn_divisor(*needed)
+    elif SIZE_GUARDS.get() is not None and estimate_size(name) % least == 0:
+        note_guard((name % least, "==", 0))
 
 
 def suggest_divisor(size: Size, number: Size) -> str | None:

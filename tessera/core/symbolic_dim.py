@@ -268,7 +268,7 @@ def note_guard(guard: SizeGuard) -> None:
         guards.setdefault(guard, _FOR_PROGRAM.get() or user_location())
         left, sign, right = guard
         if sign == "==" and (found := find_stated_divisor(left, right)) is not None:
-            _learn_divisor(*found)  # for the lines that follow
+            learn_divisor(*found)  # for the lines that follow
 
 
 def find_needed_divisor(size: Size, number: Size) -> tuple[str, int] | None:
@@ -299,7 +299,7 @@ def find_stated_divisor(left: Size, right: Size) -> tuple[str, int] | None:
     return find_needed_divisor(*monomial[0][1:])
 
 
-def _learn_divisor(name: str, number: int) -> None:
+def learn_divisor(name: str, number: int) -> None:
     """Use what a name is a multiple of until the context of constraints around the trace ends."""
     known = SIZE_DIVISORS.get()
     number = math.lcm(number, known.get(name, 1))
