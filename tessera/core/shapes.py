@@ -113,8 +113,12 @@ def _check_pair(pair: _AxisPair, sizes: dict[str, Size]) -> ShapeMismatch | None
             if _solve_linear_size(pair, sizes, missing)
             else _make_mismatch(pair, f"expected {pair.want}, received {pair.got}")
         )
-    (value,) = evaluate_shape((pair.want,), sizes)  # type: ignore[arg-type]
-    return None if value == pair.got else _make_mismatch(pair, f"expected {pair.want} = {value}, received {pair.got}")
+    try:
+        (value,) = evaluate_shape((pair.want,), sizes)  # type: ignore[arg-type]
+    except ShapeError as error:  # no whole number
+        return _make_mismatch(pair, f"{error.message}, received {pair.got}")
+    (got,) = evaluate_shape((pair.got,), {})  # a quotient may be exact by what is known now
+    return None if value == got else _make_mismatch(pair, f"expected {pair.want} = {value}, received {pair.got}")
 
 
 def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozenset[str]) -> bool:
@@ -440,7 +444,10 @@ def bind_program_sizes(
         ShapeError: a shape does not fit, an axis is empty, or a size breaks a constraint.
     """
     sizes: dict[str, Any] = {}
+    constraints = list(constraints)
     if misfit := bind_shapes(list(zip(patterns, shapes, strict=True)), sizes):
+        for constraint in constraints:  # one that is broken says more: B/4 needs a multiple of 4
+            constraint.check(sizes)
         at = misfit.number
         raise ShapeError(
             f"argument {names[at]}: {misfit.problem}", expected=format_shape(patterns[at]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import tile
 from tessera.errors import ShapeError
 
 
@@ -111,3 +112,43 @@ def test_slices_by_parts_of_a_size(f, dynamic):
     jitted = ts.jit(f, target="llvm", dynamic=dynamic)
     for size in (8, 12, 5, 3, 2, 1, 7):
         np.testing.assert_array_equal(jitted(rows(size)).numpy(), f(rows(size)))
+
+
+@pytest.mark.parametrize("size", ["B//4", "B/4"])
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_annotations_divide_too(tmp_path, size, target):
+    @ts.jit
+    @ts.require("B % 4 == 0")
+    def f(x: ts.Tensor["B", 4], y: ts.Tensor[size, 4]):
+        return x.reshape(-1, 4, 4).sum(1) + y
+
+    ts.build(f, rows(8), rows(2), out=tmp_path / "a", target=target, dynamic=True)
+    program, dynamic = ts.load(tmp_path / "a"), ts.jit(f.function, target=target, dynamic=True)
+    for count in (1, 5):
+        want = f(rows(4 * count), rows(count)).numpy()
+        for call in (program, dynamic):
+            np.testing.assert_allclose(call(rows(4 * count), rows(count)).numpy(), want, rtol=1e-5, atol=1e-6)
+    for count, text in ((6, "B % 4 == 0 does not hold"), (8, "expected B/4 = 2, received 1")):
+        with pytest.raises(ShapeError, match=text):
+            program(rows(count), rows(1))
+
+
+@ts.kernel
+@ts.require("B % 4 == 0")
+def pool(x: ts.Tensor["B", "D"], out: ts.Tensor["B//4", "D"]):
+    row, share = tile.program_id(0), 1.0 / (x.shape[0] // 4) + 0.5 * x.shape[1]
+    for c in tile.range(0, x.shape[1], 16):
+        block = tile.load(x[row * 4 : row * 4 + 4, c : c + 16], edge="clip")
+        tile.store(out[row, c : c + 16], tile.sum(block, axis=0) * share, edge="clip")
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_kernels_divide_sizes(tmp_path, target):
+    """Also into what is no size: `1.0 / n` and `0.5 * n` are values at run time."""
+    start = np.ones((8, 20), np.float32), np.zeros((2, 20), np.float32)
+    ts.build(pool[lambda c: (c["B"] // 4,)], *start, out=tmp_path / "a", target=target, dynamic=True)
+    for count, columns in ((1, 33), (5, 7)):
+        x = np.random.default_rng(count).standard_normal((4 * count, columns), dtype=np.float32)
+        out = np.zeros((count, columns), np.float32)
+        ts.load(tmp_path / "a")(x, out)
+        np.testing.assert_allclose(out, x.reshape(-1, 4, columns).sum(1) * (1 / count + columns / 2), rtol=1e-4)

@@ -26,7 +26,7 @@ from tessera.frontend.kernel.tile_api.assertions import TracedString, format_tra
 from tessera.frontend.kernel.tile_api.ids import TileRange
 from tessera.frontend.kernel.tile_api.matrix import matrix_product
 from tessera.frontend.kernel.tile_api.memory import alloc_register
-from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced
+from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced, value_sizes
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node
 from tessera.ir.tensor import Tensor
@@ -404,6 +404,7 @@ def _(frame: KernelFrame, node: ast.BinOp) -> Any:
     left, right = evaluate_operand(frame, node.left), evaluate_operand(frame, node.right)
     if is_traced(left) or is_traced(right):
         _refuse_sequence_operand("combine", (left, node.left), (right, node.right))
+    left, right = value_sizes(left, right, isinstance(node.op, ast.Div))
     try:
         found = OPERATORS[type(node.op)](left, right)
     except ShapeError:
