@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,8 @@ class ForeignEngine(Engine):
                     )
                 )
             except (OSError, ValueError, IndexError) as error:
-                raise FileError(f"the engine does not start: {error}", received=self.command) from None
+                reason = getattr(error, "strerror", None) or error
+                raise FileError(f"the engine does not start: {reason}", received=self.command) from None
         return self.process[0]
 
     def close(self) -> None:
@@ -112,5 +114,16 @@ def _find_dtype(name: str) -> np.dtype[Any]:
 
 
 def make_foreign_engines(commands: Sequence[str]) -> list[ForeignEngine]:
-    """An engine for each command."""
+    """An engine for each command.
+
+    Raises:
+        FileError: there is no such program.
+    """
+    for command in commands:
+        program = (shlex.split(command) or [""])[0]
+        if shutil.which(program) is None:
+            raise FileError(
+                f"there is no program {program}", received=f"--engine {command!r}",
+                suggestion="name an executable file; conformance/README.md defines what it answers",
+            )  # fmt: skip
     return [ForeignEngine(command, "device", "interp", command) for command in commands]

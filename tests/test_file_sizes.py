@@ -8,14 +8,14 @@ MAX_LINES = 600
 LONG = {
     "tessera/codegen/ptx/passes/layout_inference.py": (680, "layouts of values and of loads, inferred in turns"),
     "tessera/codegen/ptx/runtime/gpu_program.py": (640, "a program on a GPU: its launches, its graph and its errors"),
-    "tessera/core/symbolic_dim.py": (620, "polynomials and the proofs about them, which call each other"),
+    "tessera/core/symbolic_dim.py": (680, "polynomials and the proofs about them, which call each other"),
     "tessera/frontend/jit/tracing.py": (740, "the state of a traced function, its calls and its programs: one class"),
     "tessera/frontend/kernel/kernel_function.py": (640, "a kernel, its launches and its decorators"),
     "tessera/lower/graph_to_schedule/fusion.py": (
         680,
         "a kernel under construction, and each rule of what it takes in",
     ),
-    "tessera/nn/module.py": (760, "a module and the containers into which it wraps lists and dicts of modules"),
+    "tessera/nn/module.py": (770, "a module and the containers into which it wraps lists and dicts of modules"),
     "tessera/ops/tensor/shape.py": (660, "each op with all its rules"),
     "tessera/stablehlo/parser.py": (660, "one recursive-descent parser"),
 }

@@ -17,7 +17,7 @@ from typing import Any
 from tessera.codegen.artifact import SIZE_KEY, Artifact, find_version
 from tessera.codegen.diagnostics import Site
 from tessera.codegen.plan_execution import find_steps
-from tessera.core.errors import ArtifactError, UnsupportedOpError
+from tessera.core.errors import ArtifactError, Location, UnsupportedOpError
 from tessera.core.types import as_dtype
 
 # Web modules: what the generator of a WebAssembly object and its callers agree on.
@@ -73,7 +73,7 @@ def make_c_name(text: str) -> str:
 
 # Sizes: whole numbers, or expressions of the names of sizes.
 
-_C_OPERATORS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+_C_OPERATORS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _C_FUNCTIONS: dict[type, str] = {ast.FloorDiv: "floor_divide", ast.Mod: "floor_remainder"}
 _C_RELATIONS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -241,7 +241,8 @@ def read_program(artifact: Artifact, name: str, stored: Mapping[str, bytes]) -> 
 def _check_supported(plan: Mapping[str, Any], interface: Mapping[str, Any]) -> None:
     problem, place = "", ""
     if plan.get("calls"):
-        problem, place = f"the op {plan['calls'][0]['op']} is computed by NumPy", plan["calls"][0].get("place", "")
+        call = plan["calls"][0]
+        problem, place = f"the op {call['op']} is computed by NumPy", str(Location(*call["place"]))
     if any(site["kind"] == "print" for site in plan.get("reports", ())):
         problem = "it prints"
     if plan.get("meeting"):

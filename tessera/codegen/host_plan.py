@@ -18,6 +18,7 @@ import tessera.ops  # noqa: F401
 from tessera.codegen.artifact import (
     describe_size,
 )
+from tessera.codegen.diagnostics import describe_location
 from tessera.core.symbolic_dim import Dim, Size, proves_at_most, round_up
 from tessera.core.types import RefType
 from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
@@ -151,7 +152,7 @@ def _(plan, node):
 def _add_call(plan: HostPlanBuilder, node: Node) -> int:
     args = [{**plan.slices[v].describe(), **_describe_type(v)} for v in node.args]
     plan.calls.append({"op": node.attrs["op"], "operands": node.attrs["operands"], "args": args})
-    plan.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": str(node.loc)}
+    plan.calls[-1] |= {"attrs": dict(node.attrs["attrs"]), "place": describe_location(node.loc)}
     return len(plan.calls) - 1
 
 

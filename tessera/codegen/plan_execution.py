@@ -23,7 +23,16 @@ from tessera.codegen.artifact import (
     is_table,
     is_text,
 )
-from tessera.core.errors import ArgumentError, ArtifactError, DTypeError, ResourceError, ShapeError
+from tessera.core.errors import (
+    UNKNOWN,
+    ArgumentError,
+    ArtifactError,
+    DTypeError,
+    Location,
+    ResourceError,
+    ShapeError,
+    TesseraError,
+)
 from tessera.core.hooks import agree_on_order, start_exchange
 from tessera.core.kept_memory import make_array
 from tessera.core.types import DTYPES, TensorType, as_dtype
@@ -485,6 +494,9 @@ def run_host_call(call: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None
     """Run an op: the first arrays are its operands, the rest receive its results."""
     op, operands = REGISTRY[call["op"]], call["operands"]
     types = [TensorType(tuple(a["shape"]), as_dtype(a["dtype"])) for a in call["args"]]
-    results = op.execute(tuple(types[:operands]), tuple(types[operands:]), call["attrs"], list(arrays[:operands]))
+    try:
+        results = op.execute(tuple(types[:operands]), tuple(types[operands:]), call["attrs"], list(arrays[:operands]))
+    except TesseraError as error:  # a singular matrix: the line of the program that asks for the op
+        raise error.at(Location(*call["place"]) if isinstance(call.get("place"), list) else UNKNOWN) from None
     for target, result in zip(arrays[operands:], results, strict=True):
         target[...] = result

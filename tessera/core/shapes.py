@@ -28,6 +28,7 @@ from tessera.core.symbolic_dim import (
     Size,
     UnknownSizeError,
     evaluate_shape,
+    find_stated_divisor,
     resolve_size,
     round_up,
     symbol_names,
@@ -112,8 +113,12 @@ def _check_pair(pair: _AxisPair, sizes: dict[str, Size]) -> ShapeMismatch | None
             if _solve_linear_size(pair, sizes, missing)
             else _make_mismatch(pair, f"expected {pair.want}, received {pair.got}")
         )
-    (value,) = evaluate_shape((pair.want,), sizes)  # type: ignore[arg-type]
-    return None if value == pair.got else _make_mismatch(pair, f"expected {pair.want} = {value}, received {pair.got}")
+    try:
+        (value,) = evaluate_shape((pair.want,), sizes)  # type: ignore[arg-type]
+    except ShapeError as error:  # no whole number
+        return _make_mismatch(pair, f"{error.message}, received {pair.got}")
+    (got,) = evaluate_shape((pair.got,), {})  # a quotient may be exact by what is known now
+    return None if value == got else _make_mismatch(pair, f"expected {pair.want} = {value}, received {pair.got}")
 
 
 def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozenset[str]) -> bool:
@@ -122,8 +127,9 @@ def _solve_linear_size(pair: _AxisPair, sizes: dict[str, Size], missing: frozens
     if len(missing) != 1 or any(len(m) > 1 or not all(isinstance(a, str) for a in m) for m, _ in pair.want.terms):
         return True  # more than one name, or no line: nothing is known
     (name,) = missing
-    at_zero, at_one = (pair.want.evaluate({**sizes, name: n}) for n in (0, 1))  # type: ignore[dict-item]
-    rest, slope = pair.got - at_zero, at_one - at_zero
+    unit = math.lcm(*(count.denominator for _, count in pair.want.terms))  # of B/4: what gives a whole number
+    at_zero, at_one = (pair.want.evaluate({**sizes, name: n}) for n in (0, unit))  # type: ignore[dict-item]
+    rest, slope = (pair.got - at_zero) * unit, at_one - at_zero
     if slope == 0 or isinstance(rest, Dim) and rest % slope != 0:
         return True
     if rest % slope != 0 or (isinstance(rest // slope, int) and rest // slope < 0):  # type: ignore[operator]
@@ -156,6 +162,7 @@ _OPERATORS: dict[type, Callable] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Div: lambda size, number: size.divide_exactly(number) if isinstance(size, Dim) else size // number,
 }
 
 
@@ -201,9 +208,16 @@ def size_from_ast(node: ast.expr, text: str) -> Size:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -size_from_ast(node.operand, text)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS and _divides_by_number(node):
         return _OPERATORS[type(node.op)](size_from_ast(node.left, text), size_from_ast(node.right, text))
     raise ShapeError(f'"{text}" is not a dimension', suggestion="use names, integers and + - * // %")
+
+
+def _divides_by_number(node: ast.BinOp) -> bool:
+    """Whether an exact quotient (`B/4`, or `3*B/4`) is one of names by a number; of other operators, True."""
+    number = node.right.value if isinstance(node.right, ast.Constant) else 0
+    named = any(isinstance(n, ast.Name) for n in ast.walk(node.left))
+    return not isinstance(node.op, ast.Div) or (isinstance(number, int) and number > 0 and named)
 
 
 def size_to_number(value: Any) -> int:
@@ -237,12 +251,15 @@ _CONSTRAINTS_IN_USE: ContextVar[tuple[SizeConstraint, ...]] = ContextVar("constr
 
 
 @contextmanager
-def note_stated_constraints() -> Iterator[list[SizeConstraint]]:
-    """Note the constraints that a function states (`require` as a statement) while it is traced."""
+def note_stated_constraints(known: Iterable[SizeConstraint] = ()) -> Iterator[list[SizeConstraint]]:
+    """Note the constraints that a function states (`require` as a statement) while it is traced.
+
+    What is `known` of its sizes holds besides what the caller knows.
+    """
     stated: list[SizeConstraint] = []
     token = STATED_CONSTRAINTS.set(stated)
     try:
-        with use_size_constraints(_CONSTRAINTS_IN_USE.get()):
+        with use_size_constraints((*_CONSTRAINTS_IN_USE.get(), *known)):
             yield stated
     finally:
         STATED_CONSTRAINTS.reset(token)
@@ -356,7 +373,8 @@ def _set_constraints(constraints: tuple[SizeConstraint, ...]) -> list[tuple[Cont
     """Set what is known of sizes to what these constraints state; how to reset it."""
     divisors: dict[str, int] = {}
     for clause in (c for constraint in constraints for c in constraint.clauses):
-        if (found := _find_stated_divisor(*clause)) is not None:
+        left, compare, right = clause
+        if compare is operator.eq and (found := find_stated_divisor(left, right)) is not None:
             name, number = found
             divisors[name] = math.lcm(number, divisors.get(name, 1))
     minima = {name: round_up(least, divisors.get(name, 1)) for name, least in _find_stated_minima(constraints).items()}
@@ -395,9 +413,9 @@ def _find_stated_limits(constraints: Sequence[SizeConstraint]) -> dict[tuple[str
         if not isinstance(lesser, Dim) or not isinstance(greater, int):
             continue
         ((monomial, count), *others) = lesser.terms
-        if others or count < 1 or not all(isinstance(a, str) for a in monomial):
+        if others or count <= 0 or not all(isinstance(a, str) for a in monomial):
             continue
-        most = (greater - strict) // count
+        most = int((greater - strict) // count)
         for names in (monomial, *((name,) for name in monomial)):  # no factor is 0
             limits[names] = min(most, limits.get(names, most))
     return limits
@@ -414,18 +432,6 @@ def find_stated_values(constraints: Iterable[SizeConstraint]) -> dict[str, int]:
     return {name: value for name, value in pairs if name is not None and isinstance(value, int)}
 
 
-def _find_stated_divisor(left: Size, compare: Callable[[Any, Any], bool], right: Size) -> tuple[str, int] | None:
-    """The name and the number of `name % number == 0`."""
-    if compare is not operator.eq or right != 0 or not isinstance(left, Dim) or len(left.terms) != 1:
-        return None
-    ((monomial, count),) = left.terms
-    if count != 1 or len(monomial) != 1 or isinstance(monomial[0], str):
-        return None
-    sign, size, number = monomial[0]
-    name = find_plain_name(size)
-    return (name, number) if sign == "%" and name is not None and isinstance(number, int) else None
-
-
 def bind_program_sizes(
     names: Sequence[str],
     patterns: Sequence[ShapePattern],
@@ -438,7 +444,10 @@ def bind_program_sizes(
         ShapeError: a shape does not fit, an axis is empty, or a size breaks a constraint.
     """
     sizes: dict[str, Any] = {}
+    constraints = list(constraints)
     if misfit := bind_shapes(list(zip(patterns, shapes, strict=True)), sizes):
+        for constraint in constraints:  # one that is broken says more: B/4 needs a multiple of 4
+            constraint.check(sizes)
         at = misfit.number
         raise ShapeError(
             f"argument {names[at]}: {misfit.problem}", expected=format_shape(patterns[at]),

@@ -1,4 +1,8 @@
-"""Symbolic dimensions: polynomials with integer coefficients over named sizes."""
+"""Symbolic dimensions: polynomials over named sizes.
+
+Coefficients are whole numbers, or fractions where constraints say that the term is whole: `B / 4` under `B % 4 == 0`.
+Such a quotient is exact, so that four of them are `B` again; `B // 4` without that knowledge is an atom of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, Union, overload
 
@@ -19,6 +24,7 @@ from tessera.core.errors import Location, ShapeError, user_location
 # A monomial is a sorted tuple of atoms; an atom is a name, or ("//" | "%", Dim, Dim).
 Monomial = tuple
 Size = Union[int, "Dim"]
+Coefficient = int | Fraction
 
 
 class UnknownSizeError(ShapeError):
@@ -78,7 +84,7 @@ class Dim:
 
     __slots__ = ("_hash", "terms")
 
-    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+    def __init__(self, terms: Mapping[Monomial, Coefficient]) -> None:
         self.terms = tuple(sorted(((m, c) for m, c in terms.items() if c), key=lambda t: _monomial_order(t[0])))
         self._hash = hash(self.terms)
 
@@ -120,7 +126,7 @@ class Dim:
 
     @_of_sizes
     def __mul__(self, other: Size) -> Size:
-        terms: dict[Monomial, int] = {}
+        terms: dict[Monomial, Coefficient] = {}
         for left, a in self.terms:
             for right, b in _polynomial_terms(other):
                 monomial = tuple(sorted(left + right, key=_atom_order))
@@ -143,14 +149,15 @@ class Dim:
 
     @_of_sizes
     def __floordiv__(self, other: Size) -> Size:
-        exact = _divide_exactly(self, other)
-        return exact if exact is not None else _simplify({(("//", self, other),): 1})
+        whole, rest = _split_multiple(self, other)
+        exact = _divide_exactly(whole, other) if isinstance(rest, int) else None
+        return exact + rest // other if exact is not None else _simplify({(("//", self, other),): 1})
 
     @_of_sizes
     def __mod__(self, other: Size) -> Size:
-        if isinstance(other, int) and other > 1 and find_size_divisor(self, other) == other:
-            return 0
-        return 0 if _divide_exactly(self, other) is not None else _simplify({(("%", self, other),): 1})
+        whole, rest = _split_multiple(self, other)
+        exact = isinstance(rest, int) and _divide_exactly(whole, other) is not None
+        return rest % other if exact else _simplify({(("%", self, other),): 1})
 
     def __rfloordiv__(self, other: Size) -> Size:
         return _simplify({(("//", other, self),): 1}) if other else 0
@@ -218,13 +225,19 @@ class Dim:
 
     def evaluate(self, sizes: Mapping[str, int]) -> Size:
         """This dim with the names in `sizes` replaced by their sizes."""
-        total: Size = 0
-        for monomial, count in self.terms:
-            product: Size = count
-            for atom in monomial:
-                product = product * _evaluate_atom(atom, sizes)
-            total = total + product
-        return total
+        terms = _evaluate_terms(self, sizes)
+        if isinstance(terms.get((), 0), Fraction):
+            known = ", ".join(f"{name} = {sizes[name]}" for name in sorted(self.names() & sizes.keys()))
+            raise ShapeError(f"{self} is not a whole number", expected="a multiple of the divisor", received=known)
+        return _simplify(terms)
+
+    def divide_exactly(self, number: int) -> Size:
+        """The quotient, of which the caller knows that it is whole for every value of the names.
+
+        >>> 4 * Dim.of("B").divide_exactly(4), Dim.of("B").divide_exactly(4)
+        (B, B/4)
+        """
+        return _simplify({monomial: Fraction(count, number) for monomial, count in self.terms})
 
     def names(self) -> frozenset[str]:
         """The names this dim depends on."""
@@ -253,33 +266,45 @@ def note_guard(guard: SizeGuard) -> None:
     guards = SIZE_GUARDS.get()
     if guards is not None:
         guards.setdefault(guard, _FOR_PROGRAM.get() or user_location())
+        left, sign, right = guard
+        if sign == "==" and (found := find_stated_divisor(left, right)) is not None:
+            learn_divisor(*found)  # for the lines that follow
 
 
-def is_point(guard: SizeGuard) -> bool:
-    """Whether a guard excludes single sizes (`B != 16`): another trace would exclude them too.
+def find_needed_divisor(size: Size, number: Size) -> tuple[str, int] | None:
+    """The name, and what it needs to be a multiple of, so that a size is one of a number; None of several names.
 
-    >>> is_point((Dim.of("B"), "!=", 16)), is_point((Dim.of("B") % 2, "!=", 0))
-    (True, False)
+    >>> find_needed_divisor(4 * Dim.of("B"), 16)
+    ('B', 4)
     """
-    left, sign, right = guard
-    return sign == "!=" and not has_inexact_division((left, right))
+    if not isinstance(size, Dim) or not isinstance(number, int) or number < 2 or len(size.terms) != 1:
+        return None
+    ((monomial, count),) = size.terms
+    if len(monomial) != 1 or not isinstance(monomial[0], str):
+        return None
+    return monomial[0], (Fraction(number) / count).numerator
 
 
-def assume_unequal(size: Size, other: Size) -> None:
-    """Note that a program which is traced takes these sizes to be different."""
-    if isinstance(size, Dim) or isinstance(other, Dim):
-        note_guard((size, "!=", other))
+def find_stated_divisor(left: Size, right: Size) -> tuple[str, int] | None:
+    """The name and the number of `name % number == 0`, where both sides are equal.
+
+    >>> find_stated_divisor(Dim.of("B") % 4, 0), find_stated_divisor(2 * Dim.of("B") % 8, 0)
+    (('B', 4), ('B', 4))
+    """
+    if right != 0 or not isinstance(left, Dim) or len(left.terms) != 1:
+        return None
+    ((monomial, _),) = left.terms
+    if len(monomial) != 1 or isinstance(monomial[0], str) or monomial[0][0] != "%":
+        return None
+    return find_needed_divisor(*monomial[0][1:])
 
 
-def assume_at_most(size: Size, limit: Size) -> bool:
-    """Whether a size may be taken to be at most another: it is proven, or holds for the example's sizes (a guard)."""
-    guards = SIZE_GUARDS.get()
-    if guards is None or proves_at_most(size, limit) or proves_less(limit, size):
-        return not proves_less(limit, size)
-    if estimate_size(size) > estimate_size(limit):
-        return False
-    note_guard((size, "<=", limit))
-    return True
+def learn_divisor(name: str, number: int) -> None:
+    """Use what a name is a multiple of until the context of constraints around the trace ends."""
+    known = SIZE_DIVISORS.get()
+    number = math.lcm(number, known.get(name, 1))
+    SIZE_DIVISORS.set({**known, name: number})
+    SIZE_MINIMA.set({**SIZE_MINIMA.get(), name: round_up(_find_minimum(name), number)})
 
 
 def resolve_size(size: Size) -> Size:
@@ -341,7 +366,8 @@ def estimate_size(size: Size) -> int:
     if not isinstance(size, Dim):
         return size
     known = SIZE_ESTIMATES.get()
-    return int(size.evaluate({name: known.get(name, DEFAULT_ESTIMATE) for name in size.names()}))
+    terms = _evaluate_terms(size, {name: known.get(name, DEFAULT_ESTIMATE) for name in size.names()})
+    return math.floor(sum(terms.values()))  # no estimate needs to keep the constraints
 
 
 def find_size_limit(size: Size) -> float:
@@ -354,7 +380,7 @@ def find_size_limit(size: Size) -> float:
         return size
     if any(count < 0 for _, count in size.terms):
         return math.inf
-    return sum(count * _find_product_limit(monomial) for monomial, count in size.terms)
+    return _round(sum(count * _find_product_limit(monomial) for monomial, count in size.terms), math.floor)
 
 
 def _find_product_limit(monomial: Monomial) -> float:
@@ -408,12 +434,15 @@ def find_size_divisor(size: Size, limit: int) -> int:
     >>> find_size_divisor(24 * Dim.of("B") + 16, 64)
     8
     """
-    known = SIZE_DIVISORS.get()
-    divisors = (
-        math.prod((known.get(a, 1) for a in monomial if isinstance(a, str)), start=count)
-        for monomial, count in _polynomial_terms(size)
-    )
+    divisors = (_find_term_divisor(monomial, count) for monomial, count in _polynomial_terms(size))
     return math.gcd(*divisors, limit) or limit
+
+
+def _find_term_divisor(monomial: Monomial, count: Coefficient) -> int:
+    """A divisor of a term, which is a whole number: of 3*B/4 it is 3, and 6 where B is a multiple of 8."""
+    known = SIZE_DIVISORS.get()
+    # The numerator of a reduced fraction p/q divides every whole number (p/q) * n.
+    return math.prod((known.get(a, 1) for a in monomial if isinstance(a, str)), start=Fraction(count)).numerator
 
 
 def _decide_order(size: Size, sign: str, limit: Size) -> bool:
@@ -432,7 +461,8 @@ def _decide_order(size: Size, sign: str, limit: Size) -> bool:
             f"whether {size} {sign} {limit} is not known for every size",
             suggestion="call with arrays, whose sizes are known, or give this size when the program is built",
         )
-    holds = _COMPARE[sign](estimate_size(size), estimate_size(limit))
+    compare = operator.lt if sign == "<" else operator.le
+    holds = compare(estimate_size(size), estimate_size(limit))
     note_guard((size, sign, limit) if holds else (limit, "<=" if sign == "<" else "<", size))
     return holds
 
@@ -460,30 +490,29 @@ def _decide_equal(size: Size, other: Size) -> bool:
     return equal
 
 
-_COMPARE = {"<": operator.lt, "<=": operator.le, "!=": operator.ne, "==": operator.eq}
-
-
-def holds_for(guards: SizeGuards, sizes: Mapping[str, int]) -> bool:
-    """Whether all guards hold for these sizes."""
-    return not find_broken_guards(guards, sizes)
-
-
-def find_broken_guards(guards: SizeGuards, sizes: Mapping[str, int]) -> list[SizeGuard]:
-    """The guards that do not hold for these sizes."""
-    return [g for g in guards if not _COMPARE[g[1]](*evaluate_shape((g[0], g[2]), sizes))]
-
-
 def _find_least_value(size: Size) -> float:
     """The least value of a polynomial whose names are their least value + t for t >= 0: its terms in t bound it."""
     if not isinstance(size, Dim):
         return size
-    shifted: Size = 0
+    shifted: dict[Monomial, Coefficient] = {}
     for monomial, count in size.terms:
-        term: Size = count
+        term: Size = 1
         for atom in monomial:  # names inside of a division keep their meaning
             term = term * (Dim.of(atom) + _find_minimum(atom) if isinstance(atom, str) else Dim({(atom,): 1}))
-        shifted = shifted + term
-    return sum(count * _bound_monomial(monomial, count > 0) for monomial, count in _polynomial_terms(shifted))
+        _add_terms(shifted, term, count)
+    least = sum(count * _bound_monomial(monomial, count > 0) for monomial, count in shifted.items() if count)
+    return _round(least, math.ceil)
+
+
+def _round(bound: float | Fraction, whole: Callable[[Any], int]) -> float:
+    """A bound of a whole number, as a whole number or an infinity."""
+    return whole(bound) if isinstance(bound, Fraction) else bound
+
+
+def _add_terms(terms: dict[Monomial, Coefficient], size: Size, count: Coefficient) -> None:
+    """Add a multiple of a size to the terms of a polynomial."""
+    for monomial, own in _polynomial_terms(size):
+        terms[monomial] = terms.get(monomial, 0) + own * count
 
 
 def _find_minimum(name: str) -> int:
@@ -515,15 +544,15 @@ def _bound_division(atom: tuple) -> tuple[float, float]:
     return (0 if high == math.inf else least // high), (most if most == math.inf else most // low)
 
 
-def _polynomial_terms(size: Size) -> Iterable[tuple[Monomial, int]]:
+def _polynomial_terms(size: Size) -> Iterable[tuple[Monomial, Coefficient]]:
     return size.terms if isinstance(size, Dim) else (((), int(size)),)
 
 
-def _simplify(terms: Mapping[Monomial, int]) -> Size:
-    kept = {m: c for m, c in terms.items() if c}
+def _simplify(terms: Mapping[Monomial, Coefficient]) -> Size:
+    kept = {m: c.numerator if c.denominator == 1 else c for m, c in terms.items() if c}
     if not kept:
         return 0
-    return kept[()] if list(kept) == [()] else Dim(kept)
+    return kept[()] if list(kept) == [()] else Dim(kept)  # type: ignore[return-value]  # a constant is whole
 
 
 def _atom_order(atom: Any) -> str:
@@ -541,38 +570,63 @@ def _format_atom(atom: Any) -> str:
     return f"(({left}) {sign} ({right}))"
 
 
-def _format_monomial(monomial: Monomial, count: int) -> str:
+def _format_monomial(monomial: Monomial, count: Coefficient) -> str:
+    if count.denominator != 1:
+        return f"{_format_monomial(monomial, count.numerator)}/{count.denominator}"
     atoms = "*".join(_format_atom(a) for a in monomial)
     if not atoms:
         return str(count)
     return atoms if count == 1 else f"{count}*{atoms}" if count != -1 else f"-{atoms}"
 
 
-def _divide_exactly(dim: Dim, divisor: Size) -> Size | None:
-    """The exact quotient where every term divides, else None."""
+def _split_multiple(size: Dim, number: Size) -> tuple[Size, Size]:
+    """The terms that are multiples of a number, and the others: of 4*B+1 and 4 they are 4*B and 1."""
+    if not isinstance(number, int) or number < 1:
+        return size, 0
+    split: tuple[dict[Monomial, Coefficient], dict[Monomial, Coefficient]] = {}, {}
+    for monomial, count in size.terms:
+        split[bool(_find_term_divisor(monomial, count) % number)][monomial] = count
+    return _simplify(split[0]), _simplify(split[1])
+
+
+def _divide_exactly(dim: Size, divisor: Size) -> Size | None:
+    """The exact quotient where every term divides, by its factor or by what constraints say of its names, else None."""
     parts = list(_polynomial_terms(divisor))
     if len(parts) != 1:
         return 1 if dim == divisor else None
     (atoms, scale) = parts[0]
     if not scale:
         raise ShapeError("a dimension is divided by zero")
-    terms: dict[Monomial, int] = {}
-    for monomial, count in dim.terms:
+    terms: dict[Monomial, Coefficient] = {}
+    for monomial, count in _polynomial_terms(dim):
         rest = list(monomial)
-        if count % scale or any(rest.count(a) < atoms.count(a) for a in atoms):
+        if any(rest.count(a) < atoms.count(a) for a in atoms):
             return None
         for atom in atoms:
             rest.remove(atom)
-        terms[tuple(rest)] = count // scale
+        whole = _find_term_divisor(monomial, count) if not atoms else _find_term_divisor(tuple(rest), 1) * count
+        if (whole / Fraction(scale)).denominator != 1:
+            return None
+        terms[tuple(rest)] = Fraction(count) / scale
     return _simplify(terms)
+
+
+def _evaluate_terms(size: Dim, sizes: Mapping[str, int]) -> dict[Monomial, Coefficient]:
+    """The terms of a polynomial whose names in `sizes` are replaced by their sizes."""
+    terms: dict[Monomial, Coefficient] = {}
+    for monomial, count in size.terms:
+        product: Size = 1
+        for atom in monomial:
+            product = product * _evaluate_atom(atom, sizes)
+        _add_terms(terms, product, count)
+    return {m: c.numerator if c.denominator == 1 else c for m, c in terms.items() if c}
 
 
 def _evaluate_atom(atom: Any, sizes: Mapping[str, int]) -> Size:
     if isinstance(atom, str):
         return sizes.get(atom, Dim.of(atom))
-    sign, left, right = atom
-    operate = operator.floordiv if sign == "//" else operator.mod
-    return operate(_evaluate_size(left, sizes), _evaluate_size(right, sizes))
+    sign, left, right = (_simplify(_evaluate_terms(part, sizes)) if isinstance(part, Dim) else part for part in atom)
+    return operator.floordiv(left, right) if sign == "//" else operator.mod(left, right)
 
 
 def _evaluate_size(size: Size, sizes: Mapping[str, int]) -> Size:

@@ -132,6 +132,18 @@ def export_dlpack(array: np.ndarray, dtype: DType, **named: Any) -> Any:
 NON_NUMERIC_KINDS = "OUSmMc"  # NumPy's kinds: objects, text, times, complex numbers
 
 
+def _make_ragged_error(data: Any, error: ValueError) -> ShapeError:
+    """The error for lists that are no tensor, or for tensors of different shapes where one is expected."""
+    if not isinstance(data, (list, tuple)) or not any(hasattr(part, "shape") for part in data):
+        return ShapeError(f"these lists are no tensor: {error}", location=user_location(),
+                          received=type(data).__name__)  # fmt: skip
+    shapes = ", ".join(str(part.shape) if hasattr(part, "shape") else type(part).__name__ for part in data)
+    return ShapeError(
+        f"a {type(data).__name__} of {len(data)} values is given in place of a tensor", location=user_location(),
+        expected="one tensor", received=f"shapes {shapes}", suggestion="take the part that is meant, as in value[0]",
+    )  # fmt: skip
+
+
 def to_array(data: Any, narrow: bool) -> np.ndarray:
     """The elements of another library's tensor, a number, or lists of numbers; with `narrow`, Python floats as f32."""
     if isinstance(data, (Dim, TypeVar)):
@@ -141,9 +153,7 @@ def to_array(data: Any, narrow: bool) -> np.ndarray:
     try:
         array = np.asarray(data)
     except ValueError as error:
-        raise ShapeError(
-            f"these lists are no tensor: {error}", location=user_location(), received=type(data).__name__
-        ) from None
+        raise _make_ragged_error(data, error) from None
     if array.dtype.kind in NON_NUMERIC_KINDS:
         raise DTypeError(
             f"{_describe_type(data, array)} is not a tensor or a number", received=shorten_repr(data),

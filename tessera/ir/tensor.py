@@ -259,7 +259,16 @@ class Tensor(OperatorStubs):
 
     def __bool__(self) -> bool:
         self.refuse_traced("use ts.where(condition, a, b) or ts.cond, or pass the value as a static argument")
+        if self.size != 1:
+            raise ShapeError(
+                f"a tensor of {self.size} elements is not one truth value", location=user_location(),
+                received=str(self.type), suggestion="write x.any() or x.all()",
+            )  # fmt: skip
         return bool(self.item())
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether an element equals the value, as in NumPy and PyTorch."""
+        return bool((self == value).any())  # type: ignore[attr-defined]
 
     def __int__(self) -> int:
         self.refuse_traced(_KEEP_TENSOR)

@@ -713,8 +713,14 @@ class Sequential(Module):
     def forward(self, x: Any) -> Any:
         """The result of the last module."""
         x = as_tensor(x) if isinstance(x, (int, float)) else x
+        before: Module | None = None
         for module in self._modules.values():
-            x = module(x)
+            if before is not None and isinstance(x, tuple) and _takes_one_tensor(module):
+                raise ArgumentError(
+                    f"{type(module).__name__} takes one tensor, and {type(before).__name__} gives {len(x)} values",
+                    location=user_location(), suggestion=f"put `lambda y: y[0]` behind {type(before).__name__}",
+                )  # fmt: skip
+            before, x = module, module(x)
         return x
 
     def __getitem__(self, index: Any) -> Any:
@@ -727,6 +733,11 @@ class Sequential(Module):
 
     def __iter__(self) -> Iterator[Module]:
         return iter(list(self._modules.values()))
+
+
+def _takes_one_tensor(module: Module) -> bool:
+    """Whether a module is a layer of this package; modules of users may take what recurrent layers give."""
+    return type(module).__module__.startswith("tessera.nn.") and not isinstance(module, (Sequential, Lambda))
 
 
 class Lambda(Module):

@@ -173,6 +173,9 @@ def _list_entries(archive: zipfile.ZipFile, size: int, file: Path) -> dict[str, 
         name = entry.orig_filename
         if name in found or name != entry.filename:
             raise _make_damage_error(file, f"two members with the name {name!r}, or a name with other characters")
+        if (reader := _find_reader(name)) is not None:
+            raise FileError(f"{file} is no bundle: {reader[0]} wrote it", expected="a file written by ts.save",
+                            suggestion=reader[1])  # fmt: skip
         if name != INDEX and not (name.startswith("variants/") and _is_plain(name)):
             raise _make_damage_error(file, f"the member {name!r}")
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.file_size != entry.compress_size:
@@ -181,6 +184,13 @@ def _list_entries(archive: zipfile.ZipFile, size: int, file: Path) -> dict[str, 
     if sum(entry.file_size for entry in listed) > size:
         raise _make_damage_error(file, "members that overlap")
     return found
+
+
+def _find_reader(member: str) -> tuple[str, str] | None:
+    """Of a zip file of another library, told by a member: the library, and how to read it."""
+    if member.endswith("/data.pkl"):
+        return "PyTorch", "model.load_state_dict(torch.load(path)); ts.save writes it for ts.load"
+    return ("NumPy", "np.load(path)") if member.endswith(".npy") and "/" not in member else None
 
 
 def _is_plain(name: str) -> bool:

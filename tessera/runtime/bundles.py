@@ -264,7 +264,8 @@ def resize_call(call: Mapping[str, Any], size: int, weights: Sequence[str]) -> d
         stored = any(name == w or name.startswith(f"{w}.") for w in weights)
         return not stored and hasattr(leaf, "shape") and len(leaf.shape) > 0 and leaf.shape[0] > 0
 
-    sizes = [leaf.shape[0] for name, leaf in leaves if has_batch(name, leaf)]
+    ordered = [pair for name, value in call.items() for pair in flatten(value, name)[0]]  # as the call has them
+    sizes = [leaf.shape[0] for name, leaf in ordered if has_batch(name, leaf)]
     if not sizes:
         raise ArgumentError(
             "no argument has an axis for the batch size", location=user_location(),

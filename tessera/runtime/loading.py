@@ -33,6 +33,7 @@ from tessera.core.errors import (
     ArgumentError,
     ArtifactError,
     DTypeError,
+    OutOfBoundsError,
     ShapeError,
     TesseraError,
     user_location,
@@ -174,6 +175,12 @@ class LoadedArtifact:
         rest = [n for n in names if n not in found]
         if len(placed) == len(rest):
             return [{**found, **dict(zip(rest, placed, strict=True))}[n] for n in names]
+        if listed := next((a for a in args if isinstance(a, (list, tuple)) and _holds_numbers(a)), None):
+            raise ArgumentError(
+                f"{self.interface['entry']} takes arrays, and a {type(listed).__name__} is taken apart",
+                expected=", ".join(names), received=f"{type(listed).__name__} {listed!r:.60}",
+                suggestion="pass np.asarray(...) of it",
+            )  # fmt: skip
         return [*placed, *found.values()]  # `run` says how many there should be
 
     def _check_arguments(self, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -197,6 +204,13 @@ class LoadedVariant:
     def serves(self, sizes: Mapping[str, Any]) -> bool:
         """Whether the program is for these sizes."""
         return all(c.holds(sizes) is not False for c in self.when)
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a list, or one in it, starts with a number."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (int, float))
 
 
 def get_parameter_shape(parameter: Mapping[str, Any]) -> tuple[Size, ...]:
@@ -375,10 +389,13 @@ def _is_random_use(value: Any, parameters: Sequence[Mapping[str, Any]]) -> bool:
 def _manifest_errors(target: str) -> Iterator[None]:
     """Report a manifest that does not fit its program's text as an ArtifactError.
 
-    No code of the user runs in the body, and the arguments of a call were checked: what else fails is the manifest.
+    No code of the user runs in the body, and the arguments of a call were checked: what else fails is the manifest,
+    except for an index that the program itself checks.
     """
     try:
         yield
+    except OutOfBoundsError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError) as error:
         raise ArtifactError(
             f"the manifest does not describe a program of the target {target}",

@@ -41,8 +41,9 @@ from tessera.interp import bound
 from tessera.interp.bound import BoundSample
 from tessera.interp.graph import bind_sizes
 from tessera.interp.tile import interpreter as tile_interpreter
-from tessera.ir.core import Module, Value, find_size_names
+from tessera.ir.core import Function, Module, Value, find_size_names
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
+from tessera.ir.rewrite import has_effect
 from tessera.ir.tensor import Tensor
 from tessera.lower.passes.canonicalisation import canonicalise
 from tessera.lower.passes.size_padding import pad_sizes
@@ -78,6 +79,8 @@ def format_tuning(found: Tuned) -> str:
     tried = [t for t in found.trials if t.latency_ms is not None or t.refused or found.model]
     ran = sum(not t.refused for t in tried)
     refused = f", {len(tried) - ran} could not run" if ran < len(tried) else ""
+    if len(found.trials) == 1 and found.model:
+        return f"{chosen} (there is no other)"
     if found.model:
         return f"{chosen} (of {ran}, by {found.model}{refused}; nothing was measured)"
     when = "measured before" if found.cached else "measured now"
@@ -306,6 +309,7 @@ def prepare(
         )  # fmt: skip
     call = entry.bind(tuple(args), named)
     traced = entry.trace_dynamic(tuple(args), named, dynamic, variant) if dynamic else entry.trace(*args, **named)
+    _check_results(traced.function)
     state = traced.random.peek() if traced.random is not None else ()
     arrays = (*(to_array(leaf) for leaf in call.leaves), *traced.captures, *state)
     names = tuple(p.hint for p in traced.function.params)
@@ -319,6 +323,19 @@ def prepare(
         levels = driver.lower(traced.function, target, choice) if lower else traced_levels
     made = PreparedProgram(traced.function.name, levels, names, arrays, tuned=found, random=traced.random)
     return replace(made, rules=traced.rules, variant=variant)
+
+
+def _check_results(function: Function) -> None:
+    """Refuse a program without results: a function whose `return` was forgotten.
+
+    Raises:
+        ArgumentError: the function returns no tensor and has no effect.
+    """
+    if not function.results and not any(map(has_effect, function.body.nodes)):
+        raise ArgumentError(
+            f"{function.name} returns nothing, so that its program would be empty", location=function.loc,
+            expected="a function that returns a tensor", suggestion="return what it computes",
+        )  # fmt: skip
 
 
 def _prepare_padded(

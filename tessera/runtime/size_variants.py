@@ -148,10 +148,9 @@ def _list_numbers(constraint: SizeConstraint) -> Iterator[int]:
     for left, _, right in constraint.clauses:
         gap = left - right
         terms = gap.terms if isinstance(gap, Dim) else ()
-        constant = sum(count for monomial, count in terms if not monomial)
+        constant = sum(int(count) for monomial, count in terms if not monomial)
         for monomial, count in terms:
-            yield count
-            yield constant // count
+            yield from (count.numerator, count.denominator, int(constant // count))
             for atom in monomial:
                 if not isinstance(atom, str):
                     yield from (n for n in atom[1:] if isinstance(n, int))

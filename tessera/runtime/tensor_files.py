@@ -28,6 +28,11 @@ FORMAT_TYPES: dict[str, DType] = {
 }  # fmt: skip
 _STORED = frozenset(FORMAT_TYPES.values())
 METADATA = "tessera"  # the key of what a file holds besides its tensors
+# Endings by which a reader takes a file for something else than a safetensors file.
+FOREIGN_ENDINGS = {
+    ".bundle": "a compiled program, as ts.bundle and ts.optimize make", ".npy": "an array of NumPy",
+    ".npz": "arrays of NumPy", ".onnx": "a model of ONNX", ".gguf": "a language model",
+}  # fmt: skip
 CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -47,7 +52,7 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
 
     Raises:
         ArgumentError: a leaf is no tensor, array, number or string, or two leaves have one path; `metadata` is given
-            for what is no bundle; `format` is another; the path is none.
+            for what is no bundle; `format` is another; the path is none, or its ending names another format.
         FileError: there can be no file at the path.
     """
     path = as_path(path)
@@ -67,6 +72,11 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
             expected="what ts.bundle or ts.optimize made", suggestion="store it in the tree",
         )  # fmt: skip
     target = Path(path)
+    if target.suffix in FOREIGN_ENDINGS:
+        raise ArgumentError(
+            f"{target.name} would hold tensors, and its ending names {FOREIGN_ENDINGS[target.suffix]}",
+            location=user_location(), expected="*.safetensors", received=f"{type(tree).__name__}",
+        )  # fmt: skip
     arrays: dict[str, np.ndarray] = {}
     constants: dict[str, Any] = {}
     types: dict[str, str] = {}

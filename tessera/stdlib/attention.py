@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, library_caller_location
-from tessera.core.symbolic_dim import Dim, Size, assume_at_most, ceil_divide
+from tessera.core.size_guards import assume_at_most
+from tessera.core.symbolic_dim import Dim, Size, ceil_divide
 from tessera.core.types import DType, Type, as_dtype, f32, f64
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.tile_api import tile

@@ -27,7 +27,8 @@ from torch.fx import GraphModule, Node
 from tessera.codegen.contract import get_capable_backend
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, UnsupportedOpError
 from tessera.core.shapes import bind_shapes
-from tessera.core.symbolic_dim import SizeGuards, UnknownSizeError, holds_for
+from tessera.core.size_guards import holds_for
+from tessera.core.symbolic_dim import SizeGuards, UnknownSizeError
 from tessera.core.types import TensorType
 from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction

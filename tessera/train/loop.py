@@ -170,7 +170,7 @@ class Loop:
 
         Raises:
             ArgumentError: the data are no iterable, or yield nothing; a batch does not fit the loss function; `epochs`
-                or `steps` is no count.
+                or `steps` is no count; the folder has checkpoints of later steps, which are another run's.
         """
         epochs, steps = to_python_numbers((epochs, steps))
         for name, count in (("epochs", epochs), ("steps", 0 if steps is None else steps)):
@@ -181,6 +181,7 @@ class Loop:
                 "the data cannot be iterated", location=user_location(), expected="an iterable of batches",
                 received=type(data).__name__,
             )  # fmt: skip
+        self._refuse_later_checkpoints()
         total = self._count_steps(data, epochs, steps)
         with self._open_progress(total) as show:
             while (self.epoch < epochs or steps is not None) and (steps is None or self.step < steps):
@@ -247,6 +248,16 @@ class Loop:
         for old in self._list_checkpoints()[: -self.keep]:
             old.unlink()
         return made
+
+    def _refuse_later_checkpoints(self) -> None:
+        """Refuse a folder in which `resume` would find another run, and which would keep its files instead of ours."""
+        later = [file for file in self._list_checkpoints() if file.stem > f"step-{self.step:08d}"]
+        if later:
+            raise ArgumentError(
+                f"the folder {self.checkpoint} has a checkpoint of step {int(later[-1].stem.removeprefix('step-'))}, "
+                f"and this run is at step {self.step}", location=user_location(),
+                suggestion="loop.resume() goes on from it; a new run takes an empty folder",
+            )  # fmt: skip
 
     def _list_checkpoints(self) -> list[Path]:
         return sorted(self.checkpoint.glob("step-*.safetensors")) if self.checkpoint is not None else []

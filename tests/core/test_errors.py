@@ -238,6 +238,9 @@ def test_errors_are_those_that_numpy_raises(wrong, kinds):
         assert isinstance(caught.value, kinds[0])
     with pytest.raises(ShapeError, match="these lists are no tensor"):
         ts.sum([[1.0], [1.0, 2.0]])
+    with pytest.raises(ShapeError, match="2 values is given in place of a tensor") as caught:
+        ts.relu((ts.ones(2), ts.ones(3)))
+    assert caught.value.received == "shapes (2,), (3,)"
 
 
 def test_a_command_is_no_users_line():

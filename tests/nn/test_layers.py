@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn
+from tessera.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
 CASES = [
@@ -363,3 +364,13 @@ def test_rows_of_attention_have_the_type_and_the_spread_of_torch():
         found, expected = ours.state_dict()[name].numpy(), getattr(theirs, name).detach().numpy()
         assert found.dtype == expected.dtype == np.float16 and found.shape == expected.shape
         np.testing.assert_allclose(found.astype(float).std(), expected.astype(float).std(), rtol=0.15)
+
+
+def test_a_recurrent_layer_in_a_sequence():
+    """It gives its state too; the error says how to take its outputs."""
+    layers = nn.Linear(2, 3), nn.LSTM(3, 3), nn.Linear(3, 1)
+    for one in (nn.Sequential(*layers), nn.Sequential(nn.GRU(2, 3), nn.Linear(3, 1))):
+        with pytest.raises(ArgumentError, match="Linear takes one tensor, and (LSTM|GRU) gives 2 values") as error:
+            one(ts.zeros((1, 5, 2)))  # of one step, where outputs and state have one shape
+        assert error.value.suggestion.startswith("put `lambda y: y[0]` behind ")
+    assert nn.Sequential(*layers[:2], lambda y: y[0], layers[2])(ts.zeros((4, 5, 2))).shape == (4, 5, 1)

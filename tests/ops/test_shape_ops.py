@@ -163,3 +163,13 @@ def test_errors_say_what_was_passed(call, text):
     with pytest.raises(TesseraError, match=text) as error:
         call(ts.ones((3, 4)))
     assert error.value.location.file == __file__
+
+
+@pytest.mark.parametrize("counts", [(2, 1, 1), ((2, 1),), (2, 3)])
+def test_repeating_as_pytorch_does(counts):
+    """PyTorch's `repeat` repeats the whole tensor: what cannot be meant here names `tile`."""
+    with pytest.raises(TesseraError) as error:
+        ts.zeros((2, 3)).repeat(*counts)
+    whole = counts if len(counts) > 1 else counts[0]
+    assert error.value.suggestion == f"to repeat the whole tensor, as PyTorch does: x.tile({whole})"
+    assert ts.zeros((2, 3)).repeat(2, axis=1).shape == (2, 6)

@@ -326,3 +326,15 @@ def test_commands(tmp_path, capsys, monkeypatch):
     assert main(["build", "f.py", "-o", "folder", "--batch-size", "1"]) == 2
     assert "--batch-size is for a bundle" in capsys.readouterr().err
     assert main(["run", "f.bundle", "--level", "graph"]) == 2
+
+
+def test_the_batch_is_that_of_the_first_argument():
+    """In the order of the call, whatever the names: `a` is a matrix here, and has no batch."""
+
+    @ts.jit
+    def layer(x, a):
+        return x @ a
+
+    made = ts.bundle(layer, np.ones((4, 3), np.float32), np.ones((3, 2), np.float32), batch_sizes=(1, 8))
+    shapes = [[p["shape"] for p in v.manifest["interface"]["parameters"]] for v in made.variants.values()]
+    assert shapes == [[[1, 3], [3, 2]], [[8, 3], [3, 2]]]

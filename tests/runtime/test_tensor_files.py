@@ -7,6 +7,7 @@ import pytest
 
 import tessera as ts
 from tessera import nn
+from tessera.errors import ArgumentError, FileError
 
 Pair = namedtuple("Pair", "a b")
 TYPES = [
@@ -79,3 +80,20 @@ def test_files_of_other_formats_say_what_reads_them(tmp_path):
         with pytest.raises(ts.errors.FileError) as error:
             nn.Linear(1, 1).load_state_dict(tmp_path / name)
         assert word in error.value.suggestion
+
+
+@pytest.mark.parametrize("ending", [".bundle", ".npz", ".onnx"])
+def test_an_ending_of_another_format(tmp_path, ending):
+    """`ts.load` would take a .bundle for a compiled program."""
+    with pytest.raises(ArgumentError, match=r"would hold tensors, and its ending names") as error:
+        ts.save({"w": np.ones(2)}, tmp_path / f"m{ending}")
+    assert error.value.expected == "*.safetensors" and not list(tmp_path.iterdir())
+
+
+def test_files_of_other_libraries(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
+    np.savez(tmp_path / "m.npz", w=np.ones(2))
+    for name, text in (("m.pt", "PyTorch wrote it"), ("m.npz", "NumPy wrote it")):
+        with pytest.raises(FileError, match=text):
+            ts.load(tmp_path / name)

@@ -224,3 +224,13 @@ def test_a_run_goes_on_from_within_and_from_the_end_of_an_epoch(at, tmp_path):
     assert loop.resume(tmp_path / f"step-{at:08d}.safetensors") == at
     rest = loop.run(batches, epochs=9, steps=8)
     assert [row["loss"] for row in rest] == [row["loss"] for row in whole[at:]]
+
+
+def test_a_folder_of_another_run(tmp_path):
+    """A new run beside the checkpoints of a longer one would be lost: `resume` takes the latest."""
+    make_loop(tmp_path, checkpoint=tmp_path / "c").run(data(), steps=4)
+    again = make_loop(tmp_path, checkpoint=tmp_path / "c")
+    with pytest.raises(ts.errors.ArgumentError, match="has a checkpoint of step 4, and this run is at step 0") as error:
+        again.run(data(), steps=2)
+    assert "loop.resume()" in error.value.suggestion and again.step == 0
+    assert again.resume() == 4 and len(again.run(data(), steps=5)) == 1

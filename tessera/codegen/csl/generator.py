@@ -217,7 +217,10 @@ class Csl:
         text_, _, product = options.partition(",")
         sizes = text_.split("x")
         if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) for s in sizes):
-            raise ArgumentError(f'"{options}" is not a grid of PEs', expected="ROWSxCOLUMNS, as in csl:4x4")
+            raise ArgumentError(
+                f'"{text_}" is not a grid of PEs', expected="ROWSxCOLUMNS, as in csl:4x4",
+                received=f"the target csl:{options}",
+            )  # fmt: skip
         if any(int(s) > most for s, most in zip(sizes, MAX_GRID, strict=True)):
             raise ArgumentError(
                 f"the grid {text_} is larger than a wafer", expected="at most {}x{} PEs".format(*MAX_GRID)

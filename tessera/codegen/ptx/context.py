@@ -286,10 +286,12 @@ class PtxSizeRegisters:
     def _compute(self, size: Dim) -> str:
         total: str | int = 0
         for monomial, count in size.terms:
-            product: str | int = count
+            product: str | int = count.numerator
             for atom in monomial:
                 factor = self.find(Dim.of(atom)) if isinstance(atom, str) else self._divide(*atom)
                 product = factor if product == 1 else self.text.let("mul.lo.s64", "b64", factor, product)
+            if count.denominator != 1:
+                product = self.text.let("div.s64", "b64", product, count.denominator)
             total = product if total == 0 else self.text.let("add.s64", "b64", product, total)
         return str(total)
 

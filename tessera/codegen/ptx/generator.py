@@ -20,7 +20,7 @@ from tessera.codegen.contract import (
     run_passes,
 )
 from tessera.codegen.coverage import OpCoverage
-from tessera.codegen.host_plan import build_host_plan
+from tessera.codegen.initialised_outputs import plan_launches
 from tessera.codegen.ptx.context import KernelEntry
 from tessera.codegen.ptx.emission import SHARED_LIMIT, analyse_launches, emit_function
 from tessera.codegen.ptx.layout import WARP_THREADS
@@ -105,7 +105,7 @@ def emit_module(module: Module, arch: str, debug: bool) -> PtxModuleText:
         entry = emit_function(function, files)
         _check_shared_bytes(function.name, entry, arch, function.loc)
         entries[function.name] = entry
-    plan = build_host_plan(module, {})
+    plan = plan_launches(module, {})
     plan["entries"] = {name: e.describe() for name, e in entries.items()}
     for each in plan["launches"]:
         each["rank"] = len(LaunchFacts.of(module.function(each["kernel"])).grid)

@@ -27,6 +27,7 @@ from tessera.core.shapes import (
     normalize_axis,
     use_size_constraints,
 )
+from tessera.core.size_guards import find_broken_guards, holds_for, is_point
 from tessera.core.symbolic_dim import (
     ANY_DIMS,
     SIZE_ESTIMATES,
@@ -36,9 +37,6 @@ from tessera.core.symbolic_dim import (
     SizeGuard,
     SizeGuards,
     evaluate_shape,
-    find_broken_guards,
-    holds_for,
-    is_point,
     symbol_names,
 )
 from tessera.core.types import TensorType
@@ -128,7 +126,7 @@ class SymbolicProgram:
     def fits(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes may run it."""
         sizes = self.bind(shapes)
-        return sizes is not None and 0 not in sizes.values() and holds_for(self.guards, sizes) and self._keeps(sizes)
+        return sizes is not None and 0 not in sizes.values() and self._keeps(sizes) and holds_for(self.guards, sizes)
 
     def _keeps(self, sizes: Mapping[str, int]) -> bool:
         """Whether these sizes fulfil what the function states (`ts.require`); a trace for others raises the error."""

@@ -419,7 +419,8 @@ class Jit:
         try:
             with trace_symbols(patterns, shapes) as noted, use_size_constraints(find_size_constraints(self)):
                 with note_stated_constraints() as stated:
-                    traced, run = self._compile(replace(call, types=types), executable)
+                    exact = tuple(t.evaluate({}) for t in types)  # quotients that the constraints make whole
+                    traced, run = self._compile(replace(call, types=exact), executable)
                 rules = SizeRules.of(stated, self._bind_sizes(call.names, types))
         except Exception as error:  # also the user's own code, which may not take symbolic sizes
             if self.dynamic:
@@ -469,7 +470,7 @@ class Jit:
         example = variant.sizes if variant else None
         with trace_symbols(patterns, shapes, example) as noted, note_stated_constraints() as stated:
             with use_size_constraints(known.constraints):
-                traced = self._trace(replace(call, types=types))
+                traced = self._trace(replace(call, types=tuple(t.evaluate({}) for t in types)))  # exact quotients
         rules = known.add_constraints(SizeRules.of(stated, sizes)).add_guards(noted)
         function = replace(traced.function, attrs=Attrs({**traced.function.attrs, "constraints": rules.texts}))
         return replace(traced, function=function, rules=rules)

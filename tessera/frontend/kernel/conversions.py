@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.errors import DTypeError, ShapeError
 from tessera.core.shapes import broadcast, format_shape
+from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, TensorType, bool_, f32, int64, scalar
 from tessera.frontend.kernel.trace import is_number, is_traced
 from tessera.ir.tensor import Tensor
@@ -69,9 +71,17 @@ def broadcast_to_shape(value: Tensor, shape: tuple[int, ...], name: str) -> Tens
             received=str(value.type),
             suggestion="give the mask and `other` the shape of the accessed block, or one that broadcasts to it"
             if whole
-            else "name the part you mean: A[i : i + BM, j : j + BN]",
+            else _suggest_part(value.shape, shape, name),
         )
     return broadcast_to(value, shape=shape)
+
+
+def _suggest_part(block: Sequence[Size], memory: Sequence[Size], name: str) -> str:
+    """What to name of a memory that is to hold a block."""
+    if len(block) != len(memory):
+        return f"give the block {len(memory)} axes: tile.reshape(block, {format_shape(memory)})"
+    part = ", ".join(f"{i} : {i} + {n}" for i, n in zip("ijklmn", block, strict=False))
+    return f"name as many elements as the block has: {name}[{part}]"
 
 
 def convert_to_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:

@@ -60,6 +60,7 @@ def specialise_for_sizes(
     rules = SizeRules.of((*find_size_constraints(kernel), *own), kernel.parameters.sizes(types) | values)
     example = variant.sizes if variant else None
     with trace_symbols(patterns, shapes, example) as noted, use_size_constraints(rules.constraints):
+        types = {n: t.evaluate({}) if isinstance(t, RefType) else t for n, t in types.items()}  # exact quotients
         grid = make_grid(types)
         if not callable(grid):
             _check_grid_follows(kernel, grid)

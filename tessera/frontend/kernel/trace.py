@@ -115,6 +115,13 @@ def as_value(x: Any) -> Tensor:
     return full(shape=(), value=x, dtype=kinds[type(x)])
 
 
+def value_sizes(left: Any, right: Any, divides: bool) -> tuple[Any, Any]:
+    """Operands whose result is no size, as `1.0 / x.shape[0]`: a symbolic size is then its value at run time."""
+    if divides or isinstance(left, float) or isinstance(right, float):
+        left, right = (as_value(x) if isinstance(x, Dim) else x for x in (left, right))
+    return left, right
+
+
 def add_indices(a: Index, b: Index) -> Index:
     """The sum of two indices; nothing is recorded where one is 0."""
     if isinstance(a, int) and a == 0:

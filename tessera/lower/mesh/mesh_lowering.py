@@ -253,12 +253,11 @@ class MeshLowering:
         return self.broadcast_axes(one, type)
 
     def make_mapping_error(self, why: str) -> NoMapping:
-        """Make the error for an op that cannot be mapped."""
+        """Make the error for an op that no mesh computes, of whatever size."""
         return NoMapping(
-            f"this has no mapping onto a mesh of {self.mesh.rows} x {self.mesh.columns} elements: {why}",
-            location=self.builder.location,
-            suggestion="choose another grid (1x1 always fits), or run on another target",
-        )
+            f"this has no mapping onto a mesh of processing elements: {why}", location=self.builder.location,
+            suggestion="run this part on another target: llvm, ptx or the interpreter",
+        )  # fmt: skip
 
 
 def count_piece_elements(value: Value) -> int:

@@ -197,7 +197,7 @@ def raise_unmapped(lowering: MeshLowering, node: Node) -> ShardedTensor:
             f"{node.op.name} has no mapping onto a mesh of processing elements: they are one device, one rank",
             location=lowering.builder.location, suggestion="run it on another target",
         )  # fmt: skip
-    raise lowering.make_mapping_error(f"{node.op.name} has no rule there")
+    raise lowering.make_mapping_error(f"{node.op.name} has no rule for one, whatever its grid")
 
 
 _ARG_TO_VALUE_OPS = {reduce.argmax: reduce.max, reduce.argmin: reduce.min}

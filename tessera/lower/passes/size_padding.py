@@ -120,9 +120,11 @@ class _SizePadding:
             return size
         total: Any = 0
         for monomial, count in size.terms:
-            product: Any = count
+            product: Any = count.numerator
             for atom in monomial:
                 product = product * (self.sizes[atom] if isinstance(atom, str) else self._divide(*atom))
+            if count.denominator != 1:
+                product = elementwise.floor_divide(product, self.as_scalar(count.denominator))
             total = total + product
         return total
 

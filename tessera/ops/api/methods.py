@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.errors import TesseraError, user_location
+from tessera.core.errors import ArgumentError, TesseraError, user_location
 from tessera.core.types import BY_NAME, DType, TensorType, Type, check_integer_fits, f32, tf32
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS
 from tessera.ir.numerics.conversion import convert
@@ -449,6 +449,19 @@ def _expand(self: Tensor, *sizes: Any) -> Tensor:
     return broadcast_to(self, shape=tuple(k if w == -1 else w for w, k in zip(wanted, kept, strict=False)))
 
 
+def _repeat(self: Tensor, repeats: Any, axis: Any = None, *more: Any) -> Tensor:
+    """As `ts.repeat`: each element in a row. PyTorch's method of this name repeats the whole tensor."""
+    counts = (repeats, axis, *more)
+    try:
+        if more:
+            raise ArgumentError("repeat takes a count and an axis", location=user_location(), received=repr(counts))
+        return rearrange.repeat(self, repeats, axis)
+    except TesseraError as error:
+        whole = counts if axis is not None else repeats
+        error.suggestion = error.suggestion or f"to repeat the whole tensor, as PyTorch does: x.tile({whole!r})"
+        raise
+
+
 # Methods of PyTorch's tensors, and what to write instead: for the error of a name that is not here.
 _ELEMENT_TYPES = {
     "float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "int32", "long": "int64",
@@ -456,12 +469,19 @@ _ELEMENT_TYPES = {
 }  # fmt: skip
 SPELLINGS = {
     **{name: f"x.to(ts.{own})" for name, own in _ELEMENT_TYPES.items()},
+    **dict.fromkeys(("fill_", "zero_", "copy_"), "x = ...: tensors do not change in place"),
+    **dict.fromkeys(("cat", "concatenate"), "ts.concatenate([x, y])"),
+    **dict.fromkeys(("mm", "bmm"), "x @ y"),
+    **{name: f"ts.{name}(x, y)" for name in ("outer", "stack", "where")},
+    **{name: f"ts.{name}(x)" for name in ("diag", "ones_like", "unique", "zeros_like")},
     "dim": "x.ndim",
     "element_size": "x.dtype.bits // 8",
+    "expand_as": "x.expand(y.shape)",
+    "index_select": "x.take(index, axis)",
     "is_cuda": "x.device",
-    "mm": "x @ y",
     "new_zeros": "ts.zeros(shape, dtype=x.dtype)",
     "numel": "x.size",
+    "repeat_interleave": "x.repeat(count, axis)",
     "register_hook": "ts.custom_vjp",
     "requires_grad_": "ts.tensor(data, requires_grad=True)",
     "t": "x.T",
@@ -494,6 +514,7 @@ def attach_methods() -> None:
         "expand": _expand,
         "__getattr__": _missing_attribute,
         "permute": _permute,
+        "repeat": _repeat,
         "to": _to,
         "astype": _to,
         "cpu": _cpu,

@@ -14,7 +14,8 @@ import numpy as np
 
 from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, format_shape
-from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, assume_at_most, resolve_size
+from tessera.core.size_guards import assume_at_most
+from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, proves_at_most, proves_less, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.basic import broadcast_to, full
@@ -230,7 +231,10 @@ def _symbolic_bounds(item: slice, size: Size) -> tuple[Size, Size, int]:
 
 
 def _wrap_bound(bound: Size, size: Size) -> Size:
-    return size + bound if isinstance(bound, int) and bound < 0 else bound
+    """A bound counted from the start; where the sign of a symbolic one is not proven, the example's decides."""
+    if isinstance(bound, int) or SIZE_GUARDS.get() is None or proves_at_most(0, bound):
+        return size + bound if proves_less(bound, 0) else bound
+    return size + bound if assume_at_most(bound, -1) else bound
 
 
 def _make_bounds_error(item: int, axis: int, size: int) -> OutOfBoundsError:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.core.shapes import broadcast, normalize_axes, normalize_axis
+from tessera.core.size_guards import assume_divisible, suggest_divisor
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, f32, int64
 from tessera.ir.tensor import Tensor, as_tensor
@@ -133,7 +134,10 @@ def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Ten
         spread = broadcast_to(reshape(x, shape=(*lead, 1, *rest)), shape=(*lead, int(counts), *rest))
         return reshape(spread, shape=(*lead[:-1], size * int(counts), *rest))
     if counts.shape != (size,):
-        raise ShapeError(f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location())
+        raise ShapeError(
+            f"{counts.shape[0]} repeats for axis {axis} of size {size}", location=user_location(),
+            expected=f"a count for all, or {size} counts", received=repr(repeats),
+        )  # fmt: skip
     return gather(x, Tensor(np.repeat(np.arange(size), counts)), axis=axis)
 
 
@@ -168,6 +172,8 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     """
     x = as_tensor(x)
     size = x.shape[normalize_axis(axis, x.ndim)]
+    if isinstance(sections, int):
+        assume_divisible(size, sections)
     sizes = _section_bounds(size, sections)
     if sum(sizes) != size:
         equal = isinstance(sections, int)
@@ -175,6 +181,7 @@ def split(x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
         raise ShapeError(
             f"axis {axis} of size {size} cannot be split into {parts}", location=user_location(),
             expected=f"a multiple of {sections}" if equal else f"sizes that add up to {size}",
+            suggestion=suggest_divisor(size, sections) if isinstance(sections, int) else None,
         )  # fmt: skip
     ends = np.cumsum([0, *sizes]).tolist()
     return tuple(narrow(x, axis, a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))

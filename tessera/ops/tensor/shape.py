@@ -11,7 +11,8 @@ import numpy as np
 
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
-from tessera.core.symbolic_dim import Size, assume_unequal, proves_less
+from tessera.core.size_guards import assume_divisible, assume_unequal, list_floor_divisions, suggest_divisor
+from tessera.core.symbolic_dim import Size, proves_less
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis import AffineForm, affine_rules, interval_rules, move_ramps
 from tessera.ir.numerics import error_rules
@@ -48,6 +49,7 @@ def _canonicalise_reshape(x: TensorType, *, shape: Any) -> dict[str, Any]:
             isinstance(rest, int) and isinstance(count_elements(x.shape), int) and count_elements(x.shape) % rest
         ):
             raise ShapeError(f"cannot reshape {format_shape(x.shape)} to {format_shape(listed)}")
+        assume_divisible(count_elements(x.shape), rest)
         listed[holes[0]] = count_elements(x.shape) // rest
     return {"shape": tuple(listed)}
 
@@ -58,6 +60,7 @@ def _infer_reshape(x: TensorType, *, shape: tuple[Size, ...]) -> TensorType:
             f"cannot reshape {format_shape(x.shape)} to {format_shape(shape)}",
             expected=f"{count_elements(x.shape)} elements",
             received=f"{count_elements(shape)} elements",
+            suggestion=next(filter(None, (suggest_divisor(*pair) for pair in list_floor_divisions(shape))), None),
         )
     return x.with_shape(shape)
 

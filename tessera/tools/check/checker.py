@@ -26,7 +26,7 @@ from tessera.core.errors import (
     user_location,
 )
 from tessera.core.pytree import flatten, map_leaves
-from tessera.core.shapes import bind_shapes, use_known_sizes
+from tessera.core.shapes import bind_shapes, note_stated_constraints, use_known_sizes
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size, UnknownSizeError, has_inexact_division, symbol_names
 from tessera.core.types import DType, RefType, TensorType, Type, as_dtype, scalar
 from tessera.frontend.jit.tracing import Jit
@@ -174,8 +174,9 @@ class AbstractInterpreter:
     def _open(self, frame: CheckedFrame) -> Iterator[None]:
         self.findings.frames.append(frame)
         token = ABSTRACT_TRACE.set(True)
+        required = (constraint.substitute(frame.sizes) for constraint in frame.signature.required)
         try:
-            with use_known_sizes(frame.sizes):
+            with use_known_sizes(frame.sizes), note_stated_constraints(filter(None, required)):
                 yield
         finally:
             ABSTRACT_TRACE.reset(token)

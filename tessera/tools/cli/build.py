@@ -36,8 +36,7 @@ from tessera.tools.cli.entry_points import (
 
 def main(options: argparse.Namespace) -> int:
     """Build the entry point that the command line names."""
-    grid = f":{options.grid}" if options.grid else ""
-    targets = [find_generator_name(t) + grid for t in options.target or ["llvm"]]
+    targets = [_configure_target(find_generator_name(t), options.grid) for t in options.target or ["llvm"]]
     is_bundle = options.output.endswith(SUFFIX) and not options.standalone
     _check_options(options, targets, is_bundle)
     if is_bundle:
@@ -45,6 +44,24 @@ def main(options: argparse.Namespace) -> int:
     if options.standalone:
         return _build_standalone(options, targets[0])
     return _build_folder(options, targets[0])
+
+
+def _configure_target(target: str, grid: str | None) -> str:
+    """The target with the grid of `--grid`.
+
+    Raises:
+        ArgumentError: the target is for no mesh, or has a grid already, or this is none.
+    """
+    if grid is None:
+        get_backend(target)  # an unknown name is an error of the command line
+        return target
+    if ":" in target or not hasattr(get_backend(target), "configured"):
+        raise ArgumentError(
+            "--grid is for a mesh target" + (", which has a grid already" if ":" in target else ""),
+            expected="--target csl --grid 4x4", received=f"--target {target} --grid {grid}",
+        )  # fmt: skip
+    get_backend(f"{target}:{grid}")
+    return f"{target}:{grid}"
 
 
 def _check_options(options: argparse.Namespace, targets: list[str], is_bundle: bool) -> None:
@@ -161,7 +178,11 @@ def _read_metadata(path: str | None) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be read: {error.strerror or error}", expected="a file with a JSON object"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is no JSON file", received=str(error)) from None
     if not isinstance(found, dict):
         raise FileError(f"{path} holds no JSON object", received=type(found).__name__)

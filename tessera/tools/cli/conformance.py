@@ -16,6 +16,7 @@ from conformance.foreign import ForeignEngine, make_foreign_engines
 from conformance.passes import list_pass_engines
 from conformance.report import FORMATS
 from conformance.run import Engine, find_checked_engines, list_engines, rank_missing_ops, run_case, select_cases
+from tessera.codegen.contract import get_backend
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
 
@@ -62,6 +63,8 @@ def _list_columns(options: argparse.Namespace) -> list[Engine]:
 
     With `--pass-by-pass` they are the passes on the way to each target.
     """
+    for target in options.target:
+        get_backend(target)  # here, where an unknown name is an error of the command line
     if options.pass_by_pass:
         return [*list_pass_engines(options.target)]
     foreign = make_foreign_engines(options.engine)
@@ -135,7 +138,7 @@ def _summary(outcomes: Sequence[Outcome], cases: int) -> str:
     if held := sum(bool(o.nans or o.infinities) for o in outcomes):
         note += f"; {held} with NaN or infinities, where the reference has or allows them"
     if unbounded := sum(bool(o.unbounded) for o in outcomes):
-        note += f"; {unbounded} with elements that have no finite bound"
+        note += f"; {unbounded} (*) with elements that have no finite bound"
     error = f"worst error of the passing runs: {worst:.0%} of its bound"
     return f"{cases} cases, {len(outcomes)} runs: {listed}; {error}{note}"
 

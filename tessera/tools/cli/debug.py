@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.core.device import INTERP
-from tessera.core.errors import FileError
+from tessera.core.errors import ArgumentError, FileError
 from tessera.frontend.jit.tracing import Jit
 from tessera.tools.cli.entry_points import EntryPoint, find_entry_point, make_inputs, prepare_program
 from tessera.tools.cli.scripts import run_script
@@ -18,6 +18,9 @@ from tessera.tools.debug import checked, session
 
 def main(options: argparse.Namespace) -> int:
     """Step through the program that the command line names; its error is shown there and gives exit status 2."""
+    if options.rest and not options.script:
+        raise ArgumentError("an entry point takes no arguments of a command line", expected="--script with them",
+                            received=" ".join(options.rest))  # fmt: skip
     with _sanitizing(options.checked), session(_script(options)):
         if options.script:
             run_script(options.entry, options.rest)

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.contract import get_backend
+from tessera.core.device import INTERP
 from tessera.core.errors import (
     UNKNOWN,
     ArgumentError,
@@ -357,6 +359,8 @@ def _resolve_file(path: Path) -> Path:
     if path.is_dir() and (path / "model.py").is_file():
         return path / "model.py"
     if path.is_file():
+        if b"\0" in path.read_bytes():
+            raise FileError(f"{path} is not Python: it is no text", expected="file.py")
         return path
     expected = "file.py, file.py:name, or a folder with a model.py"
     if (path / "manifest.json").is_file():
@@ -420,6 +424,8 @@ def prepare_program(
 ) -> PreparedProgram:  # fmt: skip
     """Prepare an entry with these arguments to run at any level; errors without a location get the entry's."""
     example = entry.example or Example(lambda rng: ())
+    if target != INTERP:
+        get_backend(target)  # an unknown one is an error of the command line, not of the entry
     try:
         launch = example.grid, example.group
         return prepare(entry.function, arguments, target, *launch, tune, options, lower, dynamic, variant)

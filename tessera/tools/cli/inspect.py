@@ -49,6 +49,9 @@ class IrHighlighter(RegexHighlighter):
     ]
 
 
+MAX_LINES = 20_000  # of a text on a page
+
+
 THEME = Theme({"ir.op": "bold cyan", "ir.value": "green", "ir.type": "magenta", "ir.comment": "dim"})
 
 
@@ -86,19 +89,22 @@ def main(options: argparse.Namespace) -> int:
 
 def _check_page_options(options: argparse.Namespace) -> None:
     if not options.html:
+        for name, given in (("--no-values", options.no_values), ("--max-lines", options.max_lines is not None)):
+            if given:
+                raise ArgumentError(f"{name} is for a page", expected="--html FILE with it")
         return
     check_writable(options.html)
     for name, given in (("--level", options.level), ("--pass-by-pass", options.pass_by_pass), ("--json", options.json),
                         ("--plain", options.plain)):  # fmt: skip
         if given:
             raise ArgumentError(f"--html is written without {name}", suggestion="the page has all levels and passes")
-    if options.max_lines < 1:
+    if options.max_lines is not None and options.max_lines < 1:
         raise ArgumentError("--max-lines is no number of lines", expected="at least 1", received=options.max_lines)
 
 
 def _write_page(program: PreparedProgram, target: str, arch: Mapping[str, Any], options: argparse.Namespace) -> int:
     """Write the page, and print its size and the limits that it reached."""
-    page = make_page(program, target, arch, options.max_lines, values=not options.no_values)
+    page = make_page(program, target, arch, options.max_lines or MAX_LINES, values=not options.no_values)
     text = page.html.encode()
     write_file(options.html, lambda handle: handle.write(text))
     print(f"{options.html}: {len(text):,} bytes")

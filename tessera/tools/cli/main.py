@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 # Each command has its own module, imported only when it runs: `--help` stays fast.
 COMMANDS = {
@@ -36,9 +38,29 @@ LEVELS = ("graph", "schedule", "tile", "target")
 ARCH_HELP = "the architecture, for a target that has several: sm_80, sm_90a (ptx), wse2, wse3 (csl)"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with an error; one about a choice names the nearest."""
+        found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        choices = re.findall(r"[\w.-]+", found[2]) if found else []
+        super().error(message + suggest_name(found[1] if found else "", choices))
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: "; did you mean run?", or nothing where none is near.
+
+    >>> suggest_name("runn", ["run", "build"]), suggest_name("x", ["run"])
+    ('; did you mean run?', '')
+    """
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the whole command line."""
-    top = argparse.ArgumentParser(prog="tessera", description="Tile programs at every level of their compilation.")
+    top = _Parser(prog="tessera", description="Tile programs at every level of their compilation.")
     top.add_argument("--traceback", action="store_true", help="show Python's traceback of an error")
     top.add_argument("--version", action=_Version, help="print the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -64,7 +86,7 @@ class _Version(argparse.Action):
 def _entry(command: argparse.ArgumentParser, also: str = "") -> None:
     command.add_argument("entry", help="file.py or file.py:name, or model.onnx" + also)
     command.add_argument(
-        "--size", action="append", default=[], metavar="NAME=N", help="the size of a model's open axis"
+        "--size", action="append", default=[], metavar="NAME=N", help="the size of an open axis, of a model or artifact"
     )
     command.add_argument("--seed", type=_seed, default=0, help="seed of the example's inputs (default 0)")
 
@@ -99,7 +121,7 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--as-target", metavar="TARGET", help="interpret kernels (Tile level) with a target's numbers")
     command.add_argument("--lint", action="store_true", help="as --debug, with advice on banks, coalescing and masks")
     command.add_argument("--report", action="store_true", help="count what kernels do: operations, bytes, conflicts")
-    command.add_argument("--gpu", default="H100", help="the GPU that --report models (default H100)")
+    command.add_argument("--gpu", help="the GPU that --report models (default H100)")
     command.add_argument("--timeline", metavar="T.json", help="as --report, and write the ops as they ran (Perfetto)")
     command.add_argument(
         "--picture",
@@ -184,9 +206,7 @@ def _inspect(command: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", help="write a page with all levels and passes, their values and their timeline"
     )
     command.add_argument("--no-values", action="store_true", help="of --html: do not run the program")
-    command.add_argument(
-        "--max-lines", type=int, default=20_000, metavar="N", help="of --html: lines of a text (default 20,000)"
-    )
+    command.add_argument("--max-lines", type=int, metavar="N", help="of --html: lines of a text (default 20,000)")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
 
 
@@ -211,8 +231,8 @@ def _profile(command: argparse.ArgumentParser) -> None:
 def _tune(command: argparse.ArgumentParser) -> None:
     _entry(command)
     command.add_argument("--target", default="llvm", help="the target to tune for (default llvm)")
-    command.add_argument("--keep", type=_count, default=8, metavar="N", help="schedules to measure (default 8)")
-    command.add_argument("--samples", type=_count, default=5, metavar="N", help="least samples of each (default 5)")
+    command.add_argument("--keep", type=_count, metavar="N", help="schedules to measure (default 8)")
+    command.add_argument("--samples", type=_count, metavar="N", help="least samples of each (default 5)")
     command.add_argument("--no-measure", dest="measure", action="store_false", help="take the model's first")
     command.add_argument("--cache", metavar="X.json", help="the file of results (default: the user's own)")
     command.add_argument("--input", action="append", default=[], metavar="X.npy", help="an input, in order")
@@ -370,11 +390,24 @@ ARGUMENTS = {
 }
 
 
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; arguments that its command does not take are errors of that command."""
+    top = parser()
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        completion = importlib.import_module("tessera.tools.cli.completion")
+        command = completion.find_commands(top)[options.command]
+        named = next((u.partition("=")[0] for u in unknown if u.startswith("-")), "")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}"
+                      f"{suggest_name(named, completion.list_options(command))}")  # fmt: skip
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0 success, 1 a failed check, 2 an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without "…" prints "?" instead of an error
-    options = parser().parse_args(arguments)
+    options = _parse(arguments)
     from tessera.core.errors import TRACEBACK_VARIABLE, TesseraError
 
     if options.traceback:

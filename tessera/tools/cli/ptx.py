@@ -49,8 +49,11 @@ def main(options: argparse.Namespace) -> int:
 def _text(path: str) -> str:
     try:
         return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read as PTX: {error}", expected="a PTX text file") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(f"{path} cannot be read: {reason}", expected="a PTX text file") from None
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not text", expected="a PTX text file") from None
 
 
 def _output(pair: str, many: int) -> tuple[int, str]:

@@ -21,13 +21,15 @@ from tessera.core.device import INTERP, default_device, device, find_generator_n
 from tessera.core.errors import ArgumentError, UnsupportedOpError
 from tessera.core.io import check_writable, read_array, write_array
 from tessera.core.progress import operation
+from tessera.core.shapes import bind_shapes
+from tessera.core.symbolic_dim import Size, evaluate_shape
 from tessera.core.types import TensorType, as_dtype
 from tessera.interp.bound import BoundAgreement, BoundSample, compare_with_bound, describe_non_finite
 from tessera.ir.analysis import find_index_inputs
 from tessera.ir.parser import parse_module
 from tessera.runtime.bundle_files import is_bundle_path
 from tessera.runtime.bundles import load_bundle
-from tessera.runtime.loading import LoadedArtifact, load
+from tessera.runtime.loading import LoadedArtifact, get_parameter_shape, load
 from tessera.runtime.program import ExecutableProgram, PreparedProgram
 from tessera.tools.cli.entry_points import (
     EntryPoint,
@@ -35,10 +37,12 @@ from tessera.tools.cli.entry_points import (
     find_entry_point,
     is_program,
     make_inputs,
+    parse_sizes,
     prepare_program,
 )
 from tessera.tools.cli.scripts import run_script
 from tessera.tools.debug import as_target, checked, kernel_trace
+from tessera.tools.debug.kernel_tracing import check_picture
 
 LONG_CALL = 5.0  # seconds: a call this long is not repeated to get a warm one
 CHECK_SHARE, CHECK_SECONDS = 2.0, 1.0  # a check takes about this many times the run, or this many seconds
@@ -58,6 +62,8 @@ def main(options: argparse.Namespace) -> int:
         return _run_bundle(options)
     if is_program(options.entry):
         return _run_program(options)
+    if options.full_check and not options.check:
+        raise ArgumentError("--full-check and --no-check exclude each other", suggestion="leave one of them out")
     way = _interpretation_of(options)
     entry = find_entry_point(options.entry, options.size)
     arguments = make_inputs(entry, options.seed, options.input)
@@ -80,7 +86,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _run_program(options: argparse.Namespace) -> int:
     """Run a file that defines no entry point but has a main part; `--target` is then the default device."""
-    if options.level or _interpretation_of(options) is not None:
+    if options.level or options.size or _interpretation_of(options) is not None:
         raise ArgumentError(
             f"{options.entry} is a program without an entry point: it runs as Python runs it",
             expected="tessera run FILE.py [--target T]",
@@ -153,7 +159,7 @@ def _loaded(options: argparse.Namespace) -> LoadedArtifact:
 
 
 def _refuse_options(options: argparse.Namespace) -> None:
-    for name in (*INTERPRETED, "level", "target", "arch", "full_check"):
+    for name in (*INTERPRETED, "gpu", "level", "target", "arch", "full_check"):
         if getattr(options, name):
             raise ArgumentError(
                 f"an artifact runs its own code for its own target, without --{name.replace('_', '-')}",
@@ -164,6 +170,9 @@ def _refuse_options(options: argparse.Namespace) -> None:
 def _interpretation_of(options: argparse.Namespace) -> InterpretationRun | None:
     """The special interpretation mode that the options choose, if any."""
     asked = [name for name in INTERPRETED if getattr(options, name)]
+    if options.gpu and not {"report", "timeline"} & set(asked):
+        raise ArgumentError("--gpu is the GPU that a report models", expected="--report or --timeline with it",
+                            received=f"--gpu {options.gpu}")  # fmt: skip
     if asked == ["picture"] and options.target not in (None, INTERP):  # of the target's own
         return None
     ways = {INTERPRETATIONS[name] for name in asked}
@@ -207,7 +216,9 @@ def _run_with_target_numerics(
 
 def _run_traced(entry: EntryPoint, program: PreparedProgram, arguments: Any, options: argparse.Namespace) -> int:
     """Interpret the Tile level and report on each kernel; draw it where a file is named."""
-    with kernel_trace(gpu=options.gpu) as trace:
+    if options.picture:
+        check_picture(Path(options.picture))
+    with kernel_trace(**({"gpu": options.gpu} if options.gpu else {})) as trace:
         results = program.run("tile")
     print(trace)
     if options.timeline:
@@ -449,7 +460,9 @@ def _run_artifact(artifact: LoadedArtifact, options: argparse.Namespace) -> int:
     generator = np.random.default_rng(options.seed)
     arrays = [read_array(f, p["dtype"]) for f, p in zip(options.input, parameters, strict=False)]
     selecting = set() if options.input else _find_index_inputs(artifact)
-    arrays += [_make_input(generator, p, p["name"] in selecting) for p in parameters[len(arrays) :]]
+    shapes = _choose_shapes(artifact, options)
+    missing = list(zip(parameters, shapes, strict=True))[len(arrays) :]
+    arrays += [_make_input(generator, p, shape, p["name"] in selecting) for p, shape in missing]
     run = _call_artifact(artifact, arrays, options.repeat)
     table = Table(Column(), Column(overflow="fold"), show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("artifact", f"[bold]{artifact.interface['entry']}[/] for {artifact.artifact.manifest['target']}")
@@ -507,9 +520,29 @@ def _find_index_inputs(artifact: LoadedArtifact) -> set[str]:
     return {parameters[n]["name"] for n in whole}
 
 
-def _make_input(generator: np.random.Generator, parameter: dict[str, Any], selects: bool) -> np.ndarray:
+def _choose_shapes(artifact: LoadedArtifact, options: argparse.Namespace) -> list[tuple[Size, ...]]:
+    """The shapes of an artifact's inputs: the example's, with the sizes that `--size` names."""
+    patterns = [get_parameter_shape(p) for p in artifact.parameters]
+    sizes: dict[str, Any] = {}
+    bind_shapes([(p, tuple(q["shape"])) for p, q in zip(patterns, artifact.parameters, strict=True)], sizes)
+    given = parse_sizes(options.size)
+    if unknown := [name for name in given if name not in sizes]:
+        raise ArgumentError(
+            f"the artifact has no open size {unknown[0]}", expected=", ".join(sizes) or "none: its sizes are fixed",
+            received=f"--size {unknown[0]}={given[unknown[0]]}",
+            suggestion=None if sizes else "build it with --dynamic",
+        )  # fmt: skip
+    if given and options.input:
+        raise ArgumentError("--size is for inputs that the command makes", received="--size and --input",
+                            suggestion="leave one of them out")  # fmt: skip
+    return [evaluate_shape(p, sizes | given) for p in patterns]
+
+
+def _make_input(
+    generator: np.random.Generator, parameter: dict[str, Any], shape: tuple[Any, ...], selects: bool
+) -> np.ndarray:
     """Random elements; of an input that selects elements zeros, which compiled kernels need not check."""
-    dtype, shape = as_dtype(parameter["dtype"]), tuple(parameter["shape"])
+    dtype = as_dtype(parameter["dtype"])
     if selects:
         return np.zeros(shape, dtype.numpy)
     values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)

@@ -17,7 +17,10 @@ def main(options: argparse.Namespace) -> int:
     models = name_models(options.path)
     for name, path in models.items():
         if not path.exists():
-            raise FileError(f"there is no model {name}", expected=str(path))
+            raise FileError(
+                f"there is no file or folder {path}", expected="an artifact, a bundle, a GGUF file, or a folder of "
+                "safetensors", suggestion=None if name == path.name else f"{name} is the name it would be served by",
+            )  # fmt: skip
     keys = read_api_keys(options.api_key_file) if options.api_key_file else ()
     if KEY_VARIABLE in os.environ:
         if not os.environ[KEY_VARIABLE]:

@@ -171,11 +171,35 @@ def command(names: str, usage: str, text: str) -> Callable[[Command], Command]:
     """Register a command: its names, usage and help."""
 
     def add(function: Command) -> Command:
-        COMMANDS.update(dict.fromkeys(names.split(), function))
+        known = function if usage else _refuse_arguments(names.split()[0], function)
+        COMMANDS.update(dict.fromkeys(names.split(), known))
         HELP.append((f"{names.replace(' ', ', ')}{' ' if usage else ''}{usage}", text))
         return function
 
     return add
+
+
+def _refuse_arguments(name: str, function: Command) -> Command:
+    """A command that takes nothing: an argument is an error, and not left unread."""
+
+    def run(console: Console, rest: str) -> Goal | None:
+        if rest:
+            raise ArgumentError(f"`{name}` takes nothing", received=rest,
+                                suggestion="`op N` runs N ops" if name in ("step", "next") else None)  # fmt: skip
+        return function(console, rest)
+
+    return run
+
+
+def _parse_count(text: str) -> int:
+    """The number of a command, 1 where there is none.
+
+    Raises:
+        ArgumentError: it is no whole number from 1 on.
+    """
+    if text and not (text.isdecimal() and int(text)):
+        raise ArgumentError("this is no number of ops", expected="a whole number from 1 on", received=text)
+    return int(text or 1)
 
 
 def find_command(name: str) -> Command:
@@ -224,7 +248,7 @@ def _(console: Console, rest: str) -> Goal:
 
 @command("op o", "[N]", "run one op, or N")
 def _(console: Console, rest: str) -> Goal:
-    return breakpoints.until_ops_run(console.step, int(rest or 1))
+    return breakpoints.until_ops_run(console.step, _parse_count(rest))
 
 
 @command("return r", "", "run until this function has returned")
@@ -249,7 +273,7 @@ REVERSE_GOALS = {
 def _(console: Console, rest: str) -> None:
     kind, _, count = rest.partition(" ")
     if kind == "op":
-        goal = breakpoints.until_ops_run(console.step, int(count or 1))
+        goal = breakpoints.until_ops_run(console.step, _parse_count(count))
     elif (kind or "line") in REVERSE_GOALS:
         goal = REVERSE_GOALS[kind or "line"](console.step)
     else:
@@ -318,7 +342,8 @@ def _(console: Console, rest: str) -> None:
     held = next((seen for name, _, seen in named_values(console.line) if name == rest), None)
     if held is None:
         raise ArgumentError(
-            f"`{rest}` is no variable here", expected=", ".join(n for n, _, _ in named_values(console.line))
+            f"`{rest}` is no variable here" if rest else "a variable is missing",
+            expected=", ".join(n for n, _, _ in named_values(console.line)),
         )
     if np.isfinite(np.asarray(console.evaluate(rest), np.float64)).all():
         console.write(f"{rest} is finite")
@@ -435,7 +460,8 @@ def _(console: Console, rest: str) -> None:
     )
     room = (*started.grid, started.group) if started.group > 1 else started.grid
     if len(wanted) != len(room) or any(i >= n for i, n in zip(wanted, room, strict=True)):
-        raise ArgumentError(f"there is no program `{rest}`", expected=f"numbers below {room}")
+        raise ArgumentError(f"there is no program `{rest}`" if rest else "a program is missing",
+                            expected=f"numbers below {room}, or any")  # fmt: skip
     console.stepper.focus = wanted
     if console.step.place(wanted) is not None:
         console.stepper.instance = wanted

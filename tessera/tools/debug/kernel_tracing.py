@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, DeviceUnavailable
+from tessera.core.errors import ArgumentError, DeviceUnavailable, user_location
 from tessera.core.io import write_text
 from tessera.core.types import GLOBAL, REGISTER, SHARED
 from tessera.interp.observers import OBSERVERS
@@ -67,6 +67,7 @@ def draw_access_picture(path: Path, launches: Sequence[LaunchCounts], tensor: st
     Raises:
         DeviceUnavailable: matplotlib is not installed. ArgumentError: no tensor of this name was touched.
     """
+    check_picture(path)
     groups = _group_by_tensor(launches, tensor)
     if not groups:
         names = sorted({t.tensor for c in launches for t in c.touched})
@@ -79,6 +80,18 @@ def draw_access_picture(path: Path, launches: Sequence[LaunchCounts], tensor: st
         "a colour for each program, of those that touch a place the first; a number for the turn", fontsize=8
     )
     figure.savefig(path)
+    return path
+
+
+def check_picture(path: Path) -> Path:
+    """The path of a picture, before the run that it shows.
+
+    Raises:
+        DeviceUnavailable: matplotlib is not installed. ArgumentError: the name has no ending of a picture.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise ArgumentError(f"the ending of {path} names no picture", location=user_location(), expected="*.png, *.svg")
+    _figures()
     return path
 
 

@@ -151,7 +151,8 @@ def show_bound(console: Console, name: str) -> IntervalArray:
     line = console.line
     names = [n for n, _, _ in named_values(line)]
     if name not in names:
-        raise UnknownNameError(f"`{name}` is no variable here", expected=", ".join(names) or "a variable of the kernel")
+        problem = f"`{name}` is no variable here" if name else "a variable is missing"
+        raise UnknownNameError(problem, expected=", ".join(names) or "a variable of the kernel")
     if line.launch.is_graph:
         return _show_graph_bound(console, line, names.index(name))
     started, arrays = console.stepper.history.began[id(line.launch)]

@@ -197,7 +197,11 @@ class Stepper:
     def _last(self) -> str:
         if self.error is not None:
             return str(self.error)
-        missed = [f"\n{point}: the run never came to this line" for point in self.breakpoints if not point.reached]
+        missed = [
+            f"\n{point}: the run never came to this line after it was set"
+            for point in self.breakpoints
+            if not point.reached
+        ]
         return "the program has ended" + "".join(missed)
 
     def back(self, goal: Goal) -> str | None:

@@ -327,16 +327,9 @@ class ProfileReport:
             ArgumentError: the name has none of these endings.
             FileError: there can be no file at the path.
         """
-        text = str(path)
-        for ending, make in FORMATS.items():
-            if text.endswith(ending):
-                write_text(path, make(self))
-                return Path(path)
-        raise ArgumentError(
-            f"the ending of {text} names no format",
-            location=user_location(),
-            expected=", ".join(f"*{e}" for e in FORMATS),
-        )
+        make = find_format(path)
+        write_text(path, make(self))
+        return Path(path)
 
 
 FORMATS: dict[str, Callable[[ProfileReport], str]] = {
@@ -346,6 +339,21 @@ FORMATS: dict[str, Callable[[ProfileReport], str]] = {
     ".json": lambda r: json.dumps(r.as_json(), indent=1),
     ".txt": str,
 }
+
+
+def find_format(path: str | Path) -> Callable[[ProfileReport], str]:
+    """What makes the text of a report for a file, by the file's ending.
+
+    Raises:
+        ArgumentError: the name has none of the endings.
+    """
+    for ending, make in FORMATS.items():
+        if str(path).endswith(ending):
+            return make
+    raise ArgumentError(
+        f"the ending of {path} names no format", location=user_location(),
+        expected=", ".join(f"*{e}" for e in FORMATS),
+    )  # fmt: skip
 
 
 def find_gpu_name(target: str) -> str:

@@ -290,6 +290,30 @@ def test_errors(function, kind, caret, message, advice):
     assert caret is None or underlined(text) == caret
 
 
+def copy_half(x, y):
+    first = tile.program_id(0) * 4
+    tile.store(y[first : first + 8], tile.load(x[first : first + 4]))
+
+
+def copy_rows(x, y):
+    tile.store(y[0:4], tile.reshape(tile.load(x[0:4]), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "y", "message", "advice"),
+    [
+        (copy_half, np.ones(8, "f4"), np.ones(8, "f4"), "does not fit into y", "y[i : i + 4]"),
+        (copy_rows, np.ones(8, "f4"), np.ones(8, "f4"), "does not fit into y", "tile.reshape(block, (4,))"),
+        (copy_half, [1.0] * 8, np.ones(8, "f4"), "a list, which is a constant of the kernel", "np.asarray(...) of it"),
+        (copy_half, np.ones(8, "f4"), None, "this is None, which has no elements", "if x is not None"),
+    ],
+)
+def test_advice_on_memories(function, x, y, message, advice):
+    with pytest.raises(TesseraError) as caught:
+        kernel(function)[1](x, y)
+    assert message in str(caught.value) and advice in caught.value.suggestion
+
+
 def underlined(text):
     """What the caret line of an error marks."""
     _, line, carets, *_ = text.split("\n")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.core.errors import DTypeError, OutOfBoundsError, TraceError
+from tessera.core.errors import DTypeError, OutOfBoundsError, ShapeError, TraceError
 from tessera.ir.rules import REGISTRY
 from tessera.ops.api import methods
 
@@ -152,3 +152,11 @@ def test_expand_takes_sizes_as_well():
     x = ts.ones((3, 1))
     assert x.expand(3, 4).shape == x.expand((3, 4)).shape == x.expand(-1, 4).shape == (3, 4)
     assert x.expand(2, 3, 4).shape == (2, 3, 4)
+
+
+def test_the_truth_of_many_elements():
+    x = ts.Tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert 3.0 in x and 5 not in x and bool(ts.Tensor([1.0]))
+    with pytest.raises(ShapeError, match="a tensor of 4 elements is not one truth value") as error:
+        bool(x)
+    assert error.value.suggestion == "write x.any() or x.all()"

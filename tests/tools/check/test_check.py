@@ -308,3 +308,34 @@ def test_unknown_containers_are_unpacked():
 
     (finding,) = ts.check(body).findings  # the result alone is wrong
     assert "does not return what it says" in finding.message
+
+
+def halves(x: ts.Tensor["B", 8]):
+    return ts.split(x, 2)[0] + x.reshape(2, -1, 8)[1]
+
+
+@ts.require("B % 4 == 0")
+def quarters(x: ts.Tensor["B", 8]):
+    return x.reshape(x.shape[0] // 4, 4, 8).sum(1) + x[::4]
+
+
+def stated_inside(x: ts.Tensor["B", 8]):
+    ts.require("B % 6 == 0 and B >= 12")
+    return ts.topk(x, 12, axis=0)[0].sum() + x.reshape(x.shape[0] // 6, 48).sum()
+
+
+@ts.require("B % 4 == 0")
+def two_parts(x: ts.Tensor["B", 8]):
+    return x.reshape(-1, 4, 8).sum(1) + x.reshape(-1, 2, 8).sum(1)
+
+
+@pytest.mark.parametrize("function", [halves, quarters, stated_inside])
+def test_constraints_on_sizes_are_known(function):
+    """Also those that an op makes by dividing: the function is right for sizes that are multiples."""
+    report = ts.check(function)
+    assert report.ok and "remainder" not in str(report)
+
+
+def test_quotients_that_differ():
+    report = ts.check(two_parts)
+    assert not report.ok and "Cannot broadcast B/4 with B/2 in dimension 0." in str(report)

@@ -141,11 +141,14 @@ def test_a_stepped_run_gives_the_same_bits(rng):
 
 
 def test_what_is_typed_wrongly():
-    lines = session("break 1; break x; p nothing; p; delete 7; focus 9; up; op x; c", rows[(4,)], *ramp(16))
+    lines = session(
+        "break 1; break x; p nothing; p; delete 7; focus 9; up; op x; step 3; bound; c", rows[(4,)], *ramp(16)
+    )
     assert "expected: x, out" in after(lines, "p nothing")[1] and "an expression is missing" in after(lines, "p")[0]
-    assert "breakpoint 1: line 1: the run never came to this line" in lines[-1]
+    assert "breakpoint 1: line 1: the run never came to this line after it was set" in lines[-1]
     assert "is not a breakpoint" in after(lines, "break x")[0] and "NameError" in after(lines, "p nothing")[0]
-    assert "numbers below (4,)" in "".join(after(lines, "focus 9")) and "ValueError" in after(lines, "op x")[0]
+    assert "numbers below (4,)" in "".join(after(lines, "focus 9")) and "no number of ops" in after(lines, "op x")[0]
+    assert "`step` takes nothing" in after(lines, "step 3")[0] and "a variable is missing" in after(lines, "bound")[0]
 
 
 @ts.kernel

@@ -11,7 +11,7 @@ from tessera.codegen.llvm.passes.bufferisation import BufferisationPlan
 from tessera.codegen.llvm.text.builder import LlvmBuilder
 from tessera.codegen.llvm.text.memory import ScratchAllocator, StridedMemRef
 from tessera.core.errors import Location, TesseraError
-from tessera.core.symbolic_dim import Dim, Size
+from tessera.core.symbolic_dim import Coefficient, Dim, Size
 from tessera.ir.analysis import IntervalAnalysis
 from tessera.ir.core import Function, Node, Value
 
@@ -61,12 +61,12 @@ class LlvmSizeRegisters:
             self._names[size] = total
         return self._names[size]
 
-    def _multiply(self, monomial: tuple, count: int) -> str:
-        product = str(count)
+    def _multiply(self, monomial: tuple, count: Coefficient) -> str:
+        product = str(count.numerator)
         for atom in monomial:
             factor = name_size_parameter(atom) if isinstance(atom, str) else self._divide(*atom)
             product = factor if product == "1" else self._add("mul", product, factor)
-        return product
+        return product if count.denominator == 1 else self._add("sdiv", product, str(count.denominator))
 
     def _divide(self, sign: str, left: Size, right: Size) -> str:
         """A floor quotient or its remainder."""

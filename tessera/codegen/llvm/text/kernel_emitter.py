@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.coverage import make_refusal_error
-from tessera.codegen.host_plan import build_host_plan, find_aliased_parameters
+from tessera.codegen.host_plan import find_aliased_parameters
+from tessera.codegen.initialised_outputs import plan_launches
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
-from tessera.codegen.llvm.passes.initialised_outputs import find_read_parameters
 from tessera.codegen.llvm.table import (
     REFUSED,
     inline_instructions,  # noqa: F401  (its rows fill the tables)
@@ -427,18 +427,11 @@ def emit_module(module: Module, options: LlvmOptions) -> LlvmModuleText:
     return LlvmModuleText(
         text,
         {
-            **_describe_host_plan(module, scratch),
+            **plan_launches(module, scratch),
             "reports": library.sites,
             **({"meeting": cooperative} if cooperative else {}),
         },
     )
-
-
-def _describe_host_plan(module: Module, scratch: dict[str, int]) -> dict[str, Any]:
-    """The host plan; outputs of which kernels read only what launches before have written need no zeros."""
-    plan = build_host_plan(module, scratch)
-    touched = any(plan["params"][i]["role"] == "output" for i in plan["read"])
-    return {**plan, "read": find_read_parameters(module, plan)} if touched else plan
 
 
 def _emit_functions(

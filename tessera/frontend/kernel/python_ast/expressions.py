@@ -26,7 +26,7 @@ from tessera.frontend.kernel.tile_api.assertions import TracedString, format_tra
 from tessera.frontend.kernel.tile_api.ids import TileRange
 from tessera.frontend.kernel.tile_api.matrix import matrix_product
 from tessera.frontend.kernel.tile_api.memory import alloc_register
-from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced
+from tessera.frontend.kernel.trace import TraceState, current_trace, is_number, is_traced, value_sizes
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Node
 from tessera.ir.tensor import Tensor
@@ -343,8 +343,14 @@ def get_item(base: Any, index: Any) -> Any:
         return index_buffers(base, index)
     if isinstance(base, (list, tuple, str)) and isinstance(index, slice) and any(map(is_traced, _load_bounds(index))):
         raise UnsupportedSyntaxError(
-            f"a {type(base).__name__} is cut at a place known only at run time", received=repr(base)[:60],
-            suggestion="pass an array: np.asarray(...)",
+            f"a {type(base).__name__}, which is a constant of the kernel, is cut at a place known only at run time",
+            expected="memory: a tensor or a NumPy array", received=repr(base)[:60],
+            suggestion="pass the kernel np.asarray(...) of it",
+        )  # fmt: skip
+    if base is None:
+        raise ArgumentError(
+            "this is None, which has no elements", expected="memory: a tensor or a NumPy array",
+            suggestion="pass an array; where it may be left out, ask first: if x is not None",
         )  # fmt: skip
     held = load_if_memref(base)
     if selects_elements(held, index):
@@ -398,6 +404,7 @@ def _(frame: KernelFrame, node: ast.BinOp) -> Any:
     left, right = evaluate_operand(frame, node.left), evaluate_operand(frame, node.right)
     if is_traced(left) or is_traced(right):
         _refuse_sequence_operand("combine", (left, node.left), (right, node.right))
+    left, right = value_sizes(left, right, isinstance(node.op, ast.Div))
     try:
         found = OPERATORS[type(node.op)](left, right)
     except ShapeError:

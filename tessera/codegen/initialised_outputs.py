@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.contract import static_shape
-from tessera.codegen.host_plan import find_touched_parameters
+from tessera.codegen.host_plan import build_host_plan, find_touched_parameters
 from tessera.ir.core import Function, Module, Node, Value
 from tessera.ops.dialects import host, tile
 from tessera.ops.tensor import basic
@@ -22,7 +22,14 @@ from tessera.ops.tensor import basic
 MAX_PROGRAMS = 1 << 18  # of a launch whose starts are computed
 
 
-def find_read_parameters(module: Module, plan: Mapping[str, Any]) -> list[int]:
+def plan_launches(module: Module, scratch: Mapping[str, int]) -> dict[str, Any]:
+    """The host plan (`build_host_plan`), whose `read` leaves out the outputs that need no zeros."""
+    plan = build_host_plan(module, scratch)
+    touched = any(plan["params"][i]["role"] == "output" for i in plan["read"])
+    return {**plan, "read": _find_read_parameters(module, plan)} if touched else plan
+
+
+def _find_read_parameters(module: Module, plan: Mapping[str, Any]) -> list[int]:
     """The parameters of a plan that are read, without the outputs that launches before have written as a whole."""
     params = module.main.params
     outputs = {i for i in plan["read"] if plan["params"][i]["role"] == "output"}
