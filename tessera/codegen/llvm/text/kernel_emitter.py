@@ -28,6 +28,7 @@ from tessera.codegen.llvm.table import (
     narrow_integers,  # noqa: F401
     reductions,  # noqa: F401
     scalar_functions,
+    stores,  # noqa: F401
 )
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
