@@ -202,6 +202,7 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
+COLUMN_PADDING = 1.1  # of the results along memory of reductions, beyond which tiles pad them least
 PACKED_PADDING = 1.1  # of the columns of a packed product, beyond which tiles pad them least
 SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to divide them among threads
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
@@ -327,7 +328,10 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     along = wider * (plan.result_lanes or plan.lanes)
     if lanes and tiling.is_static(lanes[-1]):
         along = plan.fit_lanes(tiling.extents[lanes[-1]], along)
-    left = tiling.fill(reversed(lanes), along)
+    if plan.power_of_two_tiles:
+        left = tiling.fill(reversed(lanes), along)
+    else:  # a program computes whole blocks: its registers end near the axis
+        left = tiling.fill(reversed(lanes), along, most_padding=COLUMN_PADDING)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
     if len(rows) > 1 and plan.own_row:  # sums of short sums: such a kernel waits for memory, and small programs less
