@@ -205,9 +205,9 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
 COLUMN_PADDING = 1.1  # of the results along memory of reductions, beyond which tiles pad them least
 PACKED_PADDING = 1.1  # of the columns of a packed product, beyond which tiles pad them least
 SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to divide them among threads
-# Blocks of a product grow to so many rows while they and their results have at most so many elements, and so many
+# Blocks of a product grow to so many rows while they and their results have at most so many bytes, and so many
 # programs are left for each that is wanted.
-MAX_BLOCK_ROWS, MAX_BLOCK_ELEMENTS, BLOCKS_OF_A_PROGRAM = 1024, 1 << 17, 4
+MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -225,7 +225,7 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
-        _heighten_blocks(tiling, m, n, k)
+        _heighten_blocks(tiling, node, m, n)
         if math.prod(tiling.extents) >= SMALL_PRODUCT:
             _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
@@ -233,14 +233,18 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
         _pad_rows(tiling, node, m, n)
 
 
-def _heighten_blocks(tiling: TileSizeSearch, m: Sequence[int], n: Sequence[int], k: int) -> None:
+def _heighten_blocks(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
     """More rows for blocks of a product of which there are many, while a cache holds the rows and their results: each
-    program packs its columns of the right operand again."""
-    before = list(tiling.tile)
+    program packs its columns of the right operand again. Not where the rows are packed, too: they lie across memory."""
+    k, before = product.attrs["dim"], list(tiling.tile)
+    load = next((x for x in tiling.block.nodes if x.op is schedule.load and x.out is product.args[0]), None)
+    if load is None or k not in find_unit_stride_dims(tiling.forms.indices(load)[-1]):
+        return
     columns, least = math.prod(tiling.tile[d] for d in n), math.prod(tiling.tile[d] for d in m)
+    held = max(tiling.tile[k], columns) * get_tensor_type(product.args[0]).dtype.bits // 8
     rows = MAX_BLOCK_ROWS
     while rows > least:
-        if rows * max(tiling.tile[k], columns) <= MAX_BLOCK_ELEMENTS:
+        if rows * held <= MAX_BLOCK_BYTES:
             for d in m:
                 tiling.tile[d] = 1
             tiling.fill(reversed(m), rows, 1, 0.0)

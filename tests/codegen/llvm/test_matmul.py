@@ -1,8 +1,8 @@
 """Matrix products of many shapes and types, alone and accumulated in a loop."""
 
-import ml_dtypes
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tilekernels import Kernel, agree
