@@ -51,11 +51,11 @@ class PlanParameter:
         self.shape, self.dtype = tuple(data["shape"]), as_dtype(data["dtype"])
         self._numpy = self.dtype.numpy
         self.output, self.scalar = data["role"] == "output", data["role"] == "scalar"
-        self._bytes = math.prod(self.shape) * self._numpy.itemsize
+        self.bytes = math.prod(self.shape) * self._numpy.itemsize
 
     def allocate(self, zeroed: bool = False) -> np.ndarray:
         """A new array; `zeroed` for one that a kernel reads before it writes, as atomics do."""
-        made = make_array(self.shape, self._numpy, self._bytes)
+        made = make_array(self.shape, self._numpy, self.bytes)
         if zeroed:
             made.fill(0)
         return made

@@ -362,7 +362,7 @@ def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str
         made = tuple(np.broadcast_to(a, t.shape) for a, t in zip(made, results, strict=True))  # type: ignore[arg-type]
     else:
         made = op.execute(types, results, attrs, arrays)
-    found = [_make_tensor(a, t) for a, t in zip(made, results, strict=True)]
+    found = [wrap_array(a, t) for a, t in zip(made, results, strict=True)]
     for observe in RESULT_OBSERVERS:
         observe(op, operands, found)
     return found
@@ -389,26 +389,24 @@ def place_in_pool(array: np.ndarray) -> np.ndarray:
     return array if owner is None else owner(array)
 
 
-_new = object.__new__
+_new, _get_pool = object.__new__, POOL_PLACEMENT.get
 
 
-def _make_tensor(array: Any, type: Any) -> Tensor:
+def wrap_array(array: Any, type: Any) -> Tensor:
+    """A tensor of these elements with a type that matches them."""
     out = _new(Tensor)  # `Tensor(...)` would look at what is known already
     if array.__class__ is not DeviceArray:
-        array = place_in_pool(array if array.__class__ is np.ndarray else np.asarray(array))
+        array = array if array.__class__ is np.ndarray else np.asarray(array)
+        owner = _get_pool()
+        array = array if owner is None else owner(array)
     out.data = array
     out.type = type
     out.grad, out.requires_grad = None, False
     return out
 
 
-def wrap_array(array: Any, type: TensorType) -> Tensor:
-    """A tensor of these elements with a type that matches them."""
-    return _make_tensor(array, type)
-
-
 def _unpickle_tensor(array: np.ndarray, type: TensorType, requires_grad: bool) -> Tensor:
-    out = _make_tensor(array, type)
+    out = wrap_array(array, type)
     out.requires_grad = requires_grad
     return out
 

@@ -173,10 +173,9 @@ def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
 
 
 def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
-    """Sums of values between zeros as sums over windows, where threads read each element by itself."""
-    if plan.parallel is None:
-        return module
-    return module.replace(gather_window_sums(module.main), *module.functions[1:])
+    """Sums of values between zeros as sums over windows: of any, where threads read each element by itself, else of
+    windows that do not overlap."""
+    return module.replace(gather_window_sums(module.main, plan.parallel is not None), *module.functions[1:])
 
 
 def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:

@@ -160,9 +160,14 @@ def apply_graph_extensions(function: Function) -> Function:
     return module.main
 
 
+_HOST_CLASSES = {np.ndarray}
+
+
 def _copy_to_host(arrays: Sequence[Any]) -> Sequence[Any]:
     """The arrays, with those of a device copied to the host."""
     classes = set(map(type, arrays))
+    if classes == _HOST_CLASSES:
+        return arrays
     if DeviceArray in classes or not READERS.keys().isdisjoint(classes):
         return [_copy_one_to_host(a) for a in arrays]
     return arrays

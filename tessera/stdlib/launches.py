@@ -255,6 +255,8 @@ def _replace_last(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
 MAX_PAIRED = 32
 MAX_CHOSEN = 0.5  # of a row: a sort costs little more than to choose so many elements and sort them
 MAX_WALKED = 1 << 16  # elements of a row, for each row, that one program of many walks digit by digit
+MAX_ROUND_ROW = 2048  # elements of a row from which on a program finds a bound of the first few (measured)
+MAX_ROUND_WORK = 1 << 15  # elements that all rounds of a minimum read of a longer row, in the time of that
 WIDE_CHUNK = 2048  # elements that such a program counts at once
 
 
@@ -280,7 +282,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None
     axis, descending = source.attrs["axis"], source.attrs["descending"]
     first, count = _get_places(node, axis)
-    in_rounds = plan.parallel is not None and first == 0 and count <= row_sorting.MAX_SELECTED
+    size, few = int(get_shape(source.args[0])[axis]), first == 0 and count <= row_sorting.MAX_SELECTED
+    short = size < MAX_ROUND_ROW or count * size <= MAX_ROUND_WORK
+    in_rounds = few and (plan.parallel is not None or (short and _has_row_keys(source)))
     chunks = (WIDE_CHUNK, WIDE_CHUNK) if plan.parallel is not None else (row_selection.CHUNK, row_selection.PACKED)
 
     def select(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from tessera.core.symbolic_dim import ceil_divide
-from tessera.core.types import DType
+from tessera.core.types import DType, f32
 from tessera.frontend.kernel import kernel
 from tessera.frontend.kernel.graph_launch import OutputMemory, launch
 from tessera.frontend.kernel.tile_api import tile
@@ -28,16 +28,19 @@ MIN_SIDE_BY_SIDE = (
 CHUNK = 64  # elements of a row that a program multiplies side by side
 
 
+LONG_ROW = 1 << 16  # f32 elements from which on rounding each of the sums in f32 would lose a digit more
+
+
 @kernel
-def scan_rows(x, out, *, combine, neutral):
-    """out[r, i] = x[r, 0] … x[r, i] combined, on the grid (ceil(R / 4),).
+def scan_rows(x, out, *, combine, neutral, carried):
+    """out[r, i] = x[r, 0] … x[r, i] combined in the type `carried`, on the grid (ceil(R / 4),).
 
     A program walks four rows, whose chains of additions overlap: the last row in the place of those that do not exist,
     so that no access needs a mask.
     """
     r, last = tile.program_id(0) * 4, x.shape[0] - 1
     s, t, u = tile.minimum(r + 1, last), tile.minimum(r + 2, last), tile.minimum(r + 3, last)
-    first = tile.cast(neutral, out.dtype)
+    first = tile.cast(neutral, carried)
     a, b, c, d = first, first, first, first
     for i in tile.range(0, x.shape[1], 1):
         a = extend(x, out, r, i, a, combine)
@@ -62,8 +65,8 @@ def find_neutral(combine, dtype):
 
 def extend(x, out, row, i, before, combine):
     """One more element of a row."""
-    total = join(before, tile.cast(x[row, i], out.dtype), combine)
-    out[row, i] = total
+    total = join(before, tile.cast(x[row, i], before.dtype), combine)
+    out[row, i] = tile.cast(total, out.dtype)
     return total
 
 
@@ -108,7 +111,9 @@ def scan_axis(x: Tensor, axis: int, combine: str, wide: DType) -> Tensor:
         return reshape(permute(scan_axis(columns, 0, combine, wide), axes=(1, 0)), shape=sizes)
     if rest == 1:
         memory, rows = OutputMemory(TensorType((lead, count), wide)), reshape(x, shape=(lead, count))
-        found = launch(scan_rows, (ceil_divide(lead, ROWS),), rows, memory, combine=combine, neutral=neutral)
+        long = wide == f32 and isinstance(count, int) and count >= LONG_ROW and combine == "sum"
+        how = {"combine": combine, "neutral": neutral, "carried": "f64" if long else str(wide)}
+        found = launch(scan_rows, (ceil_divide(lead, ROWS),), rows, memory, **how)
     else:
         memory, rows = OutputMemory(TensorType((lead, count, rest), wide)), reshape(x, shape=(lead, count, rest))
         lanes = rest if isinstance(rest, int) and rest < LANES else LANES

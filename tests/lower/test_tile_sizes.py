@@ -169,3 +169,11 @@ def test_columns_of_unknown_length_are_read_in_rounds(rows):
     norm = ts.jit(lambda x: (x - ts.mean(x, axis=0)) * ts.rsqrt(ts.var(x, axis=0) + 1.0), target="ptx", dynamic=True)
     want = (x - x.mean(0)) / np.sqrt(x.var(0) + 1)
     np.testing.assert_allclose(norm(x).numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("m", "k", "n", "rows"), [
+    (82337, 77, 45, 601), (8192, 512, 128, 256), (4096, 64, 128, 128), (2048, 512, 1024, 256), (120, 64, 64, 120),
+])  # fmt: skip
+def test_many_blocks_of_a_product_have_more_rows(m, k, n, rows):
+    """As many as a cache holds, where 32 programs are left."""
+    assert choose(lambda x, w: x @ w, (m, k), (k, n))[0] == (m, "parallel", rows)

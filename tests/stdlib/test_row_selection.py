@@ -24,8 +24,10 @@ def sort_places(x, descending):
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_selections_of_every_type(dtype, descending):
+def test_selections_of_every_type(monkeypatch, dtype, descending):
     """Of each type one order as text and the other in the Tile interpreter, in turn."""
+    monkeypatch.setattr(launches, "MAX_ROUND_ROW", 0)
+    monkeypatch.setattr(launches, "MAX_ROUND_WORK", 0)
     x = draw(dtype, 2, 40)
 
     def select(x):
@@ -81,6 +83,17 @@ def test_candidates_are_elements_of_their_row(size, descending):
     names, (ours,) = run(select, x, "llvm", "tile")
     assert has(names, "collect_candidates")
     np.testing.assert_array_equal(ours, np.tile(np.arange(5), (3, 1)))
+
+
+@pytest.mark.parametrize(("dtype", "size", "count", "rounds"), [
+    ("f4", 300, 60, True), ("f2", 5000, 6, True), ("f4", 5000, 7, False), ("f8", 300, 2, False),
+])  # fmt: skip
+def test_the_first_of_short_rows_are_least_keys_one_after_the_other(dtype, size, count, rounds):
+    x = draw(dtype, 3, size)
+    x[0, 5:9], x[1, :] = np.nan, 1
+    names, (places,) = run(lambda x: ts.topk(x, count)[1], x, "llvm", "target")
+    assert has(names, "select_first") == rounds != has(names, "choose_first")
+    np.testing.assert_array_equal(places, sort_places(x, True)[:, :count])
 
 
 def test_few_elements_of_rows_are_not_sorted():

@@ -80,7 +80,7 @@ def test_top_places(target, largest, axis):
     x = draw("f4", 60, 50)
     names, (values, places) = run(lambda x: ts.topk(x, 7, axis=axis, largest=largest), x, *target)
     want = np.take(order(x.swapaxes(axis, -1), largest), range(7), -1).swapaxes(axis, -1)
-    assert has(names, "choose_first" if target[0] == "llvm" else "select_first") and not has(names, "sort_chunks")
+    assert has(names, "select_first") and not has(names, "sort_chunks")
     np.testing.assert_array_equal(places, want)
     np.testing.assert_array_equal(values, np.take_along_axis(x, want, axis))
 

@@ -90,10 +90,10 @@ class LlvmBackend:
     def emit(self, module: Module, options: Mapping[str, Any]) -> Artifact:
         """The LLVM text of a Tile module.
 
-        Options: `vector_bytes` (default: the host's), `pair_products` (products of bf16 and of 8-bit integers multiply
-        two elements at a time; default: whether the host has the instructions), `quad_products` (then those of 8-bit
-        integers multiply four; the same default), `debug` (default true: lines have
-        debug locations).
+        Options: `vector_bytes` (default: the host's), `pair_products` (products of bf16 multiply two elements at
+        a time; default: whether the host has the instruction), `byte_products` (how many elements those of 8-bit
+        integers multiply at a time: 4, 2 or 1; default: as the host's instructions do), `debug` (default true: lines
+        have debug locations).
         """
         return _import_compiler().emit(self.name, self.capabilities, module, options)  # type: ignore[no-any-return]
 

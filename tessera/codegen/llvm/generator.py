@@ -25,14 +25,14 @@ from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
 from tessera.codegen.llvm.text.kernel_emitter import LlvmOptions, emit_module
-from tessera.codegen.llvm.text.pair_products import PAIRS, QUADS
+from tessera.codegen.llvm.text.pair_products import BF16, INT16, QUADS
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
 from tessera.ir.rules import REGISTRY
 from tessera.ops.tensor import basic, reduce, shape
 
-OPTION_NAMES = ("vector_bytes", "pair_products", "quad_products", "debug", "schedule")
+OPTION_NAMES = ("vector_bytes", "pair_products", "byte_products", "debug", "schedule")
 COVERAGE = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
 
 
@@ -47,16 +47,21 @@ def emit(name: str, capabilities: Capabilities, module: Module, options: Mapping
     vector = int(options.get("vector_bytes", capabilities.vector_bytes))
     ready = run_passes(list_passes(module), module)
     native = vector == capabilities.vector_bytes
-    pairs = bool(options.get("pair_products", native and has_products(PAIRS)))
-    quads = pairs and bool(options.get("quad_products", native and has_products(QUADS)))
-    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True)), pairs, quads))
+    pairs = bool(options.get("pair_products", native and has_products((BF16,))))
+    bytes_ = int(options.get("byte_products", _count_byte_products() if native else 1))
+    emission = emit_module(ready, LlvmOptions(vector, bool(options.get("debug", True)), pairs, bytes_))
     text = seal_plan(emission.text, emission.plan)
     described = build_manifest(
         name, module, emission.plan, text, split_parameters(emission.plan),
-        {"vector_bytes": vector, "pair_products": pairs, "quad_products": quads},
+        {"vector_bytes": vector, "pair_products": pairs, "byte_products": bytes_},
         options.get("schedule"), ("llvmlite",),
     )  # fmt: skip
     return Artifact(described, {TEXT_FILE: text})
+
+
+def _count_byte_products() -> int:
+    """How many products of bytes this processor adds to a lane at a time."""
+    return 4 if has_products(QUADS) else 2 if has_products((INT16,)) else 1
 
 
 def list_passes(module: Module) -> tuple[CompilerPass, ...]:

@@ -202,8 +202,12 @@ def choose_tile_sizes(block: Block, dims: KernelDims, plan: LoweringPlan) -> Att
     return Attrs({"tile": tuple(tiling.tile), "loop": tuple(tiling.loop), **peel})
 
 
+COLUMN_PADDING = 1.1  # of the results along memory of reductions, beyond which tiles pad them least
 PACKED_PADDING = 1.1  # of the columns of a packed product, beyond which tiles pad them least
 SMALL_PRODUCT = 1 << 20  # multiply-adds, fewer of which take less time than to divide them among threads
+# Blocks of a product grow to so many rows while they and their results have at most so many bytes, and so many
+# programs are left for each that is wanted.
+MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, BLOCKS_OF_A_PROGRAM = 1024, 1 << 19, 4
 MAX_EPILOGUE_DEPTH = 4096  # of a contraction beside which what follows takes time: measured, equal at about 6,000
 
 
@@ -221,11 +225,33 @@ def _tile_matmul(tiling: TileSizeSearch, node: Node) -> None:
         tiling.tile[k] = tiling.balance(k, plan.k, plan.balance_k) or tiling.cut(k, plan.k, plan.multiple)
         tiling.loop = [k]
     if plan.product_pack and all(map(tiling.is_static, (*m, *n))):
+        _heighten_blocks(tiling, node, m, n)
         if math.prod(tiling.extents) >= SMALL_PRODUCT:
             _balance_packing(tiling, m, n, plan.product_pack * narrow, narrow > 1)
     else:
         tiling.shrink([(m, MIN_TILE_M), (n, MIN_TILE_N)])
         _pad_rows(tiling, node, m, n)
+
+
+def _heighten_blocks(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
+    """More rows for blocks of a product of which there are many, while a cache holds the rows and their results: each
+    program packs its columns of the right operand again. Not where the rows are packed, too: they lie across memory."""
+    k, before = product.attrs["dim"], list(tiling.tile)
+    load = next((x for x in tiling.block.nodes if x.op is schedule.load and x.out is product.args[0]), None)
+    if load is None or k not in find_unit_stride_dims(tiling.forms.indices(load)[-1]):
+        return
+    columns, least = math.prod(tiling.tile[d] for d in n), math.prod(tiling.tile[d] for d in m)
+    held = max(tiling.tile[k], columns) * get_tensor_type(product.args[0]).dtype.bits // 8
+    rows = MAX_BLOCK_ROWS
+    while rows > least:
+        if rows * held <= MAX_BLOCK_BYTES:
+            for d in m:
+                tiling.tile[d] = 1
+            tiling.fill(reversed(m), rows, 1, 0.0)
+            if tiling.programs() >= BLOCKS_OF_A_PROGRAM * tiling.plan.programs:
+                return
+        rows //= 2
+    tiling.tile = before
 
 
 def _pad_rows(tiling: TileSizeSearch, product: Node, m: Sequence[int], n: Sequence[int]) -> None:
@@ -327,7 +353,10 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     along = wider * (plan.result_lanes or plan.lanes)
     if lanes and tiling.is_static(lanes[-1]):
         along = plan.fit_lanes(tiling.extents[lanes[-1]], along)
-    left = tiling.fill(reversed(lanes), along)
+    if plan.power_of_two_tiles:
+        left = tiling.fill(reversed(lanes), along)
+    else:  # a program computes whole blocks: its registers end near the axis
+        left = tiling.fill(reversed(lanes), along, most_padding=COLUMN_PADDING)
     held = math.prod(tiling.tile[d] for d in lanes) * rest
     elements = wider * (plan.result_rows or plan.rows) if lanes else plan.rows
     if len(rows) > 1 and plan.own_row:  # sums of short sums: such a kernel waits for memory, and small programs less

@@ -94,14 +94,19 @@ def _count(size: int) -> Tensor:
     return shape.iota(shape=(size,))
 
 
-def gather_window_sums(function: Function) -> Function:
-    """Rewrite the sums of a function that add values between zeros, and those of windows that are concatenated."""
-    return _gather_concatenated_sums(_gather_spread_sums(function))
+def gather_window_sums(function: Function, overlapping: bool = True) -> Function:
+    """Rewrite the sums of a function that add values between zeros, and those of windows that are concatenated.
+
+    Not `overlapping`: only the sums in which each element has one term at most, which is computed where it is read.
+    """
+    function = _gather_spread_sums(function, overlapping)
+    return _gather_concatenated_sums(function) if overlapping else function
 
 
-def _gather_spread_sums(function: Function) -> Function:
+def _gather_spread_sums(function: Function, overlapping: bool) -> Function:
     uses = UseDef(function)
-    found = {n: made for n in _find_sums(uses) if (made := WindowSum.of(uses, n)) is not None}
+    sums = ((n, WindowSum.of(uses, n)) for n in _find_sums(uses))
+    found = {n: made for n, made in sums if made is not None and (overlapping or made.is_apart())}
     if not found:
         return function
     patterns = RewritePatterns("window sums", same_types=True)
@@ -191,6 +196,10 @@ class WindowSum:
         term = match.unify([s.values for s in spreads])  # type: ignore[union-attr]
         gains = match.has_elements or any(a.step > 1 for a in axes)
         return WindowSum(uses, axes, term) if term is not None and gains else None
+
+    def is_apart(self) -> bool:
+        """Whether each element lies in one window at most."""
+        return all(len(a.list_turns()) == 1 for a in self.axes)
 
     def compute(self, rewriter: Rewriter) -> Value:
         """The sum, element by element."""

@@ -11,6 +11,7 @@ from interrupts import LIMIT, interrupted, signal_soon
 
 import tessera as ts
 from tessera import tile
+from tessera.codegen.llvm.runtime.interrupts import MainThread
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX signals")
 ENDLESS = 10**10
@@ -145,3 +146,20 @@ def test_ctrl_c_while_streams_run_stops_them():
         repeat[(8,)](y, 3)
     one.synchronize()
     np.testing.assert_array_equal(y, np.full(8, 4.0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_the_thread_that_forked_is_the_main_one_of_the_child():
+    def fork(found):
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(write, b"yes" if MainThread.number == threading.get_ident() else b"no")
+            os._exit(0)
+        os.waitpid(child, 0)
+        found.append(os.read(read, 3))
+
+    found = []
+    thread = threading.Thread(target=fork, args=(found,))
+    thread.start()
+    thread.join()
+    assert found == [b"yes"] and MainThread.number == threading.main_thread().ident

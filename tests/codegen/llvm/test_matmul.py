@@ -1,5 +1,7 @@
 """Matrix products of many shapes and types, alone and accumulated in a loop."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -105,7 +107,19 @@ def test_accumulated(sizes, dtype):
 
 def test_the_sum_is_made_in_place():
     text = BACKEND.emit(matmul(64, 64, 64, 32, 32, 16)[0], {}).text("kernels.ll")
-    assert ".add(" in text and ".set(" not in text
+    assert ".add.ahead(" in text and ".set" not in text
+
+
+@pytest.mark.parametrize(("depth", "ahead"), [(60, True), (256, False)])
+def test_rows_of_the_next_tile_are_fetched(depth, ahead):
+    """Not those that map to the same sets of the cache: they would displace each other."""
+    a, b, out = numbers(f32, 40, depth), numbers(f32, depth, 48), np.zeros((40, 48), np.float32)
+    k = Kernel(a, b, out)
+    k.store(k.params[2], k(contractions.dot, *(k.load(p) for p in k.params[:2]), dtype=f32))
+    agree(k.module(), [a, b, out], 1e-5, 1e-5)
+    text = BACKEND.emit(k.module(), {}).text("kernels.ll")
+    kernels = re.findall(r"define internal void @ts\.dot.*?\n}", text, re.DOTALL)
+    assert kernels and all(("@llvm.prefetch" in kernel) == ahead for kernel in kernels)
 
 
 def test_rescaled_accumulator():

@@ -13,8 +13,8 @@ from tessera.core.types import bf16, f32, int4, int8, int32, uint8
 from tessera.ops.dialects import tile  # noqa: F401  (registers the ops of kernels)
 from tessera.ops.tensor import contractions, shape
 
-PAIRS = {"vector_bytes": 64, "pair_products": True, "quad_products": False}
-QUADS = {**PAIRS, "quad_products": True}
+PAIRS = {"vector_bytes": 64, "pair_products": True, "byte_products": 2}
+QUADS = {**PAIRS, "byte_products": 4}
 SHAPES = [(13, 20, 37), (33, 32, 48), (1, 2, 16), (16, 33, 96), (5, 1, 20), (14, 7, 65)]
 TURNED = [(False, True), (True, False), (True, True)]
 
@@ -55,23 +55,23 @@ def test_transposed_operands(m, k, n, turned):
     agree(*product(draw(bf16, m, k), draw(bf16, k, n, seed=1), f32, turned), 1e-5, 1e-5, **PAIRS)
 
 
-WAYS = pytest.mark.parametrize("quads", [False, True], ids=["pairs", "quads"])
+WAYS = pytest.mark.parametrize("at_once", [2, 4])
 
 
 @WAYS
 @pytest.mark.parametrize("dtype", [int8, uint8, int4], ids=str)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES[:4])
-def test_integers_are_exact(m, k, n, dtype, quads):
+def test_integers_are_exact(m, k, n, dtype, at_once):
     a, b = draw(dtype, m, k), draw(dtype, k, n, seed=1)
-    got = run(*product(a, b, int32, (False, n % 2 == 0)), quad_products=quads)
+    got = run(*product(a, b, int32, (False, n % 2 == 0)), byte_products=at_once)
     np.testing.assert_array_equal(got, a.astype(np.int64) @ b.astype(np.int64))
 
 
 @WAYS
 @pytest.mark.parametrize("value", [-128, 127])
-def test_extreme_integers_do_not_overflow(value, quads):
+def test_extreme_integers_do_not_overflow(value, at_once):
     a, b = np.full((16, 64), -128, np.int8), np.full((64, 32), value, np.int8)
-    got = run(*product(a, b, int32), quad_products=quads)
+    got = run(*product(a, b, int32), byte_products=at_once)
     np.testing.assert_array_equal(got, np.full((16, 32), 64 * -128 * value))
 
 
@@ -141,7 +141,7 @@ def test_processors_without_the_instructions(dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     monkeypatch.setattr(jit, "find_pair_products", frozenset)
     a, b = draw(dtype, 33, 41), draw(dtype, 41, 48, seed=1)
-    got = run(*product(a, b, f32 if dtype is bf16 else int32), quad_products=True)
+    got = run(*product(a, b, f32 if dtype is bf16 else int32), byte_products=4)
     np.testing.assert_allclose(got, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-4, atol=1e-4)
 
 

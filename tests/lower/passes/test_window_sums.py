@@ -119,3 +119,26 @@ def test_what_windows_are_given_is_computed_again_for_each_element():
         want[..., 2 * row : 2 * row + 3, 2 * column : 2 * column + 3] += (w[..., row, column] + 1)[..., None, None] / 9
     np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
     assert count_ops(gradient, basic.fusion_barrier, x, w) == 0
+
+
+@pytest.mark.parametrize(("places", "pads"), [(2, 0), (3, 6)])
+def test_targets_that_read_rows_gather_windows_that_do_not_overlap(places, pads):
+    def windows(x):
+        return ts.sum(sum(ts.sin(x[:, a : 28 + a : 2]) for a in range(places)) ** 2)
+
+    function = traced(ts.grad(windows), draw(4, 31))[0]
+    made = gather_window_sums(function, overlapping=False)
+    assert [n.op for n in made.body.nodes].count(shape.pad) == pads
+    assert shape.pad not in {n.op for n in gather_window_sums(function).body.nodes}
+
+
+def test_gradients_of_maxima_on_processors():
+    """Ties share the gradient, and elements behind the last window have none."""
+    x = draw(3, 2, 15, 37)
+    x[0, 0, 4, 4] = np.inf
+    found = np.asarray(ts.jit(ts.grad(lambda x: ts.sum(ts.max_pool2d(x, 2))), target="llvm")(x))
+    whole = x[..., :14, :36].reshape(3, 2, 7, 2, 18, 2)
+    held = whole == whole.max((3, 5), keepdims=True)
+    want = np.zeros_like(x)
+    want[..., :14, :36] = (held / held.sum((3, 5), keepdims=True)).reshape(3, 2, 14, 36)
+    np.testing.assert_array_equal(found, want)

@@ -14,12 +14,28 @@ import os
 import signal
 from collections.abc import Callable
 from functools import cache
+from threading import main_thread
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import INTERRUPTED, NO_FAILURE, PENDING, POLL_FUNCTION
+
+
+class MainThread:
+    """The number of the main thread, which takes longer to ask for than a small program takes."""
+
+    number = main_thread().ident
+
+    @classmethod
+    def find(cls) -> None:
+        """Note the number: in a child, the thread that forked is the main one."""
+        cls.number = main_thread().ident
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=MainThread.find)
 
 LAUNCH_FUNCTION, DIRECT_FUNCTION = "tessera_launch", "tessera_direct_launch"
 PYTHON_FUNCTIONS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")

@@ -24,6 +24,7 @@ from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import NO_FAILURE
 from tessera.codegen.plan_execution import ArgumentBinder
 from tessera.core.device import array_address
+from tessera.core.kept_memory import LEAST_BYTES
 
 HEADER = object.__basicsize__  # of every object: its count of references and its type
 TYPE = HEADER - 8
@@ -246,12 +247,19 @@ class NativeBinding:
         """What gives the array of a result for the arrays of a call."""
         if place in arguments.reused:
             return itemgetter(arguments.reused[place])
-        allocate, zeroed = arguments.params[place].allocate, place in arguments.zeroed
-        return lambda arrays: allocate(zeroed)
+        param = arguments.params[place]
+        if place in arguments.zeroed or param.bytes >= LEAST_BYTES:
+            zeroed = place in arguments.zeroed
+            return lambda arrays: param.allocate(zeroed)
+        shape, element = param.shape, param.dtype.numpy
+        return lambda arrays: np.empty(shape, element)
 
     def complete(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of a call with those of its results."""
-        return [*arrays, *[make(arrays) for make in self._makers]]
+        given = [*arrays]
+        for make in self._makers:
+            given.append(make(arrays))
+        return given
 
     def fill(self, given: list[Any]) -> bool:
         """Store the addresses of completed arrays; False where some must be converted or refused.

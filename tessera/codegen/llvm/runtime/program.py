@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock, get_ident, main_thread
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -257,9 +257,10 @@ class LlvmProgram:
             BarrierError: programs wait at a grid barrier for others that have ended.
             KeyboardInterrupt: the handler of a signal raised it; the program has stopped.
         """
-        program = self.find_bound(arrays)
-        if program.binding is not None and len(arrays) == program.binding.inputs:
-            given = program.binding.complete(arrays)
+        program = self._plans.only or self.find_bound(arrays)
+        binding = program.binding
+        if binding is not None and len(arrays) == binding.inputs:
+            given = binding.complete(arrays)
             if self._run_native(program, given):
                 return given[len(arrays) :]
             given.clear()  # the general way allocates results of its own
@@ -275,8 +276,9 @@ class LlvmProgram:
     def _run_native(self, program: BoundProgram, given: list[Any]) -> bool:
         """Run on completed arrays; False where some must be converted or refused."""
         with self._lock:
-            if program.native is not None and get_ident() == main_thread().ident:
-                code = program.native.run(given)
+            native = program.native
+            if native is not None and get_ident() == interrupts.MainThread.number:
+                code = native.run(given)
                 if code == OTHER_ARRAYS:
                     return False
                 if code != DONE and self._stop.value == INTERRUPTED:

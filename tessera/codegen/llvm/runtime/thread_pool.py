@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from threading import Thread, get_ident, main_thread
+from threading import Thread, get_ident
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
@@ -255,7 +255,7 @@ class WorkerPool:
                         break
                     _QUEUED.append(None)
                     get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena, self._stop)
-            if get_ident() == main_thread().ident:  # the one that runs signal handlers
+            if get_ident() == interrupts.MainThread.number:  # the one that runs signal handlers
                 interrupts.get_interruptible_entry()(entry, *arguments)
             else:
                 with self._stop.cancellable():

@@ -536,6 +536,32 @@ def _emit_innermost_loop(
             visit(LoopBody(kernel, strip.width, strip.mask, before, outer), ramp)
 
 
+def emit_row_loops(
+    kernel: LlvmKernelContext,
+    shape: Sequence[int],
+    width: int,
+    visit_rows: Callable[[LoopBody, Sequence[LaneIndex]], None],
+    visit: LoopBodyEmitter,
+) -> None:
+    """Loops over a block of short rows: `visit_rows(body, indices)` emits the body for a register of rows, with an
+    index for each element of a row; `visit` emits it for the rows that are left."""
+    *outer, rows, columns = (a for a, n in enumerate(shape) if n != 1 or a >= len(shape) - 2)
+    whole = shape[rows] // width * width
+
+    def inside(index: list[LaneValue]) -> None:
+        before, memo = kernel.text.new_section(), dict[object, LaneValue]()
+        with LoopBuilder(kernel.text, "0", str(whole), width) as loop:
+            ramp = make_ramp_index(index, rows, loop.index, width, (0, whole - 1))
+            indices = [(*ramp[:columns], LaneValue(str(n))) for n in range(shape[columns])]
+            visit_rows(LoopBody(kernel, width, None, before, memo), indices)
+        if whole < shape[rows]:
+            with LoopBuilder(kernel.text, str(whole), str(shape[rows])) as loop:
+                row = (*index[:rows], LaneValue(loop.index), *index[columns:])
+                _emit_innermost_loop(kernel, shape, [columns], width, [*row], visit, {})
+
+    emit_scalar_loops(kernel, shape, outer, [ZERO_LANE] * len(shape), inside)
+
+
 def make_ramp_index(
     index: Sequence[LaneValue], axis: int, base: str, width: int, span: tuple[int, int] | None = None
 ) -> LaneIndex:

@@ -206,6 +206,13 @@ class MatmulEmitter:
         )
         return None if conflicts and self.vectors > 2 * self.tile[1] else view
 
+    def _streams(self, a: StridedMemRef) -> bool:
+        """Whether rows of A come from memory: what is packed lies in a cache, and so does what few panels read twice.
+
+        Rows that map to the same cache sets would displace each other.
+        """
+        return a.buffer is None and int(a.strides[0]) * get_element_bytes(a.dtype) % CACHE_SET_STRIDE != 0
+
     def _view_b(self) -> StridedMemRef | None:
         """B in place if few rows of A use it; otherwise its panels are packed, so that each is read sequentially."""
         if self.lines is not None:
@@ -294,7 +301,8 @@ class MatmulEmitter:
         a_depth = self.parts if self.pair else int(a.strides[-1])
         indexed = "a" if self.windows else "b" if self.lines else ""
         strides = (0 if self.windows else int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
-        how = self.add, self.pair, bool(self.flipped), indexed
+        ahead = not indexed and self.pair is None and a_depth == 1 and self._streams(a)
+        how = self.add, self.pair, bool(self.flipped), indexed, ahead
         micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, *how)
         if self.pair:
             exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None

@@ -27,7 +27,8 @@ class MicroKernel:
     `c_row`. With a `pair` product an element of B, and one k, is two numbers of 16 bits or four of 8, and the strides
     of A count such numbers. With `offset` the sums of a row begin with a number of that row. An indexed A
     has A[r, k] at rows[r] + depths[k] bytes from `a`, an indexed B its row k at depths[k] bytes from `b`, as in an
-    implicit GEMM of windows (Dukhan 2019, the indirect convolution).
+    implicit GEMM of windows (Dukhan 2019, the indirect convolution). With `ahead` the rows of the next tile are
+    fetched: A streams from memory.
     """
 
     type: RegisterType
@@ -42,6 +43,7 @@ class MicroKernel:
     pair: PairProduct | None = None
     offset: bool = False
     indexed: str = ""  # "a", "b" or none
+    ahead: bool = False
 
     @property
     def unroll(self) -> int:
@@ -53,6 +55,7 @@ class MicroKernel:
         """The name of the function, which encodes all fields."""
         word = ("add" if self.add else "set") + (f".{self.pair.name}" if self.pair else "")
         word += (".offset" if self.offset else "") + (f".indexed.{self.indexed}" if self.indexed else "")
+        word += ".ahead" if self.ahead else ""
         strides = f"a{self.a_row}x{self.a_depth}.b{self.b_row}.c{self.c_row}"
         return f"ts.dot.{self.type.suffix}.{self.rows}x{self.vectors}x{self.depth}.{strides}.{word}"
 
@@ -134,7 +137,7 @@ class MicroKernel:
             yield f"  %pa.{tag} = getelementptr i8, ptr %a, i64 %depth.{tag}"
         else:
             yield f"  %pa.{tag} = getelementptr [{self.a_depth} x {own}], ptr %a, i64 {k}, i64 {more * self.a_depth}"
-        if self.indexed and tag == "0":
+        if (self.indexed or self.ahead) and tag == "0":
             yield from self._prefetch_next(tag)
         for r in range(self.rows):
             yield from self._broadcast_a(tag, r)
@@ -143,8 +146,11 @@ class MicroKernel:
         return {name: f"%c.{name}.{tag}" for name in state}
 
     def _prefetch_next(self, tag: str) -> Iterator[str]:
-        """Fetch what the next tile reads of an indexed operand, once in the iterations of the loop: its lines have no
-        order that the processor would see."""
+        """Fetch what the next tile reads of an operand, once in an iteration of the loop: the lines of an indexed one
+        have no order that the processor would see, and those of some rows are too few for it to see one."""
+        for r in range(self.rows if self.ahead else 0):
+            yield f"  %pf.{r} = getelementptr {self.type.element}, ptr %pa.{tag}, i64 {(self.rows + r) * self.a_row}"
+            yield f"  call void @llvm.prefetch.p0(ptr %pf.{r}, i32 0, i32 2, i32 1)"
         for r in range(self.rows if self.indexed == "a" else 0):
             yield f"  %pn.{r} = getelementptr i64, ptr %rows, i64 {self.rows + r}"
             yield f"  %next.{r} = load i64, ptr %pn.{r}, align 8"

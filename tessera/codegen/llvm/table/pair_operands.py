@@ -36,14 +36,14 @@ LEAST_EXPONENTS = 2 * 127 + 2 * 7 - 126
 
 def choose_pair_product(kernel: LlvmKernelContext, a: Value, b: Value, to: DType, width: int) -> PairProduct | None:
     """The product of pairs for operands whose products are summed in a type, or None."""
-    if not kernel.pair_products or width != WIDTH:
-        return None
     dtypes = {get_tensor_type(v).dtype for v in (a, b)}
-    if dtypes == {bf16} and to == f32:
-        return BF16
-    if not (dtypes <= {int8, uint8, int4} and to == int32):
+    if width != WIDTH:
         return None
-    if not kernel.quad_products:
+    if dtypes == {bf16} and to == f32:
+        return BF16 if kernel.pair_products else None
+    if not (dtypes <= {int8, uint8, int4} and to == int32) or kernel.byte_products == 1:
+        return None
+    if kernel.byte_products == 2:
         return INT16
     return UINT8_INT8 if get_tensor_type(a).dtype == uint8 else INT8_UINT8
 

@@ -107,9 +107,9 @@ class LlvmKernelContext:
         grid: Sequence[float] | None,
         aliases: Mapping[tuple[int, int], bool] | None,
         pair_products: bool = False,
-        quad_products: bool = False,
+        byte_products: int = 1,
     ) -> None:
-        self.pair_products, self.quad_products = pair_products, quad_products
+        self.pair_products, self.byte_products = pair_products, byte_products
         self.function, self.text, self.library, self.vector_bytes = function, text, library, vector_bytes
         self.scratch = ScratchAllocator(text)
         self.plan = BufferisationPlan(function, aliases)

@@ -28,6 +28,7 @@ from tessera.codegen.llvm.table import (
     narrow_integers,  # noqa: F401
     reductions,  # noqa: F401
     scalar_functions,
+    stores,  # noqa: F401
 )
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
@@ -269,19 +270,19 @@ class EmittedFunction:
 class LlvmOptions:
     """Options that change the text.
 
-    The vector width, whether lines have debug locations, whether products of bf16 and of 8-bit integers multiply pairs
-    of elements, and whether those of 8-bit integers then multiply four.
+    The vector width, whether lines have debug locations, whether products of bf16 multiply pairs of elements, and
+    how many elements those of 8-bit integers multiply at a time.
     """
 
     vector_bytes: int
     debug: bool = True
     pair_products: bool = False
-    quad_products: bool = False
+    byte_products: int = 1
 
     @property
-    def products(self) -> tuple[bool, bool]:
-        """Whether pairs, and whether quads are multiplied."""
-        return self.pair_products, self.quad_products
+    def products(self) -> tuple[bool, int]:
+        """Whether pairs of bf16 are multiplied, and how many bytes."""
+        return self.pair_products, self.byte_products
 
 
 def emit_function(

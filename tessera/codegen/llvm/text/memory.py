@@ -449,6 +449,26 @@ def store_lane(
         _store_scalar_masked(body, m, at, raw, lane_mask, t)
 
 
+def store_interleaved(body: LoopBody, m: StridedMemRef, index: LaneIndex, values: Sequence[LaneValue]) -> None:
+    """Store a register of short rows, which lie one behind the other: `values` has a register for each column."""
+    body.kernel.scratch.record_access(m)
+    t, count = get_memory_type(m.dtype, body.width), len(values)
+    address = compute_address(body, m, index)
+    assert not address.vector and address.stride == count
+    raw = [_encode_lane(body, m, value, body.width) for value in values]
+    for part in range(count):
+        places = range(part * t.width, (part + 1) * t.width)
+        found = raw[0]
+        for column in range(1, count):
+            picks = [t.width + p // count if p % count == column else i for i, p in enumerate(places)]
+            if column == 1:  # the lanes of the first column move to their places, too
+                picks = [p // count if p % count == 0 else pick for p, pick in zip(places, picks, strict=True)]
+            listed = ", ".join(f"i32 {p}" for p in picks)
+            found = body.text.let(f"shufflevector {t} {found}, {t} {raw[column]}, <{t.width} x i32> <{listed}>")
+        at = emit_pointer(body, m, LaneAddress(body.text.add(address.scalar, str(part * t.width)), 1))
+        body.text.line(f"store {t} {found}, ptr {at}, align {get_element_bytes(m.dtype)}")
+
+
 STORED_AHEAD = 6  # rows between one that is stored and the one that is fetched
 PAGE_BYTES = 4096
 LEAST_PIECE = 64  # bytes of a piece, below which fetching takes longer than it saves

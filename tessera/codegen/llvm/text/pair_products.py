@@ -133,8 +133,8 @@ INT16 = PairProduct(
 )
 UINT8_INT8 = _define_bytes("u8.s8", "a", "b")
 INT8_UINT8 = _define_bytes("s8.u8", "b", "a")
-PAIRS, QUADS = (BF16, INT16), (UINT8_INT8, INT8_UINT8)
-NATIVE = (*PAIRS, *QUADS)
+QUADS = (UINT8_INT8, INT8_UINT8)
+NATIVE = (BF16, INT16, *QUADS)
 
 
 def select_instructions(text: str, features: Collection[str]) -> str:
