@@ -198,12 +198,16 @@ class _KernelUses:
 
 
 def _is_pointwise(loaded: Sequence[Value], block: Block) -> bool:
-    """Whether what was loaded reaches stores through pointwise ops alone: each element depends on its own."""
+    """Whether what was loaded reaches stores through pointwise ops alone: each element depends on its own.
+
+    A reshape keeps the order of the elements, in which a block of the loaded shape is stored.
+    """
     tainted = set(loaded)
     for node in block.nodes:
         if not tainted & {*node.args, *(a for region in node.regions for n in _walk(region) for a in n.args)}:
             continue
-        if node.op is not tile.store and (not node.op.pointwise or node.regions):
+        moves = node.op is REGISTRY["ts.reshape"] or (node.op.pointwise and not node.regions)
+        if node.op is not tile.store and not moves:
             return False
         tainted.update(node.results)
     return not tainted & set(block.results)

@@ -183,7 +183,7 @@ def running_sums(
     kind = {"combine": combine, "neutral": neutral, "reverse": reverse, "exclusive": exclusive}
     kind["initial"] = initial if exclusive else neutral
     starts = _find_starts(x, state, length, parts, combine, reverse, initial) if parts > 1 else None
-    if not _is_symbolic(x) and int(lead) * ceil_divide(int(width), WALKED_LANES) >= WALKING_PROGRAMS:
+    if not _is_symbolic(x) and _fills_with_columns(int(lead), int(width)):
         across = int(lead), ceil_divide(int(width), WALKED_LANES)
         kind.pop("neutral")
         memory = OutputMemory(TensorType(x.shape, dtype))
@@ -196,6 +196,11 @@ def running_sums(
     numbers = {"state": state, "rows": rows, "chunk": chunk, "length": length, "parts": parts, **kind}
     starts = reshape(starts, shape=(lead, parts)) if starts is not None else None
     return reshape(launch(scan_rows, (ceil_divide(lead, rows), parts), flat, starts, memory, **numbers), shape=x.shape)
+
+
+def _fills_with_columns(lead: int, width: int) -> bool:
+    """Whether programs of `WALKED_LANES` columns, most of them full, fill a GPU."""
+    return width >= WALKED_LANES // 2 and lead * ceil_divide(width, WALKED_LANES) >= WALKING_PROGRAMS
 
 
 def _is_symbolic(x: Tensor) -> bool:

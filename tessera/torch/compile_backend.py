@@ -330,7 +330,7 @@ class Piece(torch.nn.Module):
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
         self.repeated = [find_repeated_axes(f) for f in tensors]
         taken = map(_take_one, tensors, self.repeated)
-        self.orders = [find_axis_order(fake, gaps=True) for fake in taken]
+        self.orders = [find_axis_order(fake) for fake in taken]
         output = next(n for n in module.graph.nodes if n.op == "output")
         self.outputs = [get_fake(n) if isinstance(n, Node) else n for n in output.args[0]]
         target = options.target or ("interp" if _interprets(options) else choose_target(tensors))

@@ -310,10 +310,8 @@ def partition(module: GraphModule, support: Support) -> tuple[GraphModule, list[
     return fused, [f"{PIECE}{i}" for i in range(len(groups))]
 
 
-def find_axis_order(fake: torch.Tensor, gaps: bool = False) -> tuple[int, ...] | None:
+def find_axis_order(fake: torch.Tensor) -> tuple[int, ...] | None:
     """The order of axes in which a dense tensor lies contiguous in memory; None for a row-major one, or one with gaps.
-
-    With `gaps` that in which the axes of any tensor lie.
 
     >>> find_axis_order(torch.empty(2, 3).t())
     (1, 0)
@@ -322,8 +320,7 @@ def find_axis_order(fake: torch.Tensor, gaps: bool = False) -> tuple[int, ...] |
     if any(n == 0 for n in sizes):
         return None
     order = sorted(range(len(sizes)), key=lambda i: (-strides[i], -sizes[i] if strides[i] else 0, i))
-    dense = _is_dense([sizes[i] for i in order], [strides[i] for i in order])
-    if order == list(range(len(sizes))) or not (dense or gaps):
+    if order == list(range(len(sizes))) or not _is_dense([sizes[i] for i in order], [strides[i] for i in order]):
         return None
     plain = torch.empty_strided(sizes, strides, device="meta").is_contiguous()
     return None if plain else tuple(order)
