@@ -104,7 +104,12 @@ def _find_number(uses: UseDef, value: Value) -> int | None:
 
 
 def _find_recomputed(uses: UseDef, pick: Pick) -> set[Value] | None:
-    """The values that pointwise ops compute for the picked elements alone, or None where that does not pay."""
+    """The values that pointwise ops compute for the picked elements alone, or None where that does not pay.
+
+    There is none where the source repeats a smaller tensor, whose elements are picked instead.
+    """
+    if uses.find(pick.source, basic.broadcast_to) is not None:
+        return set()
     found: set[Node] = set()
     reached, leaves = {pick.source}, set[Value]()
     for node in reversed(uses.backward_slice([pick.source])):  # a value comes after all its users

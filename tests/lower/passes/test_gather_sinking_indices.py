@@ -53,3 +53,17 @@ def test_sizes_that_are_not_known_yet():
     for rows in (3, 5, 13):
         x, t = draw(rows, 40), np.arange(rows)
         np.testing.assert_allclose(f(x, t).numpy(), np.take_along_axis(np.exp(x), t[:, None], 1), rtol=1e-5)
+
+
+def test_elements_of_a_broadcast_are_picked_from_what_is_repeated():
+    """As of an expanded tensor of PyTorch: the repeated elements are never in memory."""
+    x, at = np.random.default_rng(0).standard_normal((3, 50)).astype("f4"), np.array([[[4], [49], [0]], [[1], [2], [3]]])
+
+    def pick(x, at):
+        return ts.take_along_axis(ts.broadcast_to(x, (2, 3, 50)), at, axis=2)
+
+    module = driver.lower(ts.jit(pick).trace(x, at).function, "ptx")["tile"]
+    assert len(module.functions) == 2 and all("2x3x50" not in str(p.type) for f in module.functions for p in f.params)
+    wanted = np.take_along_axis(np.broadcast_to(x, (2, 3, 50)), at, 2)
+    for target in ("interp", "llvm"):
+        np.testing.assert_array_equal(ts.jit(pick, target=target)(x, at), wanted)
