@@ -125,6 +125,7 @@ SPELLINGS = {
     **dict.fromkeys(("hstack", "vstack"), "ts.concatenate"),
     "index_select": "ts.take(x, index, axis)",
     "is_tensor": "isinstance(x, ts.Tensor)",
+    "jacobian": "ts.jacrev or ts.jacfwd",
     "language": "tessera.tile",
     "make_jaxpr": "ts.jit(f).trace(x), or tessera inspect",
     "next_power_of_2": "1 << (n - 1).bit_length()",

@@ -119,7 +119,7 @@ def test_one_element_or_a_typed_error():
         bool(ts.Tensor([1])) and int(ts.Tensor(3.7)) == 3 and [5, 6][ts.Tensor(1)] == 6 and 2.0 in ts.Tensor([1.0, 2.0])
     )
     for number in (bool, int, float):
-        with pytest.raises(ShapeError, match="not one element"):
+        with pytest.raises(ShapeError, match="not one (element|truth value)"):
             number(X)
     with pytest.raises(ShapeError, match="no tensor"):
         ts.Tensor([1, [2]])

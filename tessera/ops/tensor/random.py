@@ -300,7 +300,10 @@ def _prepare_draw(shape: Any, dtype: Any, device: str | None, floats: bool = Tru
                          expected="a float type" if floats else "an integer type")  # fmt: skip
     sizes = parse_shape(shape, as_size)
     if not (ABSTRACT_TRACE.get() or all(isinstance(s, int) for s in sizes)):
-        raise ArgumentError("random tensors need static sizes", location=user_location(), received=str(sizes))
+        raise ArgumentError(
+            "random tensors need static sizes", location=user_location(), received=str(sizes),
+            suggestion="of a model with dropout, build model.eval(); or give the sizes as numbers, without dynamic=",
+        )  # fmt: skip
     return sizes, element  # type: ignore[return-value]
 
 
