@@ -302,8 +302,9 @@ class MatmulEmitter:
         indexed = "a" if self.windows else "b" if self.lines else ""
         strides = (0 if self.windows else int(a.strides[0]), a_depth, int(b.strides[1]), int(c.strides[0]))
         ahead = not indexed and self.pair is None and a_depth == 1 and self._streams(a)
-        how = self.add, self.pair, bool(self.flipped), indexed, ahead
-        micro = MicroKernel(t, rows.size, columns.size, self.steps, *strides, *how)
+        micro = MicroKernel(
+            t, rows.size, columns.size, self.steps, *strides, self.add, self.pair, bool(self.flipped), indexed, ahead
+        )
         if self.pair:
             exact = replace(micro, pair=EXACT_BF16) if self.pair is BF16 else None
             return require_pair_kernel(self.kernel, micro, exact)
