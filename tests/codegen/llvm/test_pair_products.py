@@ -1,14 +1,16 @@
 """Products of pairs of 16-bit elements and of quads of bytes: packings, instructions, and subnormal numbers."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
 import tessera as ts
-from tessera.codegen.llvm import BACKEND
+from tessera.codegen.llvm import BACKEND, generator
 from tessera.codegen.llvm.runtime import jit
-from tessera.codegen.llvm.text.pair_products import BF16, INT8_UINT8, NATIVE, UINT8_INT8, select_instructions
+from tessera.codegen.llvm.text.pair_products import BF16, INT8_UINT8, INT16, NATIVE, UINT8_INT8, select_instructions
 from tessera.core.types import bf16, f32, int4, int8, int32, uint8
 from tessera.ops.dialects import tile  # noqa: F401  (registers the ops of kernels)
 from tessera.ops.tensor import contractions, shape
@@ -152,3 +154,16 @@ def test_the_instruction_replaces_the_definition(dtype, used):
     assert used.instruction[-1] not in text
     assert used.instruction[-1] in select_instructions(text, {p.feature for p in NATIVE})
     assert select_instructions(text, ()) == text
+
+
+@pytest.mark.parametrize(("features", "used"), [
+    ({"avx512vnni", "avx512bw"}, INT8_UINT8), ({"avx512bw"}, INT16), ({"avx512bf16"}, None),
+])  # fmt: skip
+def test_products_of_bytes_need_no_instruction_for_bf16(features, used, monkeypatch):
+    monkeypatch.setattr(jit, "find_pair_products", lambda: frozenset(features))
+    host = replace(BACKEND.capabilities, vector_bytes=64)
+    module, _ = product(draw(int8, 16, 32), draw(int8, 32, 32), int32)
+    artifact = generator.emit("llvm", host, module, {})
+    called = [p for p in NATIVE if p.function in artifact.text("kernels.ll")]
+    assert called == ([used] if used else [])
+    assert artifact.manifest["options"]["pair_products"] == ("avx512bf16" in features)
