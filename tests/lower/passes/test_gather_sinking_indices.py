@@ -57,7 +57,8 @@ def test_sizes_that_are_not_known_yet():
 
 def test_elements_of_a_broadcast_are_picked_from_what_is_repeated():
     """As of an expanded tensor of PyTorch: the repeated elements are never in memory."""
-    x, at = np.random.default_rng(0).standard_normal((3, 50)).astype("f4"), np.array([[[4], [49], [0]], [[1], [2], [3]]])
+    x = np.random.default_rng(0).standard_normal((3, 50)).astype("f4")
+    at = np.array([[[4], [49], [0]], [[1], [2], [3]]])
 
     def pick(x, at):
         return ts.take_along_axis(ts.broadcast_to(x, (2, 3, 50)), at, axis=2)
