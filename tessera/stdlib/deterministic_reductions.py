@@ -174,6 +174,19 @@ def find_segments(places, starts, *, block):
     tile.store(starts[tile.program_id(0) * block : tile.program_id(0) * block + block], low, edge="clip")
 
 
+def combine_segment(total, updates, order, begin, end, lead, first, mode):
+    """A part of a row combined with the updates from `begin` to before `end` of an order, one after the other."""
+    last = end - (end - begin) % AHEAD
+    for p in tile.range(begin, last, AHEAD):
+        for i in tile.static_range(AHEAD):
+            more = tile.load(updates[lead, order[p + i], first : first + total.shape[0]], edge="clip")
+            total = combine_update(total, tile.cast(more, total.dtype), mode)
+    for p in tile.range(last, end, 1):
+        more = tile.load(updates[lead, order[p], first : first + total.shape[0]], edge="clip")
+        total = combine_update(total, tile.cast(more, total.dtype), mode)
+    return total
+
+
 @kernel
 def combine_segments(x, order, starts, updates, out, *, state, cols, mode):
     """out[l, n] = x[l, n] and then the updates[l, order[p]] for each p of row n's segment, one after the other.
@@ -182,15 +195,7 @@ def combine_segments(x, order, starts, updates, out, *, state, cols, mode):
     """
     lead, row, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
     total = tile.cast(tile.load(x[lead, row, first : first + cols], edge="clip"), state)
-    begin, end = starts[row], starts[row + 1]
-    last = end - (end - begin) % AHEAD
-    for p in tile.range(begin, last, AHEAD):
-        for i in tile.static_range(AHEAD):
-            more = tile.cast(tile.load(updates[lead, order[p + i], first : first + cols], edge="clip"), state)
-            total = combine_update(total, more, mode)
-    for p in tile.range(last, end, 1):
-        more = tile.cast(tile.load(updates[lead, order[p], first : first + cols], edge="clip"), state)
-        total = combine_update(total, more, mode)
+    total = combine_segment(total, updates, order, starts[row], starts[row + 1], lead, first, mode)
     tile.store(out[lead, row, first : first + cols], tile.cast(total, out.dtype), edge="clip")
 
 
@@ -212,6 +217,24 @@ def combine_narrow_segments(x, order, starts, updates, out, *, state, rows, cols
     tile.store(out[lead, top : top + rows, 0:cols], tile.cast(total, out.dtype), edge="clip")
 
 
+@kernel
+def combine_few_segments(memory, order, places, updates, *, state, cols, mode):
+    """memory[l, n] is combined with the updates[l, order[p]] for each p of row n's segment, on the grid (L, P,
+    ceil(R / cols)): of the sorted `places` the program of a segment's first one walks it, and the others end."""
+    lead, p, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
+    row, last = places[p], places.shape[0] - 1
+    if (p == 0) | (places[tile.maximum(p - 1, 0)] != row):
+        low, high = p + 1, last + 1
+        for _ in tile.range(0, (last + 1).bit_length(), 1):
+            middle = (low + high) // 2
+            inside = (low < high) & (places[tile.minimum(middle, last)] == row)
+            low, high = tile.where(inside, middle + 1, low), tile.where(inside | (low >= high), high, middle)
+        total = tile.cast(tile.load(memory[lead, row, first : first + cols], edge="clip"), state)
+        total = combine_segment(total, updates, order, p, low, lead, first, mode)
+        tile.store(memory[lead, row, first : first + cols], tile.cast(total, memory.dtype), edge="clip")
+
+
+FEW_PLACES = 4  # rows for each update, from which on rows without updates are most of the work
 MOST_SHORT = 1 << 16  # rows whose numbers have 16 bits
 
 
@@ -226,14 +249,19 @@ def combine_sorted(x: Any, places: Any, updates: Any, mode: str) -> Any:
         cast(places, dtype=uint16 if count <= MOST_SHORT else int32), axis=0
     )  # a sort by digits: half of them
     ordered = gather(places, order, axis=0)
+    state, cols = compute_dtype(x.dtype) if x.dtype.is_float else x.dtype, 1 << (width - 1).bit_length()
+    many = int(places.shape[0])
+    if many * FEW_PLACES <= count and cols >= NARROW_COLS:
+        cols = min(cols, SEGMENT_ELEMENTS)
+        grid: tuple[int, ...] = (lead, many, ceil_divide(width, cols))
+        return launch(combine_few_segments, grid, x, order, ordered, updates, state=state, cols=cols, mode=mode)
     block = min(SEGMENT_ELEMENTS, 1 << count.bit_length())
     segments = OutputMemory(TensorType((count + 1,), int64))
     starts = launch(find_segments, (ceil_divide(count + 1, block),), ordered, segments, block=block)
-    state = compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
-    memory, cols = OutputMemory(TensorType((lead, count, width), x.dtype)), 1 << (width - 1).bit_length()
+    memory = OutputMemory(TensorType((lead, count, width), x.dtype))
     if cols < NARROW_COLS:
         rows = min(SEGMENT_ELEMENTS // cols, 1 << (count - 1).bit_length())
-        grid: tuple[int, ...] = (lead, ceil_divide(count, rows))
+        grid = (lead, ceil_divide(count, rows))
         options = {"state": state, "rows": rows, "cols": cols, "mode": mode}
         return launch(combine_narrow_segments, grid, x, order, starts, updates, memory, **options)
     cols = min(cols, SEGMENT_ELEMENTS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.contract import get_backend
 from tessera.runtime import driver
 from tessera.stdlib import exact_sums, launches
 
@@ -220,3 +221,24 @@ def test_places_are_checked_as_they_are_read():
     assert error.value.location.file == __file__
     i[77] = 4
     np.testing.assert_array_equal(np.asarray(function(x, i, u))[[0, 4, -1]], [29998, 1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
+@pytest.mark.parametrize(("rows", "width", "count"), [(60, 70, 9), (300, 64, 70), (40, 1500, 10)])
+def test_few_updates_walk_their_segments_alone(rows, width, count, dtype):
+    """Rows without an update are copied, and each other one has the program of its first update."""
+    rng = np.random.default_rng(0)
+    x, updates = ((rng.standard_normal(s) * 4).astype(dtype) for s in ((rows, width), (count, width)))
+    at = rng.integers(0, rows, count)
+    at[: count // 2] = rows - 1  # more than are loaded together
+    levels = driver.lower(
+        ts.jit(lambda x, at, u: ts.scatter_add(x, at, u, axis=0)).trace(x, at, updates).function, "ptx"
+    )
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    assert "combine_few_segments" in artifact.manifest["plan"]["entries"]
+    wanted = x.astype("f8")
+    np.add.at(wanted, at, updates.astype("f8"))
+    for found in (get_backend("ptx").sanitized(artifact)([x, at, updates])[0], ts.scatter_add(x, at, updates, axis=0)):
+        np.testing.assert_allclose(
+            np.asarray(found).astype("f8"), wanted, rtol=2e-3, atol=2e-2 if dtype == "f2" else 1e-4
+        )
