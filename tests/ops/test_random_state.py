@@ -181,3 +181,12 @@ def test_the_mask_of_backward_is_that_of_the_call():
 
 def test_a_permutation_of_nothing():
     assert ts.permutation(0).tolist() == []
+
+
+@pytest.mark.parametrize("amount", [1, 4 * (1 << 13), 4 * (1 << 13) * 2 + 5])
+def test_words_drawn_at_once_are_those_of_a_trace(amount):
+    drawn = ts.Generator(-3)
+    first, second = drawn.words(amount), drawn.words(7)
+    traced = ts.jit(lambda: (lambda g: (g.words(amount), g.words(7)))(ts.Generator(-3)), target="interp")()
+    np.testing.assert_array_equal(first, traced[0])
+    np.testing.assert_array_equal(second, traced[1])

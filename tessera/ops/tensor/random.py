@@ -21,7 +21,7 @@ from tessera.core.errors import ArgumentError, DTypeError, EffectError, user_loc
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, int32, int64
-from tessera.ir.builder import override_numerics
+from tessera.ir.builder import CURRENT_BUILDER, override_numerics
 from tessera.ir.numerics.conversion import LOW_32_BITS, draw_random_bits, philox_4x32, round_to_format
 from tessera.ir.numerics.error_model import ErrorSite
 from tessera.ir.numerics.interval_arithmetic import IntervalArray
@@ -34,6 +34,7 @@ from tessera.ops.tensor.shape import concatenate, count_elements, expand_dims, i
 from tessera.ops.tensor.sorting import argsort
 
 RANDOM_STATE_NAMES = ("random_seed", "random_offset")  # of the hidden parameters of a compiled program
+BLOCKS_OF_PART = 1 << 13  # of four words
 UNIT_24, UNIT_53 = 2.0**-24, 2.0**-53
 
 
@@ -222,13 +223,10 @@ class Generator:
             return full(shape=(amount,), value=0, dtype=int64)
         blocks = -(-amount // 4)
         seed, first = self.advance(blocks)
-        counter = iota(shape=(blocks,)) + first
-        zero = full(shape=(blocks,), value=0, dtype=int64)
-        seed = seed if isinstance(seed, Tensor) else int(seed)
-        found = philox_4x32(
-            (counter & LOW_32_BITS, counter >> 32, zero, zero), (seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS)
-        )
-        flat = reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
+        if not isinstance(seed, Tensor) and isinstance(first, int) and CURRENT_BUILDER.get() is None:
+            flat = _draw_at_once(int(seed), first, blocks)
+        else:
+            flat = _draw_blocks(seed if isinstance(seed, Tensor) else int(seed), first, blocks)
         return flat if 4 * blocks == amount else slice_(flat, start=(0,), stop=(amount,))
 
     @outside_numerics
@@ -239,6 +237,31 @@ class Generator:
         words = reshape(self.words(2 * amount), shape=(amount, 2))
         high, low = (reshape(slice_(words, start=(0, i), stop=(amount, i + 1)), shape=(amount,)) for i in (0, 1))
         return cast((high >> 5) * 2**26 + (low >> 6), dtype=f64) * UNIT_53
+
+
+def _draw_blocks(seed: Any, first: Any, blocks: int) -> Tensor:
+    """The words of so many blocks from `first` on."""
+    counter = iota(shape=(blocks,)) + first
+    zero = full(shape=(blocks,), value=0, dtype=int64)
+    found = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
+    return reshape(concatenate([expand_dims(w, 1) for w in found], axis=1), shape=(4 * blocks,))
+
+
+def _draw_at_once(seed: int, first: int, blocks: int) -> Tensor:
+    """As `_draw_blocks`, of known numbers, in parts: what the rounds compute stays in a cache."""
+    words = np.empty((blocks, 4), np.int64)
+    for start in range(0, blocks, BLOCKS_OF_PART):
+        part = words[start : start + BLOCKS_OF_PART]
+        counter = np.arange(first + start, first + start + len(part))
+        zero = np.zeros_like(counter)
+        found = philox_4x32((counter & LOW_32_BITS, counter >> 32, zero, zero), _split_seed(seed))
+        for column, word in enumerate(found):
+            part[:, column] = word
+    return Tensor(words.reshape(-1))
+
+
+def _split_seed(seed: Any) -> tuple[Any, Any]:
+    return seed & LOW_32_BITS, (seed >> 32) & LOW_32_BITS
 
 
 def _repeated_draw_error(owner: str) -> EffectError:
