@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.codegen.llvm.runtime import jit, object_cache
+from tessera.codegen.llvm.runtime import jit, object_files
 from tessera.core.errors import FileError
 from tessera.core.io import find_cache_folder
 from tessera.runtime.launch.tuner import TuningCache
@@ -96,10 +96,10 @@ def test_what_another_user_may_write_is_not_used(tmp_path, monkeypatch, what):
     jit.get_object_code(TEXT)
     assert folder.stat().st_mode & 0o777 == 0o700
     (entry,) = folder.iterdir()
-    entry.write_bytes(object_cache.seal_object(entry.stem, b"\0\x7fELF, but no code"))
+    entry.write_bytes(object_files.seal_object(entry.stem, b"\0\x7fELF, but no code"))
     assert jit.get_object_code(TEXT) == b"\x7fELF, but no code"  # a seal is no signature: who may write there matters
     (folder if what == "folder" else entry).chmod(0o777)
-    object_cache._warn_of_folder.cache_clear()
+    object_files._warn_of_folder.cache_clear()
     with pytest.warns(RuntimeWarning, match="another user may write there"):
         assert jit.get_object_code(TEXT).startswith(b"\x7fELF\x02")
 
@@ -113,11 +113,11 @@ def test_the_oldest_entries_are_removed(tmp_path, monkeypatch):
     for n, entry in enumerate(entries):
         entry.write_bytes(bytes(100))
         os.utime(entry, (n, n))
-    object_cache.remove_oldest(tmp_path, 800)
+    object_files.remove_oldest(tmp_path, 800)
     assert all(entry.exists() for entry in entries)
-    monkeypatch.setattr(object_cache, "MOST_BYTES", 799)
-    monkeypatch.setattr(object_cache, "WRITES_PER_CHECK", 1)
-    object_cache.write_entry("new", b"")
+    monkeypatch.setattr(object_files, "MOST_BYTES", 799)
+    monkeypatch.setattr(object_files, "WRITES_PER_CHECK", 1)
+    object_files.write_entry("new", b"")
     assert [entry.exists() for entry in entries] == [False] * 3 + [True] * 5
     assert other.exists() and (tmp_path / "new.o").exists()
 

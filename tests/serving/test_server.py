@@ -286,7 +286,7 @@ def test_mistakes_of_the_command(tmp_path, scores):
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
 
-    assert "no model nothing" in run(tmp_path / "nothing")[1]
+    assert "there is no file or folder" in run(tmp_path / "nothing")[1]
     with socket.create_server(("127.0.0.1", 0)) as held:
         status, text = run(scores, "--port", held.getsockname()[1])
     assert status == 2 and "cannot be served" in text

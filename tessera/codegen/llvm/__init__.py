@@ -14,8 +14,8 @@ import numpy as np
 
 from tessera.codegen.artifact import Artifact
 from tessera.codegen.contract import Capabilities, CompilerPass
-from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes
-from tessera.codegen.llvm.runtime.program import LlvmProgram, compile_artifact
+from tessera.codegen.llvm.runtime.jit import get_host_vector_bytes, seal_object_code
+from tessera.codegen.llvm.runtime.program import OBJECT_FILE, TEXT_FILE, LlvmProgram
 from tessera.codegen.llvm.text.builder import REGISTER_ELEMENTS
 from tessera.codegen.llvm.text.protocol import MAX_BARRIER_PROGRAMS
 from tessera.ir.core import Module
@@ -103,7 +103,7 @@ class LlvmBackend:
 
     def precompile(self, artifact: Artifact) -> dict[str, bytes]:
         """The machine code of an artifact for this processor, as files that travel in it."""
-        return compile_artifact(artifact)
+        return {OBJECT_FILE: seal_object_code(artifact.text(TEXT_FILE))}
 
     def standalone_options(self, machine: str | None) -> dict[str, Any]:
         """The options of `emit` for a program that runs on another machine."""

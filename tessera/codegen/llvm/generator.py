@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import tessera.codegen.llvm.text.kernel_emitter  # noqa: F401
-from tessera.codegen.artifact import Artifact, build_manifest, split_parameters
+from tessera.codegen.artifact import Artifact, build_manifest, hash_json, split_parameters
 from tessera.codegen.contract import (
     Capabilities,
     CompilerPass,
@@ -20,12 +20,13 @@ from tessera.codegen.contract import (
 from tessera.codegen.coverage import OpCoverage
 from tessera.codegen.grouped.vectoriser import LEVEL, vectorise, vectorise_groups
 from tessera.codegen.llvm.runtime.jit import has_products
-from tessera.codegen.llvm.runtime.program import TEXT_FILE, seal_plan
+from tessera.codegen.llvm.runtime.program import TEXT_FILE
 from tessera.codegen.llvm.table import REFUSED
 from tessera.codegen.llvm.table.emission import pointwise_row, statement_rule
 from tessera.codegen.llvm.table.loop_fusion import element_rule
 from tessera.codegen.llvm.text.kernel_emitter import LlvmOptions, emit_module
 from tessera.codegen.llvm.text.pair_products import BF16, INT16, QUADS
+from tessera.codegen.llvm.text.protocol import PLAN_SEAL
 from tessera.core.errors import ArgumentError
 from tessera.ir.core import Module, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
@@ -34,6 +35,11 @@ from tessera.ops.tensor import basic, reduce, shape
 
 OPTION_NAMES = ("vector_bytes", "pair_products", "byte_products", "debug", "schedule")
 COVERAGE = OpCoverage((pointwise_row, element_rule, statement_rule), REFUSED, (vectorise,))
+
+
+def seal_plan(text: str, plan: Mapping[str, Any]) -> str:
+    """The text with a last line that names its plan: the two run together, or not at all."""
+    return f"{text.rstrip()}\n{PLAN_SEAL}{hash_json(plan)}\n"
 
 
 def emit(name: str, capabilities: Capabilities, module: Module, options: Mapping[str, Any]) -> Artifact:

@@ -20,7 +20,7 @@ from tessera.codegen.contract import (
     run_passes,
 )
 from tessera.codegen.coverage import OpCoverage
-from tessera.codegen.initialised_outputs import plan_launches
+from tessera.codegen.host_plan import plan_launches
 from tessera.codegen.ptx.context import KernelEntry
 from tessera.codegen.ptx.emission import SHARED_LIMIT, analyse_launches, emit_function
 from tessera.codegen.ptx.layout import WARP_THREADS

@@ -9,8 +9,8 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.artifact import read_artifact
-from tessera.codegen.llvm.runtime import jit, object_cache, object_files, program
-from tessera.codegen.llvm.runtime.compilation_units import divide_text
+from tessera.codegen.llvm.runtime import jit, object_files, program
+from tessera.codegen.llvm.runtime.jit import divide_text
 from tessera.codegen.llvm.runtime.program import OBJECT_FILE
 
 X = np.arange(6, dtype=np.float32)
@@ -81,7 +81,7 @@ def test_object_code_with_unresolved_symbols_never_runs(tmp_path, monkeypatch, c
     assert object_files.list_unresolved_symbols(wrong) == ["no_such_function"]
     assert jit.MachineCode(SAFE, wrong).address("f") and compiled == [SAFE]
     key = jit.compute_cache_key(SAFE)
-    (tmp_path / f"{key}.o").write_bytes(object_cache.seal_object(key, b"\0" + wrong))
+    (tmp_path / f"{key}.o").write_bytes(object_files.seal_object(key, b"\0" + wrong))
     assert object_files.list_unresolved_symbols(jit.get_object_code(SAFE)) == [] and compiled == [SAFE, SAFE]
 
 

@@ -12,8 +12,8 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.codegen.contract import get_backend
-from tessera.codegen.llvm.runtime import compilation_units, jit, object_files
-from tessera.codegen.llvm.runtime.compilation_units import divide_text
+from tessera.codegen.llvm.runtime import jit, object_files
+from tessera.codegen.llvm.runtime.jit import divide_text
 from tessera.core.errors import ArtifactError, ExecutionError
 from tessera.runtime.program import prepare
 
@@ -74,7 +74,7 @@ def defined(unit):
 def test_every_function_is_in_a_unit_that_has_what_it_calls():
     text = emit(ts.grad(loss), W, X)
     units = divide_text(text)
-    _, functions = compilation_units._take_functions(text)
+    _, functions = jit._take_functions(text)
     assert divide_text(text) == units and functions.apart and sum(unit.shared is not None for unit in units) > 1
     for name in {*functions.texts} - functions.internal | functions.apart:
         assert sum(name in defined(unit) for unit in units) == 1
@@ -90,7 +90,7 @@ def test_kernels_that_call_each_other_are_one_unit():
     first, last = (name.removesuffix(".task") for name in (kernels[0], kernels[-1]))
     changed = text.replace(f"call void @{first}(", f"call void @{last}(")
     assert any({first + ".task", last} <= defined(unit) for unit in divide_text(changed))
-    changed, texts = text, compilation_units._take_functions(text)[1].texts
+    changed, texts = text, jit._take_functions(text)[1].texts
     pair = [unit.shared for unit in divide_text(text) if unit.shared][:2]
     for name, other in zip(pair, reversed(pair), strict=True):
         changed = changed.replace(texts[name], texts[name].replace("  ret void", f"  call void @{other}()\n  ret void"))
@@ -112,11 +112,11 @@ def test_a_unit_is_compiled_once(compiled):
 
 def test_a_caller_knows_what_llvm_found_out_about_a_function_of_another_unit():
     text = "define i32 @f(ptr %p) noinline {\n  %x = load i32, ptr %p\n  %y = and i32 %x, 7\n  ret i32 %y\n}\n"
-    declaration = jit.compile_unit(compilation_units.Unit(text, (), "f")).partition(b"\0")[0].decode()
+    declaration = jit.compile_unit(jit.Unit(text, (), "f")).partition(b"\0")[0].decode()
     assert re.fullmatch(r"declare [^\n]*i32 @f\(ptr [^\n]*%p\)[^\n]*", declaration)
     assert "nounwind" in declaration and "noinline" in declaration
     caller = f"define i32 @g(ptr %p) {{\n  %x = call i32 @f(ptr %p)\n  ret i32 %x\n}}\n{declaration}\n"
-    code = jit.compile_unit(compilation_units.Unit(caller, ("f",))).partition(b"\0")[2]
+    code = jit.compile_unit(jit.Unit(caller, ("f",))).partition(b"\0")[2]
     assert object_files.list_symbols(code)[0] == ["g"] and "f" in object_files.list_symbols(code)[1]
 
 

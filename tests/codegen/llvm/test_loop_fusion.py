@@ -163,3 +163,18 @@ def test_a_long_chain_is_stored_on_the_way():
         want = want * np.float32(0.75) + np.float32(0.5)
     got = ts.jit(lambda x: ts.launch(chain, (1,), x, ts.like(x)), target="llvm")(x)
     np.testing.assert_array_equal(got.numpy(), want)
+
+
+POLYNOMIALS = {
+    "square": lambda a: a * a, "of two": lambda a: (a + 1) * (3 - a), "cube": lambda a: a * a * a - a,
+    "difference": lambda a: a - a * 2, "scaled": lambda a: (a * 3 - 7) * 2 + a,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLYNOMIALS)
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 16, 33])
+def test_products_of_consecutive_numbers_are_not_consecutive(size, name):
+    """The lanes of a short vector count from a number, by which another vector that counts is not scaled."""
+    polynomial = POLYNOMIALS[name]
+    found = ts.jit(lambda x: x + polynomial(ts.arange(size)), target="llvm")(np.zeros(size, np.int64))
+    np.testing.assert_array_equal(found, polynomial(np.arange(size)))

@@ -15,7 +15,7 @@ import numpy as np
 from tessera.codegen.artifact import Artifact, BoundPlans, hash_json
 from tessera.codegen.diagnostics import Site
 from tessera.codegen.llvm.runtime import interrupts, thread_pool
-from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key, get_object_code
+from tessera.codegen.llvm.runtime.jit import MachineCode, compute_cache_key
 from tessera.codegen.llvm.runtime.native_calls import (
     DONE,
     OTHER_ARRAYS,
@@ -23,7 +23,7 @@ from tessera.codegen.llvm.runtime.native_calls import (
     NativeCall,
     make_native_binding,
 )
-from tessera.codegen.llvm.runtime.object_cache import open_object, seal_object
+from tessera.codegen.llvm.runtime.object_files import open_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
@@ -31,7 +31,14 @@ from tessera.codegen.llvm.runtime.thread_pool import (
     allocate_aligned,
     choose_thread_count,
 )
-from tessera.codegen.llvm.text.protocol import FIRST_KEY, INTERRUPTED, NO_FAILURE, POLL_FUNCTION, REPORT_CONTEXT
+from tessera.codegen.llvm.text.protocol import (
+    FIRST_KEY,
+    INTERRUPTED,
+    NO_FAILURE,
+    PLAN_SEAL,
+    POLL_FUNCTION,
+    REPORT_CONTEXT,
+)
 from tessera.codegen.plan_execution import (
     ArgumentBinder,
     PlanEngine,
@@ -124,14 +131,8 @@ class NativePlanEngine(PlanEngine):
 
 TEXT_FILE = "kernels.ll"
 OBJECT_FILE = "kernels.o"  # machine code for the processor that the artifact was built on
-PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
 MAX_SHORT_PROGRAMS = 32  # without long loops, that run before Ctrl-C takes effect
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
-
-
-def seal_plan(text: str, plan: Mapping[str, Any]) -> str:
-    """The text with a last line that names its plan: the two run together, or not at all."""
-    return f"{text.rstrip()}\n{PLAN_SEAL}{hash_json(plan)}\n"
 
 
 def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
@@ -146,12 +147,6 @@ def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
             f"the plan in the manifest is not that of {TEXT_FILE}", expected=f"sha256 {named.strip()[:64]}",
             received=f"sha256 {hash_json(plan)}", suggestion="build the artifact again",
         )  # fmt: skip
-
-
-def compile_artifact(artifact: Artifact) -> dict[str, bytes]:
-    """The object file of an artifact for this processor, sealed with the hash of its text and of the processor."""
-    text = artifact.text(TEXT_FILE)
-    return {OBJECT_FILE: seal_object(compute_cache_key(text), get_object_code(text))}
 
 
 def _find_object(artifact: Artifact, text: str) -> bytes | None:

@@ -136,17 +136,17 @@ def _round_result(body: LoopBody, node: Node, wide: DType, lane: LaneValue) -> L
 
 
 def _shift_ramp(body: LoopBody, node: Node, lanes: list[LaneValue]) -> LaneValue | None:
-    """A ramp plus, minus or times a scalar as a ramp, so that accesses are recognised as contiguous or strided."""
+    """A ramp plus, minus or times a scalar as a ramp: accesses are recognised as contiguous or strided."""
     if node.op not in (elementwise.add, elementwise.sub, elementwise.mul) or node.out.type.dtype != int64:
         return None
     x, y = lanes
     if x.uniform and y.uniform:
         return _shift_index(body, node, x, y)
+    if node.op is not elementwise.sub and x.uniform:
+        x, y = y, x
     if node.op is elementwise.mul:
-        x, y = (y, x) if x.uniform else (x, y)
-        return scale_index(body, x, int(y.name)) if x.kind is LaneKind.RAMP and is_number(y.name) else None
-    if node.op is elementwise.add:
-        x, y = (y, x) if x.uniform else (x, y)
+        scales = x.kind is LaneKind.RAMP and y.uniform and is_number(y.name)
+        return scale_index(body, x, int(y.name)) if scales else None
     step = x.step if x.kind is LaneKind.RAMP else -y.step
     if not (x.kind is LaneKind.RAMP and y.uniform) and not (x.uniform and y.kind is LaneKind.RAMP):
         return None

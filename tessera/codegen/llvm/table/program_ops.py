@@ -1,9 +1,11 @@
-"""Program ops: ids, allocations, the grid barrier, and the reports of assertions and prints; scatters, copies and
-atomics: one loop nest each."""
+"""Program ops: ids, allocations, the grid barrier, and the reports of assertions and prints; stores, scatters, copies
+and atomics: one loop nest each. Rows of a few elements, as of a stack along the last axis, are computed a register of
+rows at a time and interleaved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.artifact import describe_size
@@ -17,12 +19,12 @@ from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
     cast_to_index,
     choose_vector_width,
-    element_rule,
     emit_bounds_mask,
     emit_broadcast_element,
     emit_element,
     emit_loop_nest,
     emit_optional_operand,
+    emit_row_loops,
     materialise_block,
     offset_index,
 )
@@ -34,14 +36,12 @@ from tessera.codegen.llvm.text.builder import (
     LlvmBuilder,
     LoopBody,
     RegisterType,
-    format_step_vector,
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, make_row_major_strides, store_lane
 from tessera.codegen.llvm.text.protocol import (
     BARRIER_CONTEXT,
     BARRIER_FUNCTION,
-    FAILURE_PROGRAM_BIT,
     FAILURE_WORD,
     FIRST_KEY,
     NO_FAILURE,
@@ -50,11 +50,9 @@ from tessera.codegen.llvm.text.protocol import (
     REPORT_FUNCTION,
 )
 from tessera.core.errors import UnsupportedOpError
-from tessera.core.symbolic_dim import proves_less
 from tessera.core.types import DType, int64
 from tessera.ir.core import Node, Value
 from tessera.ops.dialects import tile
-from tessera.ops.tensor import shape
 
 if TYPE_CHECKING:
     from tessera.codegen.llvm.text.kernel_context import LlvmKernelContext
@@ -153,7 +151,7 @@ def _(kernel, node):
         slot = text.let(f"getelementptr i64, ptr {table.base}, i64 {number}", "p")
         text.line(f"store ptr {memref.base}, ptr {slot}, align 8")
     context = text.let(f"load i64, ptr @{REPORT_CONTEXT}, align 8")
-    site = kernel.library.add_site(_describe_site(kernel, node))
+    site = kernel.library.add_site(describe_site(kernel, node))
     kernel.scratch.record_access(table)
     text.line(
         f"call void @{REPORT_FUNCTION}(i64 {context}, i64 {site}, i64 {_emit_program_number(kernel)}, ptr {table.base})"
@@ -183,7 +181,7 @@ def _emit_program_number(kernel: LlvmKernelContext) -> str:
     return text.let(f"add i64 {first}, %pid2", "i")
 
 
-def _describe_site(kernel: LlvmKernelContext, node: Node) -> dict[str, Any]:
+def describe_site(kernel: LlvmKernelContext, node: Node) -> dict[str, Any]:
     """A report as JSON data for the manifest."""
     attrs = kernel.function.attrs
     return {
@@ -206,142 +204,6 @@ def _(kernel, node):
         "the target llvm has no breakpoints", location=node.loc,
         suggestion='run this kernel with target="interp", or remove breakpoint()',
     )  # fmt: skip
-
-
-# Checked indices: the first failure of a launch, by program and then by site, is reported.
-
-
-_PROGRAM_PARAMETERS = "i64 %pid0, i64 %pid1, i64 %pid2, i64 %grid1, i64 %grid2"
-
-
-@element_rule(shape.check_index)
-def _(body, node, index):
-    (v,), size = node.args, node.attrs["size"]
-    lane = cast_to_index(body, v, emit_element(body, v, index))
-    low, high = body.kernel.ranges.of(v)
-    if low >= 0 and proves_less(high, size):
-        return lane
-    bound = body.kernel.sizes.find(size)
-    t = RegisterType("i64", body.width_of(lane))
-    library = body.kernel.library
-    name = library.require(f"ts.check_index.{t.suffix}", lambda: _define_check(t))
-    library.require(f"ts.wrap_index.{t.suffix}", lambda: _define_wrap(t))
-    library.require(f"ts.report_index.{t.suffix}", lambda: _define_report(t))
-    site = _add_index_site(body.kernel, node)
-    counted = (body.mask if t.width > 1 else None) or t.truth.const(1)
-    with body.hoist(lane):
-        found = body.text.let(
-            f"call {t} @{name}({t} {body.broadcast_lane(lane, t)}, {t.truth} {counted}, i64 {bound}, "
-            f"i64 {bound if node.attrs['wrap'] else 0}, i64 {site}, {_PROGRAM_PARAMETERS})",
-            "i",
-        )
-    return LaneValue(found, body.kind_of(lane))
-
-
-def _add_index_site(kernel: LlvmKernelContext, node: Node) -> int:
-    """The number of a check's site; one node that several loops compute has one."""
-    if node not in kernel.index_sites:
-        described = {**_describe_site(kernel, node), "kind": "index", "operands": [{"shape": [], "dtype": "int64"}]}
-        described["size"] = describe_size(node.attrs["size"])
-        kernel.index_sites[node] = kernel.library.add_site(described)
-    return kernel.index_sites[node]
-
-
-def _define_check(t: RegisterType) -> Iterator[str]:
-    """The function that checks a register of indices; inlined up to the first index that is not in bounds as it is."""
-    parameters = f"{t} %x, {t.truth} %counted, i64 %size, i64 %add, i64 %site, {_PROGRAM_PARAMETERS}"
-    yield f"define internal {t} @ts.check_index.{t.suffix}({parameters}) alwaysinline #0 {{"
-    yield "entry:"
-    yield from _define_splat(t, "size")
-    yield f"  %beyond = icmp uge {t} %x, %size.v"
-    yield f"  %other = and {t.truth} %beyond, %counted"
-    yield f"  %any = {_format_any(t, '%other')}"
-    yield "  br i1 %any, label %rare, label %leave"
-    yield "rare:"
-    yield f"  %wrapped = call {t} @ts.wrap_index.{t.suffix}({parameters})"
-    yield "  br label %leave"
-    yield "leave:"
-    yield f"  %place = phi {t} [ %x, %entry ], [ %wrapped, %rare ]"
-    yield f"  ret {t} %place"
-    yield "}"
-
-
-def _format_any(t: RegisterType, mask: str) -> str:
-    """Whether a lane of a mask is true."""
-    if t.width == 1:
-        return f"and i1 {mask}, true"
-    return f"call i1 @llvm.vector.reduce.or.{t.truth.suffix}({t.truth} {mask})"
-
-
-def _define_wrap(t: RegisterType) -> Iterator[str]:
-    """The function for a register with negative indices, or with indices out of bounds: they become 0."""
-    yield f"define internal {t} @ts.wrap_index.{t.suffix}({t} %x, {t.truth} %counted, i64 %size, i64 %add, i64 %site, "
-    yield f"    {_PROGRAM_PARAMETERS}) cold noinline #0 {{"
-    yield "entry:"
-    for name in ("size", "add"):
-        yield from _define_splat(t, name)
-    yield f"  %negative = icmp slt {t} %x, {t.const(0)}"
-    yield f"  %moved = add {t} %x, %add.v"
-    yield f"  %place = select {t.truth} %negative, {t} %moved, {t} %x"
-    yield f"  %outside = icmp uge {t} %place, %size.v"
-    yield f"  %bad = and {t.truth} %outside, %counted"
-    yield f"  %any = {_format_any(t, '%bad')}"
-    yield "  br i1 %any, label %failed, label %passed"
-    yield "failed:"
-    yield f"  call void @ts.report_index.{t.suffix}({t} %x, {t.truth} %bad, i64 %site, {_PROGRAM_PARAMETERS})"
-    yield "  br label %passed"
-    yield "passed:"
-    yield f"  %safe = select {t.truth} %outside, {t} {t.const(0)}, {t} %place"
-    yield f"  ret {t} %safe"
-    yield "}"
-
-
-def _define_splat(t: RegisterType, name: str) -> Iterator[str]:
-    """The register %name.v of a scalar parameter."""
-    if t.width == 1:
-        yield f"  %{name}.v = add i64 %{name}, 0"
-        return
-    yield f"  %{name}.s = insertelement {t} poison, i64 %{name}, i64 0"
-    yield f"  %{name}.v = shufflevector {t} %{name}.s, {t} poison, <{t.width} x i32> zeroinitializer"
-
-
-def _define_report(t: RegisterType) -> Iterator[str]:
-    """The function that reports the first bad index of a register, unless an earlier failure is known."""
-    yield f"define internal void @ts.report_index.{t.suffix}({t} %x, {t.truth} %bad, i64 %site,"
-    yield f"    {_PROGRAM_PARAMETERS}) cold noinline #0 {{"
-    yield "entry:"
-    yield "  %rows = mul i64 %pid0, %grid1"
-    yield "  %row = add i64 %rows, %pid1"
-    yield "  %base = mul i64 %row, %grid2"
-    yield "  %program = add i64 %base, %pid2"
-    yield "  %number = add i64 %program, 1"
-    yield f"  %high = shl i64 %number, {FAILURE_PROGRAM_BIT}"
-    yield "  %key = or i64 %high, %site"
-    yield f"  %old = atomicrmw umin ptr @{FAILURE_WORD}, i64 %key monotonic"
-    yield "  %new = icmp ult i64 %key, %old"
-    yield "  br i1 %new, label %report, label %known"
-    yield "report:"
-    yield "  %slot = alloca i64, align 8"
-    yield "  %table = alloca ptr, align 8"
-    yield from _extract_first(t)
-    yield "  store i64 %first, ptr %slot, align 8"
-    yield "  store ptr %slot, ptr %table, align 8"
-    yield f"  %context = load i64, ptr @{REPORT_CONTEXT}, align 8"
-    yield f"  call void @{REPORT_FUNCTION}(i64 %context, i64 %site, i64 %program, ptr %table)"
-    yield "  br label %known"
-    yield "known:"
-    yield "  ret void"
-    yield "}"
-
-
-def _extract_first(t: RegisterType) -> Iterator[str]:
-    """The register %first: the element of %x in the first lane of %bad."""
-    if t.width == 1:
-        yield "  %first = add i64 %x, 0"
-        return
-    yield f"  %lanes = select {t.truth} %bad, {t} {format_step_vector(t)}, {t} {t.const(t.width)}"
-    yield f"  %lane = call i64 @llvm.vector.reduce.umin.{t.suffix}({t} %lanes)"
-    yield f"  %first = extractelement {t} %x, i64 %lane"
 
 
 # Scatters, copies and atomics.
@@ -494,3 +356,135 @@ def _emit_guarded(text: LlvmBuilder, t: RegisterType, mask: LaneValue | None, up
     old, last = update(), text.label  # a compare-and-swap loop ends in another basic block
     text.branch_to(done)
     return LaneValue(text.let(f"phi {t} [ {old}, %{last} ], [ {t.const(0)}, %{before} ]"))
+
+
+# Stores of blocks: one loop nest for the stores that one loop computes, without masks where tiles lie within bounds.
+
+
+MIN_UNSWITCHED = 512  # elements of a block whose loops have a form without masks
+
+
+@statement_rule(tile.store)
+def _(kernel, node):
+    group = kernel.plan.store_groups.get(node, (node,))
+    if node is not group[-1]:
+        return  # stored with the last one of the group
+    value = node.args[1]
+
+    def emit_element_stores(body: LoopBody, index: LaneIndex) -> None:
+        # All elements are computed before one is stored.
+        lanes = [emit_element(body, each.args[1], index) for each in group]
+        for each, lane in zip(group, lanes, strict=True):
+            _store_element(body, each, index, lane)
+
+    def emit_loops(counts: Mapping[int, str]) -> None:
+        width, block = choose_vector_width(kernel, value.type.dtype), static_shape(value.type)
+        if not counts and all(_has_short_rows(kernel, each, width) for each in group):
+            emit_row_loops(
+                kernel, block, width, lambda body, rows: _interleave_rows(body, group, rows), emit_element_stores
+            )
+        else:
+            emit_loop_nest(kernel, block, width, emit_element_stores, counts)
+
+    _emit_unswitched(kernel, group, _find_whole_tiles(kernel, group), emit_loops)
+
+
+def _find_whole_tiles(kernel: LlvmKernelContext, group: Sequence[Node]) -> dict[Value, int]:
+    """The starts of clipped stores, and up to which number each a whole tile is within bounds; {}: not worth it.
+
+    A masked store of narrow elements takes some processors as long as a hundred plain ones.
+    """
+    if math.prod(static_shape(group[0].args[1].type)) < MIN_UNSWITCHED or kernel.is_long:
+        return {}
+    found: dict[Value, int] = {}
+    for node in (n for n in group if n.attrs["edge"] == "clip"):
+        ref, value, *rest = node.args
+        starts, block, sizes = rest[: ref.type.rank], static_shape(value.type), kernel.memrefs[ref].shape
+        for axis in kernel.ranges.find_unproven_axes(starts, block, sizes):
+            if not isinstance(sizes[axis], int) or kernel.ranges.of(starts[axis])[0] < 0:
+                return {}
+            limit = sizes[axis] - block[axis]
+            found[starts[axis]] = min(found.get(starts[axis], limit), limit)
+    return found if all(limit >= 0 for limit in found.values()) else {}
+
+
+def _emit_unswitched(
+    kernel: LlvmKernelContext,
+    group: Sequence[Node],
+    limits: Mapping[Value, int],
+    emit_loops: Callable[[Mapping[int, str]], None],
+) -> None:
+    """Loop unswitching: loops without masks for tiles that lie within bounds, and with them for the last ones.
+
+    The latter end with the last element that is stored: a masked store of no lane may take hundreds of cycles.
+    """
+    if not limits:
+        emit_loops({})
+        return
+    text, body, inside = kernel.text, LoopBody(kernel), ""
+    for start, limit in limits.items():
+        lane = cast_to_index(body, start, emit_element(body, start, ()))
+        test = text.let(f"icmp sle i64 {lane.name}, {limit}", "b")
+        inside = text.let(f"and i1 {inside}, {test}", "b") if inside else test
+    whole, partial, done = (text.new_label(hint) for hint in ("whole", "partial", "done"))
+    text.line(f"br i1 {inside}, label %{whole}, label %{partial}")
+    text.begin_block(whole)
+    with kernel.ranges.assume({v: (kernel.ranges.of(v)[0], limit) for v, limit in limits.items()}):
+        emit_loops({})
+    text.line(f"br label %{done}")
+    text.begin_block(partial)
+    emit_loops(_count_stored(kernel, group, limits))
+    text.branch_to(done)
+
+
+def _count_stored(kernel: LlvmKernelContext, group: Sequence[Node], limits: Mapping[Value, int]) -> dict[int, str]:
+    """For each axis along which all stores of a group may end within the block, how many indices any stores at."""
+    block, counts, text = static_shape(group[0].args[1].type), dict[int, str](), kernel.text
+    for axis, n in enumerate(block):
+        starts = [each.args[2 + axis] for each in group]
+        if n == 1 or any(v not in limits for v in starts):
+            continue  # one of them stores at all
+        count = ""
+        for each, start in zip(group, starts, strict=True):
+            lane = cast_to_index(LoopBody(kernel), start, emit_element(LoopBody(kernel), start, ()))
+            own = text.let(f"sub i64 {kernel.memrefs[each.args[0]].shape[axis]}, {lane.name}", "i")
+            count = text.let(f"call i64 @llvm.smax.i64(i64 {count}, i64 {own})", "i") if count else own
+        counts[axis] = text.let(f"call i64 @llvm.smin.i64(i64 {count}, i64 {n})", "i")
+    return counts
+
+
+def _store_element(body: LoopBody, node: Node, index: LaneIndex, lane: LaneValue) -> None:
+    ref, value, *rest = node.args
+    m, rank = memory.fetch_rows_ahead(body.kernel.memrefs[ref], static_shape(value.type)), ref.type.rank
+    position = offset_index(body, rest[:rank], index)
+    mask = emit_optional_operand(body, rest[rank:], 0, index)
+    if node.attrs["edge"] == "clip":
+        mask = memory.intersect_masks(
+            body, mask, emit_bounds_mask(body, m, rest[:rank], static_shape(value.type), position)
+        )
+    memory.store_lane(body, m, position, lane, mask)
+
+
+# Rows of a few elements.
+
+
+def _has_short_rows(kernel: LlvmKernelContext, node: Node, width: int) -> bool:
+    """Whether a block has whole rows of memory, of a few elements each, all of them within bounds."""
+    ref, value, *rest = node.args
+    m, rank, block = kernel.memrefs[ref], ref.type.rank, static_shape(value.type)
+    if rank < 2 or len(rest) > rank or width == 1 or block[-2] < width:
+        return False
+    columns = block[-1]
+    if not 2 <= columns <= memory.MAX_SHUFFLED_STRIDE or m.shape[-1] != columns or m.strides[-2:] != (columns, 1):
+        return False
+    starts = rest[:rank]
+    unproven = kernel.ranges.find_unproven_axes(starts, block, m.shape) if node.attrs["edge"] == "clip" else ()
+    return not unproven and kernel.ranges.of(starts[-1]) == (0, 0)
+
+
+def _interleave_rows(body: LoopBody, group: Sequence[Node], rows: Sequence[LaneIndex]) -> None:
+    """Compute and store as many rows as a register has lanes; `rows` has an index for each element of a row."""
+    lanes = [[emit_element(body, node.args[1], index) for index in rows] for node in group]
+    for node, found in zip(group, lanes, strict=True):
+        ref, _, *starts = node.args
+        memory.store_interleaved(body, body.kernel.memrefs[ref], offset_index(body, starts, rows[0]), found)

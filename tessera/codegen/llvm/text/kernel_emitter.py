@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tessera.codegen.coverage import make_refusal_error
-from tessera.codegen.host_plan import find_aliased_parameters
-from tessera.codegen.initialised_outputs import plan_launches
+from tessera.codegen.host_plan import find_aliased_parameters, plan_launches
 from tessera.codegen.llvm.passes.bufferisation import is_block, is_fusible
 from tessera.codegen.llvm.table import (
     REFUSED,
+    index_checks,  # noqa: F401
     inline_instructions,  # noqa: F401  (its rows fill the tables)
     narrow_integers,  # noqa: F401
     reductions,  # noqa: F401
     scalar_functions,
-    stores,  # noqa: F401
 )
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (

@@ -32,3 +32,5 @@ BARRIER_FUNCTION, BARRIER_CONTEXT = "tessera_meet", "tessera_meeting"
 MAX_BARRIER_PROGRAMS = 256
 
 REPORT_FUNCTION, REPORT_CONTEXT = "tessera_report", "tessera_context"
+
+PLAN_SEAL = "; plan sha256 "  # the last line of the text: machine code trusts its plan's addresses
