@@ -92,7 +92,9 @@ class SummedProduct:
 def match_summed_product(uses: UseDef, node: Node) -> SummedProduct | None:
     """A sum over all matrices of a product of 16-bit floats, or None where that is another sum, or does not pay."""
     dot, out = uses.find(node.args[0], contractions.dot), get_tensor_type(node.out)
-    if dot is None or uses.count_uses(dot.out) > 1 or get_tensor_type(dot.out).dtype != f32 or out.policy is not None:
+    if dot is None or uses.count_uses(dot.out) > 1 or get_tensor_type(dot.out).dtype != f32:
+        return None
+    if any(t.policy is not None for t in (out, *(get_tensor_type(v) for v in (*dot.args, dot.out)))):
         return None
     rank, measured = len(get_shape(dot.out)), measure_product(*dot.args)
     leading = tuple(sorted(a % rank for a in node.attrs["axis"]))

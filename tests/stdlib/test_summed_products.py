@@ -64,6 +64,7 @@ def test_other_sums_stay(small):
         lambda a, b: ts.sum(ts.cast(a, ts.f32) @ ts.cast(b, ts.f32), axis=1),
         lambda a, b: ts.sum(ts.cast(a, ts.f32) @ ts.cast(b, ts.f32)[:1], axis=0),
         lambda a, b: ts.sum(a @ b, axis=0),
+        lambda a, b: ts.sum(ts.cast(a, ts.f32 @ ts.accum(ts.f64)) @ ts.cast(b, ts.f32), axis=0),
     ):
         names, got = run(function, a, b)
         assert not any("multiply_together" in name for name in names)
