@@ -68,7 +68,7 @@ class LoweringPlan:
     peel: bool = False  # the last partial tile of a looped reduction is emitted apart, at its own size
     # Longer axes than this are sorted by the host; None: never, the lowering compares all pairs.
     host_sort: int | None = None
-    # Stacks of slices are strided views; else they are written, and products read them by tensor maps (PTX).
+    # Stacks of slices that products read are strided views; else they are written, and read by tensor maps (PTX).
     stack_views: bool = True
     flat_windows: bool = False  # products read the windows of convolutions along flat lines of the padded array
     indirect_windows: bool = False  # convolutions read windows through tables of offsets

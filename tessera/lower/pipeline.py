@@ -167,7 +167,7 @@ def rewrite_vector_products(module: Module, plan: LoweringPlan) -> Module:
 
 
 def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
-    """Windows as strided views, where the plan says so for stacks, and along flat lines."""
+    """Windows as strided views, where the plan says so for those of products, and along flat lines."""
     main = form_window_views(module.main, plan.stack_views)
     return module.replace(flatten_windows(main) if plan.flat_windows else main, *module.functions[1:])
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
+from torch.utils.flop_counter import flop_registry
 
 from tessera.codegen.contract import get_capable_backend
 from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError, TesseraError, UnsupportedOpError
@@ -32,11 +33,12 @@ from tessera.core.symbolic_dim import SizeGuards, UnknownSizeError
 from tessera.core.types import TensorType
 from tessera.frontend.jit.dynamic_shapes import trace_symbols
 from tessera.frontend.jit.tracing import Jit, TracedFunction
+from tessera.ir.array_interchange import POINTER_ALIGN
 from tessera.ir.tensor import Tensor
-from tessera.ops.tensor.basic import broadcast_to
 from tessera.ops.tensor.shape import permute
 from tessera.torch.conversion import convert, find_location, name_op
 from tessera.torch.decompositions import find_decompositions
+from tessera.torch.input_layouts import InputLayout, find_axis_order, find_layout, holds_enclosing, invert_order
 from tessera.torch.input_writes import InputWrites, extract_writes
 from tessera.torch.interop import (
     ProgramOptions,
@@ -44,12 +46,11 @@ from tessera.torch.interop import (
     choose_target,
     compile_for_tensors,
     describe_tensor,
+    reads_in_place,
 )
 from tessera.torch.partition import (
     Support,
     describe_fake,
-    find_axis_order,
-    find_repeated_axes,
     get_fake,
     hint,
     leave_result_views,
@@ -328,9 +329,6 @@ class Piece(torch.nn.Module):
         self.left: list[tuple[Node, str]] = []
         self.fakes = [get_fake(n) for n in module.graph.nodes if n.op == "placeholder"]
         tensors = [f for f in self.fakes if isinstance(f, torch.Tensor)]
-        self.repeated = [find_repeated_axes(f) for f in tensors]
-        taken = map(_take_one, tensors, self.repeated)
-        self.orders = [find_axis_order(fake) for fake in taken]
         output = next(n for n in module.graph.nodes if n.op == "output")
         self.outputs = [get_fake(n) if isinstance(n, Node) else n for n in output.args[0]]
         target = options.target or ("interp" if _interprets(options) else choose_target(tensors))
@@ -345,6 +343,9 @@ class Piece(torch.nn.Module):
             for f in self.fakes
         ]
         self._static = len(tensors) == len(self.fakes) and all(_is_static(t) for t in tensors)
+        in_place = self._static and reads_in_place(self.program_options) and not _multiplies(module)
+        found = [find_layout(f) for f in tensors]
+        self.layouts = found if in_place else [layout.drop_gaps() for layout in found]
         self.run: Callable[..., Any] = self._run_for_sizes
         self._compile_first()
 
@@ -440,12 +441,26 @@ class Piece(torch.nn.Module):
         return program
 
     def _compile(self, values: Sequence[Any]) -> RunOnTensors:
-        """The program for types and numbers."""
+        """The program for types and numbers. Tensors with gaps that it cannot read where they lie have another one."""
+        gaps = {i: layout for i, layout in enumerate(self.layouts) if layout.enclosing is not None}
+        run = self._compile_for_layouts(values, self.layouts)
+        if not gaps:
+            return run
+        make_dense = cache(lambda: self._compile_for_layouts(values, [g.drop_gaps() for g in self.layouts]))
+
+        def choose(tensors: Sequence[torch.Tensor]) -> list[Any]:
+            held = all(holds_enclosing(tensors[i], layout, POINTER_ALIGN) for i, layout in gaps.items())
+            return run(tensors) if held else make_dense()(tensors)
+
+        return choose
+
+    def _compile_for_layouts(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> RunOnTensors:
         start = time.perf_counter()
-        traced, places = self._trace(values)
-        run = compile_for_tensors(traced, self.program_options, self._list_overwritten(places))
+        traced, places = self._trace(values, layouts)
+        in_place = frozenset(i for i, layout in enumerate(layouts) if layout.enclosing is not None)
+        run = compile_for_tensors(traced, self.program_options, self._list_overwritten(places), in_place)
         _count(programs=1, seconds=time.perf_counter() - start)
-        views = [_make_view(axes, order) for axes, order in zip(self.repeated, self.orders, strict=True)]
+        views = [None if i in in_place else layout.make_view() for i, layout in enumerate(layouts)]
         return _arrange(run, views, [find_axis_order(self.outputs[i]) for i in places], places, len(self.outputs))
 
     def _list_overwritten(self, places: Sequence[int]) -> dict[int, int]:
@@ -455,10 +470,10 @@ class Piece(torch.nn.Module):
         return {
             places.index(r): t
             for r, t in numbers.items()
-            if r in places and find_axis_order(self.outputs[r]) == self.orders[t] and not self.repeated[t]
+            if r in places and InputLayout((), find_axis_order(self.outputs[r])) == self.layouts[t]
         }
 
-    def _trace(self, values: Sequence[Any]) -> tuple[TracedFunction, list[int]]:
+    def _trace(self, values: Sequence[Any], layouts: Sequence[InputLayout]) -> tuple[TracedFunction, list[int]]:
         """The Graph function for types and numbers, and which of the piece's results it gives: the others are None.
 
         Tensors that lie in memory in another order of axes are taken and given in that order.
@@ -467,7 +482,7 @@ class Piece(torch.nn.Module):
         places: list[int] = []
 
         def piece(*tensors: Tensor) -> list[Tensor]:
-            given = iter([_restore(*each) for each in zip(tensors, self.orders, types, strict=True)])
+            given = iter([layout.restore(t, type) for layout, t, type in zip(layouts, tensors, types, strict=True)])
             outs = convert_piece(*(next(given) if isinstance(v, TensorType) else v for v in values))
             places[:] = [i for i, out in enumerate(outs) if out is not None]
             for i in places:
@@ -479,8 +494,8 @@ class Piece(torch.nn.Module):
             ]
 
         types = [v for v in values if isinstance(v, TensorType)]
-        ordered = [_reorder(*each) for each in zip(types, self.repeated, self.orders, strict=True)]
-        return Jit(piece).trace(*ordered), places
+        taken = [layout.find_type(type) for layout, type in zip(layouts, types, strict=True)]
+        return Jit(piece).trace(*taken), places
 
 
 def _check_bound(fakes: Sequence[Any], patterns: Sequence[Any], known: Sequence[Any]) -> None:
@@ -538,31 +553,9 @@ def _describe(value: Any) -> Any:
     return describe_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-def _take_one(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    """A tensor with its first element alone along some axes."""
-    return tensor[tuple(slice(0, 1) if i in axes else slice(None) for i in range(tensor.ndim))] if axes else tensor
-
-
-def _make_view(axes: Sequence[int], order: Sequence[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What makes of a tensor the one that a program takes; None where that is the tensor itself."""
-    if not axes:
-        return None if order is None else lambda t: t.permute(order)
-    return lambda t: _take_one(t, axes) if order is None else _take_one(t, axes).permute(order)
-
-
-def _reorder(type: TensorType, repeated: Sequence[int], order: Sequence[int] | None) -> TensorType:
-    shape = tuple(1 if i in repeated else n for i, n in enumerate(type.shape))
-    return type.with_shape(shape if order is None else tuple(shape[i] for i in order))
-
-
-def _restore(tensor: Tensor, order: Sequence[int] | None, type: TensorType) -> Tensor:
-    """A tensor of a program with the axes, and the repeated elements, of PyTorch's."""
-    found = tensor if order is None else permute(tensor, axes=_invert(order))
-    return found if found.shape == type.shape else broadcast_to(found, shape=type.shape)
-
-
-def _invert(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
+def _multiplies(module: GraphModule) -> bool:
+    """Whether a graph has products (ops whose flops PyTorch counts): tensor maps load operands without gaps best."""
+    return any(getattr(n.target, "overloadpacket", None) in flop_registry for n in module.graph.nodes)
 
 
 def _arrange(
@@ -575,7 +568,7 @@ def _arrange(
     """A program with its tensors in the axis orders of its callers, and None for results that it does not give."""
     if not any(views) and not any(result_orders) and len(places) == count:
         return run
-    inverses = [None if order is None else _invert(order) for order in result_orders]
+    inverses = [None if order is None else invert_order(order) for order in result_orders]
 
     def arranged(tensors: Sequence[torch.Tensor]) -> list[Any]:
         given = [t if view is None else view(t) for t, view in zip(tensors, views, strict=True)]

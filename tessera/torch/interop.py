@@ -5,7 +5,7 @@ Nothing is copied but tensors whose elements are not contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -77,12 +77,17 @@ def choose_target(tensors: Iterable[torch.Tensor], target: str | None = None) ->
 
 
 def compile_for_tensors(
-    traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int] = MappingProxyType({})
+    traced: TracedFunction,
+    options: ProgramOptions,
+    overwritten: Mapping[int, int] = MappingProxyType({}),
+    in_place: Container[int] = (),
 ) -> RunOnTensors:
     """Compile a traced function: a function from its tensors to PyTorch tensors, which are new and contiguous.
 
     `overwritten`: results, by number, that may take the memory of a tensor, by its number. Where they do, and the
-    tensor is contiguous, what is returned for them shares its memory.
+    tensor is contiguous, what is returned for them shares its memory. `in_place`: tensors, by number, that are read
+    where they lie, whatever their strides are: the function takes the array that begins there
+    (`tessera.torch.input_layouts`), so `reads_in_place` must hold.
 
     A program that draws random numbers draws a seed from PyTorch's generator in each call, so `torch.manual_seed`
     sets them.
@@ -91,9 +96,9 @@ def compile_for_tensors(
         ArgumentError: the function seeds Tessera's default generator.
     """
     check_seedless(traced)
-    run = _compile(traced, options, overwritten)
+    run = _compile(traced, options, overwritten, in_place)
     constants = [to_torch(Tensor(a)) for a in traced.captures]
-    device = "cuda" if options.target == "ptx" and _is_in_place(options) and count_gpus() else "cpu"
+    device = "cuda" if options.target == "ptx" and reads_in_place(options) else "cpu"
     constants = [c.to(device) for c in constants]
     if traced.random is None:
         return (lambda tensors: run([*tensors, *constants])) if constants else run
@@ -107,11 +112,15 @@ def compile_for_tensors(
     return draw
 
 
-def _is_in_place(options: ProgramOptions) -> bool:
-    return options.level is None and not options.debug
+def reads_in_place(options: ProgramOptions) -> bool:
+    """Whether programs get the memory of tensors, and no copies as arrays."""
+    compiled = options.level is None and not options.debug
+    return compiled and (options.target == "llvm" or (options.target == "ptx" and count_gpus() > 0))
 
 
-def _compile(traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int]) -> RunOnTensors:
+def _compile(
+    traced: TracedFunction, options: ProgramOptions, overwritten: Mapping[int, int], in_place: Container[int]
+) -> RunOnTensors:
     function = traced.function
     if options.debug or options.level == "graph":
         run = _run_on_arrays(driver.compile_graph(function, INTERP))
@@ -124,8 +133,8 @@ def _compile(traced: TracedFunction, options: ProgramOptions, overwritten: Mappi
         module = overwrite_arguments(module, overwritten)
     runtime = driver.make_runtime(module, options.target)
     if options.target == "ptx" and count_gpus():
-        return _run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime))
-    return _run_on_host(runtime) if options.target == "llvm" else _run_on_arrays(runtime.run)
+        return _run_on_gpu(cast("GpuProgram | SizedGpuProgram", runtime), in_place)
+    return _run_on_host(runtime, in_place) if options.target == "llvm" else _run_on_arrays(runtime.run)
 
 
 def _check_values(run: RunOnTensors) -> RunOnTensors:
@@ -172,12 +181,15 @@ def _own(result: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.array(result, order="C") if shared or not result.flags.c_contiguous else result
 
 
-def _run_on_host(runtime: Any) -> RunOnTensors:
+def _run_on_host(runtime: Any, in_place: Container[int]) -> RunOnTensors:
     """A program of the llvm target on the memory of the tensors: PyTorch allocates the results."""
     known: dict[Any, list[Allocation | int]] = {}  # by the program of known sizes
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous() for t in tensors]
+        held = [
+            t if i in in_place or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
+            for i, t in enumerate(tensors)
+        ]
         bound = runtime.find_bound(held)
         allocations = known.get(bound)
         if allocations is None:
@@ -202,7 +214,7 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
     ]
 
 
-def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram) -> RunOnTensors:
+def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram, in_place: Container[int]) -> RunOnTensors:
     """A program on the memory of a GPU's tensors, on PyTorch's current stream; repeated calls are CUDA graphs.
 
     PyTorch allocates the results. A call does not wait for its kernels: a later one raises that an index was out of
@@ -215,7 +227,7 @@ def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram) -> RunOnTensors:
     known: dict[Any, list[Allocation | int]] = {}  # by the program of known sizes
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [t if _is_plain(t) else _place(t) for t in tensors]
+        held = [t if i in in_place or _is_plain(t) else _place(t) for i, t in enumerate(tensors)]
         program = runtime.find_resident(held)
         allocations = known.get(program)
         if allocations is None:

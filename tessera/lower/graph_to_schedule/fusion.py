@@ -494,7 +494,9 @@ def _(fusion, node, wanting):
 def _(fusion, node, wanting):
     # Memory should hold the narrow type.
     source = node.args[0].type.dtype
-    if source.bits > node.out.type.dtype.bits and any(_has_other_product(fusion, node, c) for c in wanting):
+    if source.bits > node.out.type.dtype.bits and any(
+        _has_other_product(fusion, node, c) or len(c.points(node.out)) > MAX_ACCESS_POINTS for c in wanting
+    ):
         return False
     return len(wanting) == 1 or not fusion.is_computed(node.args[0]) or source.bits <= node.out.type.dtype.bits
 
@@ -509,8 +511,8 @@ def _has_other_product(fusion: KernelFusion, node: Node, cluster: FusionCluster)
 
 @_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather, shape.strided_view)
 def _(fusion, node, wanting):
-    if node.op is shape.pad and len(wanting) == 1 and not fusion.is_computed(node.args[0]):
-        return len(wanting[0].points(node.out)) <= MAX_PADDED_POINTS  # it reads memory, under guards
+    if node.op is shape.pad and len(wanting) == 1:  # read under guards; what is padded is memory, if it is computed
+        return len(wanting[0].points(node.out)) <= MAX_PADDED_POINTS
     if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
         return False
     if node.op is shape.concatenate and any(_count_parts(fusion, c) + len(node.args) > MAX_PARTS for c in wanting):

@@ -31,6 +31,7 @@ MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
+EVEN_PADDING, LEAST_EVEN_COLUMNS = 1.15, 32  # of rows of pointwise kernels in tiles of powers of two, and these tiles
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -456,8 +457,27 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         dims = [d for d in dims if d not in crossed]
     if dims and plan.pointwise < tiling.extents[dims[-1]] <= plan.divided_row and _compares_index(tiling, dims[-1]):
         budget = max(budget, tiling.extents[dims[-1]])
+    if dims and (columns := _find_even_columns(tiling, dims[-1], budget)):
+        tiling.tile[dims[-1]], dims, budget = columns, dims[:-1], budget // columns
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+
+
+def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
+    """The columns of tiles that pad rows little, where one tile of powers of two would pad them much; else 0.
+
+    Threads without an element take part in all that a program does.
+    """
+    extent = tiling.extents[dim]
+    if not tiling.plan.power_of_two_tiles or not tiling.is_static(dim) or extent <= LEAST_EVEN_COLUMNS:
+        return 0
+    radices, widest = tiling._radices(dim), min(tiling.pad(extent), _floor_power_of_two(budget))
+    if round_up(extent, widest) <= EVEN_PADDING * extent:
+        return 0
+    sizes = [widest >> i for i in range(widest.bit_length()) if widest >> i >= LEAST_EVEN_COLUMNS]
+    fits = [n for n in sizes if _fits_radices(n, radices)]
+    little = [n for n in fits if round_up(extent, n) <= EVEN_PADDING * extent]
+    return little[0] if little else min(fits, key=lambda n: (round_up(extent, n), -n), default=0)
 
 
 def _count_pointwise_elements(tiling: TileSizeSearch) -> int:

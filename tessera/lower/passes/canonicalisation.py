@@ -158,7 +158,21 @@ def _take_part(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
 def _(rewriter, node, args):
     if 0 in args[0].type.shape:  # all of it is padding
         return make_splat(rewriter, node.out, node.attrs["value"])
-    return args[0] if args[0].type == node.out.type else None
+    return args[0] if args[0].type == node.out.type else _sink_widening(rewriter, node, args[0])
+
+
+def _sink_widening(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
+    """The padding of a widened tensor as a padded tensor that is widened: memory holds the narrow elements."""
+    cast, number = rewriter.find_producer(x, basic.cast), node.attrs["value"]
+    if cast is None or (number != 0 and math.isfinite(number)):  # zero and infinities are numbers of both types
+        return None
+    source, wide = _get_element_type(cast.args[0]), _get_element_type(x)
+    if not (
+        source.dtype.is_float and 16 <= source.dtype.bits < wide.dtype.bits and source.policy is None is wide.policy
+    ):
+        return None
+    padded = rewriter.add(shape.pad, cast.args[0], **node.attrs)
+    return rewriter.add(basic.cast, padded, dtype=wide.dtype)
 
 
 @canonicalisation(scatter_add)

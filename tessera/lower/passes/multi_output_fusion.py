@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import RefType
@@ -217,7 +218,7 @@ class _RegionFusion:
 
     def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
         """Whether two kernels, one after the other, may run element by element."""
-        if self.flat and not _share_elements(one, other):
+        if self.flat and not (_share_elements(one, other) or _read_alike(one, other)):
             return False
         if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
             return False
@@ -288,6 +289,19 @@ def _share_elements(one: PointwiseKernel, other: PointwiseKernel) -> bool:
     return len(both) < len({*one.bases}) + len({*other.bases}) and one.is_flat and other.is_flat
 
 
+def _read_alike(one: PointwiseKernel, other: PointwiseKernel) -> bool:
+    """Whether two kernels of the same dims load the same elements, such as those of a window: each is loaded once."""
+    if one.extents != other.extents or len({*one.bases, *other.bases}) > MAX_FLAT_MEMORIES:
+        return False
+    return _list_loads(one) == _list_loads(other)
+
+
+def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, tuple[object, ...]]]:
+    """The memories that a kernel loads from, each with the elements that it loads."""
+    loads = [n for n in kernel.accesses if n.op is schedule.load]
+    return {(kernel.base(n), tuple(kernel.found.indices(n))) for n in loads}
+
+
 def _keep_used(defined: Sequence[Node], nodes: Iterable[Node]) -> Iterator[Node]:
     """Of allocations and views, those that nodes use."""
     used = {v for n in nodes for each in (n, *(m for r in n.regions for m in r.walk())) for v in each.args}
@@ -312,6 +326,7 @@ class _JoinedBody:
     params: dict[tuple[Value, tuple[Size, ...]], Value] = field(default_factory=dict)  # by memory and shape
     loaded: dict[Value, Value] = field(default_factory=dict)
     stored: dict[Value, tuple[Value, Node]] = field(default_factory=dict)
+    copied: dict[Any, tuple[Value, ...]] = field(default_factory=dict)  # what ops give, by op, operands and attributes
     places: list[Value] = field(default_factory=list)
 
     def add(self, kernel: PointwiseKernel) -> None:
@@ -343,13 +358,16 @@ class _JoinedBody:
         return self.places
 
     def copy(self, node: Node, args: Mapping[Value, Value]) -> None:
-        """An op as it is; memory that it touches elsewhere is a parameter of its own."""
+        """An op as it is, once for both kernels; memory that it touches elsewhere is a parameter of its own."""
         operands = [
             self.make_param(args[v], v, v.type.shape) if v in args else self.env[v]  # type: ignore[union-attr]
             for v in node.args
         ]
-        made = self.builder.add(node.op, operands, node.attrs, types=tuple(v.type for v in node.results))
-        self.env.update(zip(node.results, made.results, strict=True))
+        types = tuple(v.type for v in node.results)
+        key = (node.op, tuple(operands), node.attrs, types)
+        if node.op is schedule.store or key not in self.copied:
+            self.copied[key] = self.builder.add(node.op, operands, node.attrs, types=types).results
+        self.env.update(zip(node.results, self.copied[key], strict=True))
 
     def make_param(self, memory: Value, like: Value, shape: Sequence[Size]) -> Value:
         """The parameter of a memory, seen with a shape."""

@@ -309,7 +309,7 @@ def _strip_views(uses: UseDef, value: Value) -> Value:
 def _is_light(uses: UseDef, value: Value) -> bool:
     """Whether a value takes a few cheap ops to compute from the function's parameters."""
     seen: set[Node] = set()
-    work, light = [value], [basic.full, basic.broadcast_to, shape.reshape]
+    work, light = [value], [basic.full, basic.broadcast_to, shape.reshape, shape.slice_, shape.permute]
     while work:
         node = uses.get(work.pop())
         if node is None or node in seen:

@@ -15,20 +15,39 @@ from dataclasses import dataclass
 from tessera.core.symbolic_dim import Size
 from tessera.ir.analysis import AffineAnalysis
 from tessera.ir.core import Function, Node, Value
-from tessera.ir.rewrite import RewritePatterns, Rewriter, rewrite_function
+from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.rules import Op
 from tessera.lower.indexing_maps import get_shape
-from tessera.ops.tensor import contractions, shape
+from tessera.ops.tensor import basic, contractions, shape
 
 patterns = RewritePatterns("window views", same_types=True)
-stacks = RewritePatterns("stacks as views", same_types=True)
 
 
-def form_window_views(function: Function, with_stacks: bool = True) -> Function:
-    """Rewrite a function of tensor ops; `with_stacks`, stacks of slices too, which products read in place."""
-    for rules in (stacks, patterns) if with_stacks else (patterns,):
-        function = rewrite_function(function, rules, remove_dead=True)
-    return function
+def form_window_views(function: Function, of_products: bool = True) -> Function:
+    """Rewrite a function of tensor ops; `of_products`, stacks of slices that products read, too."""
+    return rewrite_function(_form_stack_views(function, of_products), patterns, remove_dead=True)
+
+
+def _form_stack_views(function: Function, of_products: bool) -> Function:
+    uses = UseDef(function)
+    stacks = {n for n in (uses[v] for v in uses) if n.op is shape.concatenate}
+    taken = {n for n in stacks if of_products or not _feeds_product(uses, n.out)}
+    if not taken:
+        return function
+    rules = RewritePatterns("stacks as views", same_types=True)
+
+    @rules(shape.concatenate)
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+        return _view_stack(rewriter, node, args) if node in taken else None
+
+    return rewrite_function(function, rules, remove_dead=True)
+
+
+def _feeds_product(uses: UseDef, value: Value) -> bool:
+    """Whether a value is an operand of a product, perhaps in another shape, order or element type."""
+    moved = (shape.reshape, shape.permute, basic.cast)
+    users = uses.users(value)
+    return any(n.op is contractions.dot or (n.op in moved and _feeds_product(uses, n.out)) for n in users)
 
 
 # The node that makes a value, if it is of an op.
@@ -88,8 +107,7 @@ def _subtract(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
-@stacks(shape.concatenate)
-def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+def _view_stack(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     """A stack of equally spaced slices of one tensor is a strided view."""
     axis = node.attrs["axis"] % len(node.out.type.shape)  # type: ignore[union-attr]
     slices = find_stacked_slices(rewriter.find_producer, args, axis)

@@ -14,6 +14,7 @@ import numpy as np
 from tessera.core.errors import DTypeError, user_location
 from tessera.core.types import TensorType, bool_, int8
 from tessera.ir.analysis import (
+    UNBOUNDED,
     add_forms,
     affine_rules,
     bound_remainder,
@@ -553,6 +554,13 @@ interval_rules(maximum)(combine_endpoints(max))
 interval_rules(minimum)(combine_endpoints(min))
 interval_rules(floor_divide)(divide_intervals)
 interval_rules(remainder)(bound_remainder)
+
+
+@interval_rules(abs)
+def _(analysis, node):
+    low, high = analysis.of(node.args[0])
+    known = math.isfinite(low) and math.isfinite(high)  # that of the least integer wraps
+    return (max(low, -high, 0), max(high, -low)) if known else UNBOUNDED
 
 
 @interval_rules(where)

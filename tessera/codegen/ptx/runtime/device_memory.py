@@ -39,6 +39,17 @@ def get_device_memory() -> DeviceMemory:
     return GpuMemory(get_gpu()) if count_gpus() else EmulatedMemory()
 
 
+def find_allocation(address: int) -> tuple[int, int]:
+    """The address and the bytes of the allocation of a GPU that an address lies in, whoever made it.
+
+    Raises:
+        ExecutionError: it lies in none.
+    """
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    return base.value, size.value
+
+
 class EmulatedMemory(DeviceMemory):
     """The memory of the emulated GPU: memory of the host that nothing else shares. New memory holds NaN."""
 
@@ -328,10 +339,9 @@ class GpuMemory(DeviceMemory):
     def share(self, address: int) -> tuple[bytes, int]:
         """The IPC handle of the allocation that an address lies in, and the offset in it."""
         self.gpu.enter()
-        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
-        call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-        call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)
-        return bytes(handle), address - base.value
+        base, handle = find_allocation(address)[0], IpcHandle()
+        call_driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
+        return bytes(handle), address - base
 
     def map_shared(self, handle: bytes) -> int:
         """The address, in this process, of an allocation of another process."""
