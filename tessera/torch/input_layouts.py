@@ -30,12 +30,14 @@ class InputLayout:
         enclosing: the shape of the row-major array from whose beginning the rest is a slice, in that order of axes,
             with one more axis where elements of the last axis have gaps; None where there are no gaps, or where the
             program takes a copy.
+        part: the sizes of the slice, along the axes of `enclosing`, which may be fewer than those of the tensor.
         strides: the strides that a tensor must have for `enclosing`.
     """
 
     repeated: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
     enclosing: tuple[int, ...] | None = None
+    part: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
     def make_view(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -55,10 +57,8 @@ class InputLayout:
     def restore(self, taken: Tensor, type: TensorType) -> Tensor:
         """The tensor of PyTorch's axes and sizes, of the array that a program took."""
         if self.enclosing is not None:
-            sizes = InputLayout(self.repeated, self.order).find_type(type).shape
-            stop = (*sizes, 1)[: taken.ndim]
-            taken = slice_(taken, start=(0,) * taken.ndim, stop=stop, step=(1,) * taken.ndim)
-            taken = reshape(taken, shape=sizes)
+            taken = slice_(taken, start=(0,) * taken.ndim, stop=self.part, step=(1,) * taken.ndim)
+            taken = reshape(taken, shape=self.drop_gaps().find_type(type).shape)
         found = taken if self.order is None else permute(taken, axes=invert_order(self.order))
         return found if found.shape == type.shape else broadcast_to(found, shape=type.shape)
 
@@ -82,11 +82,20 @@ def find_layout(fake: torch.Tensor) -> InputLayout:
     if order is not None or not numbers or 0 in taken.shape:
         return InputLayout(repeated, order)
     falling = _sort_axes(list(taken.shape), list(taken.stride()))
-    enclosing = find_enclosing_shape([taken.shape[i] for i in falling], [taken.stride(i) for i in falling])
-    if enclosing is None:
-        return InputLayout(repeated, order)
-    same = falling == list(range(len(falling)))
-    return InputLayout(repeated, None if same else tuple(falling), enclosing, tuple(fake.stride()))
+    order = None if falling == list(range(len(falling))) else tuple(falling)
+    axes = [taken.shape[i] for i in falling], [taken.stride(i) for i in falling]
+    for sizes, strides in (axes, merge_axes(*axes)):
+        enclosing = find_enclosing_shape(sizes, strides)
+        if enclosing is not None:
+            part = (*sizes, 1)[: len(enclosing)]
+            return InputLayout(repeated, order, enclosing, part, tuple(fake.stride()))
+    return InputLayout(repeated, order if _has_rows(*axes) else None)
+
+
+def _has_rows(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of descending strides lie in rows without gaps, which do not overlap."""
+    reach = [n * s for n, s in zip(sizes, strides, strict=True)]
+    return bool(strides) and strides[-1] == 1 and all(s >= r for s, r in zip(strides, reach[1:], strict=False))
 
 
 def find_enclosing_shape(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -111,6 +120,21 @@ def find_enclosing_shape(sizes: Sequence[int], strides: Sequence[int]) -> tuple[
     if axes and strides[axes[-1]] > 1:
         shape.append(strides[axes[-1]])
     return None if shape == list(sizes) else tuple(shape)
+
+
+def merge_axes(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes and descending strides of fewer axes: of those whose elements follow each other without gaps, one.
+
+    >>> merge_axes((4, 14, 14, 8), (1600, 112, 8, 1))
+    ((4, 1568), (1600, 1))
+    """
+    merged: list[tuple[int, int]] = []
+    for n, stride in zip(sizes, strides, strict=True):
+        if merged and merged[-1][1] == n * stride:
+            merged[-1] = (merged[-1][0] * n, stride)
+        elif n > 1:
+            merged.append((n, stride))
+    return tuple(n for n, _ in merged), tuple(s for _, s in merged)
 
 
 def holds_enclosing(tensor: torch.Tensor, layout: InputLayout, align: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,21 +158,38 @@ def _take_part(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
 def _(rewriter, node, args):
     if 0 in args[0].type.shape:  # all of it is padding
         return make_splat(rewriter, node.out, node.attrs["value"])
-    return args[0] if args[0].type == node.out.type else _sink_widening(rewriter, node, args[0])
+    if args[0].type == node.out.type:
+        return args[0]
+    moved = _find_permutation(rewriter, args[0]) or _find_widening(rewriter, args[0], node.attrs["value"])
+    return _pad_source(rewriter, args[0], node.attrs) if moved else None
 
 
-def _sink_widening(rewriter: Rewriter, node: Node, x: Value) -> Value | None:
-    """The padding of a widened tensor as a padded tensor that is widened: memory holds the narrow elements."""
-    cast, number = rewriter.find_producer(x, basic.cast), node.attrs["value"]
-    if cast is None or (number != 0 and math.isfinite(number)):  # zero and infinities are numbers of both types
+def _pad_source(rewriter: Rewriter, x: Value, attrs: Mapping[str, Any]) -> Value:
+    """The padding of a tensor that is permuted or widened as a padded tensor that is: memory keeps the order of the
+    source and its narrow elements."""
+    if turned := _find_permutation(rewriter, x):
+        axes = turned.attrs["axes"]
+        places = [axes.index(a) for a in range(len(axes))]
+        sides = {name: tuple(attrs[name][i] for i in places) for name in ("low", "high")}
+        inner = _pad_source(rewriter, turned.args[0], {**attrs, **sides})
+        return rewriter.add(shape.permute, inner, axes=axes)
+    if wide := _find_widening(rewriter, x, attrs["value"]):
+        return rewriter.add(basic.cast, _pad_source(rewriter, wide.args[0], attrs), dtype=wide.attrs["dtype"])
+    return rewriter.add(shape.pad, x, **attrs)
+
+
+def _find_permutation(rewriter: Rewriter, x: Value) -> Node | None:
+    return rewriter.find_producer(x, shape.permute)
+
+
+def _find_widening(rewriter: Rewriter, x: Value, number: Any) -> Node | None:
+    """The cast of floats of 16 bits that makes a value, if a number that pads it is one of both types."""
+    cast = rewriter.find_producer(x, basic.cast)
+    if cast is None or (number != 0 and math.isfinite(number)):
         return None
     source, wide = _get_element_type(cast.args[0]), _get_element_type(x)
-    if not (
-        source.dtype.is_float and 16 <= source.dtype.bits < wide.dtype.bits and source.policy is None is wide.policy
-    ):
-        return None
-    padded = rewriter.add(shape.pad, cast.args[0], **node.attrs)
-    return rewriter.add(basic.cast, padded, dtype=wide.dtype)
+    narrow = source.dtype.is_float and 16 <= source.dtype.bits < wide.dtype.bits
+    return cast if narrow and source.policy is None is wide.policy else None
 
 
 @canonicalisation(scatter_add)
@@ -371,6 +388,8 @@ def _(rewriter, node, args):
     if node.op is reduce.sum and any(sizes[a] == 0 for a in axes):
         return make_splat(rewriter, node.out, 0)
     many = [a for a in axes if sizes[a] != 1]
+    if many and (order := _find_memory_order(rewriter, x)) is not None:
+        return _reduce_in_order(rewriter, node, x, many, order)
     if not many:
         same = make_reshape(rewriter, x, node.out.type.shape)
         dtype = node.out.type.dtype
@@ -406,6 +425,57 @@ def _combine_slices(rewriter: Rewriter, node: Node, x: Value, axis: int) -> Valu
     if node.op is reduce.sum and wide.is_float:
         total = rewriter.add(elementwise.add, total, make_splat(rewriter, total, 0))  # a sum starts at +0: -0 is +0
     return total if wide == out.dtype else rewriter.add(basic.cast, total, dtype=out.dtype)
+
+
+MAX_LIFTED = 8  # ops between a reduction and the permutations below it
+
+
+def _find_memory_order(rewriter: Rewriter, x: Value, most: int = MAX_LIFTED) -> tuple[int, ...] | None:
+    """The permutation of all that a value is computed from by slices and pointwise ops; None where there is no one."""
+    node = rewriter.find_producer(x, *LIFTED)
+    if node is None or most == 0:
+        return None
+    if node.op is shape.permute:
+        return tuple(node.attrs["axes"])
+    found = {_find_memory_order(rewriter, v, most - 1) for v in node.args if get_splat_number(rewriter, v) is None}
+    return found.pop() if len(found) == 1 else None
+
+
+LIFTED = (shape.permute, shape.slice_, *(o for o in REGISTRY.values() if o.pointwise and not o.effects))
+
+
+def _reduce_in_order(rewriter: Rewriter, node: Node, x: Value, axes: Sequence[int], order: Sequence[int]) -> Value:
+    """A reduction of what is computed from permuted tensors, in the order of axes in which memory holds them."""
+    source, reduced = _undo_permutation(rewriter, x, order), sorted(order[a] for a in axes)
+    kept = [a for a in range(len(order)) if a not in reduced]
+    found = _reduce_axes(rewriter, node, source, reduced)
+    after = [a for a in order if a in kept]
+    if after != kept:
+        found = rewriter.add(shape.permute, found, axes=tuple(kept.index(a) for a in after))
+    return make_reshape(rewriter, found, node.out.type.shape)
+
+
+def _reduce_axes(rewriter: Rewriter, node: Node, x: Value, axes: Sequence[int]) -> Value:
+    if len(axes) > 1:
+        return _reduce_one_axis(rewriter, node, x, list(axes))
+    return rewriter.add(node.op, x, axis=(axes[0] - x.type.rank,), keepdims=False)  # type: ignore[union-attr]
+
+
+def _undo_permutation(rewriter: Rewriter, x: Value, order: Sequence[int]) -> Value:
+    """A value of which `_find_memory_order` gives the order, with its axes as they were before."""
+    number = get_splat_number(rewriter, x)
+    before = [order.index(a) for a in range(len(order))]
+    if number is not None:
+        return rewriter.add(basic.full, shape=tuple(x.type.shape[i] for i in before), value=number, dtype=x.type.dtype)
+    node = rewriter.find_producer(x, *LIFTED)
+    assert node is not None
+    if node.op is shape.permute:
+        return node.args[0]
+    args = [_undo_permutation(rewriter, v, order) for v in node.args]
+    attrs = dict(node.attrs)
+    if node.op is shape.slice_:
+        attrs |= {name: tuple(attrs[name][i] for i in before) for name in ("start", "stop", "step")}
+    return rewriter.add(node.op, *args, **attrs)
 
 
 def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) -> Value:

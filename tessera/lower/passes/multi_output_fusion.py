@@ -28,6 +28,9 @@ VIEWS = (host.view, host.at)
 MAX_NODES = 1024  # of a kernel: generators walk chains recursively
 MAX_MEMORIES = 24  # that a kernel takes
 MAX_FLAT_NODES, MAX_FLAT_MEMORIES = 192, 12  # the same outside loops, where memory is the limit and registers hold it
+# Reductions of one kernel, each of which adds up in registers of its own: on targets of many programs, and on others.
+MAX_REDUCTIONS, MAX_SERIAL_REDUCTIONS = 8, 2
+SMALL_REDUCTION = 1 << 16  # elements, fewer of which are reduced in less time than a launch takes
 
 
 def fuse_loop_steps(module: Module, plan: LoweringPlan) -> Module:
@@ -80,12 +83,16 @@ class MemoryMap:
 
 @dataclass(frozen=True)
 class PointwiseKernel:
-    """A kernel of parallel dims alone; `aligned` are the accesses at the element that its indices count."""
+    """A kernel of parallel dims alone; `aligned` are the accesses at the element that its indices count.
+
+    Or one of `reductions` to numbers along dims of its own, whose accesses are all taken for others.
+    """
 
     node: Node
     bases: tuple[Value, ...]
     found: BodyIndexing
     aligned: frozenset[Node]
+    reductions: int = 0
 
     @property
     def block(self) -> Block:
@@ -122,17 +129,33 @@ class PointwiseKernel:
 
 def find_pointwise(node: Node, memory: MemoryMap) -> PointwiseKernel | None:
     """A Schedule node as a pointwise kernel, if it is one of formats without a policy."""
-    if node.op is not schedule.kernel or any(kind != "parallel" for _, _, kind in node.attrs["dims"]):
+    if node.op is not schedule.kernel:
         return None
     (block,) = node.regions
     if any(v.type.policy is not None for v in block.params):  # type: ignore[union-attr]
         return None
-    if any(n.op in COMBINING or (n.op not in ACCESSES and (n.op.effects or n.regions)) for n in block.nodes):
+    if any(n.op not in (*ACCESSES, *COMBINING) and (n.op.effects or n.regions) for n in block.nodes):
         return None
     found = analyse_body(block, node.attrs["dims"])
+    reduced = [n for n in block.nodes if n.op in COMBINING]
+    if reduced or any(kind != "parallel" for _, _, kind in found.dims):
+        return _find_reductions(node, memory, found, reduced)
     own = _count_elements(found.dims)
     aligned = frozenset(n for n in block.nodes if n.op in ACCESSES and _is_aligned(n, found, own))
     return PointwiseKernel(node, tuple(map(memory.base, node.args)), found, aligned)
+
+
+def _find_reductions(
+    node: Node, memory: MemoryMap, found: BodyIndexing, reduced: Sequence[Node]
+) -> PointwiseKernel | None:
+    """A kernel of reductions to numbers: what it stores has no index along the dims that it reduces."""
+    kinds = [kind for _, _, kind in found.dims]
+    if any(n.op is not schedule.reduce or kinds[n.attrs["dim"]] == "parallel" for n in reduced):
+        return None
+    stores = [found.indices(n) for n in node.regions[0].nodes if n.op is schedule.store]
+    if any(kinds[d] != "parallel" for indices in stores for i in indices for d in i.dims):
+        return None
+    return PointwiseKernel(node, tuple(map(memory.base, node.args)), found, frozenset(), len(reduced))
 
 
 def _count_elements(dims: KernelDims) -> Size:
@@ -218,6 +241,9 @@ class _RegionFusion:
 
     def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
         """Whether two kernels, one after the other, may run element by element."""
+        if one.reductions or other.reductions:
+            most = MAX_SERIAL_REDUCTIONS if self.plan.parallel is None else MAX_REDUCTIONS
+            return _reduce_alike(one, other, most) and not self.conflicts(one, other)
         if self.flat and not (_share_elements(one, other) or _read_alike(one, other)):
             return False
         if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
@@ -240,7 +266,7 @@ class _RegionFusion:
 
     def join(self, one: PointwiseKernel, other: PointwiseKernel) -> PointwiseKernel:
         """One kernel that computes an element of both."""
-        dims = (other if one.is_flat and not other.is_flat else one).node.attrs["dims"]
+        dims = (other if one.is_flat and not other.is_flat else one).node.attrs["dims"]  # reductions have the same
         body = _JoinedBody(tuple(extent for _, extent, _ in dims))
         for kernel in (one, other):
             body.add(kernel)
@@ -272,7 +298,7 @@ class _RegionFusion:
         read = {v for k in others for v in self.find_storages(k)[0]}
         read |= {self.memory.storage(kernel.base(n)) for n in kernel.accesses if n.op is schedule.load}
         dead = {v for v in kernel.written if self.memory.storage(v) in own - read}
-        if not dead or dead == kernel.written:
+        if not dead or dead == kernel.written or kernel.reductions:
             return kernel.node
         body = _JoinedBody(kernel.extents)
         body.add(kernel)
@@ -294,6 +320,19 @@ def _read_alike(one: PointwiseKernel, other: PointwiseKernel) -> bool:
     if one.extents != other.extents or len({*one.bases, *other.bases}) > MAX_FLAT_MEMORIES:
         return False
     return _list_loads(one) == _list_loads(other)
+
+
+def _reduce_alike(one: PointwiseKernel, other: PointwiseKernel, most: int) -> bool:
+    """Whether two kernels reduce along the same dims some elements that both load, or few elements."""
+    if not (one.reductions and other.reductions and one.reductions + other.reductions <= most):
+        return False
+    dims = [[(extent, kind) for _, extent, kind in kernel.found.dims] for kernel in (one, other)]
+    if dims[0] != dims[1] or len({*one.bases, *other.bases}) > MAX_MEMORIES:
+        return False
+    if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
+        return False
+    count = _count_elements(one.found.dims)
+    return (isinstance(count, int) and count <= SMALL_REDUCTION) or bool(_list_loads(one) & _list_loads(other))
 
 
 def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, tuple[object, ...]]]:
@@ -328,6 +367,7 @@ class _JoinedBody:
     stored: dict[Value, tuple[Value, Node]] = field(default_factory=dict)
     copied: dict[Any, tuple[Value, ...]] = field(default_factory=dict)  # what ops give, by op, operands and attributes
     places: list[Value] = field(default_factory=list)
+    last: list[tuple[Node, list[Value]]] = field(default_factory=list)  # stores to other elements, and their operands
 
     def add(self, kernel: PointwiseKernel) -> None:
         """Add the ops of a kernel."""
@@ -363,9 +403,12 @@ class _JoinedBody:
             self.make_param(args[v], v, v.type.shape) if v in args else self.env[v]  # type: ignore[union-attr]
             for v in node.args
         ]
+        if node.op is schedule.store:
+            self.last.append((node, operands))
+            return
         types = tuple(v.type for v in node.results)
         key = (node.op, tuple(operands), node.attrs, types)
-        if node.op is schedule.store or key not in self.copied:
+        if key not in self.copied:
             self.copied[key] = self.builder.add(node.op, operands, node.attrs, types=types).results
         self.env.update(zip(node.results, self.copied[key], strict=True))
 
@@ -383,5 +426,8 @@ class _JoinedBody:
             with self.builder.at(node.loc):
                 ref = self.make_param(base, node.args[0], self.extents)
                 self.builder.add(schedule.store, [ref, value, *self.index()])
+        for node, operands in self.last:
+            with self.builder.at(node.loc):
+                self.builder.add(schedule.store, operands, node.attrs)
         order = sorted(self.params, key=lambda key: key[0] in self.stored)
         return self.builder.block([self.params[key] for key in order], ()), [memory for memory, _ in order]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from tessera.core.symbolic_dim import Size, round_up, symbol_names
 from tessera.core.types import DType, TensorType
@@ -69,7 +70,8 @@ def split_reductions(function: Function, plan: LoweringPlan) -> Function:
         along = _reads_along_sum(uses, node)
         small = math.prod(s for s in sizes if isinstance(s, int)) <= SMALL_ELEMENTS
         stretch = MAX_STRETCH if chain is None or small else MAX_CHAIN_STRETCH
-        split = choose_split(replace(get_tensor_type(value), shape=sizes), axes, plan, along, stretch)
+        merged = find_merged_axes(uses, value) if chain is None else {}
+        split = choose_split(replace(get_tensor_type(value), shape=sizes), axes, plan, along, stretch, merged)
         operand = SplitOperand(rewriter, value, held, sizes, chain)
         return (_reduce_in_parts(node, operand, axes, split, value in uses).data,) if split else None
 
@@ -193,11 +195,33 @@ def _extend_chain(uses: UseDef, v: Value, block: Block | None, chain: set[Value]
     return node.op not in REARRANGEMENTS
 
 
-def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, stretch: float) -> AxisSplit | None:
+def find_merged_axes(uses: UseDef, value: Value) -> dict[int, tuple[int, ...]]:
+    """For each axis, counted from the end, that a reshape has merged of several: the elements of the inner ones, of the
+    inner two, and so on. Parts of other lengths are blocks of no slice of what is reshaped, which is then written."""
+    node = uses.find(value, shape.reshape)
+    if node is None or symbol_names((*get_shape(value), *get_shape(node.args[0]))):
+        return {}
+    found: dict[int, tuple[int, ...]] = {}
+    source = [int(n) for n in get_shape(node.args[0])]  # type: ignore[call-overload]
+    for axis in range(-1, -len(get_shape(value)) - 1, -1):
+        size, inner, steps = int(get_shape(value)[axis]), 1, []  # type: ignore[call-overload]
+        while inner < size and source and size % (inner * source[-1]) == 0:
+            inner *= source.pop()
+            steps.append(inner)
+        if inner != size:
+            return found
+        found[axis] = tuple(n for n in steps[:-1] if n > 1)
+    return found
+
+
+def choose_split(
+    type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, stretch: float,
+    merged: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+) -> AxisSplit | None:  # fmt: skip
     """The split of a reduction, or None where it has programs enough, or little work for each.
 
     `along`: what it reduces lies along memory, though its last axis is another, so that each result is a program.
-    Parts without a rest may be `stretch` times as long as others.
+    Parts without a rest may be `stretch` times as long as others. `merged`: as of `find_merged_axes`.
     """
     most = plan.reduction_parts or plan.parallel
     assert most is not None
@@ -213,7 +237,7 @@ def choose_split(type: TensorType, axes: Axes, plan: LoweringPlan, along: bool, 
     axis = max(axes, key=lambda a: (sizes[a], -a))
     if each < MIN_SERIAL_ELEMENTS or parts < 2 or sizes[axis] < 2 * parts:
         return None
-    return _divide_axis(axis, sizes[axis], parts, stretch)
+    return _divide_axis(axis, sizes[axis], parts, stretch, merged.get(axis, ()))
 
 
 def _is_narrowed(sizes: Sequence[int], axes: Axes, most: int) -> bool:
@@ -233,14 +257,16 @@ def _count_programs(sizes: Sequence[int], axes: Sequence[int], lanes: int) -> in
     return count if lane in axes else count // sizes[lane] * -(-sizes[lane] // lanes)
 
 
-def _divide_axis(axis: int, size: int, parts: int, stretch: float) -> AxisSplit:
-    """About so many parts of an axis: without a rest if a length near to that divides the size.
+def _divide_axis(axis: int, size: int, parts: int, stretch: float, merged: Sequence[int] = ()) -> AxisSplit:
+    """About so many parts of an axis: without a rest if a length near to that divides the size, of whole `merged` axes.
 
     Parts of the last axis begin at a multiple of so many elements, for vector loads.
     """
     step = PART_MULTIPLE if axis == -1 and size >= parts * PART_MULTIPLE else 1
     length = round_up(-(-size // parts), step)
-    exact = next((n for n in range(length, min(int(stretch * length), size // 2) + 1, step) if size % n == 0), None)
+    even = [n for n in range(length, min(int(stretch * length), size // 2) + 1, step) if size % n == 0]
+    whole = [n for n in even if all(n % m == 0 or m % n == 0 for m in merged)]
+    exact = next(iter((*whole, *even)), None)
     if exact is not None:
         return AxisSplit(axis, size // exact, exact, 0)
     if parts * step <= length:  # one part less is a part too much for the last program: the rest is short
