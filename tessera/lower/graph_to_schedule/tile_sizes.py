@@ -31,7 +31,10 @@ MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 # The most elements of rows that are reduced together, the least rows, and the least programs that are left then.
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
-EVEN_PADDING, LEAST_EVEN_COLUMNS = 1.15, 32  # of rows of pointwise kernels in tiles of powers of two, and these tiles
+# Short rows of pointwise kernels are cut in tiles that have so many times fewer columns: that divide them, and others.
+EVEN_PADDING, LEAST_EVEN_COLUMNS, EVEN_GAIN, UNEVEN_GAIN = 1.25, 32, 1.3, 1.5
+# Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
+LEAST_ROW, LEAST_SHARED = 32, 3
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -81,6 +84,15 @@ class TileSizeSearch:
         even = [t for t in fits if t % multiple == 0]
         exact = [t for t in even if extent % t == 0]
         return next(iter((*exact, *even, *fits, target)))
+
+    def cut_to_rows(self, dim: int, size: int) -> int:
+        """A tile of a dim that many reductions share, or one row of an array of which it has several, where each is
+        padded to a power of two: memory's block, of one more axis, would have other elements in each thread."""
+        reductions = sum(node.op is schedule.reduce for node in self.block.nodes)
+        if reductions <= LEAST_SHARED or not self.plan.power_of_two_tiles or not self.is_static(dim):
+            return size
+        rows = [r for r in self._radices(dim) if r & (r - 1) and size % r == 0 and size >= r >= LEAST_ROW]
+        return min(rows, default=size)
 
     def pad(self, size: int) -> int:
         """The elements that an axis of a block takes in registers."""
@@ -363,10 +375,11 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     if len(rows) > 1 and plan.own_row:  # sums of short sums: such a kernel waits for memory, and small programs less
         elements //= 2
     limit = _limit_row(tiling, row, others) if not lanes else max(elements // held, 1)
-    tiling.tile[row] = tiling.cut(row, max(limit, 1))
+    whole = tiling.cut(row, max(limit, 1))
+    tiling.tile[row] = tiling.cut_to_rows(row, whole)
     if tiling.tile[row] < tiling.extents[row] or not tiling.is_static(row):
         tiling.loop = [row]
-    budget = elements // (held * tiling.tile[row]) if left or not lanes else 1
+    budget = elements // (held * whole) if left or not lanes else 1
     rest_dims = [d for d in others if d not in lanes]
     if (
         plan.power_of_two_tiles and lanes and left and not tiling.loop
@@ -383,7 +396,7 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     tiling.shrink([(rest_dims, 1), (lanes, LEAST_LANES)] if apart else [(others, 1)])
     longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
-        tiling.tile[row] = tiling.cut(row, longest)
+        tiling.tile[row] = tiling.cut_to_rows(row, tiling.cut(row, longest))
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
 
 
@@ -464,20 +477,22 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
 
 
 def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
-    """The columns of tiles that pad rows little, where one tile of powers of two would pad them much; else 0.
+    """The columns of tiles that pad rows far less than one tile of a power of two does, or 0.
 
-    Threads without an element take part in all that a program does.
+    Threads without an element take part in all that a program does; but tiles of parts of rows begin anywhere in lines
+    of memory, unless they divide the rows.
     """
-    extent = tiling.extents[dim]
-    if not tiling.plan.power_of_two_tiles or not tiling.is_static(dim) or extent <= LEAST_EVEN_COLUMNS:
+    extent, widest = tiling.extents[dim], tiling.pad(tiling.extents[dim])
+    if not (
+        tiling.plan.power_of_two_tiles and tiling.is_static(dim) and LEAST_EVEN_COLUMNS < extent < widest <= budget
+    ):
         return 0
-    radices, widest = tiling._radices(dim), min(tiling.pad(extent), _floor_power_of_two(budget))
-    if round_up(extent, widest) <= EVEN_PADDING * extent:
-        return 0
+    radices = tiling._radices(dim)
     sizes = [widest >> i for i in range(widest.bit_length()) if widest >> i >= LEAST_EVEN_COLUMNS]
-    fits = [n for n in sizes if _fits_radices(n, radices)]
-    little = [n for n in fits if round_up(extent, n) <= EVEN_PADDING * extent]
-    return little[0] if little else min(fits, key=lambda n: (round_up(extent, n), -n), default=0)
+    padded = {n: round_up(extent, n) for n in sizes if _fits_radices(n, radices)}
+    gains = {n: round_up(extent, widest) / size for n, size in padded.items()}
+    enough = [n for n, gain in gains.items() if gain >= (EVEN_GAIN if extent % n == 0 else UNEVEN_GAIN)]
+    return next((n for n in enough if padded[n] <= EVEN_PADDING * extent), 0)
 
 
 def _count_pointwise_elements(tiling: TileSizeSearch) -> int:

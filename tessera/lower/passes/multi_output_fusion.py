@@ -205,25 +205,34 @@ class _RegionFusion:
                 self.defined.append(node)
                 continue
             kernel = find_pointwise(node, self.memory)
-            place = None if kernel is None else self.find_partner(kernel)
-            if kernel is not None and place is not None:
-                self.made[place] = self.join(self.made[place], kernel)  # type: ignore[arg-type]
-            else:
+            if kernel is None or not self.combine(kernel):
                 self.made.append(kernel or node)
-        if len(self.made) + len(self.defined) == len(self.block.nodes):
+        if len(self.made) == sum(node.op not in (host.alloc, *VIEWS) for node in self.block.nodes):
             return self.block
         nodes = [self.drop_unread(k) if isinstance(k, PointwiseKernel) else k for k in self.made]
         return replace(self.block, nodes=(*_keep_used(self.defined, nodes), *nodes))
 
-    def find_partner(self, kernel: PointwiseKernel) -> int | None:
-        """The last kernel that a kernel can join; the nodes after it touch other memory, or only read the same."""
+    def combine(self, kernel: PointwiseKernel) -> bool:
+        """Join the last kernel that a kernel can join; the nodes after it touch other memory, or only read the same."""
         for place in range(len(self.made) - 1, -1, -1):
             other = self.made[place]
             if isinstance(other, PointwiseKernel) and self.may_join(other, kernel):
-                return place
+                self.made[place] = self.join(other, kernel)
+                return True
+            epilogue = Epilogue.of(other.node if isinstance(other, PointwiseKernel) else other, kernel, self.memory)
+            if epilogue is not None:
+                self.made[place] = self.append(epilogue)
+                return True
             if self.conflicts(other, kernel):
-                return None
-        return None
+                return False
+        return False
+
+    def append(self, epilogue: Epilogue) -> Node | PointwiseKernel:
+        """A kernel with an epilogue."""
+        block, args = epilogue.make_block()
+        refs = tuple(self.view(v, p) for v, p in zip(args, block.params, strict=True))
+        made = replace(epilogue.node, args=refs, regions=(block,))
+        return find_pointwise(made, self.memory) or made
 
     def conflicts(self, other: Node | PointwiseKernel, kernel: PointwiseKernel) -> bool:
         """Whether a node touches memory that a kernel writes, or may write memory that it touches."""
@@ -237,7 +246,11 @@ class _RegionFusion:
             return set(map(self.memory.storage, node.bases)), set(map(self.memory.storage, node.written))
         inner = [n for r in node.regions for n in r.walk()]
         touched = {self.memory.storage(v) for n in (node, *inner) for v in n.args}
-        return touched, touched
+        if node.op is not schedule.kernel:
+            return touched, touched
+        stored = {n.args[0] for n in inner if n.op is schedule.store}
+        places = zip(node.args, node.regions[0].params, strict=True)
+        return touched, {self.memory.storage(v) for v, param in places if param in stored}
 
     def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
         """Whether two kernels, one after the other, may run element by element."""
@@ -339,6 +352,93 @@ def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, tuple[object, ...]]
     """The memories that a kernel loads from, each with the elements that it loads."""
     loads = [n for n in kernel.accesses if n.op is schedule.load]
     return {(kernel.base(n), tuple(kernel.found.indices(n))) for n in loads}
+
+
+# Epilogues: what is computed of the elements of a result alone, where a kernel of any kind stores them.
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A flat kernel that reads each element of what a node stores, such as the narrow form of a sum.
+
+    `values` has what the node stores, by memory; `store` is one of its stores, at whose index it has all of them.
+    """
+
+    node: Node
+    kernel: PointwiseKernel
+    bases: dict[Value, Value]  # the memories of the node's parameters
+    values: Mapping[Value, Value]
+    store: Node
+
+    @staticmethod
+    def of(node: Node, kernel: PointwiseKernel, memory: MemoryMap) -> Epilogue | None:
+        """A flat kernel as an epilogue of a node, if it is one."""
+        if node.op is not schedule.kernel or kernel.reductions or not kernel.is_flat:
+            return None
+        (block,) = node.regions
+        stores = {n.args[0]: n for n in block.nodes if n.op is schedule.store}
+        bases = dict(zip(block.params, map(memory.base, node.args), strict=True))
+        by_base = {bases[ref]: n for ref, n in stores.items()}
+        read = {kernel.base(n) for n in kernel.accesses if n.op is schedule.load}
+        held = {base: n for base, n in by_base.items() if base in read}
+        ops = {n.op for n in block.nodes}
+        if not held or schedule.reduce not in ops or schedule.contract in ops:
+            return None
+        if any(v.type.policy is not None for v in block.params):  # type: ignore[union-attr]
+            return None
+        if (
+            len(block.nodes) + len(kernel.block.nodes) > MAX_NODES
+            or len({*bases.values(), *kernel.bases}) > MAX_MEMORIES
+        ):
+            return None
+        if not _is_covered(node, kernel, list(held.values())):
+            return None
+        touched = {memory.storage(v) for v in bases.values()}
+        stored = {memory.storage(v) for v in by_base}
+        rest = {memory.storage(v) for v in read - held.keys()}
+        if not rest.isdisjoint(stored) or not touched.isdisjoint(map(memory.storage, kernel.written)):
+            return None
+        return Epilogue(node, kernel, bases, {v: n.args[1] for v, n in held.items()}, next(iter(held.values())))
+
+    def make_block(self) -> tuple[Block, list[Value]]:
+        """The body of the kernel with its epilogue, whose memories that it stores to are its last parameters."""
+        builder, index, env = Builder(), self.store.args[2:], dict[Value, Value]()
+        shape = tuple(self.store.args[0].type.shape)  # type: ignore[union-attr]
+        params = {(base, tuple(p.type.shape)): p for p, base in self.bases.items()}  # type: ignore[union-attr]
+        for node in self.node.regions[0].nodes:
+            builder.append(node)
+
+        def find_param(base: Value, like: Value) -> Value:
+            return params.setdefault((base, shape), Value(replace(like.type, shape=shape), like.hint))  # type: ignore[type-var]
+
+        needed = _find_needed(self.kernel)
+        for node in self.kernel.block.nodes:
+            with builder.at(node.loc):
+                base = self.kernel.base(node) if node.op in ACCESSES else None
+                if base in self.values:
+                    env[node.out] = self.values[base]
+                elif base is not None and node.op is schedule.load:
+                    env[node.out] = builder.add(schedule.load, [find_param(base, node.args[0]), *index]).out
+                elif base is not None:
+                    builder.add(schedule.store, [find_param(base, node.args[0]), env[node.args[1]], *index])
+                elif not needed.isdisjoint(node.results):
+                    operands = [env[v] for v in node.args]
+                    made = builder.add(node.op, operands, node.attrs, types=tuple(v.type for v in node.results))
+                    env.update(zip(node.results, made.results, strict=True))
+        memories = self.bases | {p: base for (base, _), p in params.items()}
+        block = builder.block(list(memories), ())
+        written = {n.args[0] for n in block.nodes if n.op is schedule.store}
+        order = sorted(memories, key=written.__contains__)
+        return replace(block, params=tuple(order)), [memories[p] for p in order]
+
+
+def _is_covered(node: Node, kernel: PointwiseKernel, stores: Sequence[Node]) -> bool:
+    """Whether a node stores, at one place and without a mask, all elements that a flat kernel runs over."""
+    found, count = analyse_body(node.regions[0], node.attrs["dims"]), _count_elements(kernel.found.dims)
+    places = {linearise(found.indices(n), n.args[0].type.shape) for n in stores}  # type: ignore[union-attr]
+    plain = all(len(n.args) == len(found.indices(n)) + 2 for n in stores)
+    whole = all(math.prod(n.args[0].type.shape) == count for n in stores)  # type: ignore[union-attr]
+    return len(places) == 1 and plain and bool(whole)
 
 
 def _keep_used(defined: Sequence[Node], nodes: Iterable[Node]) -> Iterator[Node]:

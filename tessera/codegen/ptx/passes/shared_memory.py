@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tessera.codegen.ptx.layout import DistributedLayout, ThreadTeam
@@ -195,22 +195,47 @@ class HazardTracker:
 
 
 MAX_HOISTED_ELEMENTS = 1 << 15  # elements: half of the registers of a multiprocessor
+LEAST_SUNK_LOADS = 16  # loads of more elements than that are sunk where there are so many
 MAX_EARLY_LOADED = 1024  # elements, where products that leave few registers come between a load and its use
 
 
 def hoist_loads(function: Function, most: int = MAX_HOISTED_ELEMENTS) -> Function:
     """Hoist each load from memory that the function never writes: first those that need not wait for other kernels.
 
-    Functions that load more than `most` elements, which would fill the registers, or that have products are unchanged.
+    Functions with products are unchanged, and those that load more than `most` elements, which would fill the
+    registers; many such loads are sunk instead.
     """
     held = sum(math.prod(static_shape(n.out)) for n in function.body.walk() if n.op is tile.load)
-    if held > most or any(n.op is contractions.dot for n in function.body.walk()):
+    if any(n.op is contractions.dot for n in function.body.walk()):
         return function
     written = tile.find_written_refs(function.body)
+    if held > most:
+        return replace(function, body=_sink_in_block(function.body, written))
     body = _hoist_in_block(function.body, written)
     constants = {function.params[i] for i in get_fact(function, "constants", ())}
     body = _begin_with_constants(body, constants - written) if constants else body
     return Function(function.name, body, function.attrs, function.loc)
+
+
+def _sink_in_block(block: Block, written: Set[Value]) -> Block:
+    """A block of many loads and pointwise ops with each load directly before its first use, in the order in which a
+    walk from what the block stores needs them: registers then hold the elements of few loads at a time."""
+    pure = {v: n for n in block.nodes for v in n.results if is_movable_load(n, written) or _is_free(n)}
+    if sum(n.op is tile.load for n in pure.values()) < LEAST_SUNK_LOADS or any(n.regions for n in block.nodes):
+        return block
+    order: dict[Node, None] = {}
+    work = [n for n in reversed(block.nodes) if not n.results or n.results[0] not in pure]
+    while work:
+        needed = [pure[v] for v in work[-1].args if v in pure and pure[v] not in order]
+        if needed:
+            work += reversed(needed)
+        else:
+            order[work.pop()] = None
+    return Block(block.params, tuple(order), block.results)
+
+
+def _is_free(node: Node) -> bool:
+    return not (node.op.effects or node.regions)
 
 
 def _hoist_in_block(block: Block, written: Set[Value]) -> Block:
