@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.ops.dialects import schedule
-from tessera.runtime.driver import lower
+from tessera.runtime.driver import lower, run_level
 
 
 def choose(function, *shapes, target="llvm"):
@@ -161,6 +161,14 @@ def test_columns_that_are_read_twice_are_held_on_a_gpu(rows, lanes):
     (_, _, images), (_, _, held), (_, _, columns) = choose(norm, (64, rows, 40_000), target="ptx")
     assert images == 1 and (held == rows) == (lanes is not None)
     assert lanes is None or columns == lanes
+
+
+@pytest.mark.parametrize("rows", [700, 1030])
+def test_columns_that_registers_do_not_hold_are_read_in_rounds(rows):
+    x = np.random.default_rng(rows).standard_normal((2, rows, 40)).astype("f4")
+    norm = ts.jit(lambda x: x / ts.sqrt(ts.mean(x * x, axis=1, keepdims=True) + 1e-5))
+    (ours,) = run_level(lower(norm.trace(x).function, "ptx"), "tile", [x], "ptx")
+    np.testing.assert_allclose(ours, x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [3, 17, 40])
