@@ -78,3 +78,14 @@ def test_an_epilogue_reads_memory_as_it_lies():
     (kernel,) = modules(traced(product, x, w)[0], PLAN)["tile"].functions[1:]
     assert [p.type.shape for p in kernel.params] == [(16, 8, 64), (8, 64, 64), (16, 512), (8, 16, 64)]
     agree(product, x, w, rtol=1e-4)
+
+
+def test_a_load_with_a_mask_reads_memory_as_it_lies():
+    x = np.random.default_rng(0).standard_normal((4, 512)).astype("f4")
+
+    def padded(x):
+        return ts.sum(ts.pad(ts.reshape(ts.exp(x), (4, 8, 64)), ((0, 0), (1, 1), (0, 0))), axis=1)
+
+    (kernel,) = modules(traced(padded, x)[0], PLAN)["tile"].functions[1:]
+    assert [p.type.shape for p in kernel.params] == [(4, 512), (4, 64)]
+    agree(padded, x, rtol=1e-5)
