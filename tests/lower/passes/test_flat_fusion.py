@@ -44,7 +44,8 @@ PROGRAMS = {  # and how many kernels are left
     "the transposed one": (lambda x, y, g: (x + y, x.T * 2.0), 2),
     "beside a sort": (around_a_sort, 4),
     "a policy": (
-        lambda x, y, g: (ts.cast(x, ts.bf16 @ ts.toward_zero) * 2.0, ts.cast(x, ts.bf16 @ ts.toward_zero) + 1.0), 2,
+        lambda x, y, g: (ts.cast(x, ts.bf16 @ ts.toward_zero) * 2.0, ts.cast(x, ts.bf16 @ ts.toward_zero) + 1.0),
+        2,
     ),
 }
 
