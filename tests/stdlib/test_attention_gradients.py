@@ -104,6 +104,14 @@ def test_a_processor_keeps_scores_that_its_cache_holds(length, dtype, streams):
     assert ("differentiate_keys" in launched) == streams
 
 
+@pytest.mark.parametrize(("features", "values"), [(64, 256), (256, 64)])
+def test_a_gpu_stores_the_weights_of_wide_heads(features, values):
+    """Whether the queries or the values are wide: blocks of both would not fit."""
+    operands = draw(1, 1, 128, 128, features, values, ts.bf16)
+    module = driver.lower(make_program(True, None).trace(*operands).function, "ptx")["tile"]
+    assert "differentiate_keys" not in {f.name for f in module.functions}
+
+
 def test_keys_past_the_end_have_no_weight():
     """Scores far below 0 have sums of which the weights of keys that do not exist would be infinities."""
     rng = np.random.default_rng(0)

@@ -57,7 +57,7 @@ def expect(lines, a, b, c):
     return np.concatenate([names["x"], names["y"]])
 
 
-# The registers of `y` get those of `x`, to which a product is added, while the product of the round before is in flight.
+# `y` gets the registers of `x`, to which a product is added, while the product of the round before is in flight.
 HALVED = [
     f"v = x + tile.dot(rows, {LOAD.format('b')})",
     f"w = x + tile.dot(rows, {LOAD.format('c')})",
