@@ -97,13 +97,14 @@ COMPONENTS: dict[str, Component] = {
     "modules": Component(("tessera/nn/*.py", "tessera/optim/*.py", "tessera/train/*.py"), ("levels",)),
     "torch": Component(("tessera/torch/*.py", "tessera/torch/rows/*.py"), ("levels",)),
     "distribution": Component(("tessera/dist/*.py",), ("levels",)),
+    "language models": Component(("tessera/llm/*.py",), ("levels",)),
 }  # fmt: skip
 FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memory plan": "llvm", "passes": "llvm"}
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
     "tests/interp", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops", "tests/nn",
-    "tests/optim", "tests/train", "tests/torch", "tests/dist",
+    "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -116,7 +117,10 @@ def test_the_oldest_entries_are_removed(tmp_path, monkeypatch):
     object_files.remove_oldest(tmp_path, 800)
     assert all(entry.exists() for entry in entries)
     monkeypatch.setattr(object_files, "MOST_BYTES", 799)
-    monkeypatch.setattr(object_files, "WRITES_PER_CHECK", 1)
+    monkeypatch.setattr(object_files, "WRITES_PER_CHECK", 2)
+    monkeypatch.setattr(object_files, "_writes", itertools.count(1))
+    object_files.write_entry("new", b"")
+    assert all(entry.exists() for entry in entries)
     object_files.write_entry("new", b"")
     assert [entry.exists() for entry in entries] == [False] * 3 + [True] * 5
     assert other.exists() and (tmp_path / "new.o").exists()

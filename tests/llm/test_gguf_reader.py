@@ -1,5 +1,8 @@
 """GGUF files that the gguf package writes: a Qwen2 model against transformers, and broken files."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from tessera.core.errors import ArgumentError, FileError, ShapeError  # noqa: E402
 from tessera.llm import LanguageModel, open_gguf, read_gguf  # noqa: E402
+from tessera.llm.gguf_reader import GGUFFile  # noqa: E402
 from tests.llm.peers import SMALL, compute_logits, make_peer  # noqa: E402
 
 LAYER = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -66,6 +70,12 @@ BROKEN = (
 def test_broken_tensors_are_named(peer, tmp_path, change, error, text):
     with pytest.raises(error, match=text):
         read_gguf(open_gguf(write(tmp_path / "model.gguf", peer, change)))
+
+
+def test_a_format_that_is_not_read_is_named():
+    tensor = SimpleNamespace(tensor_type=SimpleNamespace(name="IQ1_S"), data=np.zeros(4, np.uint8))
+    with pytest.raises(FileError, match="tensor w of a.gguf has the format IQ1_S, which is not supported"):
+        GGUFFile(Path("a.gguf"), {}, {"w": tensor}).read("w")
 
 
 def test_broken_files(peer, tmp_path):

@@ -17,6 +17,10 @@ def running(x):
     return ts.scan(lambda c, v: (c * 0.5 + v, ts.sum(c * v)), ts.zeros((x.shape[1],)), x)[1]
 
 
+def running_back(x):
+    return ts.scan(lambda c, v: (c * 0.5 + v, ts.sum(c * v)), ts.zeros((x.shape[1],)), x, reverse=True)[1]
+
+
 def doubled(x):
     return ts.while_loop(lambda v: ts.sum(v) < 100.0, lambda v: v * 2.0, ts.abs(x))
 
@@ -41,6 +45,7 @@ CASES = {
     "heads": (heads, (r(4, 8, 4), r(4, 8, 4))),
     "far neighbour": (lambda x: ts.mesh_shift(x, axis=0, shift=3), (r(6, 6),)),
     "scan": (running, (r(5, 6),)),
+    "scan back": (running_back, (r(5, 6),)),
     "while": (doubled, (r(5, 6),)),
     "cond": (lambda x: ts.cond(ts.sum(x) > 0.0, lambda v: v @ v, lambda v: -v, x), (r(6, 6),)),
     "sum of whole numbers": (lambda x: ts.sum(x, axis=1), (WHOLE,)),

@@ -43,9 +43,15 @@ def blocks(x, w, codes, scales):
     return ts.sum(ts.sum(codes.to(ts.f32) * row, axis=2) * scales, axis=1)
 
 
+def residual(x, w, b, a):
+    """The norm of a row to which another product is added, which has a kernel of its own."""
+    return ts.rms_norm(x + ts.gelu(x @ b.T), weight=w) @ a.T
+
+
 PROGRAMS = {
     "norm": (norm_and_product, (ROW, GAIN, WIDE), 1),
     "layer": (layer, (ROW, GAIN, SHIFT, UP, DEEP), 2),
+    "residual": (residual, (ROW, GAIN, UP[:96], WIDE), 2),
     "blocks": (blocks, (ROW, GAIN, CODES, SCALES), 1),
     "square blocks": (blocks, (ROW[:, :64], GAIN[:64], np.resize(CODES, (256, 8, 8)), np.resize(SCALES, (256, 8))), 1),
 }

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.ops.dialects import schedule
-from tessera.runtime.driver import lower
+from tessera.runtime.driver import lower, run_level
 
 
 def choose(function, *shapes, target="llvm"):
@@ -163,12 +163,24 @@ def test_columns_that_are_read_twice_are_held_on_a_gpu(rows, lanes):
     assert lanes is None or columns == lanes
 
 
-@pytest.mark.parametrize("rows", [3, 17, 40])
-def test_columns_of_unknown_length_are_read_in_rounds(rows):
-    x = np.random.default_rng(rows).standard_normal((rows, 70)).astype("f4")
-    norm = ts.jit(lambda x: (x - ts.mean(x, axis=0)) * ts.rsqrt(ts.var(x, axis=0) + 1.0), target="ptx", dynamic=True)
-    want = (x - x.mean(0)) / np.sqrt(x.var(0) + 1)
-    np.testing.assert_allclose(norm(x).numpy(), want, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("rows", [700, 1030])
+def test_columns_that_registers_do_not_hold_are_read_in_rounds(rows):
+    x = np.random.default_rng(rows).standard_normal((2, rows, 40)).astype("f4")
+    norm = ts.jit(lambda x: x / ts.sqrt(ts.mean(x * x, axis=1, keepdims=True) + 1e-5))
+    (ours,) = run_level(lower(norm.trace(x).function, "ptx"), "tile", [x], "ptx")
+    np.testing.assert_allclose(ours, x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("known", [("N", "M"), ("N", 70), (17, "M")])
+def test_columns_of_unknown_length_are_read_in_rounds(known):
+    @ts.jit(target="ptx", dynamic=True)
+    def norm(x: ts.Tensor[known]):
+        return (x - ts.mean(x, axis=0)) * ts.rsqrt(ts.var(x, axis=0) + 1.0)
+
+    for rows in (17,) if known[0] == 17 else (3, 17, 40):
+        x = np.random.default_rng(rows).standard_normal((rows, 70)).astype("f4")
+        want = (x - x.mean(0)) / np.sqrt(x.var(0) + 1)
+        np.testing.assert_allclose(norm(x).numpy(), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("m", "k", "n", "rows"), [

@@ -17,6 +17,7 @@ VIEWS = {
     "a row": lambda x: x[2],
     "a part of a row": lambda x: x[2, 1:5],
     "an element of a row": lambda x: x[3, 2],
+    "a number": lambda x: x[3, 2, 0],
     "of a view": lambda x: x[1:4].reshape(18, 4)[3:9].reshape(-1),
 }
 COPIES = {

@@ -11,11 +11,12 @@ from tessera.stdlib import attention_launches
 BACKEND = get_backend("ptx")
 
 
-def make_program(causal, window):
+def make_program(causal, window, scale=None):
     """The result of attention and the gradients of its product with `g`."""
 
     def loss(q, k, v, g):
-        return (ts.scaled_dot_product_attention(q, k, v, is_causal=causal, window=window) * g).to(ts.f32).sum()
+        attention = ts.scaled_dot_product_attention(q, k, v, is_causal=causal, window=window, scale=scale)
+        return (attention * g).to(ts.f32).sum()
 
     return ts.jit(lambda q, k, v, g: ts.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v, g)[1])
 
@@ -26,14 +27,14 @@ def draw(heads, groups, queries, keys, features, values, dtype):
     return [ts.tensor(rng.standard_normal(s).astype(np.float32)).to(dtype) for s in (*shapes, (*shapes[0][:3], values))]
 
 
-def compute_exactly(operands, causal, window):
+def compute_exactly(operands, causal, window, scale=None):
     """The gradients in f64, by the definition."""
     q, k, v, g = (x.to(ts.f64).numpy() for x in operands)
     groups, shared = k.shape[1], q.shape[1] // k.shape[1]
     keys, values = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
     distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None, :]
     seen = (distance >= 0 if causal else True) & (distance < window if window else True)
-    scale = q.shape[3] ** -0.5
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     s = np.where(seen, q @ keys.swapaxes(2, 3) * scale, -np.inf)
     p = np.nan_to_num(np.exp(s - np.where(seen, s, -1e30).max(axis=-1, keepdims=True)))
     p = p / np.maximum(p.sum(axis=-1, keepdims=True), 1e-30)
@@ -103,6 +104,14 @@ def test_a_processor_keeps_scores_that_its_cache_holds(length, dtype, streams):
     assert ("differentiate_keys" in launched) == streams
 
 
+@pytest.mark.parametrize(("features", "values"), [(64, 256), (256, 64)])
+def test_a_gpu_stores_the_weights_of_wide_heads(features, values):
+    """Whether the queries or the values are wide: blocks of both would not fit."""
+    operands = draw(1, 1, 128, 128, features, values, ts.bf16)
+    module = driver.lower(make_program(True, None).trace(*operands).function, "ptx")["tile"]
+    assert "differentiate_keys" not in {f.name for f in module.functions}
+
+
 def test_keys_past_the_end_have_no_weight():
     """Scores far below 0 have sums of which the weights of keys that do not exist would be infinities."""
     rng = np.random.default_rng(0)
@@ -132,6 +141,34 @@ def test_other_targets_store_the_weights(target):
     found = ts.jit(program, target=target)(*operands)
     for ours, exact in zip(found, compute_exactly(operands, True, 3), strict=True):
         np.testing.assert_allclose(ours.numpy(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.25, 0.0])
+def test_scales_that_are_not_positive(scale, monkeypatch):
+    """The greatest score is not that of the greatest product: their weights are stored."""
+    monkeypatch.setattr(attention_launches, "_streams_scores", lambda *_: True)
+    operands = draw(1, 1, 70, 70, 16, 16, ts.f32)
+    program = make_program(True, None, scale)
+    launched, module = find_kernels(program, operands)
+    assert "differentiate_keys" not in launched
+    found = driver.compile_tile(module, "llvm")([x.numpy() for x in operands])
+    for ours, exact in zip(found, compute_exactly(operands, True, None, scale), strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_a_size_that_a_call_gives(monkeypatch):
+    monkeypatch.setattr(attention_launches, "_streams_scores", lambda *_: True)
+    given = ts.Tensor["B", 1, 70, 16]
+
+    @ts.jit(target="llvm", dynamic=True)
+    def program(q: given, k: given, v: given, g: given):
+        return make_program(True, None).function(q, k, v, g)
+
+    operands = draw(1, 1, 70, 70, 16, 16, ts.f32)
+    exact = compute_exactly(operands, True, None)
+    for batch in (1, 2):
+        for ours, each in zip(program(*(x[:batch] for x in operands)), exact, strict=True):
+            np.testing.assert_allclose(ours.numpy(), each[:batch], rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_gradients():

@@ -151,6 +151,7 @@ def flip_last(y, count, places=None):
 
 SHIFTED = {
     "without the constant": lambda x, y: ts.cumsum(join(x, 2, y, 1)[:, 1:], axis=1),
+    "scanned along the other axis": lambda x, y: ts.cumsum(join(x, 2, y, 0)[:20], axis=-1),
     "without two elements": lambda x, y: ts.cumsum(join(x, 2, y, 1)[:, :39], axis=1),
     "by two constants": lambda x, y: ts.cumsum(ts.concatenate([ts.full((20, 2), 3.0), y], axis=1)[:, :40], axis=1),
     "the last elements": lambda x, y: ts.flip(ts.cumsum(flip_last(y, 35), axis=1), 1),

@@ -4,13 +4,16 @@ import configparser
 import logging
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
+from tessera.codegen.ptx.runtime import device_memory, driver_api  # noqa: E402
 from tessera.errors import ArgumentError, DTypeError, NonFiniteError, ShapeError  # noqa: E402
+from tessera.torch import interop  # noqa: E402
 
 F = torch.nn.functional
 
@@ -233,3 +236,30 @@ def test_results_that_are_not_what_their_op_said_are_refused(wrong, dynamic):
     with pytest.raises((ShapeError, DTypeError), match="is not what its op said") as caught:
         compiled(lambda x: op(x) + 1, dynamic=dynamic)(torch.ones(3, 4))
     assert ("[1, 4]" if wrong is shorten else "float64") in str(caught.value)
+
+
+def test_elements_that_repeat_are_taken_once():
+    """A tensor expanded along an axis, and one along two."""
+    f = compiled(lambda x, y: x * 2.0 + y)
+    for size in (3, 4):
+        x, y = torch.randn(size, 1, 5).expand(size, 7, 5), torch.randn(5).expand(size, 7, 5)
+        torch.testing.assert_close(f(x, y), x * 2.0 + y)
+
+
+def test_a_program_on_a_gpu_takes_the_memory_of_tensors(monkeypatch):
+    """What PyTorch allocates for its results, or an argument; with neither a GPU nor a program."""
+    calls, made = [], []
+
+    def allocate(sizes, dtype, device):
+        made.append((torch.zeros(sizes, dtype=dtype), device))
+        return made[-1][0]
+
+    program = type("Program", (), {"launch": lambda _, *given: calls.append(given)})()
+    monkeypatch.setattr(interop, "_list_gpu_allocations", lambda _: [(allocate, (2, 3), torch.float16), 0])
+    monkeypatch.setattr(interop, "_is_plain", lambda _: True)
+    monkeypatch.setattr(device_memory, "get_device_memory", lambda: SimpleNamespace(find_stream=lambda: 7))
+    monkeypatch.setattr(driver_api, "get_gpu", lambda: SimpleNamespace(leave_thread=lambda: calls.append("left")))
+    run, x = interop._run_on_gpu(SimpleNamespace(find_resident=lambda _: program)), torch.zeros(4)
+    out, same = run([x])
+    assert same is x and made == [(out, "cuda")] and (out.shape, out.dtype) == ((2, 3), torch.float16)
+    assert calls == [([x.data_ptr(), out.data_ptr(), x.data_ptr()], 7), "left"]

@@ -512,19 +512,13 @@ def _has_other_product(fusion: KernelFusion, node: Node, cluster: FusionCluster)
 @_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather, shape.strided_view)
 def _(fusion, node, wanting):
     # What is padded is read under guards; it is memory, if it is computed.
-    if node.op is shape.pad and (len(wanting) == 1 or _is_memory(fusion, node.args[0])):
+    if node.op is shape.pad and (len(wanting) == 1 or fusion.is_cheap(node.args[0])):
         return all(len(c.points(node.out)) <= MAX_PADDED_POINTS for c in wanting)
     if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
         return False
     if node.op is shape.concatenate and any(_count_parts(fusion, c) + len(node.args) > MAX_PARTS for c in wanting):
         return False
     return len(wanting) == 1 or fusion.is_cheap(node.out)
-
-
-def _is_memory(fusion: KernelFusion, value: Value) -> bool:
-    """Whether a value is a view of an input, or of one that is widened where it is read."""
-    node = fusion.uses.get(fusion.base(value))
-    return node is None or (is_widening(node) and not fusion.is_computed(node.args[0]))
 
 
 def _count_parts(fusion: KernelFusion, cluster: FusionCluster) -> int:

@@ -84,6 +84,12 @@ def test_every_function_is_in_a_unit_that_has_what_it_calls():
     assert "= global i64" in units[0].text and not any("= global i64" in unit.text for unit in units[1:])
 
 
+def test_a_text_whose_functions_cannot_be_told_apart_is_one_unit():
+    text = emit(ts.grad(loss), W, X)
+    for changed in (text.replace("\ndefine ", "\n}\n; a line\n}\ndefine ", 1), "define strange\n}\n"):
+        assert jit._take_functions(changed)[1].texts == {} and [u.text for u in divide_text(changed)] == [changed]
+
+
 def test_kernels_that_call_each_other_are_one_unit():
     text = emit(ts.grad(loss), W, X)
     kernels = [name for unit in divide_text(text) for name in defined(unit) if name.endswith(".task")]

@@ -69,11 +69,20 @@ def a_part_that_repeats(x, y, out, old):
     tile.store(out[0:32], tile.where(i == 0, first, second))
 
 
+@ts.kernel
+def a_condition_that_is_a_part(x, y, out, old):
+    """Two programs: in one the condition holds."""
+    i = tile.program_id(0)
+    first, second = tile.load(x[i]) > 0.0, tile.load(y[i]) > 0.0
+    tile.store(out[i], tile.cast(tile.where(first, first, second), ts.f32))
+
+
 KERNELS = {  # and how many branches they have
     "store_between": (store_between, 0), "scatter_between": (scatter_between, 0),
     "store_in_a_branch_between": (store_in_a_branch_between, 1), "atomic_in_a_part": (atomic_in_a_part, 0),
     "conditions_of_elements": (conditions_of_elements, 0), "reduced_parts": (reduced_parts, 0),
     "part_of_a_result": (part_of_a_result, 1), "a_part_that_repeats": (a_part_that_repeats, 1),
+    "a_condition_that_is_a_part": (a_condition_that_is_a_part, 0),
 }  # fmt: skip
 
 
@@ -82,7 +91,7 @@ def test_what_stays_as_it_is(name):
     entry, count = KERNELS[name]
     arrays = [np.random.default_rng(i).standard_normal(32).astype("f4") for i in range(4)]
     given = dict(zip(("x", "y", "out", "old"), arrays, strict=True))
-    module, found = prepare(entry, given, "ptx", (1,)).levels["tile"], {}
+    module, found = prepare(entry, given, "ptx", (2 if name == "a_condition_that_is_a_part" else 1,)).levels["tile"], {}
     for each in list_passes("sm_90a"):
         before, module = module, each.run(module)
         if each.name == "branch formation":

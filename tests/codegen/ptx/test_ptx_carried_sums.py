@@ -57,15 +57,31 @@ def expect(lines, a, b, c):
     return np.concatenate([names["x"], names["y"]])
 
 
+# `y` gets the registers of `x`, to which a product is added, while the product of the round before is in flight.
+HALVED = [
+    f"v = x + tile.dot(rows, {LOAD.format('b')})",
+    f"w = x + tile.dot(rows, {LOAD.format('c')})",
+    "x, y = v * 0.5, w",
+]
+
+
 @pytest.mark.parametrize("seed", (*range(12), 47, 75, 142, 159))
 def test_sums_keep_their_registers_until_they_are_read(seed, tmp_path):
-    draw, numbers = random.Random(seed), np.random.default_rng(seed)
-    lines = draw_round(draw)
+    draw = random.Random(seed)
+    check(draw_round(draw), draw.choice([64, 128, 192]), seed, tmp_path)
+
+
+def test_a_sum_that_begins_with_another_one_waits_for_its_registers(tmp_path):
+    check(HALVED, 192, 0, tmp_path)
+
+
+def check(lines, length, seed, tmp_path):
+    """A loop in the emulator's debug mode, against NumPy."""
+    numbers = np.random.default_rng(seed)
     file = tmp_path / "program.py"
     file.write_text(HEAD + "".join(f"        {line}\n" for line in lines) + TAIL)
     spec = importlib.util.spec_from_file_location("program", file)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    length = draw.choice([64, 128, 192])
     shapes = {"a": (64, 64), "b": (length, 64), "c": (length, 64)}
     given = {name: numbers.integers(-1, 2, shape).astype(bf16.numpy) for name, shape in shapes.items()}
     program = prepare(module.add_products, given | {"out": np.zeros((128, 64), np.float32)}, "ptx", (1,))

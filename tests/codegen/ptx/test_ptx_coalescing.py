@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.ptx.emission import GlobalAccess
+from tessera.codegen.ptx.layout import make_blocked_layout
 from tessera.codegen.ptx.ops import get_fact
 from tessera.codegen.ptx.pipeline import list_passes
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
+from tessera.codegen.ptx.table.blocks.layout_conversion import pad_rows
 from tessera.runtime import driver
+from tessera.runtime.program import prepare
 
 
 def widths(function, *inputs):
@@ -112,3 +116,36 @@ def test_permutations_of_short_axes_are_stored_by_rows():
     np.testing.assert_array_equal(f(x).numpy(), x.transpose(3, 2, 1, 0))
     artifact = emit_artifact(get_backend("ptx"), driver.lower(f.trace(x).function, "ptx")["tile"], {})
     assert artifact.manifest["plan"]["entries"]["k0_copy"]["shared"]
+
+
+def test_rows_of_shared_memory_are_not_exchanged_first():
+    """A transposed block is stored there as it is: that costs as much as an exchange."""
+
+    @ts.kernel
+    def turn(x, out):
+        block = tile.alloc_shared((64, 32), ts.f32)
+        tile.store(block[0:64, 0:32], tile.transpose(tile.load(x[0:32, 0:64])))
+        tile.barrier()
+        tile.store(out[0:32], tile.load(block[5, 0:32]))
+
+    x, out = np.arange(2048, dtype="f4").reshape(32, 64), np.zeros(32, "f4")
+    program = prepare(turn, {"x": x, "out": out}, "ptx:sm_90a", (1,))
+    generator = get_backend("ptx:sm_90a")
+    artifact = generator.emit(program.levels["tile"], {})
+    generator.sanitized(artifact)(program.arrays)
+    np.testing.assert_array_equal(program.arrays[1], x[:, 5])
+    assert artifact.text(TEXT_FILE).count("bar.sync") == 1
+
+
+def test_rows_of_a_length_that_a_call_gives():
+    f = ts.jit(lambda x: x.T, target="ptx", dynamic=True)
+    for rows in (64, 75):
+        x = np.random.default_rng(rows).standard_normal((rows, 66)).astype("f4")
+        np.testing.assert_array_equal(f(x).numpy(), x.T)
+
+
+@pytest.mark.parametrize("dtype", [ts.f64, ts.f32, ts.bf16], ids=str)
+def test_padded_rows_begin_with_whole_elements(dtype):
+    rows = make_blocked_layout((32, 8), 128, 2)
+    strides = pad_rows(rows, make_blocked_layout((8, 32), 128, 1).permuted((1, 0)), dtype)
+    assert strides is not None and strides[0] > 8 * strides[1] and strides[0] % strides[1] == 0

@@ -86,7 +86,8 @@ def test_failed_assertion_before_a_grid_barrier():
 
 
 def test_too_many_resident_programs():
-    x = np.zeros(5000, "f4")
+    x, most = np.zeros(5000, "f4"), np.zeros(4224, "f4")
+    emit_checked(prepare(ripples, [most, most.copy()], grid=(4224,)).levels["tile"])
     with pytest.raises(ResourceError, match="ripples has 5,000 programs that synchronise[\\s\\S]*at most 4,224 on ptx"):
         run(ripples, [x, x.copy()], (5000,))
     with pytest.raises(ResourceError, match="a cooperative launch of 300 CTAs[\\s\\S]*at most 264 of 1,024 threads"):

@@ -86,3 +86,19 @@ def test_other_reductions_and_narrow_sums_stay():
     wanted = [np.maximum(blocks.sum(-1).max(-1), 0), blocks.max(-1).sum(-1), np.zeros(4)]
     for level in ("tile", "target"):
         np.testing.assert_array_equal(program.run(level, "ptx")[-1], wanted)
+
+
+@ts.kernel
+def widened(x, out):
+    total = tile.zeros((4,), "int64")
+    for i in tile.range(0, 64, 16):
+        total = total + tile.sum(x[0:4, i : i + 16], axis=1)
+    out[0:4] = total
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i2", "?"])
+def test_sums_of_another_type_than_their_elements_stay(dtype):
+    x = np.full((4, 64), {"i4": 2**30, "i2": 2**14, "?": 1}[dtype], dtype)
+    program = prepare(widened, [x, np.zeros(4, "i8")], grid=(1,))
+    for level in ("tile", "target"):
+        np.testing.assert_array_equal(program.run(level, "ptx")[-1], x.sum(1, dtype="i8"))

@@ -1,5 +1,8 @@
 """f32 products on tensor cores in two parts of tf32: against NumPy in f64, with numbers that have no such parts."""
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 
@@ -83,6 +86,29 @@ def test_small_numbers_times_large_ones():
     assert agrees(ts.jit(lambda a, b: a @ b, target="ptx")(a, b).numpy(), a, b)
 
 
+@pytest.mark.parametrize("large", [slice(0, 64), slice(64, 128)])
+def test_large_operands_of_any_group_of_columns_are_seen(large):
+    """The results are neither large nor small: the magnitude of the operands alone says that parts lose bits."""
+    rng = np.random.default_rng(6)
+    b, c = (rng.uniform(1, 2, s).astype("f4") for s in ((64, 96), (96, 128)))
+    b *= np.float32(1e-40)
+    c[:, large] *= np.float32(1e30)
+    given = {"a": np.eye(64, dtype="f4"), "b": b, "c": c, "out": np.zeros((64, 128), "f4")}
+    found, text = run(chain, given, (1,), "sm_90a")
+    assert agrees(found[:, large], b, c[:, large])
+    assert text.count("vote.sync") == 3  # of one group of columns, and of two
+
+
+def test_a_warp_waits_before_and_after_it_shares_its_rows():
+    """Of the rows that it holds in registers, its threads read those of the others."""
+    a, b, c = (np.ones(s, "f4") for s in ((64, 64), (64, 96), (96, 32)))
+    _, text = run(chain, {"a": a, "b": b, "c": c, "out": np.zeros((64, 32), "f4")}, (1,), "sm_90a")
+    again = [part[: part.index("\n$exact")] for part in text.split("bra $exact")[1:]]
+    shared = [[x for x in re.findall(r"bar\.warp\.sync|st\.shared|ld\.shared", p)] for p in again]
+    shared = [[k for k, _ in itertools.groupby(each)] for each in shared if "st.shared" in each]
+    assert shared and all(each == ["bar.warp.sync", "st.shared", "bar.warp.sync", "ld.shared"] for each in shared)
+
+
 @kernel
 def masked(a, b, out, *, held):
     """out = the first `held` rows of a · b, by blocks of 32 of the contraction's other operand."""
@@ -114,3 +140,21 @@ def test_a_loop_that_waits_for_no_copy_reads_no_slot():
     found, text = run(held_rows, {"a": a, "b": b, "out": np.ones((64, 96), "f4"), "held": 70}, (1,), "sm_90a")
     assert agrees(found[:, :70], a, b[:, :70]) and not found[:, 70:].any()
     assert INSTRUCTION in text and "cp.async" not in text
+
+
+@kernel
+def rows_of_before(a, b, out):
+    """out = a · b, and a = 0."""
+    rows = tile.load(a[0:64, 0:64])
+    tile.store(a[0:64, 0:64], tile.zeros((64, 64), "f32"))
+    for k in tile.range(0, b.shape[1], 32):
+        tile.store(out[0:64, k : k + 32], tile.dot(rows, tile.load(b[0:64, k : k + 32])))
+
+
+def test_an_operand_that_the_kernel_writes_is_not_copied():
+    """A copy under way would read what is written."""
+    rng = np.random.default_rng(7)
+    a, b = (rng.uniform(-1, 1, s).astype("f4") for s in ((64, 64), (64, 96)))
+    found, text = run(rows_of_before, {"a": a.copy(), "b": b, "out": np.zeros((64, 96), "f4")}, (1,), "sm_90a")
+    assert agrees(found, a, b)
+    assert INSTRUCTION in text and "cp.async" not in text[: text.index("st.global")]

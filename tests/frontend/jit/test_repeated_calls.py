@@ -119,8 +119,9 @@ def test_an_equal_object_of_another_type_is_another_one():
     assert f(whole).dtype == (whole * 1.0).dtype != whole.dtype
 
 
-def test_a_symbolic_size_has_its_number():
-    twice = ts.jit(lambda x: x + x, dynamic=True)
+@pytest.mark.parametrize("target", [None, "llvm"])
+def test_a_symbolic_size_has_its_number(target):
+    twice = ts.jit(lambda x: x + x, dynamic=True, target=target)
     for count in (3, 5, 8):
         assert repeat(twice, ts.ones((count,))).type.shape == (count,)
 

@@ -8,6 +8,7 @@ import pytest
 import tessera as ts
 from tessera import tile
 from tessera.core.errors import ArgumentError, ExecutionError, RaceError
+from tessera.runtime.launch.streams import HOST_STREAM, LaunchOrder
 
 
 @ts.kernel
@@ -61,7 +62,7 @@ def test_events_order_streams():
     assert y.tolist() == [2] * 4 and ready.done()
     later = first.record()
     later.synchronize()
-    assert ready.elapsed_ms(later) >= 0
+    assert ready.elapsed_ms(later) == -later.elapsed_ms(ready) >= 0 == later.elapsed_ms(later)
 
 
 def test_an_event_after_a_failed_launch_raises_its_error():
@@ -129,6 +130,10 @@ def test_what_is_ordered_is_not_reported():
             double[4](x)
         ts.synchronize()
     assert x.tolist() == [4] * 4 and [o.tolist() for o in outs] == [[2] * 4] * 2
+
+
+def test_no_stream_has_the_number_of_the_host():
+    assert HOST_STREAM not in [LaunchOrder().stream() for _ in range(3)]
 
 
 def test_an_event_too_early_orders_nothing():

@@ -81,6 +81,7 @@ KEPT = {
     "many picks": lambda x, t: ts.take_along_axis(ts.exp(x), ts.stack([t] * 9, axis=1), axis=1),
     "nothing is computed": pick,
     "whole rows": lambda x, t: ts.gather(ts.exp(x), t, axis=0),
+    "a policy": lambda x, t: pick(ts.exp(ts.cast(x, ts.f16 @ ts.toward_zero)), t),
     "a sorted source": lambda x, t: pick(ts.cumsum(x, axis=1), t),
     "five tensors": lambda x, t: pick(sum((ts.max(x * n, axis=1, keepdims=True) for n in range(4)), start=x), t),
 }

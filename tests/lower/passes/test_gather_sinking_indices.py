@@ -68,3 +68,15 @@ def test_elements_of_a_broadcast_are_picked_from_what_is_repeated():
     wanted = np.take_along_axis(np.broadcast_to(x, (2, 3, 50)), at, 2)
     for target in ("interp", "llvm"):
         np.testing.assert_array_equal(ts.jit(pick, target=target)(x, at), wanted)
+
+
+def test_picks_of_as_many_elements_as_a_call_has():
+    """Whether these are few is not known when the program is compiled."""
+
+    def pick(x: ts.Tensor[40, 8], t: ts.Tensor["N", 8, ts.int64]):
+        return ts.take_along_axis(ts.exp(x), t, axis=0)
+
+    f, x = ts.jit(pick, target="llvm", dynamic=True), draw(40, 8)
+    for rows in (3, 1, 50):
+        t = np.random.default_rng(rows).integers(0, 40, (rows, 8))
+        np.testing.assert_allclose(f(x, t).numpy(), np.take_along_axis(np.exp(x), t, 0), rtol=1e-5)

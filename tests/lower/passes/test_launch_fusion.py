@@ -95,6 +95,7 @@ CASES = {
     "a producer of a clipped load": (lambda x: on(summed, ts.exp(x), 3), r(10), ["summed_with_exp"]),
     "other of a masked load": (lambda x: on(filled, ts.exp(x)), r(10), ["filled_with_exp"]),
     "a consumer": (lambda x: ts.tanh(on(scale, x)) * 2.0 + x, r(10), ["scale_with_tanh_mul_add"]),
+    "a consumer of another shape": (lambda x: on(scale, x).reshape(2, 5) * 2.0, r(10), ["scale_with_mul"]),
     "consumers that share operands": (lambda x: (lambda y: y * ts.sigmoid(y))(on(scale, x)), r(10),
                                       ["scale_with_neg_exp_add_div_mul"]),
     "a choice": (lambda x: (lambda y: ts.where(y > 1.5, y, x - y))(on(scale, x)), r(10),

@@ -70,9 +70,7 @@ def form_async_mma(function: Function) -> Function:
     patterns = RewritePatterns("asynchronous products")
 
     @patterns(*PRODUCT_OPS)
-    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        if node not in found.right:
-            return None
+    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value:
         if node.args[-2] not in found.left:
             _pack_left_operands(rewriter, node, order, packed)
         sharing = {

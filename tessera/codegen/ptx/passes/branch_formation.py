@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.core.types import TensorType
-from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow, tile
@@ -89,11 +88,5 @@ def _is_used_by(uses: UseDef, v: Value, own: set[Node], node: Node, place: int) 
 
 
 def _make_region(uses: UseDef, own: Sequence[Node], node: Node, place: int) -> Block:
-    """A branch that computes one operand of a select, with the size of the select's result."""
-    builder = Builder()
-    for each in _rewrite_nodes(uses, own):
-        builder.append(each)
-    found = node.args[place]
-    if found.type.shape != node.out.type.shape:  # type: ignore[union-attr]
-        found = builder.add(basic.broadcast_to, [found], {"shape": node.out.type.shape}).out  # type: ignore[union-attr]
-    return Block((), builder.block((), ()).nodes, (found,))
+    """A branch that computes one operand of a select."""
+    return Block((), _rewrite_nodes(uses, own), (node.args[place],))

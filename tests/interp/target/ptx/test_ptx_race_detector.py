@@ -184,6 +184,21 @@ def test_accumulators_are_waited_for():
         wgmma("add.f32 %f10, %f0, %f1;")
 
 
+def test_registers_of_a_matrix_instruction_in_flight_are_not_written():
+    """Neither its accumulators nor its left operand; another wgmma may write the same accumulators."""
+    done, left = (
+        "wgmma.wait_group.sync.aligned 0;",
+        WGMMA.replace("%d0, %d1, 0, 1, 1, 0, 0", "{%r0, %r1, %r2, %r3}, %d1, 0, 1, 1, 0"),
+    )
+    operand = "".join(f"mov.b32 %r{k}, 0;" for k in range(4))
+    wgmma(WGMMA + done + "mov.b32 %f0, 0;")
+    with pytest.raises(AsyncCopyError, match="register %f0 is written before the wgmma that writes it was waited for"):
+        wgmma(WGMMA + "mov.b32 %f0, 0;" + done)
+    wgmma(operand + left + done + operand)
+    with pytest.raises(AsyncCopyError, match="register %r0 is written before the wgmma that reads it was waited for"):
+        wgmma(operand + left + operand + done)
+
+
 def test_matrices_are_fenced_and_not_overwritten():
     with pytest.raises(AsyncCopyError, match="without a fence.proxy.async"):
         wgmma("", fence="")

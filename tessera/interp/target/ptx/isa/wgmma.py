@@ -148,14 +148,14 @@ class _WgmmaStep:
         if not m.debug:
             self._run(m, lanes)
             return
-        # The accumulators may be in flight: only a wgmma may read them.
+        # The accumulators may be in flight: only a wgmma may use them.
         registers = m.shadow.registers
         registers.in_matrix_instruction = True
         keeps = bool(lanes.compress(self.scale_d(m, lanes)).any())
         registers.check_operands(lanes, [*self.fragment, *(self.accumulators if keeps else ())])
         self._run(m, lanes)
         registers.in_matrix_instruction = False
-        registers.record_issue(lanes, self.accumulators)
+        registers.record_issue(lanes, self.accumulators, self.fragment)
 
     def _run(self, m: PtxMachine, lanes: LaneSet) -> None:
         out, a, b = self.types

@@ -1,4 +1,4 @@
-"""Registers of wgmma: which an instruction in flight writes, and which were written without a wgmma.fence since."""
+"""Registers of wgmma: which an instruction in flight uses, and which were written without a wgmma.fence since."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ class MatrixRegisterShadow:
         self.m, self.clocks = m, clocks
         self.rows = {index: row for row, index in enumerate(sorted(m.program.matrix_registers))}
         self.unfenced = np.zeros((len(self.rows), m.ctas * m.threads), bool)
-        self.groups: dict[int, np.ndarray] = {}  # of a register in flight: the group by lane
+        # Of a register that an instruction in flight writes, and of one that it reads: the group by lane.
+        self.written: dict[int, np.ndarray] = {}
+        self.read: dict[int, np.ndarray] = {}
         self.in_matrix_instruction = False
 
     def record_write(self, index: int, lanes: LaneSet) -> None:
-        """Lanes write a register, by another instruction than wgmma."""
+        """Lanes write a register, by another instruction than wgmma: none in flight may use it."""
         if not self.in_matrix_instruction:
+            self._check_ended(self.written, index, lanes, "written", "writes")
+            self._check_ended(self.read, index, lanes, "written", "reads")
             self.unfenced[self.rows[index], lanes.flat] = True
 
     def fence(self, lanes: LaneSet) -> None:
@@ -46,22 +50,28 @@ class MatrixRegisterShadow:
                 AsyncCopyError, int(lanes.flat[lane]),
             )  # fmt: skip
 
-    def record_issue(self, lanes: LaneSet, registers: list[int]) -> None:
-        """A wgmma in flight writes these accumulators."""
+    def record_issue(self, lanes: LaneSet, accumulators: list[int], fragment: list[int]) -> None:
+        """A wgmma in flight writes its accumulators, and reads its fragment of A."""
         groups = self.clocks.current_group("matrix", lanes.flat)
-        for index in registers:
-            pending = self.groups.setdefault(index, np.zeros(self.m.ctas * self.m.threads, np.int32))
-            pending[lanes.flat] = groups
+        for held, registers in ((self.written, accumulators), (self.read, fragment)):
+            for index in registers:
+                pending = held.setdefault(index, np.zeros(self.m.ctas * self.m.threads, np.int32))
+                pending[lanes.flat] = groups
 
     def check_read(self, index: int, lanes: LaneSet) -> None:
         """A register must not be read while a wgmma in flight writes it."""
-        pending = self.groups.get(index)
-        if pending is None or self.in_matrix_instruction:
+        if not self.in_matrix_instruction:
+            self._check_ended(self.written, index, lanes, "read", "writes")
+
+    def _check_ended(self, held: dict[int, np.ndarray], index: int, lanes: LaneSet, ours: str, theirs: str) -> None:
+        """The instructions that hold a register were waited for."""
+        pending = held.get(index)
+        if pending is None:
             return
         columns = self.clocks.find_engine_columns("matrix", lanes.flat)
         seen = self.clocks.vectors[lanes.flat, columns] >= pending[lanes.flat]
         if not seen.all():
             name, lane = self.m.program.names[index], int(lanes.flat[np.argmin(seen)])
             raise PtxFault(
-                f"register {name} is read before the wgmma that writes it was waited for", AsyncCopyError, lane
+                f"register {name} is {ours} before the wgmma that {theirs} it was waited for", AsyncCopyError, lane
             )
