@@ -480,12 +480,7 @@ def form_clusters(
     return fusion.run()
 
 
-@_FUSION_RULES(*CONSTANTS)
-def _(fusion, node, wanting):
-    return True
-
-
-@_FUSION_RULES(*VIEWS)
+@_FUSION_RULES(*CONSTANTS, *VIEWS)
 def _(fusion, node, wanting):
     return True
 
