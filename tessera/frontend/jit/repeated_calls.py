@@ -18,7 +18,7 @@ from tessera.core.types import TensorType
 from tessera.frontend.jit.call_keys import list_cells
 from tessera.frontend.jit.line_marks import LINE_MARKS_ENABLED
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS, CURRENT_RANK_NUMBER
-from tessera.ir.tensor import Tensor, wrap_array
+from tessera.ir.tensor import POOL_PLACEMENT, Tensor, wrap_array
 from tessera.lower.lowering_plan import INSTALLED, RUN_OBSERVER, SCOPED, SCOPED_FUSION
 
 OTHER = object()  # what a call gives that is not like the last one
@@ -26,17 +26,20 @@ OTHER = object()  # what a call gives that is not like the last one
 
 # Bound once: Python makes a method of an imported object anew for each call.
 _builder, _numerics, _marked = CURRENT_BUILDER.get, CURRENT_NUMERICS.get, LINE_MARKS_ENABLED.get
+_pool = POOL_PLACEMENT.get
 _rank, _observer, _fusion, _passes = CURRENT_RANK_NUMBER.get, RUN_OBSERVER.get, SCOPED_FUSION.get, SCOPED.get
 
 
 def is_plain_context() -> bool:
-    """Whether nothing in the context of a call changes its program: no trace, numeric context, rank or extension."""
+    """Whether nothing in the context of a call changes its program: no trace, numeric context, rank, memory pool
+    or extension."""
     return (
         _builder() is None
         and _numerics() is None
         and not _marked()
         and _rank() is None
         and _observer() is None
+        and _pool() is None
         and _fusion() is None
         and not _passes()
         and not INSTALLED
@@ -75,7 +78,10 @@ def make_repeated_call(
     if hidden or cells is None or not all(isinstance(t, TensorType) for t in types):
         return None
     build = None if traced.results.kind is None else traced.results.build
-    return RepeatedCall(types, cells, None if target else default_device(), known.run, known.wrap, build)
+    repeat = getattr(known.run, "repeat", None)  # of a runtime whose programs take tensors
+    direct = None if repeat is None else repeat(types, [v.type for v in traced.function.results], OTHER)
+    device = None if target else default_device()
+    return RepeatedCall(types, cells, device, known.run, known.wrap, build, direct)
 
 
 class RepeatedCall:
@@ -85,35 +91,50 @@ class RepeatedCall:
     default device is the same.
     """
 
-    __slots__ = ("build", "cells", "device", "run", "types", "wrap")
+    __slots__ = ("_direct", "build", "cells", "device", "direct", "run", "single", "types", "wrap")
 
     def __init__(
         self, types: Sequence[TensorType], cells: Sequence[tuple[Any, Any]], device: str | None,
         run: Callable[[Sequence[Any]], Sequence[Any]], wrap: Callable[[Iterable[Any]], list[Tensor]],
-        build: Callable[[Iterator[Any]], Any] | None,
+        build: Callable[[Iterator[Any]], Any] | None, direct: Any = None,
     ) -> None:  # fmt: skip
         self.types, self.cells, self.device, self.run = tuple(types), tuple(cells), device, run
-        self.wrap, self.build = wrap, build
+        self.wrap, self.build, self._direct = wrap, build, direct
+        self.direct = None if direct is None else direct.run
+        self.single = direct is not None and direct.single
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The results of the function; `OTHER` where this is another call."""
-        if len(args) != len(self.types) or not is_plain_context():
+        if not is_plain_context():
             return OTHER
-        arrays = []
-        for x, expected in zip(args, self.types):  # noqa: B905  # of the same length
-            if type(x) is not Tensor or x.type is not expected or x.requires_grad:
-                return OTHER
-            data = x.data
-            if type(data) is not DeviceArray and type(data) is not np.ndarray:  # donated
-                return OTHER
-            arrays.append(data)
         for cell, content in self.cells:
             if cell.cell_contents is not content:
                 return OTHER
         if self.device is not None and default_device() != self.device:
             return OTHER
+        if self.direct is not None and (found := self.direct(*args)) is not OTHER:
+            if self.build is None:
+                return found
+            return self.build(iter((found,) if self.single else found))
+        arrays = self._unwrap(args)
+        if arrays is None:
+            return OTHER
         results = self.wrap(self.run(arrays))
         return results[0] if self.build is None else self.build(iter(results))
+
+    def _unwrap(self, args: Sequence[Any]) -> list[Any] | None:
+        """The elements of the arguments; None where one is no tensor of the type."""
+        if len(args) != len(self.types):
+            return None
+        arrays = []
+        for x, expected in zip(args, self.types):  # noqa: B905  # of the same length
+            if type(x) is not Tensor or x.type is not expected or x.requires_grad:
+                return None
+            data = x.data
+            if type(data) is not DeviceArray and type(data) is not np.ndarray:  # donated
+                return None
+            arrays.append(data)
+        return arrays
 
 
 def wrap_result(array: Any, described: Any) -> Tensor:
