@@ -21,12 +21,11 @@ from tessera.codegen.llvm.runtime.native_calls import (
     OTHER_ARRAYS,
     NativeBinding,
     NativeCall,
-    TensorCall,
     make_native_binding,
-    make_tensor_call,
 )
 from tessera.codegen.llvm.runtime.object_files import open_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
+from tessera.codegen.llvm.runtime.tensor_calls import TensorCall, make_tensor_call
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
     WorkerPool,
