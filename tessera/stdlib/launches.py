@@ -50,7 +50,16 @@ from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
-from tessera.stdlib.small_matrices import factor_batch, factor_lanes, fits_lanes, is_small, solve_batch, solve_lanes
+from tessera.stdlib.small_matrices import (
+    factor_batch,
+    factor_lanes,
+    fits_lanes,
+    fits_orthogonal_lanes,
+    is_small,
+    orthogonalise_lanes,
+    solve_batch,
+    solve_lanes,
+)
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
@@ -372,6 +381,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         in_lanes = fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps)
         return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
     return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
+
+
+@library_lowerings(decompositions.qr)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
+    type = get_tensor_type(node.args[0])
+    plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
+    if plan.parallel is not None or not plain or not fits_orthogonal_lanes(type, plan.matrix_steps):
+        return None
+    return LibraryLowering(node.args, orthogonalise_lanes)
 
 
 def _find_state(combine: str, type: TensorType, result: DType) -> DType:
