@@ -43,7 +43,7 @@ from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
-from tessera.stdlib.extreme_places import divides_rows, find_in_parts
+from tessera.stdlib.extreme_places import crosses_rows, divides_rows, find_in_columns, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
 from tessera.stdlib.indirect_gradients import match_window_gradient
@@ -351,12 +351,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 @library_lowerings(reduce.argmin, reduce.argmax)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The place of an extreme along an outer axis, whose threads exchange pairs of a value and a place only at the end,
-    and of few long rows by parts.
+    and of few long rows by parts; on a processor the extreme of whole rows first.
 
     A kernel that carries pairs along the axis would exchange both in each iteration.
     """
-    out, axis = get_tensor_type(node.out), find_outer_axis(node) if plan.parallel is not None else None
-    if plan.parallel is not None and divides_rows(node, plan.parallel):
+    if plan.parallel is None:
+        return LibraryLowering(node.args, lambda x: find_in_columns(node, x)) if crosses_rows(node, uses) else None
+    out, axis = get_tensor_type(node.out), find_outer_axis(node)
+    if divides_rows(node, plan.parallel):
         return LibraryLowering(node.args, lambda x: find_in_parts(node, x))
     if axis is None:
         return None
