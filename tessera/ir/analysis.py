@@ -177,7 +177,6 @@ class IntervalAnalysis:
     def __init__(self, producers: Mapping[Value, Node], grid: Sequence[float] | None) -> None:
         self.producers, self.grid = producers, grid
         self.known: dict[Value, Interval] = {}
-        self.assumed: dict[Value, Interval] = {}  # by the branches around
 
     def of(self, v: Value) -> Interval:
         """The interval of a value: the least and the greatest number that it may be."""
@@ -198,13 +197,12 @@ class IntervalAnalysis:
     @contextmanager
     def assume(self, intervals: Mapping[Value, Interval]) -> Iterator[None]:
         """Within the `with` block these values lie in these intervals, as a branch has found."""
-        before = self.known, self.assumed
-        self.assumed = {**self.assumed, **intervals}
-        self.known = {v: found for v, found in self.known.items() if v not in self.producers} | self.assumed
+        before = self.known
+        self.known = {v: found for v, found in before.items() if v not in self.producers} | {**intervals}
         try:
             yield
         finally:
-            self.known, self.assumed = before
+            self.known = before
 
     def loop(self, node: Node) -> None:
         """Note the interval of the index of a `for`: the last iteration is a whole number of steps after the first."""

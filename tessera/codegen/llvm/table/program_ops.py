@@ -409,7 +409,7 @@ def _emit_by_region(
         )
         text.line(f"br i1 {inside}, label %{within}, label %{other}")
         text.begin_block(within)
-        with kernel.ranges.assume({start: (low, last)}):
+        with kernel.assume({start: (low, last)}):
             _emit_unswitched(kernel, group, _find_whole_tiles(kernel, group), emit_loops)
         text.line(f"br label %{done}")
         text.begin_block(other)
@@ -470,7 +470,7 @@ def _emit_unswitched(
     whole, partial, done = (text.new_label(hint) for hint in ("whole", "partial", "done"))
     text.line(f"br i1 {inside}, label %{whole}, label %{partial}")
     text.begin_block(whole)
-    with kernel.ranges.assume({v: (kernel.ranges.of(v)[0], limit) for v, limit in limits.items()}):
+    with kernel.assume({v: (int(kernel.ranges.of(v)[0]), limit) for v, limit in limits.items()}):
         emit_loops({})
     text.line(f"br label %{done}")
     text.begin_block(partial)
