@@ -19,6 +19,14 @@ from tessera.ir.tensor import POOL_PLACEMENT
 X, Y = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 1, 2], [2, 3, 3]])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Programs of several tiles are native calls on one thread alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESSERA_THREADS", "1")
+        yield
+
+
 def make_call(function, *arrays, **options):
     """A function for llvm that has been called often enough, its tensors and its tensor call."""
     f = ts.jit(function, target="llvm", **options)
@@ -91,11 +99,12 @@ def test_nothing_is_kept_and_nothing_lost(added):
     held = (None, False, x, y, x.data, x.type, ts.Tensor, repeated_calls.OTHER)
     call(x, y)
     before = [sys.getrefcount(each) for each in held]
-    for _ in range(1000):
-        assert call(x, y).data.sum() == 33.0
+    for _ in range(10000):
+        call(x, y)
         call(x, 1.0)
     gc.collect()
-    assert all(abs(sys.getrefcount(each) - count) < 100 for each, count in zip(held, before, strict=True))
+    changes = [sys.getrefcount(each) - count for each, count in zip(held, before, strict=True)]
+    assert max(map(abs, changes)) < 2000, changes  # None and False have other users
 
 
 def test_a_busy_program_is_left(added):
@@ -195,10 +204,9 @@ def test_no_call_where_fields_are_not_known(monkeypatch):
     np.testing.assert_array_equal(f(*given).numpy(), X - Y)
 
 
-def test_ctrl_c_stops_a_call(monkeypatch):
+def test_ctrl_c_stops_a_call():
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals reach the main thread alone")
-    monkeypatch.setenv("TESSERA_THREADS", "1")
     f, given, call = make_call(lambda x: x @ x, np.ones((3000, 3000), np.float32))
     start = time.perf_counter()
     call(*given)
