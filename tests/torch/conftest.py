@@ -25,7 +25,7 @@ def _collect_compiled_frames():
 
 @pytest.fixture(scope="module", autouse=True)
 def _find_no_test_case():
-    """PyTorch's samples look for its own test case in each frame of the stack: most of them take less time than that."""
+    """PyTorch's samples look for its own test case in each frame of the stack, for longer than most of them take."""
     modules = [sys.modules.get(f"torch.testing._internal.{name}") for name in ("common_utils", "opinfo.core")]
     with pytest.MonkeyPatch.context() as patch:
         for module in filter(None, modules):
