@@ -392,7 +392,8 @@ class LaneValue:
 
     `step` is the difference between the lanes of a ramp. The lanes of a vector with `repeat` count up from the scalar
     `base`, each number `repeat` times; those of one with `cycle` are 0, 1, … to before `cycle`, again and again. `span`
-    is the least and the greatest number of an index, over all iterations of its loop, if they are known.
+    is the least and the greatest number of an index, over all iterations of its loop, if they are known. `condition` is
+    an i1 without which no lane of a mask is true.
     """
 
     name: str
@@ -403,6 +404,7 @@ class LaneValue:
     base: str = ""
     cycle: int = 0
     span: tuple[int, int] | None = None
+    condition: str = ""
 
     @property
     def uniform(self) -> bool:

@@ -239,6 +239,9 @@ def _load_masked(
         raw = _load_raw(body, there, replace(address, scalar="0"), body.mask, width)
         other = other or LaneValue(get_register_type(m.dtype).const(0))
     else:
+        if mask is not None and mask.condition and width > 1 and not address.vector and address.stride == 1:
+            at = body.text.let(f"select i1 {mask.condition}, ptr {emit_pointer(body, m, address)}, ptr {m.base}", "p")
+            m, address = m.at(at, m.strides, m.shape), replace(address, scalar="0")  # no lane, no page: as above
         raw = _load_raw(body, m, address, _combine_tail_mask(body, mask, width), width)
     result = decode_loaded(body, m, raw, width)
     if mask is None or other is None:
@@ -556,4 +559,4 @@ def intersect_masks(body: LoopBody, a: LaneValue | None, b: LaneValue | None) ->
     left, right = body.broadcast_lane(a, t), body.broadcast_lane(b, t)
     with body.hoist(a, b):
         name = body.text.let(f"and {t} {left}, {right}", "m")
-    return LaneValue(name, body.kind_of(a, b))
+    return LaneValue(name, body.kind_of(a, b), condition=next((x.name for x in (a, b) if x.uniform), a.condition))
