@@ -2,7 +2,7 @@
 
 A program takes row-major arrays. A tensor whose axes lie in another order is taken in that order, one that repeats
 elements (`expand`) is taken once, and one with gaps between its elements (a slice) is taken as the row-major array that
-it is a slice of, so that kernels read it where it lies.
+it is a slice of, so that kernels read it in place.
 """
 
 from __future__ import annotations
