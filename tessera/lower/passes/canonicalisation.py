@@ -464,9 +464,9 @@ def _reduce_axes(rewriter: Rewriter, node: Node, x: Value, axes: Sequence[int]) 
 def _undo_permutation(rewriter: Rewriter, x: Value, order: Sequence[int]) -> Value:
     """A value of which `_find_memory_order` gives the order, with its axes as they were before."""
     number = get_splat_number(rewriter, x)
-    before = [order.index(a) for a in range(len(order))]
+    before = tuple(order.index(a) for a in range(len(order)))
     if number is not None:
-        return rewriter.add(basic.full, shape=tuple(x.type.shape[i] for i in before), value=number, dtype=x.type.dtype)
+        return make_splat(rewriter, rewriter.add(shape.permute, x, axes=before), number)
     node = rewriter.find_producer(x, *LIFTED)
     assert node is not None
     if node.op is shape.permute:
@@ -479,7 +479,7 @@ def _undo_permutation(rewriter: Rewriter, x: Value, order: Sequence[int]) -> Val
 
 
 def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) -> Value:
-    """A reduction of several axes as a reduction of one axis, into which they are reshaped: of the shape of the others."""
+    """A reduction of several axes, reshaped into one; its result has the shape of the other axes."""
     sizes, rank = x.type.shape, x.type.rank
     kept = [a for a in range(rank) if a not in axes]
     order = [*kept, *axes]
