@@ -415,7 +415,7 @@ class Epilogue:
         for node in self.kernel.block.nodes:
             with builder.at(node.loc):
                 base = self.kernel.base(node) if node.op in ACCESSES else None
-                if base in self.values:
+                if base is not None and base in self.values:
                     env[node.out] = self.values[base]
                 elif base is not None and node.op is schedule.load:
                     env[node.out] = builder.add(schedule.load, [find_param(base, node.args[0]), *index]).out
