@@ -292,7 +292,7 @@ def _(found, node):
 
 def _divide_values(found: BodyIndexing, node: Node, part: int) -> IndexExpr | None:
     x, y = (found.expr(v) for v in node.args)
-    if y.terms or y.constant < 1:
+    if y.terms or not proves_less(0, y.constant):
         return None
     out = divide_expr(x, y.constant)[part]
     # A division with a remainder is opaque, keyed by its own value.

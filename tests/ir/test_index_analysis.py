@@ -35,12 +35,12 @@ def index_programs(draw):
     values = list(params)
     for _ in range(draw(st.integers(1, 8))):
         pick = st.sampled_from(values)
-        kind = draw(st.sampled_from(("number", "binary", "neg", "divide")))
+        kind = draw(st.sampled_from(("number", "binary", "unary", "divide")))
         if kind == "number":
             attrs = {"shape": (), "value": draw(st.integers(-20, 20)), "dtype": int64}
             values.append(builder.add(basic.full, [], attrs).out)
-        elif kind == "neg":
-            values.append(builder.add(e.neg, [draw(pick)]).out)
+        elif kind == "unary":
+            values.append(builder.add(draw(st.sampled_from((e.neg, e.abs))), [draw(pick)]).out)
         elif kind == "divide":
             by = builder.add(basic.full, [], {"shape": (), "value": draw(st.integers(1, 9)), "dtype": int64}).out
             op = draw(st.sampled_from((e.floor_divide, e.remainder)))
@@ -217,3 +217,23 @@ def test_values_of_unknown_origin_lie_in_their_type(dtype, limits):
     least = builder.add(e.minimum, [x, five]).out
     analysis = IntervalAnalysis(builder.producers, None)
     assert (analysis.of(x), analysis.of(least)) == (limits, (limits[0], 5))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "known", "limits"),
+    [
+        (int64, (-5, 3), (0, 5)),
+        (int64, (2, 7), (2, 7)),
+        (int64, (-9, -4), (4, 9)),
+        (int32, None, (-(2**31), 2**31 - 1)),  # the least integer has itself
+        (int32, (-(2**31) + 1, 0), (0, 2**31 - 1)),
+        (int64, None, UNBOUNDED),
+        (int64, (-math.inf, 3), UNBOUNDED),
+    ],
+)
+def test_absolute_values_lie_between_the_nearest_and_the_farthest_from_0(dtype, known, limits):
+    builder, x = Builder(), Value(scalar(dtype), "x")
+    size = builder.add(e.abs, [x]).out
+    analysis = IntervalAnalysis(builder.producers, None)
+    analysis.known |= {} if known is None else {x: known}
+    assert analysis.of(size) == limits

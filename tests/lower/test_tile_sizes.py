@@ -189,3 +189,45 @@ def test_columns_of_unknown_length_are_read_in_rounds(known):
 def test_many_blocks_of_a_product_have_more_rows(m, k, n, rows):
     """As many as a cache holds, where 32 programs are left."""
     assert choose(lambda x, w: x @ w, (m, k), (k, n))[0] == (m, "parallel", rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "tile"),
+    [
+        (33, 33),  # 64 would be 64 again
+        (80, 80),  # 96, in place of 128, are too many for tiles that divide no row
+        (96, 32),  # 96 of 96 elements, in place of 128
+        (100, 100),
+        (128, 128),
+        (136, 32),  # 160 in place of 256
+        (192, 64),  # the widest of those that gain enough
+        (200, 200),  # 256 in either case, or 224
+        (260, 64),
+        (1056, 1024),  # more than a program has
+    ],
+)
+def test_rows_are_padded_little(columns, tile):
+    """On targets whose blocks are powers of two; others pad no rows."""
+    scale = lambda x, w: x * w  # noqa: E731
+    assert choose(scale, (4096, columns), (columns,), target="ptx")[-1] == (columns, "parallel", tile)
+    assert choose(scale, (4096, columns), (columns,))[-1] == (columns, "parallel", columns)
+
+
+def sum_taps(count, columns):
+    """Sums over images of products with shifted columns, as of the taps of a depthwise convolution."""
+    return lambda x, g: tuple(ts.sum(x[..., i : i + columns] * g, axis=(1, 2)) for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "columns", "tile"),
+    [(4, 56, 56, 56), (8, 40, 48, 48), (3, 56, 56, 3136), (4, 32, 64, 2048), (4, 28, 28, 784)],
+    ids=["rows", "of fewer elements", "few reductions", "powers of two", "short rows"],
+)
+def test_many_reductions_read_rows(count, rows, columns, tile):
+    x, g = (8, rows, columns + 8), (8, rows, columns)
+    assert choose(sum_taps(count, columns), x, g, target="ptx")[-1] == (rows * columns, "reduce", tile)
+
+
+def test_many_reductions_read_the_innermost_rows():
+    sums = lambda x, g: tuple(ts.sum(x[:, :, 1:13, i : i + 40] * g, axis=(1, 2, 3)) for i in range(4))  # noqa: E731
+    assert choose(sums, (8, 6, 14, 48), (8, 6, 12, 40), target="ptx")[-1] == (2880, "reduce", 40)

@@ -399,7 +399,7 @@ def _(rewriter, node, args):
         return rewriter.add(elementwise.add, same, make_splat(rewriter, node.out, 0))  # a sum starts at +0: -0 is +0
     if len(axes) == 1:
         return _combine_slices(rewriter, node, x, axes[0])
-    return _reduce_one_axis(rewriter, node, x, many)
+    return make_reshape(rewriter, _reduce_one_axis(rewriter, node, x, many), node.out.type.shape)
 
 
 COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}
@@ -464,9 +464,9 @@ def _reduce_axes(rewriter: Rewriter, node: Node, x: Value, axes: Sequence[int]) 
 def _undo_permutation(rewriter: Rewriter, x: Value, order: Sequence[int]) -> Value:
     """A value of which `_find_memory_order` gives the order, with its axes as they were before."""
     number = get_splat_number(rewriter, x)
-    before = [order.index(a) for a in range(len(order))]
+    before = tuple(order.index(a) for a in range(len(order)))
     if number is not None:
-        return rewriter.add(basic.full, shape=tuple(x.type.shape[i] for i in before), value=number, dtype=x.type.dtype)
+        return make_splat(rewriter, rewriter.add(shape.permute, x, axes=before), number)
     node = rewriter.find_producer(x, *LIFTED)
     assert node is not None
     if node.op is shape.permute:
@@ -479,7 +479,7 @@ def _undo_permutation(rewriter: Rewriter, x: Value, order: Sequence[int]) -> Val
 
 
 def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) -> Value:
-    """A reduction of several axes as a reduction of one axis, into which they are reshaped."""
+    """A reduction of several axes, reshaped into one; its result has the shape of the other axes."""
     sizes, rank = x.type.shape, x.type.rank
     kept = [a for a in range(rank) if a not in axes]
     order = [*kept, *axes]
@@ -493,8 +493,7 @@ def _reduce_one_axis(rewriter: Rewriter, node: Node, x: Value, axes: list[int]) 
     after = [sizes[a] for a in order[first + len(axes) :]]
     flat = make_reshape(rewriter, x, (*(sizes[a] for a in order[:first]), count, *after))
     axis = first - flat.type.rank
-    out = rewriter.add(node.op, flat, axis=(axis,), keepdims=False)
-    return make_reshape(rewriter, out, node.out.type.shape)
+    return rewriter.add(node.op, flat, axis=(axis,), keepdims=False)
 
 
 # Parts of stacks: one part of what is computed from stacked tensors is computed from the parts of the stacks.

@@ -1,14 +1,18 @@
 """Lanes that repeat numbers, count in cycles, or lie a few elements apart: loads and shuffles in place of gathers."""
 
 import re
+from operator import attrgetter
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import tessera as ts
 from tessera.codegen.contract import emit_artifact, get_backend
 from tessera.codegen.llvm.text import memory
 from tessera.runtime.driver import lower
+
+get_name = attrgetter("__name__")
 
 
 def draw(*shape, dtype=np.float32, seed=0):
@@ -178,7 +182,7 @@ def test_small_arrays_are_not_read_past_their_ends(sizes):
 
 
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 64), (70, 61), (200, 33), (130, 257)], ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.int16], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64, np.int16, np.float16, bfloat16], ids=get_name)
 def test_transposed_operands_of_pointwise_ops(sizes, dtype):
     x, y = draw(*sizes, dtype=dtype), draw(*sizes[::-1], dtype=dtype, seed=1)
     np.testing.assert_array_equal(run_everywhere(lambda x, y: x.T + y, x, y), x.T + y)

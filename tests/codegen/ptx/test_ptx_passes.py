@@ -1,5 +1,7 @@
 """The passes of the ptx target as functions: sums fused, loops of products found, loads begun early."""
 
+import functools
+
 import numpy as np
 from ptxcheck import emit_checked
 from tilekernels import Kernel
@@ -76,6 +78,42 @@ def test_loads_come_before_reductions():
     k.store(out, k(e.mul, k.load(y), k.broadcast(total, 4, 64)))
     found = ops(hoist_loads(k.module().functions[1]))
     assert found.index(reduce.sum) > max(i for i, op in enumerate(found) if op is tile.load)
+
+
+def stencil(count):
+    """Differences of pairs of blocks, all of which are loaded first; what a result had before is the other result."""
+    k = Kernel(*(np.zeros((64, 64), np.float32) for _ in range(count + 2)))
+    *sources, first, second = k.params
+    before = k.load(first)
+    blocks = [k.load(x) for x in sources]
+    pairs = [k(e.sub, a, b) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+    k.store(first, functools.reduce(k.add, [k(e.mul, p, p) for p in pairs]))
+    k.store(second, before)
+    return k.module(outputs=2).functions[1]
+
+
+def test_many_loads_come_right_before_their_first_uses():
+    function = stencil(16)
+    nodes = hoist_loads(function, 0).body.nodes
+    assert sorted(map(id, nodes)) == sorted(map(id, function.body.nodes))
+    places = {v: i for i, n in enumerate(nodes) for v in n.results}
+    assert all(places.get(v, -1) < i for i, n in enumerate(nodes) for v in n.args)
+    loads = [i for i, n in enumerate(nodes) if n.op is tile.load and n.args[0] in function.params[:-2]]
+    assert [nodes[load].args[0] for load in loads] == [*function.params[:-2]]  # as the sum adds their pairs
+    used = [min(i for i, n in enumerate(nodes) if nodes[load].out in n.args) for load in loads]
+    assert all(use - load <= 4 for load, use in zip(loads, used, strict=True))  # after another load and its indices
+
+
+def test_what_is_overwritten_is_loaded_before_that():
+    nodes = hoist_loads(stencil(16), 0).body.nodes
+    kept = next(n.args[1] for n in reversed(nodes) if n.op is tile.store)
+    found = [n.op for n in nodes if n.op is tile.store or kept in n.results]
+    assert found == [tile.load, tile.store, tile.store]
+
+
+def test_few_loads_stay():
+    function = stencil(14)
+    assert hoist_loads(function, 0).body.nodes == function.body.nodes
 
 
 def test_layouts_are_fixed_and_handed_over_in_the_open():

@@ -44,6 +44,20 @@ def test_one_program_agrees_with_one_for_each_size(batch, width):
     np.testing.assert_allclose(DYNAMIC(x, w).numpy(), layer(ts.Tensor(x), ts.Tensor(w)).numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+def test_sums_of_slices_that_may_be_empty(target):
+    """The merged axes of a sum are divided by a size that may be 0."""
+
+    def program(x: ts.Tensor["B", 6, "W"]):
+        return ts.sum(x[:, :, 1:], axis=(1, 2)), ts.sum(x.permute(2, 0, 1)[1:, :, ::2], axis=(0, 2))
+
+    f = ts.jit(program, target=target, dynamic=True)
+    for batch, width in ((7, 5), (1, 1), (3, 40)):
+        x = np.random.default_rng(width).integers(-9, 9, (batch, 6, width)).astype(np.float32)
+        for ours, wanted in zip(f(x), program(ts.Tensor(x)), strict=True):
+            np.testing.assert_array_equal(ours.numpy(), wanted.numpy())
+
+
 def test_twenty_batch_sizes_are_two_compilations(caplog):
     f = ts.jit(layer, target="llvm")
     w = rows(24, 8)

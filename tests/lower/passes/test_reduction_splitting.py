@@ -11,10 +11,15 @@ import tessera as ts
 from tessera.codegen.llvm import TILING_PLAN
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.generator import PLAN
+from tessera.core.types import TensorType, f32
 from tessera.interp.tile import interpreter
-from tessera.ir.core import Module
+from tessera.ir.builder import Builder
+from tessera.ir.core import Function, Module, Value
+from tessera.ir.rewrite import UseDef
 from tessera.lower.passes import reduction_splitting
 from tessera.lower.pipeline import lower
+from tessera.ops.tensor import reduce
+from tessera.ops.tensor import shape as shape_ops
 from tessera.runtime import driver
 
 REDUCTIONS = (
@@ -125,3 +130,40 @@ def test_a_vector_product_along_memory_has_programs_enough():
     assert len(find_grids(compile_tile(lambda x, w: x @ w.T, few[:1], few, plan=TILING_PLAN))) == 2
     many = np.broadcast_to(np.float32(0), (12, 1 << 18))
     assert len(find_grids(compile_tile(lambda x, w: x @ w.T, many[:1], many, plan=TILING_PLAN))) == 1
+
+
+MERGED = {  # shapes before and after a reshape, and the elements of whole inner axes of each axis
+    "of three": ((6, 10, 14, 3), (840, 3), {-1: (), -2: (14, 140)}),
+    "each of two": ((4, 5, 6, 7), (20, 42), {-1: (7,), -2: (5,)}),
+    "with one of one element": ((4, 5, 1), (20,), {-1: (5,)}),
+    "divided": ((24, 3), (4, 6, 3), {-1: ()}),
+    "neither": ((4, 6), (3, 8), {}),
+}
+
+
+def split_merged(before, after, plan):
+    """The sum along the first axis of a slice that is reshaped, and the function of its parts."""
+    x, builder = Value(TensorType((before[0] + 1, *before[1:]), f32), "x"), Builder()
+    attrs = {"start": (0,) * len(before), "stop": before, "step": (1,) * len(before)}
+    part = builder.add(shape_ops.slice_, [x], attrs).out
+    merged = builder.add(shape_ops.reshape, [part], {"shape": after}).out
+    total = builder.add(reduce.sum, [merged], {"axis": (-len(after),), "keepdims": False}).out
+    function = Function("f", builder.block([x], [total]))
+    return merged, function, reduction_splitting.split_reductions(function, plan)
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_axes(name):
+    before, after, wanted = MERGED[name]
+    merged, function, _ = split_merged(before, after, PLAN)
+    uses = UseDef(function)
+    assert reduction_splitting.find_merged_axes(uses, merged) == wanted
+    assert reduction_splitting.find_merged_axes(uses, function.params[0]) == {}
+
+
+@pytest.mark.parametrize(("most", "parts"), [(7, (7, 120)), (11, (10, 84))])
+def test_parts_are_whole_axes_of_what_is_reshaped(short, most, parts):
+    """Other parts of about this length are blocks of no slice of it: 6 parts of 140 are of one of (6, 10, 14, 3)."""
+    for before, wanted in (((840, 3), parts), ((6, 10, 14, 3), (6, 140))):
+        *_, split = split_merged(before, (840, 3), replace(PLAN, reduction_parts=most))
+        assert (*wanted, 3) in {n.attrs["shape"] for n in split.body.nodes if n.op is shape_ops.reshape}

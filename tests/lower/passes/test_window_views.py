@@ -50,6 +50,35 @@ def test_flips_are_views_in_any_case(stack_views):
     np.testing.assert_array_equal(ours, X[..., ::-1])
 
 
+def stack_taps(x):
+    return ts.stack([x[..., a : a + 5] for a in (0, 1, 2)], axis=2)
+
+
+STACKS = {  # what reads a stack, and whether a product is among it
+    "itself": (lambda s: s, False),
+    "pointwise ops": (lambda s: s * 2.0 - s, False),
+    "a reduction": (lambda s: ts.argmax(s, axis=2), False),
+    "a product": (lambda s: ts.matmul(s, ts.ones((5, 2))), True),
+    "a product of another shape": (lambda s: ts.matmul(s.reshape((6, 27, 5)), ts.ones((5, 2))), True),
+    "a product of another type": (
+        lambda s: ts.matmul(s.permute(0, 1, 3, 4, 2).to("f16"), ts.ones((3, 2), "f16")),
+        True,
+    ),
+    "a product of what is computed": (lambda s: ts.matmul(ts.exp(s), ts.ones((5, 2))), False),
+    "a product and others": (lambda s: (s + 1.0, ts.matmul(s, ts.ones((5, 2)))), True),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_only_products_read_stacks_from_memory_of_their_own(name):
+    read, by_product = STACKS[name]
+    program = lambda x: read(stack_taps(x))  # noqa: E731
+    for stack_views in (True, False):
+        plan = replace(SMALL, stack_views=stack_views)
+        assert count_ops(program, (X,), plan) == ((0, 1) if by_product and not stack_views else (1, 0))
+        agree(program, X, plans={"small": plan})
+
+
 def test_slices_at_no_even_distance_stay_a_stack():
     def program(x):
         return ts.stack([x[..., a : a + 3] for a in (0, 1, 3)], axis=0) * 2

@@ -17,7 +17,6 @@ from tessera.codegen.llvm.text.builder import (
     LaneValue,
     RegisterType,
     get_element_bytes,
-    get_memory_type,
     is_number,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef
@@ -218,7 +217,7 @@ def keep_turned(kernel: LlvmKernelContext, node: Node) -> bool:
     if not all(s.node.op is tile.store for s in kernel.plan.sinks(node.out)):
         return False
     source, dtype = find_turned(kernel, node.out), get_tensor_type(node.out).dtype
-    unit = get_memory_type(dtype).element
+    unit = f"i{8 * get_element_bytes(dtype)}"  # moved as they are
     width = kernel.vector_bytes // max(4, get_element_bytes(dtype))
     if source is None or source.memory.dtype != dtype:
         return False
