@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,18 @@ class Case:
     tolerance: float = 0.0
 
 
+@functools.cache
+def _find_known(low: int, high: int) -> tuple[int, ...]:
+    """The sizes of known models in a range."""
+    return tuple(n for n in KNOWN if low <= n <= high)
+
+
+@functools.cache
+def _log(n: int) -> float:
+    """NumPy's logarithm of a size: the draws of a seed depend on its last bit."""
+    return float(np.log(n))
+
+
 FAMILIES: dict[str, Callable[[Draw], Case]] = {}
 
 
@@ -69,9 +82,9 @@ class Draw:
     def size(self, low: int, high: int) -> int:
         """A size: log-uniform; in a third of all cases odd, and in another third one of a known model."""
         kind = self.rng.integers(3)
-        if kind == 0 and (known := [n for n in KNOWN if low <= n <= high]):
+        if kind == 0 and (known := _find_known(low, high)):
             return self.pick(*known)
-        drawn = int(round(np.exp(self.rng.uniform(np.log(low), np.log(high)))))
+        drawn = int(round(np.exp(self.rng.uniform(_log(low), _log(high)))))
         return max(low, drawn - 1 + drawn % 2) if kind == 1 else drawn
 
     def shape(self, *ranges: tuple[int, int], item: int = 4, floor: float = 1 / 64) -> tuple[int, ...]:

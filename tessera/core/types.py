@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -207,6 +207,12 @@ def find_policy(value: Any) -> Policy | None:
     """The policy of a value that is a Policy or a class of `@ts.precision_policy`; else None."""
     found = value if isinstance(value, Policy) else getattr(value, "__policy__", None)
     return found if isinstance(found, Policy) else None
+
+
+@lru_cache(maxsize=4096)
+def share_type(shape: tuple[int, ...], dtype: DType, policy: Policy | None = None) -> TensorType:
+    """The type of a tensor of known sizes; equal ones are the same object, which calls compare fastest."""
+    return TensorType(shape, dtype, policy)
 
 
 GLOBAL, SHARED, REGISTER = "global", "shared", "register"

@@ -16,7 +16,7 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraEr
 from tessera.core.hooks import find_device_memory, run_device_op
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import Size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, find_policy
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, find_policy, share_type
 from tessera.ir.array_interchange import (
     apply_layout,
     check_integer_range,
@@ -132,7 +132,7 @@ class Tensor(OperatorStubs):
         if device is not None:
             check_device(device)
         if (placed := _find_device_array(data)) is not None and dtype is None:
-            self.data, self.type = placed, TensorType(placed.shape, as_dtype(placed.dtype))
+            self.data, self.type = placed, share_type(placed.shape, as_dtype(placed.dtype))
             self.type = data.type if isinstance(data, Tensor) else self.type
             self._place(device)
             return
@@ -158,7 +158,7 @@ class Tensor(OperatorStubs):
             written = not isinstance(data, (np.ndarray, Tensor))
             array = convert(check_integer_range(array, element) if written else array, element)
         self.data = array if layout == "row_major" else apply_layout(array, layout)
-        self.type = TensorType(array.shape, element, find_policy(dtype))
+        self.type = share_type(array.shape, element, find_policy(dtype))
         self._place(device)
 
     def _place(self, device: str | None) -> None:

@@ -173,9 +173,12 @@ def rewrite_windows(module: Module, plan: LoweringPlan) -> Module:
 
 
 def rewrite_window_sums(module: Module, plan: LoweringPlan) -> Module:
-    """Sums of values between zeros as sums over windows: of any, where threads read each element by itself, else of
-    windows that do not overlap."""
-    return module.replace(gather_window_sums(module.main, plan.parallel is not None), *module.functions[1:])
+    """Sums of values between zeros as sums over windows, where these overlap by phases unless threads read each element
+    by itself."""
+    main = gather_window_sums(module.main, plan.parallel is not None)
+    if plan.parallel is None and main is not module.main:
+        main = eliminate_common_subexpressions(canonicalise(main))  # phases have much in common
+    return module.replace(main, *module.functions[1:])
 
 
 def merge_row_moments(module: Module, plan: LoweringPlan) -> Module:

@@ -146,8 +146,18 @@ def _compile_graph(
     runtime = make_runtime(module, target)
     if hasattr(runtime, "call"):
         return functools.partial(runtime.call, constants=constants) if constants else runtime.call
-    run = runtime.run
-    return lambda arrays: run(_copy_to_host(arrays))
+    return HostRun(runtime)
+
+
+class HostRun:
+    """Runs a program on arrays of the host; `repeat`, if its runtime has it, makes what runs on tensors at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._run = runtime.run
+        self.repeat: Callable[..., Any] | None = getattr(runtime, "repeat", None)
+
+    def __call__(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        return self._run(_copy_to_host(arrays))
 
 
 def apply_graph_extensions(function: Function) -> Function:

@@ -7,6 +7,7 @@ import math
 from tessera.core.symbolic_dim import ceil_divide, round_up, symbol_names
 from tessera.core.types import int32
 from tessera.ir.core import Node
+from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.ops.tensor import elementwise, reduce, shape
@@ -17,10 +18,10 @@ MOST_PARTS = 1 << 10
 NOWHERE = (1 << 31) - 1
 
 
-def _find_least(x: Tensor, best: Tensor, places: Tensor) -> Tensor:
-    """The least of the places along rows where an extreme is; where there is NaN, it is the extreme."""
+def _find_least(x: Tensor, best: Tensor, places: Tensor, axis: int = 1) -> Tensor:
+    """The least of the places along an axis where an extreme is; where there is NaN, it is the extreme."""
     found = elementwise.where(elementwise.equal(best, best), elementwise.equal(x, best), elementwise.not_equal(x, x))
-    return reduce.min(elementwise.where(found, places, NOWHERE), axis=(1,), keepdims=False)
+    return reduce.min(elementwise.where(found, places, NOWHERE), axis=(axis,), keepdims=False)
 
 
 def divides_rows(node: Node, parallel: int) -> bool:
@@ -53,3 +54,29 @@ def find_in_parts(node: Node, x: Tensor) -> Tensor:
     best = (reduce.min if node.op is reduce.argmin else reduce.max)(held, axis=(1,), keepdims=True)
     found = shape.reshape(_find_least(held, best, places), shape=get_shape(node.out))
     return cast(found, dtype=get_tensor_type(node.out).dtype)
+
+
+MOVEMENTS = frozenset((shape.reshape, shape.permute, shape.slice_))
+
+
+def crosses_rows(node: Node, uses: UseDef) -> bool:
+    """Whether an argmin or argmax is along an outer axis of floats: the extreme is found first, and then its place.
+
+    The elements are read, not computed: both reductions must see the same numbers.
+    """
+    source, type, axis = node.args[0], get_tensor_type(node.args[0]), node.attrs["axis"]
+    plain = axis is not None and type.policy is None and type.dtype.is_float and type.dtype.bits >= 16
+    while (made := uses.get(source)) is not None and made.op in MOVEMENTS:
+        source = made.args[0]
+    if made is not None or not plain or symbol_names(type.shape) or 0 in type.shape:
+        return False
+    last = max((i for i, n in enumerate(type.shape) if n != 1), default=0)
+    return 1 < int(type.shape[axis % type.rank]) < NOWHERE and axis % type.rank != last
+
+
+def find_in_columns(node: Node, x: Tensor) -> Tensor:
+    """The result of an argmin or argmax along an outer axis by two reductions of whole rows."""
+    axis = node.attrs["axis"] % x.ndim
+    best = (reduce.min if node.op is reduce.argmin else reduce.max)(x, axis=(axis,), keepdims=True)
+    found = _find_least(x, best, shape.iota(shape=x.shape, axis=axis, dtype=int32), axis)
+    return cast(shape.reshape(found, shape=get_shape(node.out)), dtype=get_tensor_type(node.out).dtype)

@@ -43,14 +43,23 @@ from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
-from tessera.stdlib.extreme_places import divides_rows, find_in_parts
+from tessera.stdlib.extreme_places import crosses_rows, divides_rows, find_in_columns, find_in_parts
 from tessera.stdlib.gathered_products import match_gathered
 from tessera.stdlib.indirect_convolution import match_indirect
 from tessera.stdlib.indirect_gradients import match_window_gradient
 from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
-from tessera.stdlib.small_matrices import factor_batch, factor_lanes, fits_lanes, is_small, solve_batch, solve_lanes
+from tessera.stdlib.small_matrices import (
+    factor_batch,
+    factor_lanes,
+    fits_lanes,
+    fits_orthogonal_lanes,
+    is_small,
+    orthogonalise_lanes,
+    solve_batch,
+    solve_lanes,
+)
 from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
@@ -342,12 +351,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 @library_lowerings(reduce.argmin, reduce.argmax)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """The place of an extreme along an outer axis, whose threads exchange pairs of a value and a place only at the end,
-    and of few long rows by parts.
+    and of few long rows by parts; on a processor the extreme of whole rows first.
 
     A kernel that carries pairs along the axis would exchange both in each iteration.
     """
-    out, axis = get_tensor_type(node.out), find_outer_axis(node) if plan.parallel is not None else None
-    if plan.parallel is not None and divides_rows(node, plan.parallel):
+    if plan.parallel is None:
+        return LibraryLowering(node.args, lambda x: find_in_columns(node, x)) if crosses_rows(node, uses) else None
+    out, axis = get_tensor_type(node.out), find_outer_axis(node)
+    if divides_rows(node, plan.parallel):
         return LibraryLowering(node.args, lambda x: find_in_parts(node, x))
     if axis is None:
         return None
@@ -372,6 +383,16 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         in_lanes = fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps)
         return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
     return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
+
+
+@library_lowerings(decompositions.qr)
+def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
+    """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
+    type = get_tensor_type(node.args[0])
+    plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
+    if plan.parallel is not None or not plain or not fits_orthogonal_lanes(type, plan.matrix_steps):
+        return None
+    return LibraryLowering(node.args, orthogonalise_lanes)
 
 
 def _find_state(combine: str, type: TensorType, result: DType) -> DType:

@@ -1,4 +1,4 @@
-"""Small matrices: solutions of systems (LU with partial pivoting) and Cholesky factors of a batch of them.
+"""Small matrices: solutions of systems (LU with partial pivoting), Cholesky and QR factors of a batch of them.
 
 A program in the kernel language holds some matrices as one block, and reads their rows and columns by masked sums.
 """
@@ -190,6 +190,55 @@ def factor_in_lanes(a, out, *, side, lanes):
             tile.store(out[number, i, j], tile.cast(found, out.dtype), mask=number < a.shape[0])
 
 
+def make_reflector(column):
+    """The reflector that makes a column 0 below its first element: that element then, its factor, and its vector below
+    a 1. What is 0 there already is left alone (LAPACK's dlarfg)."""
+    first, rest = column[0], column[1:]
+    below = first * 0.0
+    for x in rest:
+        below = below + x * x
+    plain, size = below == 0, tile.sqrt(first * first + below)
+    head = tile.where(plain, first, tile.where(first < 0, size, -size))
+    factor = tile.where(plain, 0.0, (head - first) / tile.where(plain, 1.0, head))
+    scale = tile.where(plain, 1.0, first - head)
+    return head, factor, [x / scale for x in rest]
+
+
+def reflect(column, factor, vector):
+    """A column times the reflector of a factor and a vector."""
+    product = column[0]
+    for x, v in zip(column[1:], vector, strict=True):
+        product = product + v * x
+    product = product * factor
+    return [column[0] - product] + [x - product * v for x, v in zip(column[1:], vector, strict=True)]  # noqa: RUF005
+
+
+@kernel
+def orthogonalise_in_lanes(a, q, r, *, rows, columns, lanes):
+    """Householder's QR factors q [L, rows, K] and r [L, K, columns] of a [L, rows, columns], a matrix in each of the
+    `lanes` of a program, on the grid (ceil(L / lanes),)."""
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at, zero, count = tile.minimum(number, a.shape[0] - 1), tile.zeros((lanes,), "float64"), min(rows, columns)
+    rest = [[tile.cast(a[at, i, j], "float64") for i in range(rows)] for j in range(columns)]
+    upper, reflectors = [], []
+    for k in tile.static_range(count):
+        head, factor, vector = make_reflector(rest[0])
+        rest = [reflect(column, factor, vector) for column in rest[1:]]
+        upper = upper + [[zero] * k + [head] + [column[0] for column in rest]]  # noqa: RUF005
+        reflectors, rest = reflectors + [(factor, vector)], [column[1:] for column in rest]  # noqa: RUF005
+    found = []
+    for n in tile.static_range(count):
+        factor, vector = reflectors[count - 1 - n]
+        unit = [zero + 1.0] + [zero] * (rows - count + n)  # noqa: RUF005
+        found = [reflect(column, factor, vector) for column in [unit] + [[zero] + c for c in found]]  # noqa: RUF005
+    for i in tile.static_range(rows):
+        for j in tile.static_range(count):
+            tile.store(q[number, i, j], tile.cast(found[j][i], q.dtype), mask=number < a.shape[0])
+    for i in tile.static_range(count):
+        for j in tile.static_range(columns):
+            tile.store(r[number, i, j], tile.cast(upper[i][j], r.dtype), mask=number < a.shape[0])
+
+
 def fits_lanes(dtype: DType, batch: int, side: int, width: int | None, most: int) -> bool:
     """Whether matrices are computed in lanes: the steps of a solution, or of a factor without a `width`, are few."""
     steps = side * side * (side + width) if width is not None else side**3 // 3 + side * side
@@ -210,6 +259,23 @@ def factor_lanes(x: Tensor) -> Tensor:
     held, side = _fold(x), int(x.shape[-1])
     memory, grid = OutputMemory(TensorType(tuple(held.shape), x.dtype)), (ceil_divide(held.shape[0], LANES),)
     return reshape(launch(factor_in_lanes, grid, held, memory, side=side, lanes=LANES), shape=x.shape)
+
+
+def fits_orthogonal_lanes(type: TensorType, most: int) -> bool:
+    """Whether QR factors are computed in lanes: of f32, whose squares f64 holds, in few steps."""
+    *outer, rows, columns = (int(n) for n in type.shape)
+    steps = 2 * rows * columns * min(rows, columns)
+    return type.dtype == f32 and math.prod(outer) >= LEAST_BATCH and steps <= most
+
+
+def orthogonalise_lanes(x: Tensor) -> tuple[Tensor, ...]:
+    """The QR factors of a batch, one matrix in each lane."""
+    held, (rows, columns) = _fold(x), (int(n) for n in x.shape[-2:])
+    count, lead = min(rows, columns), tuple(x.shape[:-2])
+    shapes, grid = ((rows, count), (count, columns)), (ceil_divide(held.shape[0], LANES),)
+    memories = [OutputMemory(TensorType((held.shape[0], *each), x.dtype)) for each in shapes]
+    made = launch(orthogonalise_in_lanes, grid, held, *memories, rows=rows, columns=columns, lanes=LANES)
+    return tuple(reshape(each, shape=(*lead, *size)) for each, size in zip(made, shapes, strict=True))
 
 
 def is_small(dtype: DType, *sides: int) -> bool:

@@ -20,10 +20,11 @@ from tessera.ops.tensor.basic import cast
 from tessera.torch.aten import ATEN
 from tessera.torch.forms import FORMS, find_form_error
 from tessera.torch.recurrent_layers import WHOLE_OPS
-from tessera.torch.table import ATEN_FIRST
+from tessera.torch.table import ATEN_FIRST, zeros
 from tessera.torch.tensors import DTYPES, find_dtype, from_torch
 from tessera.transforms.recording import record_block, set_location
 
+LEFT_EMPTY = (0,)  # a result that PyTorch gives on some devices alone, as the statistics that a norm was given
 # What says where and how memory lies, which values do not have.
 PLACEMENT = frozenset(("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator"))
 # Functions of sizes, which are numbers.
@@ -335,6 +336,8 @@ def _match_type(step: Step, value: Any, wanted: TensorType | DType | None) -> An
         return value
     if value.shape == wanted.shape and value.dtype.is_float and wanted.dtype.is_float:
         return cast(value, dtype=wanted.dtype)
+    if wanted.shape == LEFT_EMPTY:
+        return zeros(wanted.shape, wanted.dtype)
     raise UnsupportedOpError(
         f"the row of {name_op(step.node.target)} gives another type than PyTorch", location=step.location,
         expected=str(wanted), received=str(value.type),

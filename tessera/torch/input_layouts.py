@@ -2,14 +2,16 @@
 
 A program takes row-major arrays. A tensor whose axes lie in another order is taken in that order, one that repeats
 elements (`expand`) is taken once, and one with gaps between its elements (a slice) is taken as the row-major array that
-it is a slice of, so that kernels read it where it lies.
+it is a slice of, so that kernels read it in place.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -145,7 +147,14 @@ def holds_enclosing(tensor: torch.Tensor, layout: InputLayout, align: int) -> bo
     held = tensor.untyped_storage()
     if tensor.data_ptr() + size <= held.data_ptr() + held.nbytes():
         return True
-    return tensor.is_cuda and _ends_behind(tensor.data_ptr(), size)
+    return tensor.is_cuda and not _maps_segments() and _ends_behind(tensor.data_ptr(), size)
+
+
+@cache
+def _maps_segments() -> bool:
+    """Whether PyTorch maps memory piece by piece into ranges of addresses: what follows a tensor may not be mapped."""
+    settings = (os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return any("expandable_segments:true" in text.lower().replace(" ", "") for text in settings)
 
 
 def _ends_behind(address: int, size: int) -> bool:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 
 import tessera as ts
 from tessera.core.errors import ArgumentError, FileError, ShapeError

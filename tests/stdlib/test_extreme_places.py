@@ -62,3 +62,35 @@ def test_short_or_many_rows_are_not_cut(shape):
     x = np.broadcast_to(np.zeros((), np.float32), shape)
     levels = driver.lower(ts.jit(lambda x: ts.argmax(x, axis=-1)).trace(x).function, "ptx")
     assert len([n for n in levels["tile"].main.body.walk() if n.op is host.launch]) == 1
+
+
+def compares_pairs(module):
+    """Whether a kernel carries pairs of a value and a place."""
+    return any(n.op.name in ("ts.argmax", "ts.argmin") for f in module.functions for n in f.body.walk())
+
+
+@pytest.mark.parametrize("kind", ["normal", "equal", "negative", "infinite", "nan"])
+@pytest.mark.parametrize(("shape", "axis"), [((301, 19), 0), ((3, 70, 33), 1), ((2, 40, 1, 9), 1), ((50, 3, 4), 0)])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_places_along_outer_axes_of_a_processor(name, shape, axis, kind):
+    """The extremes of whole rows are found first, and then where they are."""
+    x = (
+        make_rows(kind, shape)
+        if kind != "nan"
+        else np.where(RNG.random(shape) < 0.01, np.nan, make_rows("normal", shape))
+    )
+    x = (-x if name == "argmin" else x).astype(np.float32)
+    for dtype in (ts.f32, ts.f64, ts.bf16):
+        y = x.astype(dtype.numpy)
+        levels = driver.lower(ts.jit(lambda y: getattr(ts, name)(y, axis=axis)).trace(y).function, "llvm")
+        assert not compares_pairs(levels["tile"])
+        want = getattr(np, name)(y.astype(np.float64), axis=axis)
+        np.testing.assert_array_equal(driver.compile_tile(levels["tile"], "llvm")([y])[0], want)
+        for level in ("graph", "schedule", "tile", "target"):
+            (found,) = driver.run_level(levels, level, [y], "llvm")
+            np.testing.assert_array_equal(found, want)
+
+
+def test_computed_elements_keep_their_place_as_they_are_compared():
+    levels = driver.lower(ts.jit(lambda x: ts.argmax(ts.exp(x), axis=0)).trace(np.ones((40, 8), "f4")).function, "llvm")
+    assert compares_pairs(levels["tile"])

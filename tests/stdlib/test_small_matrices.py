@@ -125,3 +125,38 @@ def test_few_or_larger_matrices_stay_with_the_host(shape):
     x = np.eye(shape[-1], dtype="f4")[None].repeat(shape[0], 0)
     lowered = driver.lower(ts.jit(ts.cholesky).trace(x).function, "llvm")
     assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (2, 2), (4, 4), (7, 7), (5, 3), (3, 5), (4, 1), (1, 4)], ids=str)
+def test_orthogonal_factors_in_lanes(sides):
+    """The signs are LAPACK's; what is 0 below the diagonal stays, and a column of zeros has no direction."""
+    x = np.random.default_rng(0).normal(size=(3, 7, *sides)).astype("f4")
+    x[0, 0] = np.eye(*sides)
+    x[0, 1, :, 0] = 0
+    x[0, 2] = np.triu(x[0, 2])
+    x[0, 3] *= np.float32(1e30)
+    x[0, 4] *= np.float32(1e-30)
+    lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "llvm")
+    assert any(f.name.startswith("orthogonalise_in_lanes") for f in lowered["tile"].functions)
+    q, r = driver.compile_tile(lowered["tile"], "llvm")([x])
+    for found, wanted in zip((q, r), np.linalg.qr(x), strict=True):
+        scale = np.abs(wanted).max((-1, -2), keepdims=True)
+        assert (np.abs(found - wanted) <= 2e-6 * scale).all()
+    for level in ("tile", "target"):
+        for found, same in zip(driver.run_level(lowered, level, [x], "llvm"), (q, r), strict=True):
+            np.testing.assert_allclose(found, same, rtol=1e-6, atol=1e-6 * np.abs(same).max())
+
+
+def test_numbers_that_are_not_known_have_no_orthogonal_factors():
+    x = np.full((9, 3, 3), np.nan, "f4")
+    lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "llvm")
+    q, r = driver.compile_tile(lowered["tile"], "llvm")([x])
+    assert np.isnan(q).all() and np.isnan(np.diagonal(r, axis1=-2, axis2=-1)).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (100, 9, 9)])
+def test_few_or_larger_matrices_have_orthogonal_factors_of_the_host(shape):
+    for dtype in ("f4", "f8"):
+        x = np.ones(shape, dtype)
+        lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "llvm")
+        assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())

@@ -259,7 +259,7 @@ def test_a_program_on_a_gpu_takes_the_memory_of_tensors(monkeypatch):
     monkeypatch.setattr(interop, "_is_plain", lambda _: True)
     monkeypatch.setattr(device_memory, "get_device_memory", lambda: SimpleNamespace(find_stream=lambda: 7))
     monkeypatch.setattr(driver_api, "get_gpu", lambda: SimpleNamespace(leave_thread=lambda: calls.append("left")))
-    run, x = interop._run_on_gpu(SimpleNamespace(find_resident=lambda _: program)), torch.zeros(4)
+    run, x = interop._run_on_gpu(SimpleNamespace(find_resident=lambda _: program), ()), torch.zeros(4)
     out, same = run([x])
     assert same is x and made == [(out, "cuda")] and (out.shape, out.dtype) == ((2, 3), torch.float16)
     assert calls == [([x.data_ptr(), out.data_ptr(), x.data_ptr()], 7), "left"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import sys
 import time
 import typing
@@ -286,16 +285,13 @@ class Jit:
     def _find_known(self, key: tuple[Any, ...]) -> KnownCall | None:
         """The call with a key; what comes twice with the same objects as types becomes the repeated call."""
         last, known = self._last
-        if key == last:  # the same types as in the last call are the same objects: no hash is needed
-            if last is not key and all(map(operator.is_, key[0], last[0])):
-                plain = not self._static_places
-                self._repeated = make_repeated_call(known, key[0], self.function, self.target) if plain else None
-            else:
-                self._last = key, known
-            return known
-        known = self._known.get(key)
-        if known is not None:
-            self._last = key, known
+        if key != last:  # the same types as in the last call are the same objects: no hash is needed
+            known = self._known.get(key)
+        if known is None:
+            return None
+        if known.comes_again(key[0]) and not self._static_places:
+            self._repeated = make_repeated_call(known, key[0], self.function, self.target, self._repeated)
+        self._last = key, known
         return known
 
     def _run_known(self, known: KnownCall, leaves: list[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:

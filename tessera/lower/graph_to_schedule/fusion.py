@@ -504,7 +504,8 @@ def _has_other_product(fusion: KernelFusion, node: Node, cluster: FusionCluster)
 @_FUSION_RULES(*CHEAP, shape.pad, shape.concatenate, shape.gather, shape.strided_view)
 def _(fusion, node, wanting):
     # What is padded is read under guards; it is memory, if it is computed.
-    if node.op is shape.pad and (len(wanting) == 1 or fusion.is_cheap(node.args[0])):
+    pointwise = all(c.row is None for c in wanting) and fusion.is_cheap(node.args[0])
+    if node.op is shape.pad and (len(wanting) == 1 or pointwise):
         return all(len(c.points(node.out)) <= MAX_PADDED_POINTS for c in wanting)
     if sum(len(c.points(node.out)) for c in wanting) > MAX_ACCESS_POINTS:
         return False

@@ -32,9 +32,10 @@ MAX_HELD_COLUMNS, MIN_HELD_LANES = 1 << 14, 32
 MAX_ROWS_TOGETHER, MIN_ROWS_TOGETHER, ROW_PROGRAMS = 1 << 13, 4, 1024
 FOLDED = {"sum", "max", "min"}  # reductions of a loop whose rounds are added up in registers
 # Short rows of pointwise kernels are cut in tiles that have so many times fewer columns: that divide them, and others.
-EVEN_PADDING, LEAST_EVEN_COLUMNS, EVEN_GAIN, UNEVEN_GAIN = 1.25, 32, 1.3, 1.5
+EVEN_PADDING, LEAST_EVEN_COLUMNS, LEAST_EVEN_ROWS, EVEN_GAIN, UNEVEN_GAIN = 1.25, 32, 8, 1.3, 1.5
 # Rows of an array, of so many elements at least, which a tile that more reductions than that share does not join.
 LEAST_ROW, LEAST_SHARED = 32, 3
+WHOLE_TILES = 64  # of a dim, of which one may be partial
 MANY_PROGRAMS = 4096  # that remain where programs of pointwise kernels hold more elements
 # A symbolic size is cut in about so many tiles, of at least so many elements: small sizes then waste little.
 SYMBOLIC_TILES, MIN_SYMBOLIC_TILE = 64, 16
@@ -146,9 +147,11 @@ class TileSizeSearch:
         """The bytes that a kernel reads and writes for each of its elements, without what is read by many."""
         nodes = [n for n in self.block.nodes if n.op in (schedule.load, schedule.store)]
         sizes = [self._count_elements(access) for access in self.accesses]
-        values = [n.out if n.op is schedule.load else n.args[1] for n in nodes]
-        types = [v.type.dtype for v, size in zip(values, sizes, strict=True) if size == max(sizes)]  # type: ignore[union-attr]
-        return sum(max(1, dtype.bits // 8) for dtype in types)
+        main = [n for n, size in zip(nodes, sizes, strict=True) if size == max(sizes)]
+        # Of loads under masks, as of the parts of a concatenation or of a window, about one reads memory.
+        masked = [n for n in main if n.op is schedule.load and len(n.args) > 1 + n.args[0].type.rank]  # type: ignore[union-attr]
+        values = [n.out if n.op is schedule.load else n.args[1] for n in main if n not in masked[1:]]
+        return sum(max(1, v.type.dtype.bits // 8) for v in values)  # type: ignore[union-attr]
 
     def find_overlapping_dims(self) -> set[int]:
         """The dims that share an axis of memory with a later dim and overlap it, as those of windows do.
@@ -472,8 +475,21 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         budget = max(budget, tiling.extents[dims[-1]])
     if dims and (columns := _find_even_columns(tiling, dims[-1], budget)):
         tiling.tile[dims[-1]], dims, budget = columns, dims[:-1], budget // columns
+        if dims and (rows := _find_even_rows(tiling, dims[-1], budget)):
+            tiling.tile[dims[-1]], dims, budget = rows, dims[:-1], budget // rows
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
+    if dims:
+        _widen_tile(tiling, dims[-1], budget)
     tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+
+
+def _widen_tile(tiling: TileSizeSearch, dim: int, budget: int) -> None:
+    """A whole tile instead of half of one that divides a long dim: of many tiles the last one may be partial."""
+    whole = _floor_power_of_two(budget)
+    if not tiling.plan.power_of_two_tiles or not tiling.is_static(dim) or tiling.tile[dim] >= whole:
+        return
+    if tiling.extents[dim] >= WHOLE_TILES * whole and _fits_radices(whole, tiling._radices(dim)):
+        tiling.tile[dim] = whole
 
 
 def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
@@ -493,6 +509,15 @@ def _find_even_columns(tiling: TileSizeSearch, dim: int, budget: int) -> int:
     gains = {n: round_up(extent, widest) / size for n, size in padded.items()}
     enough = [n for n, gain in gains.items() if gain >= (EVEN_GAIN if extent % n == 0 else UNEVEN_GAIN)]
     return next((n for n in enough if padded[n] <= EVEN_PADDING * extent), 0)
+
+
+def _find_even_rows(tiling: TileSizeSearch, dim: int, budget: int) -> int:
+    """The most rows, a power of two, of tiles that pad a dim little, or 0."""
+    if not tiling.is_static(dim):
+        return 0
+    extent, radices = tiling.extents[dim], tiling._radices(dim)
+    sizes = [1 << i for i in reversed(range(LEAST_EVEN_ROWS.bit_length() - 1, budget.bit_length()))]
+    return next((n for n in sizes if round_up(extent, n) <= EVEN_PADDING * extent and _fits_radices(n, radices)), 0)
 
 
 def _count_pointwise_elements(tiling: TileSizeSearch) -> int:

@@ -348,10 +348,12 @@ def _reduce_alike(one: PointwiseKernel, other: PointwiseKernel, most: int) -> bo
     return (isinstance(count, int) and count <= SMALL_REDUCTION) or bool(_list_loads(one) & _list_loads(other))
 
 
-def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, tuple[object, ...]]]:
-    """The memories that a kernel loads from, each with the elements that it loads."""
+def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, object]]:
+    """The memories that a kernel loads from, each with the elements that it loads, counted in the order of memory."""
     loads = [n for n in kernel.accesses if n.op is schedule.load]
-    return {(kernel.base(n), tuple(kernel.found.indices(n))) for n in loads}
+    shapes = [n.args[0].type.shape for n in loads]  # type: ignore[union-attr]
+    places = [linearise(kernel.found.indices(n), shape) for n, shape in zip(loads, shapes, strict=True)]
+    return set(zip(map(kernel.base, loads), places, strict=True))
 
 
 # Epilogues: what is computed of the elements of a result alone, where a kernel of any kind stores them.

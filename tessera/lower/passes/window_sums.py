@@ -4,6 +4,9 @@ The gradient of a slice with steps has zeros between its elements, and that of a
 each place in a window. Most of what an element adds up there is zero. Here each element instead finds the windows that
 hold it, ⌈kernel / step⌉ of them along each axis, and reads their values alone. What the terms compute from the
 elements of the windows, such as whether one is the largest, is computed at the element itself.
+
+Where no threads read elements by themselves, those at the same place between two windows are a phase (Shi et al. 2016):
+a row of elements whose windows follow each other. Each phase has a sum of its own, and their elements are interleaved.
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.core.types import DType
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape
 from tessera.ops.tensor import basic, elementwise, reduce, shape
+from tessera.ops.tensor.rearrange import interleave_phases
 from tessera.ops.tensor.shape import reshape
 
 MAX_TERMS = 32  # windows that hold an element
 MAX_NODES = 64  # ops that the terms have in common
+MAX_STEP = 8  # between windows, whose phases are interleaved
 MAX_LIGHT = 4  # cheap ops that each element computes again for each of its windows
 
 
@@ -97,7 +103,7 @@ def _count(size: int) -> Tensor:
 def gather_window_sums(function: Function, overlapping: bool = True) -> Function:
     """Rewrite the sums of a function that add values between zeros, and those of windows that are concatenated.
 
-    Not `overlapping`: only the sums in which each element has one term at most, which is computed where it is read.
+    Not `overlapping`: an element reads its windows itself only where it has one at most; other sums are by phases.
     """
     function = _gather_spread_sums(function, overlapping)
     return _gather_concatenated_sums(function) if overlapping else function
@@ -105,18 +111,38 @@ def gather_window_sums(function: Function, overlapping: bool = True) -> Function
 
 def _gather_spread_sums(function: Function, overlapping: bool) -> Function:
     uses = UseDef(function)
-    sums = ((n, WindowSum.of(uses, n)) for n in _find_sums(uses))
-    found = {n: made for n, made in sums if made is not None and (overlapping or made.is_apart())}
+    found: dict[Node, WindowSum | PhaseSum] = {}
+    for node in _find_sums(uses):
+        made = WindowSum.of(uses, node)
+        if made is not None and (overlapping or made.is_apart()):
+            found[node] = made
+        elif made is not None:
+            part = _find_part(uses, node)
+            axes = tuple(itertools.starmap(PhaseAxis, zip(made.axes, *_find_range(part or node), strict=True)))
+            if 1 < max(a.step for a in axes) <= MAX_STEP:
+                found[part or node] = PhaseSum(made, axes)
     if not found:
         return function
     patterns = RewritePatterns("window sums", same_types=True)
 
-    @patterns(elementwise.add)
+    @patterns(elementwise.add, shape.slice_)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
         made = found.get(node)
         return made.compute(rewriter) if made is not None else None
 
     return rewrite_function(function, patterns, remove_dead=True)
+
+
+def _find_part(uses: UseDef, node: Node) -> Node | None:
+    """The slice without steps that is all that is read of a sum, as the gradient of padding is."""
+    users = uses.users(node.out) if uses.count_uses(node.out) == 1 else ()
+    return next((n for n in users if n.op is shape.slice_ and set(n.attrs["step"]) == {1}), None)
+
+
+def _find_range(node: Node) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The first element along each axis of a sum that a node has, and how many there are."""
+    sizes = get_shape(node.out)
+    return (node.attrs["start"] if node.op is shape.slice_ else (0,) * len(sizes)), sizes
 
 
 def _find_sums(uses: UseDef) -> list[Node]:
@@ -184,6 +210,7 @@ class WindowSum:
     uses: UseDef
     axes: tuple[WindowAxis, ...]
     term: Any  # WindowValue, ElementValue or Computed
+    dtype: DType
 
     @staticmethod
     def of(uses: UseDef, node: Node) -> WindowSum | None:
@@ -195,7 +222,7 @@ class WindowSum:
         match = TermMatch(uses, spreads, get_shape(node.out))  # type: ignore[arg-type]
         term = match.unify([s.values for s in spreads])  # type: ignore[union-attr]
         gains = match.has_elements or any(a.step > 1 for a in axes)
-        return WindowSum(uses, axes, term) if term is not None and gains else None
+        return WindowSum(uses, axes, term, node.out.type.dtype) if term is not None and gains else None
 
     def is_apart(self) -> bool:
         """Whether each element lies in one window at most."""
@@ -208,13 +235,13 @@ class WindowSum:
             value = self._compute_term(rewriter, self.term, turns)
             for axis, (each, turn) in enumerate(zip(self.axes, turns, strict=True)):
                 if not each.is_whole():
-                    inside = self._place(each.find_inside(turn), axis)
+                    inside = self.place(each.find_inside(turn), axis)
                     value = elementwise.where(inside, value, basic.splat(0, value.type))
             total = value if total is None else total + value
         assert total is not None
         return total.data
 
-    def _place(self, vector: Tensor, axis: int) -> Tensor:
+    def place(self, vector: Tensor, axis: int) -> Tensor:
         """A vector along one axis of the sum."""
         return reshape(vector, shape=(1,) * axis + vector.shape + (1,) * (len(self.axes) - 1 - axis))
 
@@ -234,6 +261,118 @@ class WindowSum:
                 window = elementwise.minimum(elementwise.maximum(each.find_window(turn), 0), each.count - 1)
                 found = shape.gather(found, window, axis=axis)
         return found
+
+
+@dataclass(frozen=True)
+class PhaseAxis:
+    """An axis of a part of a sum, `size` elements from `start` on: element i of a phase is start + phase + step · i."""
+
+    windows: WindowAxis
+    start: int
+    size: int
+
+    @property
+    def step(self) -> int:
+        """How many phases there are."""
+        return self.windows.step
+
+    @property
+    def count(self) -> int:
+        """The elements of a phase; of all but the first the last one may lie behind the part."""
+        return -(-self.size // self.step)
+
+    def list_windows(self, phase: int) -> list[int]:
+        """The windows that hold the first element of a phase, also those before the first and behind the last one."""
+        window, place = divmod(self.start + phase - self.windows.start, self.step)
+        kernel = len(self.windows.places)
+        return [window - n for n in self.windows.list_turns() if self.step == 1 or place + n * self.step < kernel]
+
+    def find_margins(self) -> tuple[int, int]:
+        """How many windows before the first and behind the last one elements of the phases would have."""
+        found = [n for phase in range(self.step) for n in self.list_windows(phase)]
+        return max(0, -min(found)), max(0, max(found) + self.count - self.windows.count)
+
+    def has_all(self, window: int) -> bool:
+        """Whether the windows from this one on are enough for the elements of a phase."""
+        return 0 <= window <= self.windows.count - self.count
+
+    def find_inside(self, window: int) -> Tensor:
+        """Whether each element of a phase has a window, from this one on."""
+        place = _count(self.count) + window
+        return (place >= 0) & (place < self.windows.count)
+
+
+@dataclass(frozen=True)
+class PhaseSum:
+    """A part of a sum of windows by phases."""
+
+    whole: WindowSum
+    axes: tuple[PhaseAxis, ...]
+
+    def compute(self, rewriter: Rewriter) -> Value:
+        """The sum, phase by phase."""
+        numbers = itertools.product(*(range(a.step) for a in self.axes))
+        found = interleave_phases({phase: self._add_up(rewriter, phase) for phase in numbers}, 0)
+        return _cut(found, (0,) * found.ndim, tuple(a.size for a in self.axes)).data
+
+    def _add_up(self, rewriter: Rewriter, phase: tuple[int, ...]) -> Tensor:
+        listed = [a.list_windows(n) for a, n in zip(self.axes, phase, strict=True)]
+        total: Tensor | None = None
+        for windows in itertools.product(*listed):
+            value = self._compute_term(rewriter, self.whole.term, phase, windows)
+            for axis, (each, window) in enumerate(zip(self.axes, windows, strict=True)):
+                if not each.has_all(window):
+                    inside = self.whole.place(each.find_inside(window), axis)
+                    value = elementwise.where(inside, value, basic.splat(0, value.type))
+            total = value if total is None else total + value
+        if total is None:  # between windows
+            return basic.full(shape=tuple(a.count for a in self.axes), value=0, dtype=self.whole.dtype)
+        return total
+
+    def _compute_term(self, rewriter: Rewriter, term: Any, phase: Sequence[int], windows: Sequence[int]) -> Tensor:
+        if isinstance(term, Computed):
+            args = [self._compute_term(rewriter, each, phase, windows) for each in term.args]
+            return Tensor(rewriter.add(term.node.op, *(x.data for x in args), **term.node.attrs))
+        if isinstance(term, ElementValue):
+            return self._read_elements(rewriter, term.value, phase)
+        found = self._read_windows(rewriter, term.value)
+        start = tuple(n + a.find_margins()[0] for a, n in zip(self.axes, windows, strict=True))
+        return _cut(found, start, tuple(a.count for a in self.axes))
+
+    def _read_windows(self, rewriter: Rewriter, value: Value) -> Tensor:
+        """A value of windows, and zeros for those before the first and behind the last, so that rows have no guards."""
+        low, high = zip(*(a.find_margins() for a in self.axes), strict=True)
+        base = _strip_views(self.whole.uses, value)
+        found = reshape(Tensor(rewriter.new(base)), shape=tuple(a.windows.count for a in self.axes))
+        if not _is_light(self.whole.uses, base):
+            found = basic.fusion_barrier(found)
+        if not any((*low, *high)):
+            return found
+        return basic.fusion_barrier(shape.pad(found, low=low, high=high, value=0))
+
+    def _read_elements(self, rewriter: Rewriter, value: Value, phase: Sequence[int]) -> Tensor:
+        """The elements of a phase; behind the part there may be any. Padding that the part leaves out is not read."""
+        start = [a.start for a in self.axes]
+        padded = self.whole.uses.find(value, shape.pad)
+        if padded is not None:
+            inner = [n - low for n, low in zip(start, padded.attrs["low"], strict=True)]
+            sizes = get_shape(padded.args[0])
+            if all(0 <= n <= size - a.size for n, size, a in zip(inner, sizes, self.axes, strict=True)):
+                value, start = padded.args[0], inner
+        x = Tensor(rewriter.new(value))
+        start = [n + p for n, p in zip(start, phase, strict=True)]
+        ends = [n + a.step * (a.count - 1) + 1 for n, a in zip(start, self.axes, strict=True)]
+        high = tuple(max(0, end - size) for end, size in zip(ends, x.shape, strict=True))
+        if any(high):
+            x = shape.pad(x, low=(0,) * x.ndim, high=high, value=0)
+        return shape.slice_(x, start=tuple(start), stop=tuple(ends), step=tuple(a.step for a in self.axes))
+
+
+def _cut(x: Tensor, start: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    if x.shape == sizes:
+        return x
+    stop = tuple(n + size for n, size in zip(start, sizes, strict=True))
+    return shape.slice_(x, start=tuple(start), stop=stop, step=(1,) * x.ndim)
 
 
 def _find_axes(spreads: Sequence[Spread], sizes: Sequence[Any]) -> tuple[WindowAxis, ...] | None:

@@ -13,7 +13,7 @@ from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
-from tessera.ops.tensor.rearrange import flip
+from tessera.ops.tensor.rearrange import flip, interleave_phases
 from tessera.ops.tensor.shape import (
     count_elements,
     expand_dims,
@@ -312,12 +312,7 @@ def _convolve_phases(
         axes = zip(part.shape[2:], before, turns, x.shape[2:], strict=True)
         sides = [(k - 1 - b, b + t - n) for k, b, t, n in axes]
         found[phase] = _correlate(x, _flip_kernel(part, groups), None, (1,) * rank, sides, (1,) * rank, groups)
-    for axis in reversed(range(rank)):  # along the last axis first: the rows of phases are whole
-        joined: dict[tuple[int, ...], list[Tensor]] = {}
-        for phase, part in found.items():
-            joined.setdefault(phase[:-1], []).append(part)
-        found = {phase: _interleave(parts, axis + 2) for phase, parts in joined.items()}
-    whole = found[()]
+    whole = interleave_phases(found, 2)
     return slice_(whole, start=(0,) * whole.ndim, stop=(*whole.shape[:2], *counts), step=(1,) * whole.ndim)
 
 
@@ -334,14 +329,6 @@ def _spread_elements(x: Tensor, w: Tensor, counts: Sequence[int]) -> Tensor:
     )
     sides = [(0, n - m) for n, m in zip(counts, whole.shape[2:], strict=True)]  # of output_padding
     return pad_spatial(whole, sides, 0)
-
-
-def _interleave(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """The elements of some tensors along an axis in turn."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = parts[0].shape
-    return reshape(stack(parts, axis=axis + 1), shape=(*sizes[:axis], sizes[axis] * len(parts), *sizes[axis + 1 :]))
 
 
 def _flip_kernel(w: Tensor, groups: int) -> Tensor:

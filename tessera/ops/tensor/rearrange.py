@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from tessera.ops.tensor.shape import (
     iota,
     reshape,
     slice_,
+    stack,
 )
 from tessera.ops.tensor.shape import pad as padded
 
@@ -262,6 +263,24 @@ def unbind(x: Any, axis: int = 0) -> tuple[Tensor, ...]:
     at = normalize_axis(axis, x.ndim) + x.ndim
     shape = (*x.shape[:at], *x.shape[at + 1 :])
     return tuple(reshape(part, shape=shape) for part in split(x, [1] * int(x.shape[at]), axis))
+
+
+def interleave_phases(phases: Mapping[tuple[int, ...], Tensor], first: int) -> Tensor:
+    """The elements of tensors in turn along the axes from `first` on: those of phase (p, q) are at s·i + p, t·j + q."""
+    while () not in phases:  # along the last axis first: the rows of phases are whole
+        joined: dict[tuple[int, ...], list[Tensor]] = {}
+        for phase, part in phases.items():
+            joined.setdefault(phase[:-1], []).append(part)
+        phases = {phase: _interleave(parts, first + len(phase)) for phase, parts in joined.items()}
+    return phases[()]
+
+
+def _interleave(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The elements of some tensors along an axis in turn."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = parts[0].shape
+    return reshape(stack(parts, axis=axis + 1), shape=(*sizes[:axis], sizes[axis] * len(parts), *sizes[axis + 1 :]))
 
 
 @check_arguments

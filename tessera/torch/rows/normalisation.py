@@ -200,8 +200,7 @@ def _update(x: Tensor, mean: Tensor, var: Tensor, middle: Tensor, spread: Tensor
 
 @aten("_native_batch_norm_legit_no_training.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, _, _ = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
-    return out, zeros((0,), x.dtype), zeros((0,), x.dtype)
+    return normalise_batch(x, weight, bias, running_mean, running_var, False, eps)  # the statistics on a GPU alone
 
 
 @aten("_native_batch_norm_legit.no_stats")
@@ -211,8 +210,7 @@ def _(x, weight, bias, training, momentum, eps):
 
 @aten("_native_batch_norm_legit.default", "native_batch_norm.default")
 def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
-    return (out, middle, rest) if training else (out, zeros((0,), middle.dtype), zeros((0,), middle.dtype))
+    return normalise_batch(x, weight, bias, running_mean, running_var, training, eps)
 
 
 @aten("_native_batch_norm_legit_functional.default")
@@ -220,8 +218,8 @@ def _(x, weight, bias, running_mean, running_var, training, momentum, eps):
     if training:
         found, updated = _normalise_and_update(x, weight, bias, running_mean, running_var, momentum, eps)
         return *found, *updated
-    out, middle, _ = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
-    return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), running_mean, running_var
+    found = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    return *found, running_mean, running_var
 
 
 @aten("_batch_norm_with_update_functional.default")
@@ -232,8 +230,8 @@ def _(x, weight, bias, running_mean, running_var, momentum, eps):
 
 @aten("_batch_norm_no_update.default")
 def _(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, middle, rest = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
-    return out, zeros((0,), middle.dtype), zeros((0,), middle.dtype), zeros((0,), uint8)
+    found = normalise_batch(x, weight, bias, running_mean, running_var, False, eps)
+    return *found, zeros((0,), uint8)
 
 
 @aten("native_batch_norm_backward.default")

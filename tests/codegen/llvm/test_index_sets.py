@@ -115,3 +115,36 @@ def test_the_last_tile_of_several_stores_ends_with_the_longest(tmp_path):
     np.testing.assert_array_equal(z, np.pad(x, ((0, 3), (0, 0))) + 1)
     partial = read_artifact(folder).text("kernels.ll").split("\npartial")[1].split("\ndone")[0]
     assert partial.count("@llvm.smin.i64") == 1  # of the columns there are as many as ever
+
+
+@pytest.mark.parametrize("sizes", [(21504, 10752), (5000, 1, 9000), (30000,), (4032, 4032, 4033), (3, 40000)], ids=str)
+def test_long_concatenations_copy_in_tiles_of_one_part(sizes):
+    parts = [np.arange(n, dtype=np.float32) + i for i, n in enumerate(sizes)]
+    found, text = run_everywhere(lambda *p: ts.concatenate(list(p), axis=0), *parts)
+    np.testing.assert_array_equal(found, np.concatenate(parts))
+    if sizes == (21504, 10752):
+        assert text.count("\npart") >= 2
+
+
+@pytest.mark.parametrize("shift", [1, 700, 2533, -3])
+@pytest.mark.parametrize("shape", [(3577, 38), (2600, 3), (61000,)], ids=str)
+def test_rolls_of_rows_in_tiles(shape, shift):
+    x = np.random.default_rng(0).random(shape).astype(np.float32)
+    found, _ = run_everywhere(lambda x: ts.roll(x, shift, 0), x)
+    np.testing.assert_array_equal(found, np.roll(x, shift, 0))
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne])
+@pytest.mark.parametrize("limit", [0, 1, 4095, 4096, 4097, 19999, 20000, -5])
+def test_selections_by_position_in_tiles(compare, limit):
+    x = np.arange(20000, dtype=np.float32)
+    found, _ = run_everywhere(lambda x: ts.where(compare(ts.arange(20000, dtype=ts.int64), limit), x, -x), x)
+    np.testing.assert_array_equal(found, np.where(compare(np.arange(20000), limit), x, -x))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_padded_blocks_in_tiles(axis):
+    x = np.random.default_rng(0).random((67, 45, 39)).astype(np.float32)
+    width = [(2, 3) if a == axis else (0, 0) for a in range(3)]
+    found, _ = run_everywhere(lambda x: ts.pad(x * 2.0, width) + 1.0, x)
+    np.testing.assert_array_equal(found, np.pad(x * 2, width) + 1)

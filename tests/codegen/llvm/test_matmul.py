@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from tilekernels import Kernel, agree
 
+import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.table.microkernels import choose_register_tile
 from tessera.core.types import bf16, f16, f32, f64, int8, int32
 from tessera.ops.dialects import tile
 from tessera.ops.tensor import basic, contractions, shape
 from tessera.ops.tensor import elementwise as e
+from tessera.runtime.driver import lower
 
 SHAPES = [
     (1, 1, 1),
@@ -273,3 +275,12 @@ def test_a_register_tile_fits_the_registers(registers):
         r, v = choose_register_tile(rows, vectors, registers)
         assert r <= rows and v <= vectors and r * v + v + 2 <= registers
     assert choose_register_tile(64, 16, registers)[0] > 3  # large products hide the latency of their sums
+
+
+def test_registers_are_spilled_to_an_aligned_stack():
+    """Half of all stacks would put each spilled register of 64 bytes in two lines of the cache."""
+    x, y = np.ones((130, 70), np.float32), np.ones((70, 90), np.float32)
+    lowered = lower(ts.jit(lambda x, y: x @ y).trace(x, y).function, "llvm")["tile"]
+    text = BACKEND.emit(lowered, {}).text("kernels.ll")
+    (attributes,) = [line for line in text.splitlines() if line.startswith("attributes #0")]
+    assert '"stackrealign"' in attributes

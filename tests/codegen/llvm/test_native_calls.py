@@ -108,13 +108,13 @@ def test_other_threads_take_the_general_way(native):
 
 
 def test_an_unknown_layout_is_not_read(monkeypatch):
-    monkeypatch.setattr(native_calls, "_has_known_layout", lambda: False)
+    monkeypatch.setattr(native_calls, "has_known_layout", lambda: False)
     found = ts.jit(lambda x: x + 1.5, target="llvm")(X)
     np.testing.assert_array_equal(found.numpy(), X + np.float32(1.5))
 
 
 def test_the_layout_is_known_here():
-    assert native_calls._has_known_layout()
+    assert native_calls.has_known_layout()
     assert not native_calls._has_known_fields(X.view(Own))
 
 

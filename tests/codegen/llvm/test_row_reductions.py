@@ -178,3 +178,10 @@ def test_rows_of_a_large_matrix_are_prefetched():
 @pytest.mark.parametrize(("n", "columns"), [(32, 100), (8, 4000)], ids=["small", "one piece"])
 def test_what_a_cache_holds_is_not_prefetched(n, columns):
     assert "llvm.prefetch" not in text_of(make_product(n, columns)[0])
+
+
+def test_a_plain_sum_is_not_prefetched():
+    """Only sums of products: a processor foresees one plain stream."""
+    x = RNG.normal(size=(256, 100)).astype(np.float32)
+    module = lower(ts.jit(lambda x: ts.sum(x, axis=1)).trace(x).function, "llvm")["tile"]
+    assert "llvm.prefetch" not in text_of(module)

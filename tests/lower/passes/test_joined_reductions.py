@@ -48,6 +48,18 @@ def test_reductions_of_the_same_elements_are_one_kernel(name):
     assert list_reductions(function, X, G, W) == counts
 
 
+def test_reductions_that_see_memory_with_other_shapes_are_one_kernel():
+    """Rows are divided into parts, as a view or by their indices, which count the same elements."""
+
+    def gradients(x, g, mean):
+        return ts.sum((x - mean) * g, axis=0), ts.sum(g, axis=0)
+
+    arrays = [rng.standard_normal((4096, n)).astype(np.float32) for n in (64, 64, 1)]
+    plan = replace(PLAN, reduction_parts=16)
+    agree(gradients, *arrays, plans={"parts": plan})
+    assert list_reductions(gradients, *arrays, plan=plan) == [2, 2]
+
+
 def test_a_kernel_has_a_bounded_number_of_reductions():
     agree(shifted_sums(11), X, G)
     assert list_reductions(shifted_sums(11), X, G) == [2, 2, 2, 2, 2, 1]

@@ -121,15 +121,62 @@ def test_what_windows_are_given_is_computed_again_for_each_element():
     assert count_ops(gradient, basic.fusion_barrier, x, w) == 0
 
 
-@pytest.mark.parametrize(("places", "pads"), [(2, 0), (3, 6)])
-def test_targets_that_read_rows_gather_windows_that_do_not_overlap(places, pads):
+@pytest.mark.parametrize(("places", "phases"), [(2, 0), (3, 2), (16, 2)])
+def test_targets_that_read_rows_interleave_phases_of_windows_that_overlap(places, phases):
     def windows(x):
-        return ts.sum(sum(ts.sin(x[:, a : 28 + a : 2]) for a in range(places)) ** 2)
+        return ts.sum(sum(ts.sin(x[:, a : 14 + a : 2]) for a in range(places)) ** 2)
 
     function = traced(ts.grad(windows), draw(4, 31))[0]
-    made = gather_window_sums(function, overlapping=False)
-    assert [n.op for n in made.body.nodes].count(shape.pad) == pads
-    assert shape.pad not in {n.op for n in gather_window_sums(function).body.nodes}
+    assert count_parts(gather_window_sums(function, overlapping=False)) == phases
+    assert count_parts(gather_window_sums(function)) == 0
+
+
+def count_parts(function):
+    """The parts of the concatenations of a function."""
+    return sum(len(n.args) for n in function.body.nodes if n.op is shape.concatenate)
+
+
+@pytest.mark.parametrize(("step", "phases"), [(1, 0), (8, 8), (9, 0)])
+def test_few_phases_are_interleaved(step, phases):
+    def windows(x):
+        return ts.sum(sum(ts.sin(x[:, a : a + 2 * step + 1 : step]) for a in range(step + 1)) ** 2)
+
+    gradient, x = ts.grad(windows), draw(2, 40)
+    assert count_parts(gather_window_sums(traced(gradient, x)[0], overlapping=False)) == phases
+    agree(gradient, x, plans={"rows": SMALL})
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 9), (2, 1, 5, 7, 6)])
+@pytest.mark.parametrize("kernel, stride, padding", [(3, 2, 1), (3, 2, 0), (2, 3, 1), (5, 3, 2)])
+def test_phases_of_windows_along_any_number_of_axes(sizes, kernel, stride, padding):
+    x = draw(*sizes)
+    pool = {1: ts.max_pool1d, 3: ts.max_pool3d}[len(sizes) - 2]
+    gradient = pull_back(pool, kernel_size=kernel, stride=stride, padding=padding)
+    (want,) = agree(gradient, x, plans={"rows": SMALL})
+    np.testing.assert_allclose(np.asarray(ts.jit(gradient, target="llvm")(x)), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "count", "margin"), [(0, 9, 0), (5, 4, 0), (0, 1, 1), (3, 9, 2), (17, 1, 0)])
+def test_phases_of_windows_in_a_part_of_an_array(first, count, margin):
+    """The sum is read whole, or without what pads the array; windows start and end at any element."""
+
+    def windows(x, w):
+        padded = ts.pad(x, margin, 1.5)[margin : margin + 3] if margin else x
+        parts = [padded[:, first + a : first + a + 2 * count - 1 : 2] for a in range(5)]
+        return ts.sum(sum(ts.sin(v) / w for v in parts) ** 2)
+
+    x, w = draw(3, 22), np.random.default_rng(count).integers(1, 4, (3, count)).astype("f4")
+    gradient = ts.grad(windows)
+    assert count_parts(gather_window_sums(traced(gradient, x, w)[0], overlapping=False)) == 2
+    agree(gradient, x, w, plans={"rows": SMALL}, rtol=1e-5)
+
+
+def test_windows_behind_the_last_one_add_nothing_to_phases():
+    """Their values are zeros, of which reciprocals are infinite."""
+    x, w = draw(2, 9), np.ones((2, 4), "f4")
+    gradient = ts.grad(lambda x, w: ts.sum(sum(x[:, a : a + 7 : 2] for a in range(3)) / w))
+    found = np.asarray(ts.jit(gradient, target="llvm")(x, w))
+    np.testing.assert_array_equal(found, np.tile([1, 1, 2, 1, 2, 1, 2, 1, 1], (2, 1)).astype("f4"))
 
 
 def test_gradients_of_maxima_on_processors():

@@ -37,35 +37,19 @@ DONE, FAILED, OTHER_ARRAYS = 0, 1, 2
 # A binding has the numbers of arrays and of uses, and addresses: of the descriptions of the arrays (rank, kind of
 # element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the
 # address of its binding, and a function that launches with its arguments: no states, as one thread needs none.
-CALL_TEXT = f"""
+CHECK_TEXT = f"""
 %binding = type {{ i64, i64, ptr, ptr, ptr, ptr }}
 %call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr }}
 %array = type {{ i64, i64, ptr }}
 %use = type {{ i64, i64 }}
 
-define i64 @bind(ptr %binding, ptr %list) {{
+define internal i1 @is_plain(ptr %item, ptr %known, ptr %class) {{
 entry:
-  %items.p = getelementptr i8, ptr %list, i64 {ITEMS}
-  %items = load ptr, ptr %items.p
-  %count = load i64, ptr %binding
-  %class.p = getelementptr %binding, ptr %binding, i64 0, i32 5
-  %class = load ptr, ptr %class.p
-  %arrays.p = getelementptr %binding, ptr %binding, i64 0, i32 2
-  %arrays = load ptr, ptr %arrays.p
-  br label %array
-array:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %checked ]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %check, label %uses
-check:
-  %item.p = getelementptr ptr, ptr %items, i64 %i
-  %item = load ptr, ptr %item.p
   %own.class.p = getelementptr i8, ptr %item, i64 {TYPE}
   %own.class = load ptr, ptr %own.class.p
   %is.array = icmp eq ptr %own.class, %class
-  br i1 %is.array, label %fields, label %other
+  br i1 %is.array, label %fields, label %no
 fields:
-  %known = getelementptr %array, ptr %arrays, i64 %i
   %rank = load i64, ptr %known
   %kind.p = getelementptr %array, ptr %known, i64 0, i32 1
   %kind = load i64, ptr %kind.p
@@ -88,25 +72,29 @@ fields:
   %plain = icmp eq i32 %plain.flags, {PLAIN}
   %a = and i1 %same.rank, %same.element
   %b = and i1 %a, %plain
-  br i1 %b, label %size, label %other
+  br i1 %b, label %size, label %no
 size:
   %j = phi i64 [ 0, %fields ], [ %j.next, %same ]
   %rest = icmp slt i64 %j, %rank
-  br i1 %rest, label %compare, label %checked
+  br i1 %rest, label %compare, label %yes
 compare:
   %x.p = getelementptr i64, ptr %sizes, i64 %j
   %x = load i64, ptr %x.p
   %y.p = getelementptr i64, ptr %own.sizes, i64 %j
   %y = load i64, ptr %y.p
   %equal = icmp eq i64 %x, %y
-  br i1 %equal, label %same, label %other
+  br i1 %equal, label %same, label %no
 same:
   %j.next = add i64 %j, 1
   br label %size
-checked:
-  %i.next = add i64 %i, 1
-  br label %array
-uses:
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+define internal void @fill(ptr %binding, ptr %items) {{
+entry:
   %use.count.p = getelementptr %binding, ptr %binding, i64 0, i32 1
   %use.count = load i64, ptr %use.count.p
   %table.p = getelementptr %binding, ptr %binding, i64 0, i32 3
@@ -115,10 +103,10 @@ uses:
   %slots = load ptr, ptr %slots.p
   br label %use
 use:
-  %u = phi i64 [ 0, %uses ], [ %u.next, %fill ]
+  %u = phi i64 [ 0, %entry ], [ %u.next, %store ]
   %unfilled = icmp slt i64 %u, %use.count
-  br i1 %unfilled, label %fill, label %done
-fill:
+  br i1 %unfilled, label %store, label %done
+store:
   %use.p = getelementptr %use, ptr %table, i64 %u
   %of = load i64, ptr %use.p
   %slot.p = getelementptr %use, ptr %use.p, i64 0, i32 1
@@ -132,18 +120,11 @@ fill:
   %u.next = add i64 %u, 1
   br label %use
 done:
-  ret i64 {DONE}
-other:
-  ret i64 {OTHER_ARRAYS}
+  ret void
 }}
 
-define i64 @call(ptr %call, ptr %list) {{
+define internal i64 @launch(ptr %call) {{
 entry:
-  %binding = load ptr, ptr %call
-  %bound = call i64 @bind(ptr %binding, ptr %list)
-  %plain = icmp eq i64 %bound, {DONE}
-  br i1 %plain, label %launch, label %other
-launch:
   %f.p = getelementptr %call, ptr %call, i64 0, i32 1
   %f = load ptr, ptr %f.p
   %run.p = getelementptr %call, ptr %call, i64 0, i32 2
@@ -162,43 +143,86 @@ launch:
   %fine = icmp eq i64 %result, {NO_FAILURE}
   %code = select i1 %fine, i64 {DONE}, i64 {FAILED}
   ret i64 %code
+}}
+"""
+CALL_TEXT = f"""{CHECK_TEXT}
+define i64 @bind(ptr %binding, ptr %list) {{
+entry:
+  %items.p = getelementptr i8, ptr %list, i64 {ITEMS}
+  %items = load ptr, ptr %items.p
+  %count = load i64, ptr %binding
+  %class.p = getelementptr %binding, ptr %binding, i64 0, i32 5
+  %class = load ptr, ptr %class.p
+  %arrays.p = getelementptr %binding, ptr %binding, i64 0, i32 2
+  %arrays = load ptr, ptr %arrays.p
+  br label %array
+array:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %checked ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %check, label %uses
+check:
+  %item.p = getelementptr ptr, ptr %items, i64 %i
+  %item = load ptr, ptr %item.p
+  %known = getelementptr %array, ptr %arrays, i64 %i
+  %plain = call i1 @is_plain(ptr %item, ptr %known, ptr %class)
+  br i1 %plain, label %checked, label %other
+checked:
+  %i.next = add i64 %i, 1
+  br label %array
+uses:
+  call void @fill(ptr %binding, ptr %items)
+  ret i64 {DONE}
+other:
+  ret i64 {OTHER_ARRAYS}
+}}
+
+define i64 @call(ptr %call, ptr %list) {{
+entry:
+  %binding = load ptr, ptr %call
+  %bound = call i64 @bind(ptr %binding, ptr %list)
+  %plain = icmp eq i64 %bound, {DONE}
+  br i1 %plain, label %launch, label %other
+launch:
+  %code = call i64 @launch(ptr %call)
+  ret i64 %code
 other:
   ret i64 {OTHER_ARRAYS}
 }}
 """
 
 
-def _read(address: int) -> int:
+def read_word(address: int) -> int:
+    """The word of 8 bytes at an address."""
     return ctypes.c_int64.from_address(address).value
 
 
 @cache
-def _has_known_layout() -> bool:
+def has_known_layout() -> bool:
     """Whether the fields of lists, arrays and element types are where machine code reads them."""
     if sys.implementation.name != "cpython" or HEADER != 16 or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     whole = np.arange(24.0).reshape(2, 3, 4)
     listed = [whole, whole[:, 1:], whole.T, np.zeros((), np.int32)]
-    items = _read(id(listed) + ITEMS)
-    known = all(_read(items + 8 * i) == id(a) and _has_known_fields(a) for i, a in enumerate(listed))
+    items = read_word(id(listed) + ITEMS)
+    known = all(read_word(items + 8 * i) == id(a) and _has_known_fields(a) for i, a in enumerate(listed))
     return known and all(_has_known_kind(np.dtype(name)) for name in ("?", "f2", "<f4", ">f4", "u1", "i8"))
 
 
 def _has_known_fields(a: np.ndarray) -> bool:
-    sizes = [_read(_read(id(a) + SIZES) + 8 * i) for i in range(a.ndim)]
+    sizes = [read_word(read_word(id(a) + SIZES) + 8 * i) for i in range(a.ndim)]
     flags = ctypes.c_int32.from_address(id(a) + FLAGS).value
     return (
-        _read(id(a) + TYPE) == id(np.ndarray)
-        and _read(id(a) + DATA) == array_address(a)
+        read_word(id(a) + TYPE) == id(np.ndarray)
+        and read_word(id(a) + DATA) == array_address(a)
         and ctypes.c_int32.from_address(id(a) + RANK).value == a.ndim
         and tuple(sizes) == a.shape
-        and _read(id(a) + ELEMENT) == id(a.dtype)
+        and read_word(id(a) + ELEMENT) == id(a.dtype)
         and flags & PLAIN == (a.flags.c_contiguous | a.flags.aligned << 8)
     )
 
 
 def _has_known_kind(element: np.dtype) -> bool:
-    kind, letter, order, _, *number = _read(id(element) + KIND).to_bytes(8, "little", signed=True)
+    kind, letter, order, _, *number = read_word(id(element) + KIND).to_bytes(8, "little", signed=True)
     found = chr(kind), chr(letter), chr(order), int.from_bytes(number, "little")
     return found == (element.kind, element.char, element.byteorder, element.num)
 
@@ -229,10 +253,10 @@ class NativeBinding:
     def __init__(self, arguments: ArgumentBinder, param_slots: Sequence[Any], slots: np.ndarray) -> None:
         params = arguments.params
         self.inputs = len(arguments.inputs)
-        self._makers = [self._find_maker(arguments, i) for i, p in enumerate(params) if p.output]
+        self.makers = [self._find_maker(arguments, i) for i, p in enumerate(params) if p.output]
         self._sizes = [np.array(p.shape, np.int64) for p in params]
         described = [
-            (len(p.shape), _read(id(p.dtype.numpy) + KIND), array_address(s))
+            (len(p.shape), read_word(id(p.dtype.numpy) + KIND), array_address(s))
             for p, s in zip(params, self._sizes, strict=True)
         ]
         self._arrays = np.array(described, np.int64)
@@ -243,22 +267,20 @@ class NativeBinding:
         self.address, self._entry = array_address(self._binding), _get_binding_entry()
 
     @staticmethod
-    def _find_maker(arguments: ArgumentBinder, place: int) -> Callable[[Sequence[Any]], Any]:
-        """What gives the array of a result for the arrays of a call."""
+    def _find_maker(arguments: ArgumentBinder, place: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What makes the array of a result with its arguments; without arguments, it takes the arrays of the call."""
         if place in arguments.reused:
-            return itemgetter(arguments.reused[place])
+            return itemgetter(arguments.reused[place]), ()
         param = arguments.params[place]
         if place in arguments.zeroed or param.bytes >= LEAST_BYTES:
-            zeroed = place in arguments.zeroed
-            return lambda arrays: param.allocate(zeroed)
-        shape, element = param.shape, param.dtype.numpy
-        return lambda arrays: np.empty(shape, element)
+            return param.allocate, (place in arguments.zeroed,)
+        return np.empty, (param.shape, param.dtype.numpy)
 
     def complete(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of a call with those of its results."""
         given = [*arrays]
-        for make in self._makers:
-            given.append(make(arrays))
+        for make, details in self.makers:
+            given.append(make(*details) if details else make(arrays))
         return given
 
     def fill(self, given: list[Any]) -> bool:
@@ -275,13 +297,13 @@ class NativeCall:
     def __init__(self, binding: NativeBinding, tasks: np.ndarray, scratch: int, word: int, short: bool) -> None:
         launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
         run = thread_pool.get_serial_address()
-        self._kept = (binding, tasks)
+        self.binding, self._tasks = binding, tasks
         self._call = np.array([binding.address, launch, run, len(tasks), array_address(tasks), scratch, word], np.int64)
-        self._address, self._entry = array_address(self._call), _get_call_entry()
+        self.address, self._entry = array_address(self._call), _get_call_entry()
 
     def run(self, given: list[Any]) -> int:
         """What came of a call with completed arrays: DONE, FAILED or OTHER_ARRAYS; by one thread at a time."""
-        return self._entry(self._address, id(given))  # type: ignore[no-any-return]
+        return self._entry(self.address, id(given))  # type: ignore[no-any-return]
 
 
 def make_native_binding(
@@ -292,6 +314,6 @@ def make_native_binding(
     params = arguments.params
     first = next((i for i, p in enumerate(params) if p.output), len(params))
     plain = not any(p.scalar for p in params) and all(p.output for p in params[first:])
-    if not plain or arguments.aliasable or not _has_known_layout():
+    if not plain or arguments.aliasable or not has_known_layout():
         return None
     return NativeBinding(arguments, param_slots, slots)

@@ -25,6 +25,7 @@ from tessera.codegen.llvm.runtime.native_calls import (
 )
 from tessera.codegen.llvm.runtime.object_files import open_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
+from tessera.codegen.llvm.runtime.tensor_calls import TensorCall, make_tensor_call
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
     WorkerPool,
@@ -267,6 +268,29 @@ class LlvmProgram:
         outputs = program.arguments.finish(users, bound)
         self._reports.finish(program.sites)
         return outputs
+
+    def repeat(self, types: Sequence[Any], results: Sequence[Any], other: object) -> TensorCall | None:
+        """What runs on tensors of these types and gives tensors, or `other` for arguments that it does not take.
+
+        `results` are the types of the results. None where only the general way runs the program.
+        """
+        program = self.find_bound(types)
+        prints = any(site["kind"] == "print" for site in program.sites)
+        if program.native is None or prints or len(types) != program.native.binding.inputs:
+            return None
+        outputs = [p for p in program.arguments.params if p.output]
+        sized = [t if t.shape == p.shape else t.with_shape(p.shape) for t, p in zip(results, outputs, strict=True)]
+
+        def fail() -> None:
+            interrupted = self._stop.value == INTERRUPTED
+            if interrupted:
+                self._reports.discard()
+            self._lock.release()
+            if interrupted:
+                interrupts.raise_interrupt()
+            self._reports.finish(program.sites)
+
+        return make_tensor_call(program.native, [*types, *sized], self._lock, fail, other)
 
     def _run_native(self, program: BoundProgram, given: list[Any]) -> bool:
         """Run on completed arrays; False where some must be converted or refused."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tessera.codegen.coverage import make_refusal_error
 from tessera.codegen.llvm.table import REFUSED
-from tessera.codegen.llvm.text.builder import RegisterType, copy_register
+from tessera.codegen.llvm.text.builder import RegisterType, copy_register, is_number
 from tessera.core.types import DType
 from tessera.ir.core import Node
 from tessera.ir.rules import Rules
@@ -162,6 +162,8 @@ def _(s, d, x):
 def _(s, d, x, y):
     if s.kind == "f":
         yield f"{d} = {format_call('ts.floor_divide', s.t, x, y)}"
+    elif (number := _find_divisor(s, y)) > 0:
+        yield from _divide_by_constant(s, d, x, y, number)
     else:
         yield from _emit_floor_division(s, d, x, y)
         yield f"{d} = select {s.t.truth} {d}.z, {s.t} {s.t.const(0)}, {s.t} {d}.fq"
@@ -171,9 +173,46 @@ def _(s, d, x, y):
 def _(s, d, x, y):
     if s.kind == "f":
         yield f"{d} = {format_call('ts.remainder', s.t, x, y)}"
+    elif (number := _find_divisor(s, y)) > 0:
+        yield from _find_rest_by_constant(s, d, x, y, number)
     else:
         yield from _emit_floor_division(s, d, x, y)
         yield f"{d} = select {s.t.truth} {d}.z, {s.t} {s.t.const(0)}, {s.t} {d}.fr"
+
+
+def _find_divisor(s: RowTypes, y: str) -> int:
+    """The number of an operand that is an integer literal in all lanes, else 0."""
+    text = y.removeprefix(f"splat ({s.t.element} ").removesuffix(")")
+    return int(text) if s.kind in ("s", "u") and is_number(text) else 0
+
+
+def _divide_by_constant(s: RowTypes, d: str, x: str, y: str, number: int) -> Iterator[str]:
+    """The floor quotient by a positive literal."""
+    t = s.t
+    if number & (number - 1) == 0:
+        yield f"{d} = {'ashr' if s.kind == 's' else 'lshr'} {t} {x}, {t.const(number.bit_length() - 1)}"
+    elif s.kind == "u":
+        yield f"{d} = udiv {t} {x}, {y}"
+    else:
+        yield f"{d}.q = sdiv {t} {x}, {y}"
+        yield f"{d}.r = srem {t} {x}, {y}"
+        yield f"{d}.n = icmp slt {t} {d}.r, {t.const(0)}"
+        yield f"{d}.f = sext {t.truth} {d}.n to {t}"
+        yield f"{d} = add {t} {d}.q, {d}.f"
+
+
+def _find_rest_by_constant(s: RowTypes, d: str, x: str, y: str, number: int) -> Iterator[str]:
+    """The remainder of the floor quotient by a positive literal."""
+    t = s.t
+    if number & (number - 1) == 0:
+        yield f"{d} = and {t} {x}, {t.const(number - 1)}"
+    elif s.kind == "u":
+        yield f"{d} = urem {t} {x}, {y}"
+    else:
+        yield f"{d}.r = srem {t} {x}, {y}"
+        yield f"{d}.n = icmp slt {t} {d}.r, {t.const(0)}"
+        yield f"{d}.p = add {t} {d}.r, {y}"
+        yield f"{d} = select {t.truth} {d}.n, {t} {d}.p, {t} {d}.r"
 
 
 def _emit_floor_division(s: RowTypes, d: str, x: str, y: str) -> Iterator[str]:

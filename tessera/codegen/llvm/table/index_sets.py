@@ -49,17 +49,32 @@ class Strip:
     mask: str | None = None
 
 
-def find_cuts(kernel: LlvmKernelContext, count: int) -> list[int]:
-    """Where a comparison of a position along an axis of `count` elements with a constant changes."""
+def find_cuts(kernel: LlvmKernelContext, count: int, start: Value | None = None) -> list[int]:
+    """Where a comparison of a position along an axis with a constant changes, within a block of `count` elements.
+
+    With a block's `start`, the cuts are those of the whole axis of memory.
+    """
     cuts: set[int] = set()
     for node in kernel.producers.values():
         if node.op not in COMPARISONS or node.args[0].type.dtype != int64:
             continue
         for changes, (index, limit) in zip(_CHANGES[node.op], (node.args, node.args[::-1]), strict=True):
-            offset, constant = _find_offset(kernel, index, count), _find_constant(kernel, limit)
+            offset, constant = _find_offset(kernel, index, count, start), _find_constant(kernel, limit)
             if offset is not None and constant is not None:
                 cuts |= {constant - offset + c for c in changes}
-    return sorted(c for c in cuts if 0 < c < count)
+    return sorted(c for c in cuts if 0 < c and (c < count or start is not None))
+
+
+def find_regions(kernel: LlvmKernelContext, start: Value, count: int, size: int) -> list[tuple[int, int]]:
+    """Between which starts whole blocks of `count` elements lie where no comparison changes; [] where none does.
+
+    `start` is that of a block along an axis of `size` elements.
+    """
+    cuts = [c for c in find_cuts(kernel, count, start) if c < size]
+    if not 0 < len(cuts) < MAX_OUTER_PARTS:
+        return []
+    found = [(low, high - count) for low, high in itertools.pairwise([0, *cuts, size])]
+    return [(low, last) for low, last in found if low <= last]
 
 
 def divide_axis(kernel: LlvmKernelContext, count: int) -> list[tuple[int, int]]:
@@ -68,19 +83,30 @@ def divide_axis(kernel: LlvmKernelContext, count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds)) if len(bounds) <= MAX_OUTER_PARTS + 1 else [(0, count)]
 
 
-def _find_offset(kernel: LlvmKernelContext, v: Value, count: int) -> int | None:
-    """The constant that an iota along an axis of `count` elements is shifted by to give a value."""
+def _find_offset(kernel: LlvmKernelContext, v: Value, count: int, start: Value | None = None) -> int | None:
+    """The constant that an iota along an axis of `count` elements, from `start` if given, is shifted by for a value."""
     node = kernel.producers.get(v)
+    if start is not None and count == 1 and v is start:
+        return 0
     if node is None:
         return None
     if node.op is shape.iota:
-        return 0 if static_shape(v.type)[node.attrs["axis"]] == count else None
+        return 0 if static_shape(v.type)[node.attrs["axis"]] == count and start is None else None
     if node.op is elementwise.add:
         for x, y in (node.args, node.args[::-1]):
-            inner, constant = _find_offset(kernel, x, count), _find_constant(kernel, y)
-            if inner is not None and constant is not None:
-                return inner + constant
+            is_start = start is not None and _is_copy(kernel, y, start)
+            inner, constant = _find_offset(kernel, x, count, None if is_start else start), _find_constant(kernel, y)
+            if inner is not None and (is_start or constant is not None):
+                return inner + (constant or 0)
     return None
+
+
+def _is_copy(kernel: LlvmKernelContext, v: Value, scalar: Value) -> bool:
+    """Whether a value is a scalar, or a block of its copies."""
+    node = kernel.producers.get(v)
+    return v is scalar or (
+        node is not None and node.op is basic.broadcast_to and _is_copy(kernel, node.args[0], scalar)
+    )
 
 
 def _find_constant(kernel: LlvmKernelContext, v: Value) -> int | None:

@@ -50,7 +50,7 @@ def emit_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
     """The elements of a value at an index; computed once in a loop body."""
     known = body.kernel.scalars.get(v)
     if known is not None:
-        return LaneValue(known)
+        return LaneValue(known, span=body.kernel.assumed.get(v))
     memo = body.find_memo(*index)
     if (v, index) not in memo:
         with body.hoist(*index):

@@ -13,7 +13,7 @@ from tessera.codegen.contract import static_shape
 from tessera.codegen.diagnostics import describe_location
 from tessera.codegen.grouped.diagnostics import report_op
 from tessera.codegen.llvm.passes.bufferisation import is_block
-from tessera.codegen.llvm.table import scalar_functions
+from tessera.codegen.llvm.table import index_sets, scalar_functions
 from tessera.codegen.llvm.table.emission import statement_rule
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
@@ -386,7 +386,48 @@ def _(kernel, node):
         else:
             emit_loop_nest(kernel, block, width, emit_element_stores, counts)
 
+    _emit_by_region(kernel, group, emit_loops)
+
+
+def _emit_by_region(
+    kernel: LlvmKernelContext, group: Sequence[Node], emit_loops: Callable[[Mapping[int, str]], None]
+) -> None:
+    """Loops for tiles on one side of all comparisons of their positions with constants; others have them, too.
+
+    The parts of a concatenation are copied, however its tiles lie.
+    """
+    start, regions = _find_regions(kernel, group)
+    text, body = kernel.text, LoopBody(kernel)
+    done = text.new_label("placed") if regions else ""
+    for low, last in regions:
+        lane = cast_to_index(body, start, emit_element(body, start, ()))
+        after, under = (text.let(f"icmp {c} i64 {lane.name}, {n}", "b") for c, n in (("sge", low), ("sle", last)))
+        inside, within, other = (
+            text.let(f"and i1 {after}, {under}", "b"),
+            text.new_label("part"),
+            text.new_label("rest"),
+        )
+        text.line(f"br i1 {inside}, label %{within}, label %{other}")
+        text.begin_block(within)
+        with kernel.assume({start: (low, last)}):
+            _emit_unswitched(kernel, group, _find_whole_tiles(kernel, group), emit_loops)
+        text.line(f"br label %{done}")
+        text.begin_block(other)
     _emit_unswitched(kernel, group, _find_whole_tiles(kernel, group), emit_loops)
+    if regions:
+        text.branch_to(done)
+
+
+def _find_regions(kernel: LlvmKernelContext, group: Sequence[Node]) -> tuple[Any, list[tuple[int, int]]]:
+    """The first start of a stored block whose positions are compared, and where comparisons do not change."""
+    ref, value, *starts = group[0].args
+    block, sizes = static_shape(value.type), kernel.memrefs[ref].shape
+    if math.prod(block) < MIN_UNSWITCHED or kernel.is_long:
+        return None, []
+    for start, n, size in zip(starts, block, sizes, strict=False):
+        if isinstance(size, int) and n <= size and (found := index_sets.find_regions(kernel, start, n, size)):
+            return start, found
+    return None, []
 
 
 def _find_whole_tiles(kernel: LlvmKernelContext, group: Sequence[Node]) -> dict[Value, int]:
@@ -429,7 +470,7 @@ def _emit_unswitched(
     whole, partial, done = (text.new_label(hint) for hint in ("whole", "partial", "done"))
     text.line(f"br i1 {inside}, label %{whole}, label %{partial}")
     text.begin_block(whole)
-    with kernel.ranges.assume({v: (kernel.ranges.of(v)[0], limit) for v, limit in limits.items()}):
+    with kernel.assume({v: (int(kernel.ranges.of(v)[0]), limit) for v, limit in limits.items()}):
         emit_loops({})
     text.line(f"br label %{done}")
     text.begin_block(partial)

@@ -133,8 +133,12 @@ def find_contractible(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
 
 
 def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
-    """The loads of a value that stream: each program reads the next contiguous piece of a large array."""
-    return frozenset(value for value, node in _list_fused(kernel, v) if node.op is tile.load and _is_streamed(node))
+    """The loads of a value that stream: each program reads the next contiguous piece of a large array.
+
+    Only those of a product of several: a processor foresees one plain stream, and fetching it again costs a third.
+    """
+    loads = [(value, node) for value, node in _list_fused(kernel, v) if node.op is tile.load]
+    return frozenset(value for value, node in loads if len(loads) > 1 and _is_streamed(node))
 
 
 def _is_streamed(load: Node) -> bool:

@@ -226,6 +226,7 @@ class LlvmBuilder:
         self.loops: list[tuple[int, int]] = []  # the first and last clock of each loop, inner loops first
         self._lines = self.root
         self._names = 0
+        self._known: dict[str, str] = {}  # the registers of sums and products of this basic block, by expression
         self._debug, self._scope, self._suffix = debug, scope, ""
 
     def set_location(self, loc: Location) -> None:
@@ -257,6 +258,7 @@ class LlvmBuilder:
     def begin_block(self, label: str) -> None:
         """Begin a basic block."""
         self.label = label
+        self._known = {}
         self._lines.append(f"{label}:")
 
     def new_label(self, hint: str) -> str:
@@ -277,17 +279,22 @@ class LlvmBuilder:
     @contextmanager
     def insert_into(self, section: LineSection) -> Iterator[None]:
         """Append the lines of the `with` block to a section."""
-        before, self._lines = self._lines, section
+        before, self._lines, self._known = (self._lines, self._known), section, {}
         try:
             yield
         finally:
-            self._lines = before
+            self._lines, self._known = before
 
     def flatten(self) -> Iterator[str]:
         """Every line in order."""
         yield from _flatten(self.root)
 
-    # Arithmetic on i64 with constant folding.
+    # Arithmetic on i64 with constant folding; a basic block computes each value once.
+
+    def _let_once(self, expression: str) -> str:
+        if expression not in self._known:
+            self._known[expression] = self.let(expression, "i")
+        return self._known[expression]
 
     def add(self, x: str, y: str) -> str:
         """The sum of two i64 operands."""
@@ -295,19 +302,19 @@ class LlvmBuilder:
             return y if x == "0" else x
         if is_number(x) and is_number(y):
             return str(int(x) + int(y))
-        return self.let(f"add i64 {x}, {y}", "i")
+        return self._let_once(f"add i64 {x}, {y}")
 
     def mul(self, x: str, factor: int) -> str:
         """An i64 operand times a constant."""
         if is_number(x):
             return str(int(x) * factor)
-        return "0" if factor == 0 else x if factor == 1 else self.let(f"mul i64 {x}, {factor}", "i")
+        return "0" if factor == 0 else x if factor == 1 else self._let_once(f"mul i64 {x}, {factor}")
 
     def multiply(self, x: str, y: str) -> str:
         """The product of two i64 operands."""
         if is_number(y):
             return self.mul(x, int(y))
-        return self.mul(y, int(x)) if is_number(x) else self.let(f"mul i64 {x}, {y}", "i")
+        return self.mul(y, int(x)) if is_number(x) else self._let_once(f"mul i64 {x}, {y}")
 
 
 def is_number(text: str) -> bool:

@@ -121,6 +121,17 @@ class LlvmKernelContext:
         self.index_sites: dict[Node, int] = {}  # the sites of checked indices
         self.sizes = LlvmSizeRegisters()
         self._location: Location = function.loc
+        self.assumed: dict[Value, tuple[int, int]] = {}  # the intervals of scalars that the branches around have found
+
+    @contextmanager
+    def assume(self, intervals: Mapping[Value, tuple[int, int]]) -> Iterator[None]:
+        """Within the `with` block these scalars lie in these intervals, too, as a branch has found."""
+        before, self.assumed = self.assumed, {**self.assumed, **intervals}
+        try:
+            with self.ranges.assume(self.assumed):
+                yield
+        finally:
+            self.assumed = before
 
     @cached_property
     def ranges(self) -> IntervalAnalysis:

@@ -453,8 +453,13 @@ def _emit_functions(
 
 
 def _format_attributes(bits: int) -> str:
-    """The function attributes; without them LLVM splits the widest vectors on processors that prefer narrower ones."""
-    return f'attributes #0 = {{ nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}'
+    """The function attributes; without them LLVM splits the widest vectors on processors that prefer narrower ones.
+
+    The stack is aligned to the registers that are spilled to it: else each lies in two lines of a cache, or in one, as
+    the caller's stack happens to begin.
+    """
+    widths = f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
+    return f'attributes #0 = {{ nounwind "stackrealign" {widths} }}'
 
 
 def _pad_grid(node: Node) -> tuple[Size, ...]:

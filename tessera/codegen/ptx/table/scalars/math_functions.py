@@ -19,7 +19,7 @@ from tessera.ir.tensor import Tensor, bind_op
 from tessera.lower.scalar_functions import double_precision
 from tessera.lower.scalar_functions.decomposition import SHARED, evaluate_polynomial
 from tessera.lower.scalar_functions.quarter_turns import SMALL_ANGLE_F32
-from tessera.lower.scalar_functions.single_precision import SMALL_TRIGONOMETRIC_RULES, erf_near_zero, tanh_near_zero
+from tessera.lower.scalar_functions.single_precision import SMALL_TRIGONOMETRIC_RULES, tanh_near_zero
 from tessera.ops.dialects import arith
 from tessera.ops.dialects.arith import copysign, define_primitive, fma
 from tessera.ops.tensor import basic, bits
@@ -232,6 +232,14 @@ def tanh_f32(x: Tensor) -> Tensor:
     power = exp2_ftz_of(size * 2.88539008)
     far = fma(rcp_ftz(power + 1.0), -2.0, 1.0)
     return copysign(where(size < 0.625, tanh_near_zero(x), far), x)
+
+
+def erf_near_zero(x: Tensor, square: Tensor) -> Tensor:
+    """erf(x) for |x| < 0.9277: an odd polynomial."""
+    q = evaluate_polynomial(
+        square, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1
+    )  # fmt: skip
+    return fma(q, x, x)
 
 
 @DECOMPOSITIONS(e.erf, f32)
