@@ -351,6 +351,11 @@ class AccessPoint:
         """Whether the indices consist of digits only."""
         return all(e.is_clean for e in self.indices)
 
+    def covers(self, sizes: Sequence[Size]) -> bool:
+        """Whether it is each element of a tensor of these sizes, in order: its indices are those of dims, or 0."""
+        dims = iter(sorted(self.dims))
+        return list(self.indices) == [ZERO if n == 1 else make_index(next(dims, -1), n) for n in sizes]
+
     def moved(self, indices: Sequence[IndexExpr], *guards: IndexGuard) -> AccessPoint:
         """The access at other indices, under these guards and more."""
         return AccessPoint(tuple(indices), self.guards + tuple(g for g in guards if g not in self.guards))

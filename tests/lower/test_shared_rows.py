@@ -58,3 +58,21 @@ def test_other_targets_store_one_result(name):
     stores = list_stores(driver.lower(ts.jit(program).trace(*arrays).function, "llvm")["schedule"])
     assert sorted(stores)[:-1] == [1] * (len(stores) - 1)
     assert max(stores) == (2 if name == "norm" else 1)  # both sums of columns are one kernel
+
+
+PARTS = {  # of rows that another kernel needs whole
+    "the first columns": lambda x, w: (y := ts.exp(x) * w, ts.sum(y[:, :40], axis=1)),
+    "one row": lambda x, w: (y := ts.exp(x) * w, ts.sum(y[:1], axis=1)),
+    "the first rows": lambda x, w: (y := ts.exp(x) * w, ts.sum(y[:20], axis=1)),
+    "a part of a vector": lambda x, w: (y := ts.exp(w) * 2.0, ts.sum(y[:2]), x * y),
+    "others": lambda x, w: (y := ts.exp(x) * w, ts.sum(y[:, 1:], axis=1)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_a_kernel_reads_a_part_of_is_stored_whole(name):
+    levels = driver.lower(ts.jit(PARTS[name]).trace(X, W).function, "ptx")
+    want = driver.run_level(levels, "graph", [X, W])
+    for level in ("schedule", "tile"):
+        for ours, exact in zip(driver.run_level(levels, level, [X, W], "ptx"), want, strict=True):
+            np.testing.assert_allclose(ours, exact, rtol=2e-5, atol=1e-5)

@@ -223,15 +223,12 @@ class KernelFusion:
 
         A kernel that reads sums of what it computes from rows is about to reduce these.
         """
-        if cluster.product is not None or point.guards or not point.is_clean:
+        if cluster.product is not None or point.guards or not point.covers(get_shape(node.out)):
             return False
         if self.depends_on(node.out, contractions.dot):
             return False
         missing = cluster.find_unused_dims(point)
         rest = [d for d in missing if d != cluster.row]
-        places = [cluster.index(d) for d in sorted(point.dims)]
-        if [i for i in point.indices if i.terms] != places or any(i.constant for i in point.indices):
-            return False
         if cluster.row is not None:
             return not rest
         if len(missing) != 1:
