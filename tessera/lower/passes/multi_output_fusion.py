@@ -509,7 +509,7 @@ class _JoinedBody:
             self.last.append((node, operands))
             return
         types = tuple(v.type for v in node.results)
-        key = (node.op, tuple(operands), node.attrs, types)
+        key = (node.op, tuple(operands), repr(node.attrs), types)  # as text: 0.0 and -0.0 are equal
         if key not in self.copied:
             self.copied[key] = self.builder.add(node.op, operands, node.attrs, types=types).results
         self.env.update(zip(node.results, self.copied[key], strict=True))

@@ -88,6 +88,17 @@ def test_results_are_computed_where_sums_are_stored(name):
     assert len(kernels(function, X, G, W)) == count
 
 
+def test_zeros_of_both_signs_stay_apart():
+    function = lambda x, g, w: (ts.maximum(ts.sum(x * 0.0, axis=0), -0.0), ts.sum(x * 0.0, axis=0) * -0.0)
+    for target in ("llvm", "ptx"):
+        got = ts.jit(function, target=target)(X, G, W)
+        for ours, exact in zip(got, ts.jit(function, target="interp")(X, G, W), strict=True):
+            np.testing.assert_array_equal(np.signbit(ours.numpy()), np.signbit(exact.numpy()))
+    both = lambda x: (x * 0.0, x * -0.0)
+    for ours, sign in zip(ts.jit(both, target="llvm")(np.ones(70, np.float32)), (False, True), strict=True):
+        assert (np.signbit(ours.numpy()) == sign).all()
+
+
 def test_windows_and_their_places_are_one_kernel():
     images = rng.standard_normal((2, 3, 9, 11)).astype(np.float32)
 
