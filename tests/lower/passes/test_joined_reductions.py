@@ -89,13 +89,15 @@ def test_results_are_computed_where_sums_are_stored(name):
 
 
 def test_zeros_of_both_signs_stay_apart():
-    function = lambda x, g, w: (ts.maximum(ts.sum(x * 0.0, axis=0), -0.0), ts.sum(x * 0.0, axis=0) * -0.0)
+    def function(x, g, w):
+        return ts.maximum(ts.sum(x * 0.0, axis=0), -0.0), ts.sum(x * 0.0, axis=0) * -0.0
+
     for target in ("llvm", "ptx"):
         got = ts.jit(function, target=target)(X, G, W)
         for ours, exact in zip(got, ts.jit(function, target="interp")(X, G, W), strict=True):
             np.testing.assert_array_equal(np.signbit(ours.numpy()), np.signbit(exact.numpy()))
-    both = lambda x: (x * 0.0, x * -0.0)
-    for ours, sign in zip(ts.jit(both, target="llvm")(np.ones(70, np.float32)), (False, True), strict=True):
+    both = ts.jit(lambda x: (x * 0.0, x * -0.0), target="llvm")(np.ones(70, np.float32))
+    for ours, sign in zip(both, (False, True), strict=True):
         assert (np.signbit(ours.numpy()) == sign).all()
 
 
