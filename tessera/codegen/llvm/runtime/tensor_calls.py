@@ -37,7 +37,7 @@ TENSOR_WORDS = (
     "true", "thread", "data.at", "type.at", "gradient.at", "required.at",
 )  # fmt: skip
 PYTHON_FUNCTIONS = (
-    "Py_IncRef", "Py_DecRef", "PyObject_Vectorcall", "PyType_GenericAlloc", "PyList_New", "PyList_SetItem",
+    "Py_IncRef", "Py_DecRef", "PyObject_VectorcallDict", "PyType_GenericAlloc", "PyList_New", "PyList_SetItem",
     "PyEval_SaveThread", "PyEval_RestoreThread", "PyThread_get_thread_ident",
 )  # fmt: skip
 _KINDS = {name: "i64" for name in ("inputs", "results", "thread", *(n for n in TENSOR_WORDS if n.endswith(".at")))}
@@ -49,7 +49,7 @@ TENSOR_TEXT = f"""{CHECK_TEXT}
 %maker = type {{ ptr, i64, [2 x ptr] }}
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
-declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyObject_VectorcallDict(ptr, ptr, i64, ptr)
 declare ptr @PyType_GenericAlloc(ptr, i64)
 declare ptr @PyList_New(i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
@@ -158,7 +158,7 @@ new:
   %given.p = getelementptr %maker, ptr %maker, i64 0, i32 1
   %given = load i64, ptr %given.p
   %args = getelementptr %maker, ptr %maker, i64 0, i32 2
-  %made = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 %given, ptr null)
+  %made = call ptr @PyObject_VectorcallDict(ptr %function, ptr %args, i64 %given, ptr null)
   %fine = icmp ne ptr %made, null
   br i1 %fine, label %keep, label %done
 keep:
@@ -257,7 +257,7 @@ make:
   %complete = icmp eq i64 %made, %total
   br i1 %complete, label %lock, label %fail
 lock:
-  %locked = call ptr @PyObject_Vectorcall(ptr %acquire, ptr %false.p, i64 1, ptr null)
+  %locked = call ptr @PyObject_VectorcallDict(ptr %acquire, ptr %false.p, i64 1, ptr null)
   %asked = icmp ne ptr %locked, null
   br i1 %asked, label %held, label %fail
 held:
@@ -275,7 +275,7 @@ run:
   call void @PyEval_RestoreThread(ptr %state)
   %fine = icmp eq i64 %code, {DONE}
   %end = select i1 %fine, ptr %release, ptr %failed
-  %ended = call ptr @PyObject_Vectorcall(ptr %end, ptr null, i64 0, ptr null)
+  %ended = call ptr @PyObject_VectorcallDict(ptr %end, ptr null, i64 0, ptr null)
   %no.error = icmp ne ptr %ended, null
   br i1 %no.error, label %finish, label %fail
 finish:
