@@ -1,9 +1,11 @@
-"""Multi-output fusion: pointwise kernels over the same elements become one kernel with several results (XLA's term).
+"""Multi-output fusion: kernels over the same elements become one kernel with several results (XLA's term).
 
 A step of a host loop takes as long as its launches: the gates of a recurrent cell, the state that it updates, and the
 copies of the state to the next step and to the stacked results are one kernel. What one of them stores, the next ones
 read in registers; memory that nothing else reads goes. Outside loops, kernels are joined that read or write the same
-memory at their own element and nothing else: the parameters and moments of an optimizer step are read once.
+memory at their own element and nothing else: the parameters and moments of an optimizer step are read once. So are
+kernels that load the same elements, such as those of a window, and reductions of the same elements, such as both sums of a
+norm's gradient. A pointwise kernel of the results of a reduction alone is the epilogue of that reduction's kernel.
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ class MemoryMap:
 
 
 @dataclass(frozen=True)
-class PointwiseKernel:
-    """A kernel of parallel dims alone; `aligned` are the accesses at the element that its indices count.
+class FusibleKernel:
+    """A kernel that others may join: pointwise, or of `reductions` along dims of its own.
 
-    Or one of `reductions` to numbers along dims of its own, whose accesses are all taken for others.
+    `aligned` are the accesses of a pointwise kernel at the element that its indices count.
     """
 
     node: Node
@@ -127,8 +129,8 @@ class PointwiseKernel:
         )
 
 
-def find_pointwise(node: Node, memory: MemoryMap) -> PointwiseKernel | None:
-    """A Schedule node as a pointwise kernel, if it is one of formats without a policy."""
+def find_fusible(node: Node, memory: MemoryMap) -> FusibleKernel | None:
+    """A Schedule node as a pointwise kernel or one of reductions, if it is one of formats without a policy."""
     if node.op is not schedule.kernel:
         return None
     (block,) = node.regions
@@ -142,12 +144,12 @@ def find_pointwise(node: Node, memory: MemoryMap) -> PointwiseKernel | None:
         return _find_reductions(node, memory, found, reduced)
     own = _count_elements(found.dims)
     aligned = frozenset(n for n in block.nodes if n.op in ACCESSES and _is_aligned(n, found, own))
-    return PointwiseKernel(node, tuple(map(memory.base, node.args)), found, aligned)
+    return FusibleKernel(node, tuple(map(memory.base, node.args)), found, aligned)
 
 
 def _find_reductions(
     node: Node, memory: MemoryMap, found: BodyIndexing, reduced: Sequence[Node]
-) -> PointwiseKernel | None:
+) -> FusibleKernel | None:
     """A kernel of reductions to numbers: what it stores has no index along the dims that it reduces."""
     kinds = [kind for _, _, kind in found.dims]
     if any(n.op is not schedule.reduce or kinds[n.attrs["dim"]] == "parallel" for n in reduced):
@@ -155,7 +157,7 @@ def _find_reductions(
     stores = [found.indices(n) for n in node.regions[0].nodes if n.op is schedule.store]
     if any(kinds[d] != "parallel" for indices in stores for i in indices for d in i.dims):
         return None
-    return PointwiseKernel(node, tuple(map(memory.base, node.args)), found, frozenset(), len(reduced))
+    return FusibleKernel(node, tuple(map(memory.base, node.args)), found, frozenset(), len(reduced))
 
 
 def _count_elements(dims: KernelDims) -> Size:
@@ -173,7 +175,7 @@ def _is_aligned(access: Node, found: BodyIndexing, count: Size) -> bool:
     return bool(math.prod(ref.shape) == count) and linearise(indices, ref.shape) == own
 
 
-def _find_needed(kernel: PointwiseKernel) -> set[Value]:
+def _find_needed(kernel: FusibleKernel) -> set[Value]:
     """The values of a body that it needs where aligned accesses take their indices from elsewhere."""
     needed: set[Value] = set()
     for node in reversed(kernel.block.nodes):
@@ -196,7 +198,7 @@ class _RegionFusion:
     block: Block
     flat: bool = False  # outside loops: only kernels that share memory, at their own elements
     defined: list[Node] = field(default_factory=list)
-    made: list[Node | PointwiseKernel] = field(default_factory=list)
+    made: list[Node | FusibleKernel] = field(default_factory=list)
 
     def run(self) -> Block:
         """The region with fewer kernels."""
@@ -204,22 +206,22 @@ class _RegionFusion:
             if node.op in (host.alloc, *VIEWS):
                 self.defined.append(node)
                 continue
-            kernel = find_pointwise(node, self.memory)
+            kernel = find_fusible(node, self.memory)
             if kernel is None or not self.combine(kernel):
                 self.made.append(kernel or node)
         if len(self.made) == sum(node.op not in (host.alloc, *VIEWS) for node in self.block.nodes):
             return self.block
-        nodes = [self.drop_unread(k) if isinstance(k, PointwiseKernel) else k for k in self.made]
+        nodes = [self.drop_unread(k) if isinstance(k, FusibleKernel) else k for k in self.made]
         return replace(self.block, nodes=(*_keep_used(self.defined, nodes), *nodes))
 
-    def combine(self, kernel: PointwiseKernel) -> bool:
+    def combine(self, kernel: FusibleKernel) -> bool:
         """Join the last kernel that a kernel can join; the nodes after it touch other memory, or only read the same."""
         for place in range(len(self.made) - 1, -1, -1):
             other = self.made[place]
-            if isinstance(other, PointwiseKernel) and self.may_join(other, kernel):
+            if isinstance(other, FusibleKernel) and self.may_join(other, kernel):
                 self.made[place] = self.join(other, kernel)
                 return True
-            epilogue = Epilogue.of(other.node if isinstance(other, PointwiseKernel) else other, kernel, self.memory)
+            epilogue = Epilogue.of(other.node if isinstance(other, FusibleKernel) else other, kernel, self.memory)
             if epilogue is not None:
                 self.made[place] = self.append(epilogue)
                 return True
@@ -227,22 +229,22 @@ class _RegionFusion:
                 return False
         return False
 
-    def append(self, epilogue: Epilogue) -> Node | PointwiseKernel:
+    def append(self, epilogue: Epilogue) -> Node | FusibleKernel:
         """A kernel with an epilogue."""
         block, args = epilogue.make_block()
         refs = tuple(self.view(v, p) for v, p in zip(args, block.params, strict=True))
         made = replace(epilogue.node, args=refs, regions=(block,))
-        return find_pointwise(made, self.memory) or made
+        return find_fusible(made, self.memory) or made
 
-    def conflicts(self, other: Node | PointwiseKernel, kernel: PointwiseKernel) -> bool:
+    def conflicts(self, other: Node | FusibleKernel, kernel: FusibleKernel) -> bool:
         """Whether a node touches memory that a kernel writes, or may write memory that it touches."""
         touched, written = self.find_storages(other)
         own, stored = self.find_storages(kernel)
         return not touched.isdisjoint(stored) or not written.isdisjoint(own)
 
-    def find_storages(self, node: Node | PointwiseKernel) -> tuple[set[Value], set[Value]]:
+    def find_storages(self, node: Node | FusibleKernel) -> tuple[set[Value], set[Value]]:
         """What a node touches and what it may write."""
-        if isinstance(node, PointwiseKernel):
+        if isinstance(node, FusibleKernel):
             return set(map(self.memory.storage, node.bases)), set(map(self.memory.storage, node.written))
         inner = [n for r in node.regions for n in r.walk()]
         touched = {self.memory.storage(v) for n in (node, *inner) for v in n.args}
@@ -252,7 +254,7 @@ class _RegionFusion:
         places = zip(node.args, node.regions[0].params, strict=True)
         return touched, {self.memory.storage(v) for v, param in places if param in stored}
 
-    def may_join(self, one: PointwiseKernel, other: PointwiseKernel) -> bool:
+    def may_join(self, one: FusibleKernel, other: FusibleKernel) -> bool:
         """Whether two kernels, one after the other, may run element by element."""
         if one.reductions or other.reductions:
             most = MAX_SERIAL_REDUCTIONS if self.plan.parallel is None else MAX_REDUCTIONS
@@ -277,7 +279,7 @@ class _RegionFusion:
                 return False
         return True
 
-    def join(self, one: PointwiseKernel, other: PointwiseKernel) -> PointwiseKernel:
+    def join(self, one: FusibleKernel, other: FusibleKernel) -> FusibleKernel:
         """One kernel that computes an element of both."""
         dims = (other if one.is_flat and not other.is_flat else one).node.attrs["dims"]  # reductions have the same
         body = _JoinedBody(tuple(extent for _, extent, _ in dims))
@@ -285,13 +287,13 @@ class _RegionFusion:
             body.add(kernel)
         return self.make_kernel(one.node, dims, body)
 
-    def make_kernel(self, node: Node, dims: KernelDims, body: _JoinedBody) -> PointwiseKernel:
+    def make_kernel(self, node: Node, dims: KernelDims, body: _JoinedBody) -> FusibleKernel:
         """The kernel of a body, on views of the memories that it touches at its own element."""
         block, args = body.finish()
         refs = [self.view(v, p) for v, p in zip(args, block.params, strict=True)]
         attrs = Attrs({"dims": dims, "schedule": choose_tile_sizes(block, dims, self.plan)})
-        made = find_pointwise(replace(node, args=tuple(refs), attrs=attrs, regions=(block,)), self.memory)
-        assert made is not None, "a joined kernel is pointwise"
+        made = find_fusible(replace(node, args=tuple(refs), attrs=attrs, regions=(block,)), self.memory)
+        assert made is not None, "a joined kernel is of the kinds that were joined"
         return made
 
     def view(self, value: Value, param: Value) -> Value:
@@ -304,7 +306,7 @@ class _RegionFusion:
         self.memory.views[made.out] = made  # type: ignore[index]
         return made.out
 
-    def drop_unread(self, kernel: PointwiseKernel) -> Node:
+    def drop_unread(self, kernel: FusibleKernel) -> Node:
         """A kernel without stores to buffers of the region that no other node touches."""
         own = {n.out for n in self.defined if n.op is host.alloc}
         others = [k for k in self.made if k is not kernel]
@@ -320,7 +322,7 @@ class _RegionFusion:
         return self.make_kernel(kernel.node, kernel.node.attrs["dims"], body).node
 
 
-def _share_elements(one: PointwiseKernel, other: PointwiseKernel) -> bool:
+def _share_elements(one: FusibleKernel, other: FusibleKernel) -> bool:
     """Whether two kernels touch some memory both, and no element but their own."""
     both = {*one.bases, *other.bases}
     if len(both) > MAX_FLAT_MEMORIES or len(one.block.nodes) + len(other.block.nodes) > MAX_FLAT_NODES:
@@ -328,14 +330,14 @@ def _share_elements(one: PointwiseKernel, other: PointwiseKernel) -> bool:
     return len(both) < len({*one.bases}) + len({*other.bases}) and one.is_flat and other.is_flat
 
 
-def _read_alike(one: PointwiseKernel, other: PointwiseKernel) -> bool:
+def _read_alike(one: FusibleKernel, other: FusibleKernel) -> bool:
     """Whether two kernels of the same dims load the same elements, such as those of a window: each is loaded once."""
     if one.extents != other.extents or len({*one.bases, *other.bases}) > MAX_FLAT_MEMORIES:
         return False
     return _list_loads(one) == _list_loads(other)
 
 
-def _reduce_alike(one: PointwiseKernel, other: PointwiseKernel, most: int) -> bool:
+def _reduce_alike(one: FusibleKernel, other: FusibleKernel, most: int) -> bool:
     """Whether two kernels reduce along the same dims some elements that both load, or few elements."""
     if not (one.reductions and other.reductions and one.reductions + other.reductions <= most):
         return False
@@ -348,7 +350,7 @@ def _reduce_alike(one: PointwiseKernel, other: PointwiseKernel, most: int) -> bo
     return (isinstance(count, int) and count <= SMALL_REDUCTION) or bool(_list_loads(one) & _list_loads(other))
 
 
-def _list_loads(kernel: PointwiseKernel) -> set[tuple[Value, object]]:
+def _list_loads(kernel: FusibleKernel) -> set[tuple[Value, object]]:
     """The memories that a kernel loads from, each with the elements that it loads, counted in the order of memory."""
     loads = [n for n in kernel.accesses if n.op is schedule.load]
     shapes = [n.args[0].type.shape for n in loads]  # type: ignore[union-attr]
@@ -367,13 +369,13 @@ class Epilogue:
     """
 
     node: Node
-    kernel: PointwiseKernel
+    kernel: FusibleKernel
     bases: dict[Value, Value]  # the memories of the node's parameters
     values: Mapping[Value, Value]
     store: Node
 
     @staticmethod
-    def of(node: Node, kernel: PointwiseKernel, memory: MemoryMap) -> Epilogue | None:
+    def of(node: Node, kernel: FusibleKernel, memory: MemoryMap) -> Epilogue | None:
         """A flat kernel as an epilogue of a node, if it is one."""
         if node.op is not schedule.kernel or kernel.reductions or not kernel.is_flat:
             return None
@@ -434,10 +436,12 @@ class Epilogue:
         return replace(block, params=tuple(order)), [memories[p] for p in order]
 
 
-def _is_covered(node: Node, kernel: PointwiseKernel, stores: Sequence[Node]) -> bool:
+def _is_covered(node: Node, kernel: FusibleKernel, stores: Sequence[Node]) -> bool:
     """Whether a node stores, at one place and without a mask, all elements that a flat kernel runs over."""
     found, count = analyse_body(node.regions[0], node.attrs["dims"]), _count_elements(kernel.found.dims)
     places = {linearise(found.indices(n), n.args[0].type.shape) for n in stores}  # type: ignore[union-attr]
+    if any(math.prod(found.dims[d][1] for d in place.dims) != count for place in places):
+        return False  # a part of them
     plain = all(len(n.args) == len(found.indices(n)) + 2 for n in stores)
     whole = all(math.prod(n.args[0].type.shape) == count for n in stores)  # type: ignore[union-attr]
     return len(places) == 1 and plain and bool(whole)
@@ -471,7 +475,7 @@ class _JoinedBody:
     places: list[Value] = field(default_factory=list)
     last: list[tuple[Node, list[Value]]] = field(default_factory=list)  # stores to other elements, and their operands
 
-    def add(self, kernel: PointwiseKernel) -> None:
+    def add(self, kernel: FusibleKernel) -> None:
         """Add the ops of a kernel."""
         needed, args = _find_needed(kernel), dict(zip(kernel.block.params, kernel.node.args, strict=True))
         for node in kernel.block.nodes:
