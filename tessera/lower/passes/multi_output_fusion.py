@@ -4,8 +4,8 @@ A step of a host loop takes as long as its launches: the gates of a recurrent ce
 copies of the state to the next step and to the stacked results are one kernel. What one of them stores, the next ones
 read in registers; memory that nothing else reads goes. Outside loops, kernels are joined that read or write the same
 memory at their own element and nothing else: the parameters and moments of an optimizer step are read once. So are
-kernels that load the same elements, such as those of a window, and reductions of the same elements, such as both sums of a
-norm's gradient. A pointwise kernel of the results of a reduction alone is the epilogue of that reduction's kernel.
+kernels that load the same elements, such as those of a window, and reductions of the same elements, such as both sums
+of a norm's gradient. A pointwise kernel of the results of a reduction alone is the epilogue of that reduction's kernel.
 """
 
 from __future__ import annotations
