@@ -388,7 +388,8 @@ def _(rewriter, node, args):
     if node.op is reduce.sum and any(sizes[a] == 0 for a in axes):
         return make_splat(rewriter, node.out, 0)
     many = [a for a in axes if sizes[a] != 1]
-    if many and (order := _find_memory_order(rewriter, x)) is not None:
+    alone = len(many) > 1 or not node.attrs["keepdims"]  # else it is one of a kernel, as of a norm, that keeps the axes
+    if many and alone and (order := _find_memory_order(rewriter, x)) is not None:
         return _reduce_in_order(rewriter, node, x, many, order)
     if not many:
         same = make_reshape(rewriter, x, node.out.type.shape)
