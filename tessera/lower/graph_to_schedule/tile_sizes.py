@@ -470,6 +470,9 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+        short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
+        if (spare := plan.lanes // tiling.pad(tiling.tile[short])) > 1:  # more of a dim beside a short one
+            tiling.tile[long] = tiling.cut(long, spare * plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]
     if dims and plan.pointwise < tiling.extents[dims[-1]] <= plan.divided_row and _compares_index(tiling, dims[-1]):
