@@ -107,20 +107,10 @@ def _hoist_loads(function: Function) -> Function:
     return function if kind == PREFETCHING else hoist_loads(function, *most)  # whose loads come early already
 
 
-def _align_rows(function: Function) -> Function:
-    sizes = [n.args[0].type.shape for n in function.body.walk() if n.op is tile.load]  # type: ignore[union-attr]
-    if not any(size and isinstance(size[-1], int) and size[-1] % 8 for size in sizes):
-        return function
-    # A local import: few programs have such rows.
-    from tessera.codegen.ptx.passes.row_alignment import align_rows
-
-    return align_rows(function)
-
-
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
-    ("row alignment", with_ops(_align_rows, control_flow.for_)),
+    ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),
