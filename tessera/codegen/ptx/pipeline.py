@@ -108,7 +108,6 @@ def _hoist_loads(function: Function) -> Function:
 
 
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
-_narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
@@ -139,7 +138,10 @@ COPIES: NamedPasses = (
     ("loop unrolling", for_kernels(with_ops(for_team(unroll_loops), control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
-    ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),
+    (
+        "index comparison narrowing",
+        for_kernels(with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS), UNIFORM),
+    ),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
     ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),
