@@ -90,15 +90,12 @@ def _pipeline_operand_copies(function: Function) -> Function:
         made = pipeline_operand_copies(function, facts.noalias, facts.alignments, choose_team_size(function), left)
         if made is function or "stages" in function.attrs:
             return made
-        excess = emit_function(_finish(read_operands_in_place(made)), None).shared - limit
+        finished = functools.reduce(lambda f, each: each[1](f), MAPPING, read_operands_in_place(made))
+        excess = emit_function(finished, None).shared - limit
         if excess <= 0:
             return made
         left -= max(excess, 1024)
     return function
-
-
-def _finish(function: Function) -> Function:
-    return functools.reduce(lambda made, each: each[1](made), MAPPING, function)
 
 
 def _hoist_loads(function: Function) -> Function:
@@ -108,6 +105,7 @@ def _hoist_loads(function: Function) -> Function:
 
 
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
+_narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
@@ -138,10 +136,7 @@ COPIES: NamedPasses = (
     ("loop unrolling", for_kernels(with_ops(for_team(unroll_loops), control_flow.for_), UNIFORM)),
 )
 MAPPING: NamedPasses = (
-    (
-        "index comparison narrowing",
-        for_kernels(with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS), UNIFORM),
-    ),
+    ("index comparison narrowing", for_kernels(_narrow_comparisons, UNIFORM)),
     ("load hoisting", _hoist_loads),
     ("thread mapping", map_threads),
     ("rasterisation", for_kernels(choose_order, WARP_SPECIALISED, PREFETCHING)),
