@@ -30,7 +30,7 @@ QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
 FOREVER = (True,)  # the condition of a run to its end
-MANY_WORDS = 50_000  # new objects after which the collector's next walk would be long
+MANY_WORDS = 5_000  # new objects after which the collector's next walk would be long
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
@@ -54,6 +54,25 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+class ProgressReports:
+    """The reports of a run after many calls: a cycle that has too many of them is a loop without progress."""
+
+    def __init__(self, tell: Callable[[int], None] | None) -> None:
+        self.tell, self.cycle, self.count = tell, 0, 0
+
+    def add(self, now: int) -> None:
+        """Report the cycle.
+
+        Raises:
+            CslFault: a cycle has more than `MAX_CALLS_PER_CYCLE` calls.
+        """
+        self.count, self.cycle = (self.count + 1 if self.cycle == now else 0), now
+        if self.count * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
+            report_no_progress(now)
+        if self.tell is not None:
+            self.tell(now)
+
+
 class EventQueue:
     """Discrete-event queue: the calls of each cycle, and a heap of the cycles that have calls.
 
@@ -74,6 +93,7 @@ class EventQueue:
         self.slots: dict[int, deque[Call]] = self._calls if seed is None else {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
         self._count = 0  # the calls that were shuffled
+        self.late = False  # whether the present call was added in its own cycle
         self.random = None if seed is None else random.Random(seed)
         self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
@@ -102,41 +122,42 @@ class EventQueue:
         heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
         calls.append(lambda: heapq.heappop(shuffled)[2]())
 
-    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None, awaited: Sized = FOREVER) -> None:
-        """Run until the queue or `awaited` is empty, `until()` is true, or the clock would pass `limit`."""
+    def run(self, limit: int | None = None, awaited: Sized = FOREVER) -> None:
+        """Run until the queue or `awaited` is empty, or the clock would pass `limit`."""
         with (
             np.errstate(all="ignore"),
             without_collection(),
             name_run_errors(lambda: self.now),
         ):  # a PE computes with NaN
             try:
-                self._run(until, math.inf if limit is None else limit, awaited)
+                self._run(math.inf if limit is None else limit, awaited)
             finally:
                 forget_views()
 
-    def _run(self, until: Callable[[], bool] | None, limit: float, awaited: Sized) -> None:
-        cycles, left, reports, reported = self._cycles, CALLS_PER_REPORT, 0, 0
+    def _run(self, limit: float, awaited: Sized) -> None:
+        cycles, left, reports = self._cycles, CALLS_PER_REPORT, ProgressReports(self.progress)
         while cycles:
             now = cycles[0]
             calls = self._calls[now]
             take = calls.popleft
             while calls:
-                if not awaited or (until is not None and until()):
+                if not awaited:
                     return
                 if self.now != now:
                     if now > limit:
                         self.now = int(limit)
                         return
-                    self.now = now
-                take()()
-                left -= 1
-                if not left:
+                    self.now, self.late = now, False
+                known = len(calls)
+                for _ in range(known):
+                    take()()
+                    if not awaited:
+                        break
+                left -= known
+                self.late = True  # the calls that these added follow
+                if left <= 0:
                     left = CALLS_PER_REPORT
-                    reports, reported = (reports + 1 if reported == now else 0), now
-                    if reports * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
-                        report_no_progress(now)
-                    if self.progress is not None:
-                        self.progress(now)
+                    reports.add(now)
             heapq.heappop(cycles)
             del self._calls[now]
             self._shuffled.pop(now, None)
