@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tessera.interp.target.csl.fabric.router import RouterChannel, RouterNode
 
 
+MIN_AHEAD = 4  # words from which sending them at once pays off
+
+
 class OutputQueue:
     """The words of one color that the PE's code wrote and the router has not taken; the ramp carries one word per
     cycle.
@@ -125,13 +128,16 @@ class OutputQueue:
         if self._due != now:
             return
         if self.node.ahead is self:  # the last of the words sent ahead
-            self._follow(None)
+            self._mark(None)
             self._schedule(self._leaving[0])
             return
-        if self.paced and self._send_next(now):
-            if not self.words:
-                self._finish()
-            return
+        if self.paced:
+            if len(self.words) > MIN_AHEAD and self._send_ahead(now):
+                return
+            if self._send_next(now):
+                if not self.words:
+                    self._finish()
+                return
         self._due = None
         if self.words:
             self._move()
@@ -156,10 +162,7 @@ class OutputQueue:
         leaving.append(arrival)
         moved.append(waiting.pop(0))
         buffer.count += 1
-        following = leaving[0]
-        if buffer.count == 2 and following == now + 1 and len(waiting) > 4:
-            following += self._send_ahead(now, due)
-        self._schedule(following)
+        self._schedule(leaving[0])
         return True
 
     def _schedule(self, time: int) -> None:
@@ -171,56 +174,71 @@ class OutputQueue:
         else:
             calls.append(self._again)
 
-    # Words sent ahead of their time: those whose slots become free one after another. The retry of each changes only
-    # the slots, the ramp and the end of the run that grows. Nobody looks at these until the router serves the run;
-    # whoever does look, retracts the words first.
+    # Words sent ahead of their time: those whose slots become free one after another. The retry of each word would
+    # change only the slots, the ramp and the end of the run, at which nobody looks until the router serves the run.
+    # Whoever does look retracts the words first.
 
-    def _send_ahead(self, now: int, due: int) -> int:
-        """Send the words of the next retries, but not the last word; returns the number of retries after the first."""
+    def _send_ahead(self, now: int) -> bool:
+        """Send words through the slots that become free now and in the next cycles, but not the last word."""
         node, leaving, waiting, buffer = self.node, self._leaving, self.words, self._entrance
-        assert buffer is not None
-        count = min(len(waiting) - 1, self.depth - buffer.count, due - 1 - now)
-        while count > 1 and leaving[count - 1] != now + count:
+        if buffer is None or len(leaving) < self.depth or leaving[0] != now or node.ramp > now or self.marked:
+            return False
+        count = min(len(waiting) - 1, self.depth - buffer.count)
+        while count >= MIN_AHEAD and leaving[count - 1] != now + count - 1:
             count -= 1
-        if count < 2 or not node.fabric.streams or any([q.words for q in node.outputs.values() if q is not self]):
-            return 0
-        arrival = now + 2 + self._delay
-        buffer.runs[-1][1].extend(waiting[:count])
+        if count < MIN_AHEAD or not self._is_alone(now + count):
+            return False
+        time, runs = now + 1 + self._delay, buffer.runs
+        moved = waiting[:count]
         del waiting[:count]
-        buffer.count += count
         for _ in range(count):
             leaving.popleft()
-        leaving.extend(range(arrival, arrival + count))
-        self._ahead = range(now + 1, now + 1 + count)
-        node.ramp = now + 1 + count
-        self._follow(self)
-        return count - 1
+        leaving.extend(range(time, time + count))
+        self._ahead, node.ramp = range(now + 1, now + count), now + count
+        self._mark(self)
+        self._schedule(now + count - 1)
+        if runs and runs[-1][0] + len(runs[-1][1]) == time and runs[-1][1][0] <= WORD_MASK:
+            runs[-1][1].extend(moved)
+            buffer.count += count
+        else:
+            self.channel.append(RAMP, (time, moved), count)  # type: ignore[union-attr]
+        return True
 
-    def _follow(self, ahead: OutputQueue | None) -> None:
-        """Let those who look at the words sent ahead retract them, or no longer."""
-        assert self.channel is not None
-        self.node.ahead = self.channel.ahead = ahead
+    def _is_alone(self, until: int) -> bool:
+        """Whether nothing is to look at the words before a cycle: neither the router nor another queue."""
+        node, due = self.node, self.channel.due  # type: ignore[union-attr]
+        if not node.fabric.streams or (self._entrance.count and (due is None or due < until)):  # type: ignore[union-attr]
+            return False
+        for queue in node.outputs.values():
+            if queue.words and queue is not self:
+                return False
+        return True
+
+    def _mark(self, ahead: OutputQueue | None) -> None:
+        """Name the queue that whoever looks at its words must make retract them."""
+        self.node.ahead = self.channel.ahead = ahead  # type: ignore[union-attr]
 
     def retract(self) -> None:
         """Take back the words sent ahead whose retries are still to come.
 
         The retry of the present cycle comes before the calls that this cycle added, and after the others.
         """
-        now, node, buffer, leaving = self.events.now, self.node, self._entrance, self._leaving
+        now, buffer, leaving, ahead = self.events.now, self._entrance, self._leaving, self._ahead
         assert buffer is not None
-        first = max(now + self.events.late, self._ahead.start)
-        count = self._ahead.stop - first
-        self._follow(None)
+        self._mark(None)
+        first = max(now + self.events.late, ahead.start)
+        count = ahead.stop - first
         if count <= 0:
             self._schedule(leaving[0])
             return
-        node.ramp, moved = first, buffer.runs[-1][1]
+        moved = buffer.runs[-1][1]
         self.words[:0] = moved[-count:]
         del moved[-count:]
         buffer.count -= count
-        for time in range(self._ahead.stop - 1, first - 1, -1):
+        for time in range(ahead.stop - 1, first - 1, -1):
             leaving.pop()
             leaving.appendleft(time)
+        self.node.ramp = first
         self._schedule(first)
 
     def _move(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -117,26 +117,57 @@ def _resolve_synchronous(
     return tuple(found)
 
 
-def perform(
-    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-) -> Generator[Any, None, bool]:
-    """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
+def perform(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Iterable[Any]:
+    """Run a synchronous operation in the task: what is left of it, for `yield from`.
+
+    Its value is False if the operation found a FIFO empty or full.
+    """
     resolved = _resolve_synchronous(pe, operands, options, loc)
     if resolved is None:
         launch(pe, op, operands, options, loc)
-        return True
-    complete = True
-    if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
-        if pe.threads and pe.clock > pe.events.now:
-            yield pe.clock  # the words that microthreads have received by then are in memory
-        compute(pe, op, resolved)  # type: ignore[arg-type]
-    else:
-        pe.clock += COSTS.dsd_start[pe.wide]
-        yield max(pe.clock, pe.events.now)
-        keys = _claim_queues(pe, resolved, options, loc)
-        complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
-        _release_queues(pe, keys)
-        pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
+        return _complete()
+    if not _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
+        return _perform_in_steps(pe, op, operands, resolved, options, loc)
+    if pe.threads and pe.clock > pe.events.now:
+        return _perform_later(pe, op, operands, resolved, options)
+    compute(pe, op, resolved)  # type: ignore[arg-type]
+    _finish_operation(pe, operands, resolved, options)
+    return _NOTHING_LEFT
+
+
+_NOTHING_LEFT = ()
+
+
+def _complete() -> Generator[Any, None, bool]:
+    yield from ()
+    return True
+
+
+def _perform_later(
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], resolved: tuple[Any, ...], options: dict[str, Any]
+) -> Generator[Any, None, bool]:
+    """Run an operation in memory beside microthreads: the words that they have received by then are in memory."""
+    yield pe.clock
+    compute(pe, op, resolved)  # type: ignore[arg-type]
+    _finish_operation(pe, operands, resolved, options)
+    return True
+
+
+def _perform_in_steps(
+    pe: PeState,
+    op: DsdOp,
+    operands: tuple[Any, ...],
+    resolved: tuple[Any, ...],
+    options: dict[str, Any],
+    loc: Location,
+) -> Generator[Any, None, bool]:
+    """Run a synchronous operation on the fabric or a FIFO."""
+    pe.clock += COSTS.dsd_start[pe.wide]
+    yield max(pe.clock, pe.events.now)
+    keys = _claim_queues(pe, resolved, options, loc)
+    complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
+    _release_queues(pe, keys)
+    pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
     _finish_operation(pe, operands, resolved, options)
     if type(resolved[0]) is Fabout:
         _clear_source(pe, op, resolved)

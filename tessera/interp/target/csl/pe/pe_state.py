@@ -135,29 +135,25 @@ class EventQueue:
                 forget_views()
 
     def _run(self, limit: float, awaited: Sized) -> None:
-        cycles, left, reports = self._cycles, CALLS_PER_REPORT, ProgressReports(self.progress)
+        cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
         while cycles:
             now = cycles[0]
             calls = self._calls[now]
-            take = calls.popleft
+            take, known = calls.popleft, 0
             while calls:
                 if not awaited:
                     return
-                if self.now != now:
+                if not known:
                     if now > limit:
                         self.now = int(limit)
                         return
-                    self.now, self.late = now, False
-                known = len(calls)
-                for _ in range(known):
-                    take()()
-                    if not awaited:
-                        break
-                left -= known
-                self.late = True  # the calls that these added follow
-                if left <= 0:
-                    left = CALLS_PER_REPORT
-                    reports.add(now)
+                    self.now, self.late, known = now, self.now == now, len(calls)
+                    count += known
+                    if count >= CALLS_PER_REPORT:
+                        count = 0
+                        reports.add(now)
+                take()()
+                known -= 1
             heapq.heappop(cycles)
             del self._calls[now]
             self._shuffled.pop(now, None)
