@@ -99,9 +99,12 @@ def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
 
 def _resolve_synchronous(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-) -> tuple[Any, ...] | None:
-    """The resolved operands of a synchronous operation; None if a register makes it asynchronous."""
-    dsrs, found = pe.dsrs, []
+) -> tuple[tuple[Any, ...], list[DsrContents], bool] | None:
+    """The resolved operands of a synchronous operation, the registers that keep their address, and whether it streams.
+
+    None if a register makes it asynchronous.
+    """
+    dsrs, found, saved, streams = pe.dsrs, [], [], False
     for o in operands:
         kind = type(o)
         if kind is Dsr:
@@ -109,29 +112,38 @@ def _resolve_synchronous(
             if contents is not None:
                 if contents.options and contents.options.get("async"):
                     return None
+                if contents.save:
+                    saved.append(contents)
                 o = contents.dsd
                 kind = type(o)
         if kind not in _NUMBERS and (kind is not Mem1d or options):
             o = _resolve_operand(pe, o, options, loc)
+            streams = streams or type(o) in _STREAMING_OPERANDS
         found.append(o)
-    return tuple(found)
+    return tuple(found), saved, streams
 
 
-def perform(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Iterable[Any]:
+def perform(
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
+) -> Iterable[Any]:
     """Run a synchronous operation in the task: what is left of it, for `yield from`.
 
     Its value is False if the operation found a FIFO empty or full.
     """
-    resolved = _resolve_synchronous(pe, operands, options, loc)
-    if resolved is None:
+    found = _resolve_synchronous(pe, operands, options, loc)
+    if found is None:
         launch(pe, op, operands, options, loc)
         return _complete()
-    if not _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
+    resolved, saved, streams = found
+    if streams:
         return _perform_in_steps(pe, op, operands, resolved, options, loc)
     if pe.threads and pe.clock > pe.events.now:
         return _perform_later(pe, op, operands, resolved, options)
     compute(pe, op, resolved)  # type: ignore[arg-type]
-    _finish_operation(pe, operands, resolved, options)
+    if options or pe.front is None:
+        _finish_operation(pe, operands, resolved, options)
+    elif saved:
+        _save_addresses(saved, resolved)
     return _NOTHING_LEFT
 
 
@@ -273,13 +285,9 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
 
 def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Finish an operation: save addresses, activate and unblock tasks."""
-    for o in operands:
-        if type(o) is Dsr:
-            contents = pe.dsrs[o]
-            if contents.save and type(contents.dsd) in (Mem1d, Mem4d):
-                d = contents.dsd
-                steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
-                contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
+    saved = [pe.dsrs[o] for o in operands if type(o) is Dsr and pe.dsrs[o].save]
+    if saved:
+        _save_addresses(saved, found)
     if not options:
         wake(pe)
         return
@@ -290,6 +298,15 @@ def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ..
     if "unblock" in options:
         unblock(pe, options["unblock"])
     wake(pe)
+
+
+def _save_addresses(saved: list[DsrContents], found: tuple[Any, ...]) -> None:
+    """Advance the memory DSDs of registers by the elements of an operation."""
+    for contents in saved:
+        d = contents.dsd
+        if type(d) is Mem1d or type(d) is Mem4d:
+            steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
+            contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
 
 
 def map_function(
