@@ -12,7 +12,7 @@ from tessera.interp.target.csl.pe import scheduler
 from tessera.interp.target.csl.pe.dsd_operations import count_cycles
 from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.microthreads import stream_operation
-from tessera.interp.target.csl.pe.pe_state import EventQueue, unpack_arguments
+from tessera.interp.target.csl.pe.pe_state import EventQueue, PeState, unpack_arguments
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, Fabout, Mem1d, Mem4d
 
@@ -26,9 +26,21 @@ def test_arguments_of_a_task_are_the_halves_of_a_word():
 
 @pytest.mark.parametrize(("wide", "high", "first"), [(1, 2, 5), (0, 5, 5), (1, 5, 8), (1, 8, 8)])
 def test_the_priority_of_a_wavelets_task_is_that_of_its_queue_on_wse3(wide, high, first):
-    pe = SimpleNamespace(wide=wide, in_colors={2: 5}, high_priority={high}, overtaken={}, events=EventQueue())
-    ready = [(8, scheduler._take_active_task, 8), (5, scheduler._take_data_task, 5)]
-    assert scheduler._select_ready(pe, ready)[2] == first
+    pe = PeState(
+        SimpleNamespace(
+            unit=SimpleNamespace(options=SimpleNamespace(arch="wse3" if wide else "wse2", late=False)),
+            memory_used=0,
+            tables=SimpleNamespace(fifos=[], queues_in={2: 5}, queues_out={}, tasks={}, activated=[], blocked=[]),
+        ),
+        0,
+        0,
+        EventQueue(),
+    )
+    pe.high_priority.add(high)
+    queue = SimpleNamespace(words=SimpleNamespace(runs=[(0, [7])]))
+    pe.data[5], pe.ready_colors[5] = SimpleNamespace(number=5), None
+    ready = [(8, scheduler._take_active_task, 8), scheduler._find_wavelet_task(pe, 5, queue)]
+    assert scheduler._select_ready(pe, ready) is ready[first == 5]
 
 
 @pytest.mark.parametrize(("wide", "cycles"), [(0, 3), (1, 2)])

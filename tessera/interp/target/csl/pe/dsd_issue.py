@@ -123,9 +123,7 @@ def _resolve_synchronous(
     return tuple(found), saved, streams
 
 
-def perform(
-    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-) -> Iterable[Any]:
+def perform(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Iterable[Any]:
     """Run a synchronous operation in the task: what is left of it, for `yield from`.
 
     Its value is False if the operation found a FIFO empty or full.
@@ -203,15 +201,18 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
     def done() -> None:
         _release_queues(pe, keys)
         _finish_operation(pe, operands, resolved, merged)
-        _clear_source(pe, op, resolved)
+        if type(resolved[0]) is Fabout:
+            _clear_source(pe, op, resolved)
 
     begin(pe, f"@{op.name}", stream_operation(pe, op, resolved, merged), done, loc)  # type: ignore[arg-type]
 
 
 def _merge_options(pe: PeState, operands: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The options of an asynchronous operation with those of the registers that it uses."""
-    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
     merged = dict(options)
+    if Dsr not in map(type, operands):
+        return merged
+    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
     if any([one.get("async") for one in loaded]):
         merged = {name: value for name, value in options.items() if name not in ("activate", "unblock")}
     for one in loaded:
@@ -275,7 +276,7 @@ def _release_queues(pe: PeState, keys: list[tuple[str, int]]) -> None:
 
 def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
     """Set a source to zero if the fabric DSD requests it; a single source is that source."""
-    if type(found[0]) is not Fabout or found[0].cleared < 0:
+    if found[0].cleared < 0:
         return
     which = min(found[0].cleared, len(found) - 2)
     source, dtype = found[1 + which], op.sources[which].dtype
@@ -285,9 +286,8 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
 
 def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Finish an operation: save addresses, activate and unblock tasks."""
-    saved = [pe.dsrs[o] for o in operands if type(o) is Dsr and pe.dsrs[o].save]
-    if saved:
-        _save_addresses(saved, found)
+    if Dsr in map(type, operands):
+        _save_addresses([pe.dsrs[o] for o in operands if type(o) is Dsr and pe.dsrs[o].save], found)
     if not options:
         wake(pe)
         return

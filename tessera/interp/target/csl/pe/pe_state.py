@@ -10,7 +10,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -201,8 +200,8 @@ class PeState:
         "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
         "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
         "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "operation_end",
-        "out_colors", "output", "overtaken", "pending", "program", "ready_colors", "registers", "space", "state",
-        "threads", "trace", "traces", "waiters", "wake_time", "wide", "x", "y",
+        "out_colors", "output", "overtaken", "pending", "program", "queue_numbers", "ready_colors", "registers",
+        "space", "state", "threads", "trace", "traces", "waiters", "wake_time", "wide", "x", "y",
     )  # fmt: skip
 
     registers: Any  # the router's configuration registers
@@ -236,9 +235,15 @@ class PeState:
 
     def _set_queues(self, program: PeProgram) -> None:
         self.in_colors, self.out_colors = dict(program.tables.queues_in), dict(program.tables.queues_out)
+        self.number_queues()
         self.flushed: dict[QueueId, None] = {}  # flushed queues whose handlers were called
         self.control_ended_colors: set[int] = set()  # colors whose control wavelets end an operation
         self.ready_colors: dict[int, None] = {}  # colors whose input queues hold wavelets
+
+    def number_queues(self) -> None:
+        """Find the numbers of the colors' tasks: on WSE-3 that of the first input queue, if the color has one."""
+        queues = reversed(self.in_colors.items()) if self.wide else ()
+        self.queue_numbers = {color: queue for queue, color in queues}
 
     def _set_tasks(self, program: PeProgram) -> None:
         tables = program.tables
@@ -258,20 +263,4 @@ class PeState:
 
 def unpack_arguments(params: tuple[t.CslType, ...], word: int) -> tuple[Any, ...]:
     """The task parameters in a wavelet: one of 32 bits, or up to two of 16 bits, the low half first."""
-    return tuple([_unpacker(param)(word >> 16 * place) for place, param in enumerate(params)])
-
-
-@lru_cache(maxsize=64)
-def _unpacker(param: t.CslType) -> Callable[[int], Any]:
-    """A function that takes a parameter of this type from the low bits of a word."""
-    dtype, mask = param.dtype, 0xFFFFFFFF if param.size == 4 else 0xFFFF
-    if type(param) is t.CslInt and not param.signed and dtype.itemsize in (2, 4):
-        return lambda word: word & mask
-    bits = np.dtype(np.uint32 if param.size == 4 else np.uint16)
-
-    def unpack(word: int) -> Any:
-        cell = np.array([word & mask], bits)
-        cell = cell.view(dtype) if dtype.itemsize > 1 else cell
-        return cell[0] if dtype.kind in "fV" else cell.item(0)
-
-    return unpack
+    return tuple([param.unpack(word >> 16 * place) for place, param in enumerate(params)])
