@@ -303,8 +303,8 @@ def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ..
 def _save_addresses(saved: list[DsrContents], found: tuple[Any, ...]) -> None:
     """Advance the memory DSDs of registers by the elements of an operation."""
     for contents in saved:
-        d = contents.dsd
-        if type(d) is Mem1d or type(d) is Mem4d:
+        d: Any = contents.dsd
+        if type(d) in (Mem1d, Mem4d):
             steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
             contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
 
