@@ -36,10 +36,10 @@ DONE, FAILED, OTHER_ARRAYS = 0, 1, 2
 
 # A binding has the numbers of arrays and of uses, and addresses: of the descriptions of the arrays (rank, kind of
 # element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the
-# address of its binding, and a function that launches with its arguments: no states, as one thread needs none.
+# address of its binding, and a function that launches with its arguments.
 CHECK_TEXT = f"""
 %binding = type {{ i64, i64, ptr, ptr, ptr, ptr }}
-%call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr }}
+%call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr }}
 %array = type {{ i64, i64, ptr }}
 %use = type {{ i64, i64 }}
 
@@ -133,12 +133,14 @@ entry:
   %tasks.n = load i64, ptr %tasks.n.p
   %tasks.p = getelementptr %call, ptr %call, i64 0, i32 4
   %tasks = load ptr, ptr %tasks.p
-  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %job.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %job = load ptr, ptr %job.p
+  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 6
   %scratch = load ptr, ptr %scratch.p
-  %word.p = getelementptr %call, ptr %call, i64 0, i32 6
+  %word.p = getelementptr %call, ptr %call, i64 0, i32 7
   %word = load ptr, ptr %word.p
   store i64 {NO_FAILURE}, ptr %word
-  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr null, ptr %scratch, ptr %word)
+  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr %job, ptr %scratch, ptr %word)
   %result = load atomic i64, ptr %word acquire, align 8
   %fine = icmp eq i64 %result, {NO_FAILURE}
   %code = select i1 %fine, i64 {DONE}, i64 {FAILED}
@@ -292,13 +294,17 @@ class NativeBinding:
 
 
 class NativeCall:
-    """The launches of one program on one thread for arrays of known types, with the binding of these."""
+    """The launches of one program for arrays of known types, with the binding of these; `job`: None on one thread."""
 
-    def __init__(self, binding: NativeBinding, tasks: np.ndarray, scratch: int, word: int, short: bool) -> None:
+    def __init__(
+        self, binding: NativeBinding, tasks: np.ndarray, job: np.ndarray | None, scratch: int, word: int, short: bool
+    ) -> None:
         launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
-        run = thread_pool.get_serial_address()
-        self.binding, self._tasks = binding, tasks
-        self._call = np.array([binding.address, launch, run, len(tasks), array_address(tasks), scratch, word], np.int64)
+        run = thread_pool.get_worker_address(job is None)
+        self.binding, self._kept = binding, (tasks, job)
+        place = 0 if job is None else array_address(job)
+        words = (binding.address, launch, run, len(tasks), array_address(tasks), place, scratch, word)
+        self._call = np.array(words, np.int64)
         self.address, self._entry = array_address(self._call), _get_call_entry()
 
     def run(self, given: list[Any]) -> int:

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock, get_ident
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +52,9 @@ from tessera.codegen.plan_execution import (
 )
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.runtime.cooperative_launches import CooperativeLaunches
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
@@ -136,6 +140,12 @@ MAX_SHORT_PROGRAMS = 32  # without long loops, that run before Ctrl-C takes effe
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
 
+def import_cooperative_launches() -> ModuleType:
+    from tessera.codegen.llvm.runtime import cooperative_launches  # most programs have none
+
+    return cooperative_launches
+
+
 def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
     """Check that a text was emitted with this plan.
 
@@ -171,8 +181,8 @@ class BoundProgram:
     slots: np.ndarray
     param_slots: list[Any]
     workspace: np.ndarray
-    serial: bool
-    cooperative: thread_pool.CooperativeLaunches
+    job: np.ndarray | None  # None: one thread runs the tasks
+    cooperative: CooperativeLaunches | None
     sites: Sequence[Site]  # of reports, with the grids of these sizes
     engine: NativePlanEngine | None = None
     binding: NativeBinding | None = None
@@ -188,7 +198,7 @@ class LlvmProgram:
         self.threads = choose_thread_count(threads)
         register_report_symbol()
         if "meeting" in plan:
-            thread_pool.register_barrier_symbol()
+            import_cooperative_launches().register_barrier_symbol()
         interrupts.register_poll_symbol()
         self._code = MachineCode(text, _find_object(artifact, text))
         # Each task checks the stop word between two programs; programs of long loops check it, too.
@@ -219,25 +229,26 @@ class LlvmProgram:
             tasks[row] = (function, array_address(slots) + 8 * start, total, chunk)
         arguments, workspace = ArgumentBinder(plan), allocate_aligned(plan["workspace"])
         param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
-        serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
-        cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
+        job, cooperative = self._pool.make_job(tasks), None
+        if any(e["kernel"] in plan.get("meeting", ()) for e in launches):
+            cooperative = import_cooperative_launches().CooperativeLaunches(plan, self._code, self._stop)
         sites = plan.get("reports", ())
-        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, serial, cooperative, sites)
+        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, job, cooperative, sites)
         bound.binding = make_native_binding(arguments, param_slots, slots)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
-        elif bound.binding is not None and serial and not cooperative.names and launches:
+        elif bound.binding is not None and cooperative is None and launches:
             short = not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS
-            bound.native = NativeCall(bound.binding, tasks, self._pool.scratch, self._stop.address, short)
+            bound.native = NativeCall(bound.binding, tasks, job, self._pool.scratch, self._stop.address, short)
         return bound
 
     def _make_engine(
         self, plan: Mapping[str, Any], bound: BoundProgram, first_flag: int, slot_uses: Sequence[tuple[int, Any]]
     ) -> NativePlanEngine:
-        parallel = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
+        parallel = [math.prod(e["grid"]) > 1 for e in plan["launches"]]
 
         def launch(first: int, last: int) -> None:
-            self._launch(bound, first, last, not any(parallel[first:last]))
+            self._launch(bound, first, last, bound.job if any(parallel[first:last]) else None)
             if self._stop.value >= FIRST_KEY:
                 self._reports.finish(bound.sites)
 
@@ -341,7 +352,7 @@ class LlvmProgram:
         self._stop.value = NO_FAILURE
         try:
             if program.engine is None:
-                self._launch(program, 0, len(program.tasks), program.serial)
+                self._launch(program, 0, len(program.tasks), program.job)
             else:
                 program.engine.run()
         except BarrierError:
@@ -351,15 +362,15 @@ class LlvmProgram:
             self._reports.discard()
             raise
 
-    def _launch(self, program: BoundProgram, first: int, last: int, serial: bool) -> None:
-        if not program.cooperative.names:
-            self._pool.run(program.tasks[first:last], serial)
+    def _launch(self, program: BoundProgram, first: int, last: int, job: np.ndarray | None) -> None:
+        if program.cooperative is None:
+            self._pool.run(program.tasks[first:last], job)
             return
         for start, stop, cooperative in program.cooperative.split(first, last):
             if cooperative:
                 program.cooperative.run(start, program.tasks[start])
             else:
-                self._pool.run(program.tasks[start:stop], serial)
+                self._pool.run(program.tasks[start:stop], job)
 
     def _connect_reports(self) -> None:
         """Store in the machine code the number of the collector that receives its reports."""
