@@ -229,7 +229,7 @@ class LlvmProgram:
             tasks[row] = (function, array_address(slots) + 8 * start, total, chunk)
         arguments, workspace = ArgumentBinder(plan), allocate_aligned(plan["workspace"])
         param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
-        job, cooperative = self._pool.make_job(tasks), None
+        job, cooperative = self._pool.make_job(tasks, even=not self._has_checks), None
         if any(e["kernel"] in plan.get("meeting", ()) for e in launches):
             cooperative = import_cooperative_launches().CooperativeLaunches(plan, self._code, self._stop)
         sites = plan.get("reports", ())

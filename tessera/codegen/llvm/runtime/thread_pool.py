@@ -7,7 +7,8 @@ program failed, none begins the next.
 
 Helper threads wait in machine code, each at a mailbox: a word that is 0, or the address of a job and whether the helper
 has begun it. A caller posts its job in the mailboxes that are empty, works, and takes back what no helper has begun; it
-returns when no helper is in its job. A helper that has nothing to do looks at its mailbox for a moment, then sleeps.
+returns when no helper is in its job. A helper that has nothing to do looks at its mailbox for a moment, then sleeps; a
+short job does not wake it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ LINE_WORDS = 8  # of a cache line: a job's fields, then for each task the next p
 MAX_HELPERS = 255
 SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
 POSTED, RUNNING, STATES = 2, 3, 3  # in a mailbox beside the address of a job, and their bits
+WAKE_NANOSECONDS = 100_000  # of the last run of a job from which on it wakes helpers that sleep: that takes up to 40 µs
+LONG_JOB = 1 << 62  # nanoseconds of the last run of a job that was not run before, or that always wakes helpers
 LEAVE = POSTED  # without a job: the helper ends
 SPIN_NANOSECONDS = 200_000  # that a helper looks at its mailbox before it sleeps
 POST_BYTES = 320  # of a mailbox: word, whether its helper sleeps, what came of its thread, thread, mutex, condition
@@ -141,9 +144,10 @@ wait:
   br label %finished""",
     leave="",
 )
-# A job: tasks, their number, the stop word, the scratch memory of each thread, the helpers; the states follow.
+# A job: tasks, their number, the stop word, the scratch memory of each thread, the helpers, the nanoseconds of its last
+# run, and LONG_JOB where these do not tell those of the next one, else 0; the states follow.
 JOB_TEXT = f"""
-%job = type {{ ptr, i64, ptr, ptr, i64, [24 x i8] }}
+%job = type {{ ptr, i64, ptr, ptr, i64, i64, i64, [8 x i8] }}
 %post = type {{ i64, i64, i64, ptr, [32 x i8], [128 x i8], [{POST_BYTES - 192} x i8] }}
 @posts = global [{MAX_HELPERS} x %post] zeroinitializer, align 64
 @spin = global i64 0
@@ -321,6 +325,11 @@ entry:
   store i64 %count, ptr %count.p
   %helpers.p = getelementptr %job, ptr %job, i64 0, i32 4
   %helpers = load i64, ptr %helpers.p
+  %last.p = getelementptr %job, ptr %job, i64 0, i32 5
+  %last = load i64, ptr %last.p
+  %long = icmp sge i64 %last, {WAKE_NANOSECONDS}
+  %now = alloca [2 x i64]
+  %began = call i64 @nanoseconds(ptr %now)
   %states = getelementptr %job, ptr %job, i64 1
   %address = ptrtoint ptr %job to i64
   %posted = or i64 %address, {POSTED}
@@ -353,7 +362,8 @@ start:
 post.it:
   %pair = cmpxchg ptr %post, i64 0, i64 %posted seq_cst monotonic
   %free = extractvalue {{ i64, i1 }} %pair, 1
-  br i1 %free, label %wake, label %offered
+  %rouse = and i1 %free, %long
+  br i1 %rouse, label %wake, label %offered
 wake:
   call void @wake(ptr %post)
   br label %offered
@@ -389,6 +399,12 @@ collected:
   %c.next = add i64 %c, 1
   br label %collect
 leave:
+  %end = call i64 @nanoseconds(ptr %now)
+  %took = sub i64 %end, %began
+  %always.p = getelementptr %job, ptr %job, i64 0, i32 6
+  %always = load i64, ptr %always.p
+  %told = or i64 %took, %always
+  store i64 %told, ptr %last.p
   ret void
 }}
 """
@@ -489,8 +505,11 @@ class WorkerPool:
         """The address of the scratch memory of the calling thread."""
         return int(self._addresses[0])
 
-    def make_job(self, tasks: np.ndarray) -> np.ndarray | None:
-        """The job of tasks, of which one is run at a time; None where one thread alone runs them."""
+    def make_job(self, tasks: np.ndarray, even: bool) -> np.ndarray | None:
+        """The job of tasks, of which one is run at a time; None where one thread alone runs them.
+
+        `even`: the time of one run tells that of the next.
+        """
         chunks = max((-(-int(total) // int(chunk)) for _, _, total, chunk in tasks), default=0)
         helpers = min(self.threads, chunks, MAX_HELPERS + 1) - 1
         if helpers < 1:
@@ -500,7 +519,8 @@ class WorkerPool:
         ctypes.c_int64.from_address(_compile_worker().variable("spin")).value = spin
         words = np.zeros((len(tasks) + 2) * LINE_WORDS, np.int64)
         job = words[-array_address(words) % (8 * LINE_WORDS) // 8 :]
-        job[2:5] = self._stop.address, array_address(self._addresses), helpers
+        always = 0 if even else LONG_JOB
+        job[2:7] = self._stop.address, array_address(self._addresses), helpers, LONG_JOB, always
         return job
 
     def run(self, tasks: np.ndarray, job: np.ndarray | None) -> None:
