@@ -246,6 +246,12 @@ def _get_binding_entry() -> Any:
     return ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(_compile().address("bind"))
 
 
+def list_uses(param_slots: Sequence[Any]) -> np.ndarray:
+    """The pairs (parameter, slot) of a program."""
+    uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
+    return np.array(uses, np.int64).reshape(-1, 2)
+
+
 class NativeBinding:
     """Checks the arrays of a call of a program, and stores their addresses in its slots.
 
@@ -262,10 +268,9 @@ class NativeBinding:
             for p, s in zip(params, self._sizes, strict=True)
         ]
         self._arrays = np.array(described, np.int64)
-        uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
-        self._uses, self._slots = np.array(uses, np.int64).reshape(-1, 2), slots
+        self._uses, self._slots = list_uses(param_slots), slots
         addresses = [array_address(a) for a in (self._arrays, self._uses, slots)]
-        self._binding = np.array([len(params), len(uses), *addresses, id(np.ndarray)], np.int64)
+        self._binding = np.array([len(params), len(self._uses), *addresses, id(np.ndarray)], np.int64)
         self.address, self._entry = array_address(self._binding), _get_binding_entry()
 
     @staticmethod
@@ -293,19 +298,31 @@ class NativeBinding:
         return self._entry(self.address, id(given)) == DONE  # type: ignore[no-any-return]
 
 
-class NativeCall:
-    """The launches of one program for arrays of known types, with the binding of these; `job`: None on one thread."""
+class NativeLaunch:
+    """The launches of one program; `job`: None on one thread, `short`: Ctrl-C takes effect after them.
+
+    `address` is that of a call for machine code, which begins with the address of a binding, or 0.
+    """
+
+    def __init__(
+        self, tasks: np.ndarray, job: np.ndarray | None, scratch: int, word: int, short: bool, binding: int = 0
+    ) -> None:
+        launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
+        run = thread_pool.get_worker_address(job is None)
+        place = 0 if job is None else array_address(job)
+        self._kept = (tasks, job)
+        self._call = np.array((binding, launch, run, len(tasks), array_address(tasks), place, scratch, word), np.int64)
+        self.address = array_address(self._call)
+
+
+class NativeCall(NativeLaunch):
+    """The launches of one program for arrays of known types, with the binding of these."""
 
     def __init__(
         self, binding: NativeBinding, tasks: np.ndarray, job: np.ndarray | None, scratch: int, word: int, short: bool
     ) -> None:
-        launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
-        run = thread_pool.get_worker_address(job is None)
-        self.binding, self._kept = binding, (tasks, job)
-        place = 0 if job is None else array_address(job)
-        words = (binding.address, launch, run, len(tasks), array_address(tasks), place, scratch, word)
-        self._call = np.array(words, np.int64)
-        self.address, self._entry = array_address(self._call), _get_call_entry()
+        super().__init__(tasks, job, scratch, word, short, binding.address)
+        self.binding, self._entry = binding, _get_call_entry()
 
     def run(self, given: list[Any]) -> int:
         """What came of a call with completed arrays: DONE, FAILED or OTHER_ARRAYS; by one thread at a time."""

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,13 @@ from tessera.codegen.llvm.runtime.native_calls import (
     OTHER_ARRAYS,
     NativeBinding,
     NativeCall,
+    NativeLaunch,
+    has_known_layout,
     make_native_binding,
 )
 from tessera.codegen.llvm.runtime.object_files import open_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
-from tessera.codegen.llvm.runtime.tensor_calls import TensorCall, make_tensor_call
+from tessera.codegen.llvm.runtime.tensor_calls import AddressCall, TensorCall, make_tensor_call
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
     WorkerPool,
@@ -186,6 +189,7 @@ class BoundProgram:
     sites: Sequence[Site]  # of reports, with the grids of these sizes
     engine: NativePlanEngine | None = None
     binding: NativeBinding | None = None
+    direct: NativeLaunch | None = None
     native: NativeCall | None = None
 
 
@@ -237,9 +241,11 @@ class LlvmProgram:
         bound.binding = make_native_binding(arguments, param_slots, slots)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
-        elif bound.binding is not None and cooperative is None and launches:
+        elif cooperative is None and launches:
             short = not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS
-            bound.native = NativeCall(bound.binding, tasks, job, self._pool.scratch, self._stop.address, short)
+            details = (tasks, job, self._pool.scratch, self._stop.address, short)
+            bound.direct = NativeLaunch(*details)
+            bound.native = None if bound.binding is None else NativeCall(bound.binding, *details)
         return bound
 
     def _make_engine(
@@ -286,22 +292,32 @@ class LlvmProgram:
         `results` are the types of the results. None where only the general way runs the program.
         """
         program = self.find_bound(types)
-        prints = any(site["kind"] == "print" for site in program.sites)
-        if program.native is None or prints or len(types) != program.native.binding.inputs:
+        if program.native is None or _prints(program.sites) or len(types) != program.native.binding.inputs:
             return None
         outputs = [p for p in program.arguments.params if p.output]
         sized = [t if t.shape == p.shape else t.with_shape(p.shape) for t, p in zip(results, outputs, strict=True)]
-
-        def fail() -> None:
-            interrupted = self._stop.value == INTERRUPTED
-            if interrupted:
-                self._reports.discard()
-            self._lock.release()
-            if interrupted:
-                interrupts.raise_interrupt()
-            self._reports.finish(program.sites)
-
+        fail = partial(self._fail, program)
         return make_tensor_call(program.native, [*types, *sized], self._lock, fail, other)
+
+    def launch_directly(self, program: BoundProgram, other: object) -> AddressCall | None:
+        """What runs on memory of the caller, as `launch` does, or gives `other` where only `launch` can.
+
+        None where it never can.
+        """
+        if program.direct is None or _prints(program.sites) or not has_known_layout():
+            return None
+        fail = partial(self._fail, program)
+        return AddressCall(program.direct, program.param_slots, program.slots, self._lock, fail, other)
+
+    def _fail(self, program: BoundProgram) -> None:
+        """Raise what a launch of machine code has failed with; its caller has the lock."""
+        interrupted = self._stop.value == INTERRUPTED
+        if interrupted:
+            self._reports.discard()
+        self._lock.release()
+        if interrupted:
+            interrupts.raise_interrupt()
+        self._reports.finish(program.sites)
 
     def _run_native(self, program: BoundProgram, given: list[Any]) -> bool:
         """Run on completed arrays; False where some must be converted or refused."""
@@ -376,6 +392,10 @@ class LlvmProgram:
         """Store in the machine code the number of the collector that receives its reports."""
         if self._reports.sites:
             ctypes.c_int64.from_address(self._code.variable(REPORT_CONTEXT)).value = self._reports.context
+
+
+def _prints(sites: Sequence[Site]) -> bool:
+    return any(site["kind"] == "print" for site in sites)
 
 
 def _fill_slots(
