@@ -223,17 +223,17 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
     return [
         arguments.reused[i]
         if i in arguments.reused
-        else _allocate(i in arguments.zeroed, p.shape, find_torch_dtype(p.dtype))
+        else _allocate(i in arguments.zeroed, p.shape, find_torch_dtype(p.dtype), "cpu")
         for i, p in enumerate(arguments.params)
         if p.output
     ]
 
 
-def _allocate(zeroed: bool, shape: Sequence[int], dtype: torch.dtype) -> Allocation:
+def _allocate(zeroed: bool, shape: Sequence[int], dtype: torch.dtype, device: str) -> Allocation:
     """How a contiguous tensor is made: `torch.empty` parses its arguments, which takes longer than the rest of it."""
     quick = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
-    if zeroed or quick is None:
-        return partial(torch.zeros if zeroed else torch.empty, dtype=dtype), (tuple(shape),)
+    if zeroed or device != "cpu" or quick is None:
+        return partial(torch.zeros if zeroed else torch.empty, dtype=dtype, device=device), (tuple(shape),)
     strides = [math.prod(max(n, 1) for n in shape[a + 1 :]) for a in range(len(shape))]
     return quick, (tuple(shape), tuple(strides), dtype)
 
@@ -271,9 +271,7 @@ def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram, in_place: Container[int])
 def _list_gpu_allocations(program: ResidentProgram) -> list[Allocation | int]:
     """As `_list_allocations`, for a program on a GPU."""
     return [
-        (partial(torch.zeros if zeroed else torch.empty, dtype=find_torch_dtype(as_dtype(dtype)), device="cuda"), (shape,))
-        if source is None
-        else source
+        _allocate(zeroed, shape, find_torch_dtype(as_dtype(dtype)), "cuda") if source is None else source
         for shape, dtype, zeroed, source in program.list_results()
     ]
 

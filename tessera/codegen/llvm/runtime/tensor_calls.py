@@ -346,11 +346,14 @@ entry:
 next:
   %i = phi i64 [ 0, %entry ], [ %i.next, %keep ]
   %more = icmp slt i64 %i, %params
-  br i1 %more, label %keep, label %lock
-keep:
+  br i1 %more, label %read, label %lock
+read:
   %number.p = getelementptr ptr, ptr %args, i64 %i
   %number = load ptr, ptr %number.p
   %address = call i64 @PyLong_AsLongLong(ptr %number)
+  %none.there = icmp eq i64 %address, -1
+  br i1 %none.there, label %fail, label %keep
+keep:
   %kept.p = getelementptr i64, ptr %kept, i64 %i
   store i64 %address, ptr %kept.p
   %i.next = add i64 %i, 1
