@@ -304,7 +304,7 @@ def _(out, primals, tangents, *, axis):
 @jvp(normalize)
 @round_once
 def _(out, primals, tangents, *, axis, eps, center):
-    # The normalised elements add up to 0 along the axes, so that the mean of the tangent does not change their products.
+    # The normalised elements add up to 0, so that the mean of the tangent does not change the mean of their products.
     (x,), (t,) = primals, tangents
     count = count_elements([x.shape[a] for a in axis])
     d = x - mean(x, axis=axis, keepdims=True) if center else x

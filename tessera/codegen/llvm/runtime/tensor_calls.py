@@ -1,9 +1,9 @@
-"""Tensor calls: programs as functions of Python in machine code, which take tensors and give tensors, or take addresses.
+"""Tensor calls: programs as functions of Python in machine code, which take tensors and give tensors.
 
 A call of a small program from Python takes longer for its arguments and results than for its arithmetic. Here machine
 code does what Python would: it checks and unwraps the tensors, makes the arrays of the results, launches without the
-interpreter lock, and wraps the results. It calls functions of CPython's C interface, and reads fields whose places are
-looked for once.
+interpreter lock, and wraps the results. An address call takes the addresses of memory instead. Both call functions of
+CPython's C interface, and read fields whose places are looked for once.
 """
 
 from __future__ import annotations
@@ -469,8 +469,8 @@ def make_tensor_call(
 class AddressCall:
     """The launches of a program as a function of Python, `run`: it takes the address of each parameter's memory.
 
-    It gives None, or `other` where another thread than the main one calls it or has the program's `lock`; `failed` as in
-    a tensor call.
+    It gives None, or `other` where another thread than the main one calls it or has the program's `lock`; `failed` is
+    as in a tensor call.
     """
 
     def __init__(
