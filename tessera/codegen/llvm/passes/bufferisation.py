@@ -169,8 +169,8 @@ class BufferisationPlan:
     def _drop_cheap(self, required: set[Value]) -> None:
         """Compute again, in each loop that uses it, what costs little to compute from blocks that are stored anyway."""
         for v in [v for v in self.uses.definitions if v in self.stored and v not in required]:
-            args = [a for a in self.uses.definitions[v].node.args if is_block(a)]
-            if args and all(a in self.stored for a in args):
+            node = self.uses.definitions[v].node
+            if node.op.pointwise and all(a in self.stored for a in node.args if is_block(a)):
                 self._costs.pop(v)
                 if not self._is_worth_storing(v, self.uses.definitions[v]):
                     self.stored.remove(v)

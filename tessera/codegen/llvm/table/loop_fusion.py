@@ -441,7 +441,6 @@ def cast_to_index(body: LoopBody, v: Value, lane: LaneValue) -> LaneValue:
 
 
 # Loop nests over a block.
-
 LoopBodyEmitter = Callable[[LoopBody, LaneIndex], None]
 
 
