@@ -65,7 +65,7 @@ from tessera.stdlib.small_matrices import (
     solve_columns,
     solve_lanes,
 )
-from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
+from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product, match_deep_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
@@ -323,9 +323,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     same, plain = out == dtype, out == dtype == f32
     if plan.indirect_windows and same and dtype in (f32, f64):
         indirect = match_indirect(uses, *node.args) or match_window_gradient(uses, node)
-        return None if indirect is None else LibraryLowering(indirect.operands, indirect.compute)
+        if indirect is not None:
+            return LibraryLowering(indirect.operands, indirect.compute)
     if not plan.tensor_cores:
-        return None
+        deep = match_deep_product(uses, *node.args, out, plan) if plan.product_pack else None
+        return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
