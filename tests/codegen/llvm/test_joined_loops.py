@@ -123,3 +123,16 @@ def test_bits_do_not_depend_on_the_width_of_other_blocks():
     wide = k(basic.cast, made, dtype=f32)
     total = k(reduce.sum, wide, axis=(-1,), keepdims=True)
     agree(*finish(k, [x], k(e.mul, k(basic.cast, made, dtype=f32), k.broadcast(total, 3, 21)), made), rtol=2e-2)
+
+
+def test_a_block_that_is_reshaped_and_written_back_is_not_copied():
+    """Each element is read before it is overwritten: reshapes keep the order of elements."""
+    x, y = finite(f32, 3, 64), finite(f32, 64)
+    k = Kernel(x, y)
+    place = k.const(1), k.const(0)
+    flat = k(shape.reshape, k.load(k.params[0], *place, shape=(1, 64)), shape=(64,))
+    made = k(e.add, flat, k.load(k.params[1]))
+    k.store(k.params[0], k(shape.reshape, made, shape=(1, 64)), *place)
+    module = k.module()
+    assert not BufferisationPlan(module.functions[1], {}).stored
+    agree(module, [x, y])

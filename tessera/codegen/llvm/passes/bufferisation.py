@@ -256,7 +256,7 @@ class BufferisationPlan:
             return {use: _is_elementwise_use(v, node)}
         out = node.results[0]
         if is_fusible(node.op) and is_block(out):
-            straight = node.op.pointwise
+            straight = node.op.pointwise or node.op is shape.reshape  # which keeps the order of elements
             if out in self.stored:
                 return {use: straight}
             return {s: ok and straight for s, ok in self.sinks(out).items()}
