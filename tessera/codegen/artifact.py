@@ -420,6 +420,7 @@ def find_version(package: str) -> str:
 
 
 SIZE_KEY = "size"
+MAX_SIZE_TEXT = 1 << 14  # characters: offsets in a workspace are sums over many buffers
 MAX_BOUND_PLANS = 16  # the bound plans that a program keeps: each has a workspace
 
 
@@ -437,7 +438,7 @@ def parse_size(data: Any) -> Size:
     if isinstance(data, int) and not isinstance(data, bool):
         return data
     try:
-        if isinstance(data, Mapping) and set(data) == {SIZE_KEY} and len(data[SIZE_KEY]) < 1000:
+        if isinstance(data, Mapping) and set(data) == {SIZE_KEY} and len(data[SIZE_KEY]) < MAX_SIZE_TEXT:
             return as_size(data[SIZE_KEY])
     except (ShapeError, TypeError, ValueError, ArithmeticError, RecursionError):
         pass

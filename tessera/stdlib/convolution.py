@@ -28,7 +28,7 @@ from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.passes.window_views import find_stacked_slices
-from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import basic, reduce, shape
 from tessera.stdlib.split_products import (
     ALIGNMENT,
     BF16_RATE,
@@ -226,20 +226,42 @@ class PositionConvolution:
         channels = int(image.shape[1])
         aligned = round_up(channels, ALIGNMENT)
         if image.dtype != f32:
-            depth = round_up(aligned, DEPTH)
-            left = self._order_taps(weights, depth)
-            sums = self._launch(_move_channels(image, (), aligned), left, 1, 1, aligned, dtype)
-            lead = sums.shape[1:3]
-            return resize(shape.reshape(sums, shape=(*lead, *self.sizes)), (*lead, *self.counts))
+            return self._compute_narrow(image, weights, aligned, dtype)
         parts = _move_channels(image, RIGHT_ORDER, aligned)
         number, channels = (1, PRODUCTS * aligned) if fold_parts(channels) else (PRODUCTS, aligned)
         pieces, depth = cut_channels(channels, math.prod(self.taps))
         left = (self._split_folded if number == 1 else self._split_ordered)(weights, aligned, depth)
         joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
-        if joined:  # the windows that begin in one image and end in the next are dropped like those that wrap around
-            parts = shape.reshape(parts, shape=(1, -1, parts.shape[2]))
+        if joined:
+            parts = _join_images(parts)
         sums = self._launch(parts, left, number, pieces, channels, dtype)
         return self._check(sums, weights, image, joined)
+
+    def _compute_narrow(self, image: Tensor, weights: Tensor, channels: int, dtype: DType) -> Tensor:
+        """The convolution of 16-bit operands: one product, cut by channels where the results are few."""
+        moved, (count, outputs) = _move_channels(image, (), channels), (int(image.shape[0]), int(weights.shape[1]))
+        joined = int(weights.shape[0]) == 1 and self._wastes_positions(image)
+        moved = _join_images(moved) if joined else moved
+        pieces = self._choose_pieces((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
+        left = self._order_taps(weights, round_up(channels, DEPTH * pieces))
+        sums = self._launch(moved, left, 1, pieces, channels, f32 if pieces > 1 else dtype)
+        lead = (outputs, count) if joined else (count, outputs)
+        parts = resize(shape.reshape(sums, shape=(pieces, *lead, *self.sizes)), (pieces, *lead, *self.counts))
+        found = basic.cast(reduce.sum(parts, axis=(0,)), dtype=dtype) if pieces > 1 else shape.squeeze(parts, axis=0)
+        return shape.permute(found, axes=(1, 0, *range(2, found.ndim))) if joined else found
+
+    def _choose_pieces(self, results: tuple[int, int, int], channels: int) -> int:
+        """The pieces of the channels that take the least time: those that run at once, and the sum of their results
+        [Z, O, P]."""
+        (count, outputs, positions), blocks = results, ceil_divide(channels, DEPTH)
+        rows = 64 if outputs <= 64 else 128
+        programs = count * ceil_divide(outputs, rows) * ceil_divide(positions, 128)
+        step = 2 * rows * 128 * DEPTH * math.prod(self.taps) / (BF16_RATE / BUSY_PROGRAMS)
+        times = {
+            n: step * ceil_divide(blocks, n) + (0 if n == 1 else 8 * n * math.prod(results) / MEMORY_RATE)
+            for n in range(1, max(1, min(blocks, BUSY_PROGRAMS // programs)) + 1)
+        }
+        return min(times, key=times.__getitem__)
 
     def _wastes_positions(self, image: Tensor) -> bool:
         """Whether blocks of positions of one image are much longer than it."""
@@ -322,6 +344,12 @@ class PositionConvolution:
             "BW": columns,
         }
         return launch(check_windows, grid, sums, plain, image, memory, **constants)
+
+
+def _join_images(parts: Tensor) -> Tensor:
+    """Images [Z, P, C] as one list of positions: the windows that begin in one image and end in the next are dropped
+    like those that wrap around."""
+    return shape.reshape(parts, shape=(1, -1, parts.shape[2]))
 
 
 def find_block_width(width: int) -> int:

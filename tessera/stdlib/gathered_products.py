@@ -41,6 +41,7 @@ from tessera.stdlib.split_products import (
     MEMORY_RATE,
     MIDDLE,
     has_nonfinite,
+    join_sums,
     split_memory,
     split_number,
 )
@@ -210,7 +211,8 @@ class GatheredProduct:
             blocks = (ceil_divide(positions, CHECKED_POSITIONS), ceil_divide(outputs, CHECKED_OUTPUTS))
             memory = OutputMemory(TensorType((lead, outputs, positions), f32))
             numbers = {"window": self.window, "BP": CHECKED_POSITIONS, "BO": CHECKED_OUTPUTS}
-            out = launch(add_gathered, (lead, *blocks), out, image, weights, starts, steps, memory, **numbers)
+            sums = join_sums(out)
+            out = launch(add_gathered, (lead, *blocks), sums, image, weights, starts, steps, memory, **numbers)
         return shape.reshape(out, shape=self.product.result)
 
     def estimate_seconds(self) -> float:

@@ -29,7 +29,7 @@ from tessera.ir.core import Node, Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
-from tessera.ops.tensor import basic, contractions, shape
+from tessera.ops.tensor import basic, contractions, reduce, shape
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
@@ -45,6 +45,7 @@ MOST_CHUNKS = 33  # parts into which it is cut
 BUSY_PROGRAMS = 132  # programs that keep a GPU busy
 ALIGNMENT = 8  # bf16 elements of 16 bytes, to which rows are padded for tensor maps
 SPLIT_BLOCK = 2048  # elements that a program splits
+MOST_ADDED = 16  # sums of parts that the programs which check them add up; for more they are too few
 CHECKED_ROWS, CHECKED_COLUMNS, CHECKED_DEPTH = 128, 128, 32  # the block of results that a program checks
 
 
@@ -116,6 +117,11 @@ def add_checked(sums, a, b, out, *, turned_a, turned_b, BM, BN, BK, turned_sums=
             right = tile.load(b[zb, k : k + BK, j : j + BN], edge="clip")
         product = product + tile.dot(left, right)
     tile.store(out[z, i : i + BM, j : j + BN], tile.where(wrong, product, total), edge="clip")
+
+
+def join_sums(sums: Tensor) -> Tensor:
+    """The sums [S, ...] of parts, or the sum of all, [1, ...], where one program would add too many."""
+    return sums if int(sums.shape[0]) <= MOST_ADDED else reduce.sum(sums, axis=(0,), keepdims=True)
 
 
 # An operand of a product as memory: what it is a view of.
@@ -234,7 +240,9 @@ class SplitProduct:
         memory = OutputMemory(TensorType((batch, m, n), f32))
         constants = {"turned_a": self.left.turned, "turned_b": self.right.turned}
         blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS, "BK": CHECKED_DEPTH}
-        return shape.reshape(launch(add_checked, grid, sums, a, b, memory, **constants, **blocks), shape=self.result)
+        return shape.reshape(
+            launch(add_checked, grid, join_sums(sums), a, b, memory, **constants, **blocks), shape=self.result
+        )
 
     def _split(self, x: Tensor, side: ProductOperand, order: tuple[int, ...], deep: bool) -> Tensor:
         """The parts of an operand: [S, Z, M, 6 K'] or [S, Z, 6 K', N']; `deep`: K is its inner axis in memory."""

@@ -37,6 +37,7 @@ from tessera.stdlib.split_products import (
     find_narrow_type,
     find_operand,
     has_nonfinite,
+    join_sums,
     match_split_product,
     measure_product,
     split_memory,
@@ -216,7 +217,7 @@ class ThinProduct:
         }  # fmt: skip
         blocks = {"BM": CHECKED_ROWS, "BN": CHECKED_COLUMNS, "BK": CHECKED_DEPTH}
         memory = OutputMemory(TensorType((batch, m, n), f32))
-        return cast(Tensor, launch(add_checked, grid, sums, a, b, memory, **constants, **blocks))
+        return cast(Tensor, launch(add_checked, grid, join_sums(sums), a, b, memory, **constants, **blocks))
 
     def estimate_seconds(self) -> float:
         """The time of all launches: the larger of the products' and of the memory's, in waves of programs."""

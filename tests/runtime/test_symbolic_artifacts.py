@@ -104,7 +104,7 @@ def test_a_corrupt_size_is_refused(artifact, tmp_path):
         "B**9",
         "(" * 400 + "B" + ")" * 400,
         "",
-        "B" * 2000,
+        "B" * 20_000,
         3,
         None,
         "9" * 999 + "*B %",

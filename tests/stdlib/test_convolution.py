@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 import tessera as ts  # noqa: E402
 from tessera.ir.analysis import AffineForm  # noqa: E402
+from tessera.ir.printer import print_module  # noqa: E402
+from tessera.runtime import driver  # noqa: E402
 from tessera.stdlib import convolution  # noqa: E402
 
 nn = torch.nn.functional
@@ -104,6 +106,16 @@ def test_narrow_operands_are_one_product(dtype, found):
     got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
     assert found[0].narrow.name in ("bf16", "f16")
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-8)
+
+
+@pytest.mark.parametrize(("rate", "memory"), [(1e3, "1x1x20x243xf32"), (1e30, "7x1x20x243xf32")])
+def test_small_images_are_one_list_and_few_results_are_cut(rate, memory, found, monkeypatch):
+    monkeypatch.setattr(convolution, "MEMORY_RATE", rate)
+    x, w = draw(3, 136, 7, 7, dtype=np.float16), draw(20, 136, 3, 3, dtype=np.float16)
+    traced = ts.jit(lambda x, w: ts.conv2d(x, w, padding=1)).trace(x, w)
+    assert memory in print_module(driver.lower(traced.function, "ptx")["tile"])
+    got, want = compute(2, {"padding": 1}, x, w), expect(2, {"padding": 1}, x, w)
+    np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-9, atol=2**-5)
 
 
 def test_other_products_are_no_windows(found):

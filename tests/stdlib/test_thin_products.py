@@ -74,8 +74,10 @@ def test_every_pass_keeps_the_product(always):
     assert {async_mma, fetched_block} <= names
 
 
-def test_long_contractions_are_cut(always, monkeypatch):
+@pytest.mark.parametrize("added", [16, 2], ids=["added by the check", "added before"])
+def test_long_contractions_are_cut(added, always, monkeypatch):
     monkeypatch.setattr(thin_products, "MAX_DEPTH", 64)
+    monkeypatch.setattr(split_products, "MOST_ADDED", added)
     a, b = draw(70, 200), draw(200, 132)
     assert find(70, 200, 132).chunks >= 4
     check(multiply, a, b, np.asarray(ts.jit(multiply, target="ptx")(a, b)))

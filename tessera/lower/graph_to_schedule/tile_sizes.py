@@ -24,6 +24,7 @@ from tessera.ops.tensor import elementwise
 
 # The least elements of a program, down to which tiles are halved while there are too few programs.
 MIN_TILE_M, MIN_TILE_N, MIN_FLAT_TILE = 16, 32, 1024
+LEAST_FLAT_TILE = 128  # of programs that load many values for each element
 # The results that programs of short columns have at least, unless these have more elements together.
 MIN_RESULTS, MAX_COLUMNS = 256, 1 << 13
 # The elements of columns that a program holds because it reads them twice, and the least columns.
@@ -469,6 +470,9 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
         tiling.fill(reversed(crossed), plan.lanes * plan.lanes)
         for dim in crossed:
             tiling.tile[dim] = tiling.cut(dim, plan.lanes)
+        short, long = min(crossed, key=tiling.extents.__getitem__), max(crossed, key=tiling.extents.__getitem__)
+        if (spare := plan.lanes // tiling.pad(tiling.tile[short])) > 1:  # more of a dim beside a short one
+            tiling.tile[long] = tiling.cut(long, spare * plan.lanes)
         budget //= math.prod(tiling.tile[d] for d in crossed)
         dims = [d for d in dims if d not in crossed]
     if dims and plan.pointwise < tiling.extents[dims[-1]] <= plan.divided_row and _compares_index(tiling, dims[-1]):
@@ -480,7 +484,15 @@ def _tile_pointwise(tiling: TileSizeSearch, node: Node) -> None:
     tiling.fill(reversed(dims), max(budget, 1), plan.multiple)  # the rows of a tile begin with a line of the cache
     if dims:
         _widen_tile(tiling, dims[-1], budget)
-    tiling.shrink([(tiling.parallel(), MIN_FLAT_TILE)])
+    tiling.shrink([(tiling.parallel(), _limit_flat_tile(tiling))])
+
+
+def _limit_flat_tile(tiling: TileSizeSearch) -> int:
+    """The least elements of a program: fewer where each is made of many loads, for which a thread waits in turn."""
+    if not tiling.plan.power_of_two_tiles:
+        return MIN_FLAT_TILE
+    loads = sum(node.op is schedule.load for node in tiling.block.nodes)
+    return max(MIN_FLAT_TILE // _floor_power_of_two(max(loads, 1)), LEAST_FLAT_TILE)
 
 
 def _widen_tile(tiling: TileSizeSearch, dim: int, budget: int) -> None:

@@ -86,6 +86,9 @@ def _rounds_symmetrically(source: TensorType, out: TensorType) -> bool:
 
 @canonicalisation(shape.reshape)
 def _(rewriter, node, args):
+    if wide := _find_widening(rewriter, args[0], 0):  # a reshape of memory costs nothing
+        inner = make_reshape(rewriter, wide.args[0], node.attrs["shape"])
+        return rewriter.add(basic.cast, inner, dtype=wide.attrs["dtype"])
     return _move_splat(rewriter, node, args) or make_reshape(rewriter, args[0], node.attrs["shape"])
 
 
@@ -160,14 +163,14 @@ def _(rewriter, node, args):
         return make_splat(rewriter, node.out, node.attrs["value"])
     if args[0].type == node.out.type:
         return args[0]
-    moved = _find_permutation(rewriter, args[0]) or _find_widening(rewriter, args[0], node.attrs["value"])
+    moved = rewriter.find_producer(args[0], shape.permute) or _find_widening(rewriter, args[0], node.attrs["value"])
     return _pad_source(rewriter, args[0], node.attrs) if moved else None
 
 
 def _pad_source(rewriter: Rewriter, x: Value, attrs: Mapping[str, Any]) -> Value:
     """The padding of a tensor that is permuted or widened as a padded tensor that is: memory keeps the order of the
     source and its narrow elements."""
-    if turned := _find_permutation(rewriter, x):
+    if turned := rewriter.find_producer(x, shape.permute):
         axes = turned.attrs["axes"]
         places = [axes.index(a) for a in range(len(axes))]
         sides = {name: tuple(attrs[name][i] for i in places) for name in ("low", "high")}
@@ -176,10 +179,6 @@ def _pad_source(rewriter: Rewriter, x: Value, attrs: Mapping[str, Any]) -> Value
     if wide := _find_widening(rewriter, x, attrs["value"]):
         return rewriter.add(basic.cast, _pad_source(rewriter, wide.args[0], attrs), dtype=wide.attrs["dtype"])
     return rewriter.add(shape.pad, x, **attrs)
-
-
-def _find_permutation(rewriter: Rewriter, x: Value) -> Node | None:
-    return rewriter.find_producer(x, shape.permute)
 
 
 def _find_widening(rewriter: Rewriter, x: Value, number: Any) -> Node | None:
@@ -388,7 +387,8 @@ def _(rewriter, node, args):
     if node.op is reduce.sum and any(sizes[a] == 0 for a in axes):
         return make_splat(rewriter, node.out, 0)
     many = [a for a in axes if sizes[a] != 1]
-    if many and (order := _find_memory_order(rewriter, x)) is not None:
+    alone = len(many) > 1 or not node.attrs["keepdims"]  # else it is one of a kernel, as of a norm, that keeps the axes
+    if many and alone and (order := _find_memory_order(rewriter, x)) is not None:
         return _reduce_in_order(rewriter, node, x, many, order)
     if not many:
         same = make_reshape(rewriter, x, node.out.type.shape)

@@ -33,6 +33,7 @@ MAX_FLAT_NODES, MAX_FLAT_MEMORIES = 192, 12  # the same outside loops, where mem
 # Reductions of one kernel, each of which adds up in registers of its own: on targets of many programs, and on others.
 MAX_REDUCTIONS, MAX_SERIAL_REDUCTIONS = 8, 2
 SMALL_REDUCTION = 1 << 16  # elements, fewer of which are reduced in less time than a launch takes
+SMALL_POINTWISE = 1 << 14  # the same of pointwise kernels
 
 
 def fuse_loop_steps(module: Module, plan: LoweringPlan) -> Module:
@@ -259,7 +260,7 @@ class _RegionFusion:
         if one.reductions or other.reductions:
             most = MAX_SERIAL_REDUCTIONS if self.plan.parallel is None else MAX_REDUCTIONS
             return _reduce_alike(one, other, most) and not self.conflicts(one, other)
-        if self.flat and not (_share_elements(one, other) or _read_alike(one, other)):
+        if self.flat and not (_share_elements(one, other) or _read_alike(one, other) or _are_small(one, other)):
             return False
         if len(one.block.nodes) + len(other.block.nodes) > MAX_NODES:
             return False
@@ -335,6 +336,13 @@ def _read_alike(one: FusibleKernel, other: FusibleKernel) -> bool:
     if one.extents != other.extents or len({*one.bases, *other.bases}) > MAX_FLAT_MEMORIES:
         return False
     return _list_loads(one) == _list_loads(other)
+
+
+def _are_small(one: FusibleKernel, other: FusibleKernel) -> bool:
+    """Whether two kernels have as many elements, and so few that a launch takes longer."""
+    nodes, count = len(one.block.nodes) + len(other.block.nodes), _count_elements(one.found.dims)
+    few = nodes <= MAX_FLAT_NODES and len({*one.bases, *other.bases}) <= MAX_FLAT_MEMORIES
+    return few and count == _count_elements(other.found.dims) and isinstance(count, int) and count <= SMALL_POINTWISE
 
 
 def _reduce_alike(one: FusibleKernel, other: FusibleKernel, most: int) -> bool:

@@ -38,7 +38,7 @@ def _form_stack_views(function: Function, of_products: bool) -> Function:
 
     @rules(shape.concatenate)
     def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        return _view_stack(rewriter, node, args) if node in taken else None
+        return _view_stack(rewriter, node, args, not _feeds_product(uses, node.out)) if node in taken else None
 
     return rewrite_function(function, rules, remove_dead=True)
 
@@ -107,8 +107,8 @@ def _subtract(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
-def _view_stack(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-    """A stack of equally spaced slices of one tensor is a strided view."""
+def _view_stack(rewriter: Rewriter, node: Node, args: list[Value], holds: bool) -> Value | None:
+    """A stack of equally spaced slices of one tensor is a strided view; `holds`: of memory of its own order."""
     axis = node.attrs["axis"] % len(node.out.type.shape)  # type: ignore[union-attr]
     slices = find_stacked_slices(rewriter.find_producer, args, axis)
     if slices is None or len(slices) < 2:
@@ -117,12 +117,31 @@ def _view_stack(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | No
     if not all(isinstance(n, int) for n in (*node.out.type.shape, *(n for s in starts for n in s))):  # type: ignore[union-attr]
         return None
     digits = find_radices(starts)
-    return None if digits is None else _make_view(rewriter, node, slices[0], axis, digits)
+    if digits is None:
+        return None
+    source = slices[0].args[0]
+    if holds and _lies_across(rewriter, source) and LEAST_READS * _count(source) <= _count(node.out):
+        source = rewriter.add(basic.fusion_barrier, source)
+    return _make_view(rewriter, node, slices[0], source, axis, digits)
+
+
+LEAST_READS = 1.5  # of each element, from which on a copy in the order of the reads pays
+
+
+def _lies_across(rewriter: Rewriter, value: Value) -> bool:
+    """Whether the last axis of a value is not that along which its memory is contiguous."""
+    node = rewriter.find_producer(value, shape.permute)
+    return node is not None and node.attrs["axes"][-1] % len(node.attrs["axes"]) != len(node.attrs["axes"]) - 1
+
+
+def _count(value: Value) -> int:
+    return math.prod(get_shape(value))  # type: ignore[arg-type]
 
 
 def _make_view(
-    rewriter: Rewriter, node: Node, first: Node, axis: int, digits: Sequence[tuple[int, tuple[int, ...]]]
-) -> Value:
+    rewriter: Rewriter, node: Node, first: Node, source: Value, axis: int,
+    digits: Sequence[tuple[int, tuple[int, ...]]],
+) -> Value:  # fmt: skip
     sizes = tuple(first.out.type.shape)  # type: ignore[union-attr]
     shaped = (*sizes[:axis], *(count for count, _ in digits), *sizes[axis:])
     strides = []
@@ -130,7 +149,7 @@ def _make_view(
         own = [step if b == a else 0 for b in range(len(sizes))]
         strides.append((*own[:axis], *(d[a] for _, d in digits), *own[axis:]))
     attrs = {"shape": shaped, "start": tuple(first.attrs["start"]), "strides": tuple(strides)}
-    view = rewriter.add(shape.strided_view, first.args[0], **attrs)
+    view = rewriter.add(shape.strided_view, source, **attrs)
     return rewriter.add(shape.reshape, view, shape=node.out.type.shape)  # type: ignore[union-attr]
 
 

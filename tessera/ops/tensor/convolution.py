@@ -10,7 +10,7 @@ from typing import Any
 from tessera.core.errors import ArgumentError, ShapeError, user_location
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
-from tessera.ops.tensor.basic import cast
+from tessera.ops.tensor.basic import cast, full
 from tessera.ops.tensor.coercion import composite, unify_dtypes
 from tessera.ops.tensor.contractions import matmul
 from tessera.ops.tensor.rearrange import flip, interleave_phases
@@ -462,6 +462,8 @@ def col2im(
         apart = reshape(x, shape=(x.shape[0], x.shape[1] // size, *kernel, *counts))  # windows that do not overlap
         return reshape(permute(apart, axes=(0, 1, 4, 2, 5, 3)), shape=(*apart.shape[:2], *sizes))
     cut = reshape(x, shape=(x.shape[0], x.shape[1] // size, size, *counts))
+    if max(steps) > 1 and set(reach) == {1} and all(isinstance(n, int) for n in (*sizes, *x.shape)):
+        return _fold_phases(cut, sizes, kernel, steps, around)
     total: Any = 0
     for i, place in enumerate(itertools.product(*(range(k) for k in kernel))):
         part = squeeze(slice_(cut, start=(0, 0, i, 0, 0), stop=(*cut.shape[:2], i + 1, *counts), step=(1,) * 5), 2)
@@ -471,3 +473,27 @@ def col2im(
         high = [n - a - m for n, a, m in zip(sizes, low, part.shape[2:], strict=True)]
         total = pad_spatial(part, list(zip(low, high, strict=True)), 0) + total
     return total
+
+
+def _fold_phases(
+    cut: Tensor, sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], around: Sequence[int]
+) -> Tensor:
+    """The sum of columns [B, C, KH · KW, windows] by phases: element s · t + phase adds up every s-th tap of windows."""
+    turns = [-(-n // s) for n, s in zip(sizes, steps, strict=True)]
+    found: dict[tuple[int, ...], Tensor] = {}
+    for phase in itertools.product(*map(range, steps)):
+        ahead = [divmod(p + a, s) for p, a, s in zip(phase, around, steps, strict=True)]
+        taps = [range(first, k, s) for (_, first), k, s in zip(ahead, kernel, steps, strict=True)]
+        total = full(shape=(*cut.shape[:2], *turns), value=0, dtype=cut.dtype)
+        for place in itertools.product(*(enumerate(each) for each in taps)):
+            low = [j - before for (j, _), (before, _) in zip(place, ahead, strict=True)]
+            if any(not -n < m < t for n, m, t in zip(cut.shape[3:], low, turns, strict=True)):
+                continue  # no window has this tap there
+            tap = place[0][1] * kernel[1] + place[1][1]
+            stop = (*cut.shape[:2], tap + 1, *cut.shape[3:])
+            part = squeeze(slice_(cut, start=(0, 0, tap, 0, 0), stop=stop, step=(1,) * 5), 2)
+            high = [t - n - m for t, n, m in zip(turns, part.shape[2:], low, strict=True)]
+            total = pad_spatial(part, list(zip(low, high, strict=True)), 0) + total
+        found[phase] = total
+    whole = interleave_phases(found, 2)
+    return slice_(whole, start=(0,) * 4, stop=(*whole.shape[:2], *sizes), step=(1,) * 4)

@@ -25,6 +25,7 @@ from tessera.ops.tensor.scatter import scatter
 from tessera.ops.tensor.shape import count_elements, expand_dims, gather, iota, reshape, slice_, squeeze
 
 MAX_COMPARED = 64  # elements of a window that are compared one after the other
+MAX_WINDOW = 16  # elements of a window that is read as a whole
 MAX_SMALL = 1 << 30  # places that are counted in 32 bits, with room for those around them
 MAX_VISITED = 16  # windows of a place that its derivative visits
 
@@ -66,12 +67,17 @@ def _find_largest(values: Tensor) -> Tensor:
     count = values.shape[2]
     if not isinstance(count, int) or count > MAX_COMPARED:
         return argmax(values, axis=2)
-    best, found = _take_element(values, 0), full(shape=(), value=0, dtype=int32)
-    for i in range(1, count):
+    return _pick_number(values, [full(shape=(), value=i, dtype=int32) for i in range(count)])
+
+
+def _pick_number(values: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+    """The number of the first largest element, or of the first NaN, of windows [B, C, elements, counts]."""
+    best, found = _take_element(values, 0), numbers[0]
+    for i, number in enumerate(numbers[1:], 1):
         each = _take_element(values, i)
         better = logical_not(less_equal(each, best))  # also where it is NaN
         better = logical_and(better, equal(best, best)) if values.dtype.is_float else better
-        best, found = where(better, each, best), where(better, full(shape=(), value=i, dtype=int32), found)
+        best, found = where(better, each, best), where(better, number, found)
     return broadcast_to(found, shape=best.shape)
 
 
@@ -115,6 +121,13 @@ class _Pool:
         axes = zip(self.counts, self.stride, self.padding, strict=True)
         starts = tuple(iota(shape=(n,)) * s - p for n, s, p in axes)
         return Windows(values, self.kernel, starts, self.dilation, x.shape[2:])
+
+    def along(self, axis: int) -> _Pool:
+        """The pool along one axis alone."""
+        given = (self.kernel, 1), (self.stride, 1), (self.padding, 0), (self.dilation, 1), (self.counts, 1)
+        alone = (tuple(v if i == axis else n for i, v in enumerate(each)) for each, n in given)
+        sides = [side if i == axis else (0, 0) for i, side in enumerate(self.sides)]
+        return _Pool(*alone, sides)  # type: ignore[arg-type]
 
     def counted_elements(self, x: Tensor, with_padding: bool) -> Tensor:
         """The number of elements of each window that are in the input, or in it and its padding."""
@@ -231,6 +244,23 @@ def _max_pool(
 ) -> Any:
     plan = _plan(x, kernel, stride, padding, dilation, ceil)
     return plan.extract(x, find_lowest_value(x)).maximum(indices)
+
+
+def find_maxima_by_axis(
+    x: Tensor, kernel: IntPair, stride: Any, padding: IntPair, dilation: IntPair, ceil: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The maxima and indices of a pool by one axis after the other, or None where windows are small, or long along one;
+    their derivative differs where maxima are tied."""
+    plan = _plan(x, kernel, stride, padding, dilation, ceil)
+    if math.prod(plan.kernel) <= MAX_WINDOW or not all(k <= MAX_COMPARED for k in plan.kernel):
+        return None
+    best, found, inner = x, full(shape=x.shape, value=0, dtype=int32), 1
+    for axis, count in reversed(list(enumerate(plan.kernel))):
+        line = plan.along(axis)
+        values, before = line.extract(best, find_lowest_value(x)).values, line.extract(found, 0).values
+        found = _pick_number(values, [_take_element(before, i) + i * inner for i in range(count)])
+        best, inner = max(values, axis=2), inner * count
+    return best, plan.extract(x, 0)._flat_index(found)
 
 
 def pull_back_maximum(

@@ -118,7 +118,14 @@ def _max_pool(rank: int, indices: bool) -> Callable[..., Any]:
     ) -> Any:
         kernel = per_axis(kernel_size, rank)
         settings = (kernel, per_axis(stride, rank, kernel), per_axis(padding, rank), per_axis(dilation, rank))
-        return with_batch(lambda v: MAX_POOLS[rank](v, *settings, ceil_mode, indices), x, rank)
+
+        def pool(v: Tensor) -> Any:
+            by_axis = pooling.find_maxima_by_axis(v, *settings, ceil_mode) if rank > 1 else None
+            if by_axis is None:
+                return MAX_POOLS[rank](v, *settings, ceil_mode, indices)
+            return by_axis if indices else by_axis[0]
+
+        return with_batch(pool, x, rank)
 
     return row
 

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera import stable
-from tessera.core.types import DType, Policy
+from tessera.core.types import DType, Policy, f32
 from tessera.ir.builder import CURRENT_NUMERICS, override_numerics
 from tessera.ir.rules import STORAGE, Op
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor import nn, reduce
+from tessera.ops.tensor.attention import scaled_dot_product_attention
 from tessera.ops.tensor.basic import cast, stop_gradient
+from tessera.ops.tensor.contractions import dot, find_product_dtype
 
 # A numeric context: casts of the float operands of ops, and substitutions of ops.
 
 
 DTypeSelector = Callable[[Tensor], DType]
 Substitute = Callable[..., Any]
+PRODUCTS = (dot, scaled_dot_product_attention)  # the ops of matrix products; convolutions and einsum are made of `dot`
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,23 @@ class NumericSettings:
         if op not in (cast, stop_gradient):
             operands = self.cast_operands(op, operands)
         with override_numerics(None):
+            return self._multiply(op, operands, attrs) if op in PRODUCTS else op(*operands, **attrs)
+
+    def _multiply(self, op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> Tensor:
+        """An op of matrix products on operands rounded to the compute type, if it is no wider than theirs: matrix units
+        multiply that type. The result has the type that it has without the context."""
+        compute = self.clauses.get("compute")
+        floats = [x for x in operands if _is_float(x)]
+        if compute is None or not floats or any(compute.bits > x.dtype.bits for x in floats):
             return op(*operands, **attrs)
+        policy = floats[0].type.policy or Policy(floats[0].dtype)
+        accumulate = None if policy.accumulate == f32 else policy.accumulate
+        narrow = dataclasses.replace(policy, storage=compute, compute=None, accumulate=accumulate)
+        if op is dot and attrs.get("dtype") is None:  # not rounded twice
+            attrs = {**attrs, "dtype": find_product_dtype(*(x.type for x in floats))}
+        out = op(*(cast(x, dtype=narrow) if _is_float(x) else x for x in operands), **attrs)
+        stored = attrs.get("dtype") or policy.storage
+        return cast(out, dtype=dataclasses.replace(policy, storage=stored))
 
     def cast_state(self, x: Any) -> Any:
         """The initial state of a loop under this frame's policies, which each step gives its results."""
@@ -71,7 +90,7 @@ class NumericSettings:
 
     def cast_operands(self, op: Op, operands: Sequence[Any]) -> list[Any]:
         """The float operands under this frame's policies; an op that only moves one tensor takes it unchanged."""
-        floats = [x for x in _iterate_operands(operands) if isinstance(x, Tensor) and x.dtype.is_float]
+        floats = [x for x in _iterate_operands(operands) if _is_float(x)]
         if not floats or (op.numerics == STORAGE and len(floats) == 1):
             return list(operands)
         draw = {"seed": next(self.seed_counter)} if self.clauses.get("rounding") == "stochastic" else {}
@@ -81,12 +100,16 @@ class NumericSettings:
     def _cast_operand(self, x: Any, draw: dict[str, int]) -> Any:
         if isinstance(x, (list, tuple)):
             return [self._cast_operand(each, draw) for each in x]
-        if not isinstance(x, Tensor) or not x.dtype.is_float:
+        if not _is_float(x):
             return x
         store = self.store if isinstance(self.store, DType) else x.dtype if self.store is None else self.store(x)
         base = x.type.policy if x.type.policy and store == x.dtype else Policy(store)
         wanted = dataclasses.replace(base, **{**self.clauses, **draw})
         return x if wanted == (x.type.policy or Policy(x.dtype)) else cast(x, dtype=wanted)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.is_float
 
 
 def _iterate_operands(operands: Sequence[Any]) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import tessera as ts
 from tessera.core.types import RefType, int64, scalar
 from tessera.ir.core import Attrs, Module, Node, Value
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes import multi_output_fusion
 from tessera.lower.passes.multi_output_fusion import fuse_multi_output
 from tessera.lower.pipeline import lower
 from tessera.ops.dialects import host, schedule
@@ -51,11 +52,22 @@ PROGRAMS = {  # and how many kernels are left
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_kernels_that_share_memory_are_one(name):
+def test_kernels_that_share_memory_are_one(name, monkeypatch):
+    monkeypatch.setattr(multi_output_fusion, "SMALL_POINTWISE", 0)
     function, count = PROGRAMS[name]
     agree(function, X, Y, G)
     main = modules(traced(function, X, Y, G)[0], PLAN)["schedule"].main
     assert sum(n.op is schedule.kernel for n in main.body.nodes) == count
+
+
+def test_small_kernels_of_the_same_dims_are_one(monkeypatch):
+    """A launch takes longer than their elements; not those of other dims, or of more elements."""
+    function = lambda x, y, g: (x + 1.0, ts.flip(y, 0) * 2.0, g[:2] * 3.0)  # noqa: E731
+    agree(function, X, Y, G)
+    for most, count in ((X.size, 2), (X.size - 1, 3)):
+        monkeypatch.setattr(multi_output_fusion, "SMALL_POINTWISE", most)
+        main = modules(traced(function, X, Y, G)[0], PLAN)["schedule"].main
+        assert sum(n.op is schedule.kernel for n in main.body.nodes) == count
 
 
 def test_a_kernel_takes_as_many_memories_as_registers_hold():

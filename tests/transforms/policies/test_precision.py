@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.generator import TEXT_FILE
 from tessera.core.errors import ArgumentError, DTypeError
 from tessera.ir.parser import parse_module
 from tessera.ir.printer import print_module
@@ -174,3 +176,66 @@ def test_contexts_leave_lowerings_and_kernels_alone(tmp_path):
         folder = ts.build(ts.jit(lambda x: ts.softmax(x)), X, out=tmp_path / "a")
     assert out[3] == np.float32(4.1) * 2 and normal.dtype is ts.bf16 and gradient.dtype is ts.f32
     assert ts.load(folder)(X).dtype is ts.bf16
+
+
+def round_to_f16(x):
+    return x.astype(np.float16).astype(np.float32)
+
+
+def test_products_multiply_in_the_compute_type():
+    """Operands are rounded, sums and results are not: as of NumPy with operands rounded to f16."""
+    with ts.precision("mixed"):
+        y = ts.Tensor(X) @ ts.Tensor(W)
+        z = ts.einsum("ij,kj->ik", ts.Tensor(X), ts.Tensor(W.T))
+    want = round_to_f16(X) @ round_to_f16(W)
+    assert y.dtype is ts.f32 and y.type.policy.compute is ts.f16
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(z.numpy(), want, rtol=1e-6, atol=1e-6)
+    assert np.abs(want - X @ W).max() > 1e-4
+
+
+def test_a_wider_compute_type_and_integers_change_no_product():
+    with ts.precision(compute=ts.f32):
+        assert (ts.Tensor(X.astype(np.float64)) @ ts.Tensor(W.astype(np.float64))).numpy().dtype == np.float64
+    with ts.precision(compute=ts.f32):
+        y = ts.Tensor(X, ts.f16) @ ts.Tensor(W, ts.f16)
+    np.testing.assert_array_equal(y.numpy(), (ts.Tensor(X, ts.f16) @ ts.Tensor(W, ts.f16)).numpy())
+    with ts.precision("mixed"):
+        assert (ts.ones((2, 300), ts.int32) @ ts.ones((300, 2), ts.int32)).tolist() == [[300, 300], [300, 300]]
+
+
+def test_gradients_multiply_in_the_compute_type_and_stay_wide():
+    torch = pytest.importorskip("torch")
+
+    def loss(x, w):
+        with ts.precision(compute=ts.bf16):
+            return (x @ w).sum()
+
+    gx, gw = ts.jit(ts.grad(loss, argnums=(0, 1)))(ts.Tensor(X), ts.Tensor(W))
+    x, w = (torch.tensor(a, requires_grad=True) for a in (X, W))
+    with torch.autocast("cpu", torch.bfloat16):
+        (x @ w).sum().backward()
+    assert gx.dtype is gw.dtype is ts.f32
+    np.testing.assert_allclose(gx.numpy(), x.grad.numpy(), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(gw.numpy(), w.grad.numpy(), rtol=1e-2, atol=1e-2)
+
+
+def test_attention_in_a_context_is_that_of_rounded_operands():
+    q, k, v = (G.normal(size=(2, 4, 8)).astype(np.float32) for _ in range(3))
+    with ts.precision("mixed"):
+        y = ts.scaled_dot_product_attention(ts.Tensor(q), ts.Tensor(k), ts.Tensor(v), is_causal=True)
+    want = ts.scaled_dot_product_attention(*(ts.Tensor(a, ts.f16) for a in (q, k, v)), is_causal=True)
+    assert y.dtype is ts.f32
+    np.testing.assert_array_equal(y.numpy(), want.numpy().astype(np.float32))
+
+
+def test_tensor_cores_multiply_in_mixed_precision():
+    def layer(x, w):
+        with ts.precision("mixed"):
+            return ts.relu(x @ w)
+
+    x = ts.ones((256, 256))
+    artifact = BACKEND.emit(
+        prepare(ts.jit(layer), [x, x], target="ptx").levels["tile"], {"arch": "sm_90a", "debug": False}
+    )
+    assert ".f32.f16.f16" in artifact.text(TEXT_FILE)
