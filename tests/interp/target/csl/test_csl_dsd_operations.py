@@ -153,6 +153,13 @@ def test_descriptors(body, want, tmp_path):
     assert found[: len(want)].tolist() == want
 
 
+@pytest.mark.parametrize(("first", "want"), [(0, [1, 2, 3]), (10, [11, 12, 1])])
+def test_a_circular_buffer_begins_at_its_address_and_goes_on_at_the_front(first, want, tmp_path):
+    ring = f"@get_dsd(circbuf_dsd, .{{ .base_address = &a[{first}], .extent = 12 }})"
+    text = HEAD + f"export fn main() void {{ fill(); @fmovs(d, {ring}); }}"
+    assert run(tmp_path, text).get_variable("out")[:3].tolist() == want
+
+
 def test_fmacs_rounds_the_product_and_the_sum(tmp_path):
     x = np.float32(1 + 2**-12)
     text = HEAD + f"export fn main() void {{ out[0] = -1.0; a[0] = {float(x)!r}; @fmacs(d, d, v, {float(x)!r}); }}"
