@@ -107,9 +107,12 @@ def test_tensors_of_wse2_take_a_cycle_for_an_element():
 
 
 def send_through_a_paced_queue(
-    count: int, reads: list[tuple[int, int]]
+    count: int, reads: list[tuple[int, int]], controls: tuple[int, ...] = (), beside: tuple[int, int] = (25, 3)
 ) -> tuple[list[tuple[int, int]], list[int], int]:
-    """Two colors of a PE of WSE-3 send at once; the receiver reads `(cycle, words)`: the arrivals that it saw."""
+    """Two colors of a PE of WSE-3 send at once; the receiver reads `(cycle, words)`: the arrivals that it saw.
+
+    `controls` are the places of control wavelets; the other color sends `beside` `(cycle, words)`.
+    """
     east = {n: ColorConfig(("RAMP",), ("EAST",)) for n in (0, 1)}
     ends = {n: ColorConfig(("WEST",), ("RAMP",)) for n in (0, 1)}
     fabric = Fabric(EventQueue(), 2, 1, {(0, 0): east, (1, 0): ends}, arch="wse3")
@@ -121,8 +124,9 @@ def send_through_a_paced_queue(
             time,
             lambda words=words: seen.extend((fabric.events.now, word) for word in queue.take(fabric.events.now, words)),
         )
-    fabric.events.at(0, lambda: view.push(0, list(range(count))))
-    fabric.events.at(25, lambda: view.push(1, list(range(3))))
+    sent = [n | CONTROL_FLAG if n in controls else n for n in range(count)]
+    fabric.events.at(0, lambda: view.push(0, sent))
+    fabric.events.at(beside[0], lambda: view.push(1, list(range(beside[1]))))
     fabric.events.run()
     return seen, fabric.nodes[0, 0].links, fabric.nodes[0, 0].ramp
 
@@ -134,6 +138,14 @@ def test_a_retry_of_a_paced_queue_equals_the_general_step(count, reads, monkeypa
     monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: False)
     assert quick == send_through_a_paced_queue(count, reads)
     assert quick[0]
+
+
+@pytest.mark.parametrize(("controls", "beside"), [((8,), (25, 3)), ((9, 10), (25, 3)), ((), (12, 1)), ((), (8, 9))])
+def test_a_retry_behind_words_that_a_run_does_not_hold_equals_the_general_step(controls, beside, monkeypatch):
+    reads = [(t, 1) for t in range(12, 300, 3)]
+    quick = send_through_a_paced_queue(30, reads, controls, beside)
+    monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: False)
+    assert quick == send_through_a_paced_queue(30, reads, controls, beside)
 
 
 def test_the_quick_retry_is_used(monkeypatch):
