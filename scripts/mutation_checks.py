@@ -107,8 +107,8 @@ FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memo
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
-    "tests/interp", "tests/interp/target", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops", "tests/nn",
-    "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
+    "tests/interp", "tests/interp/target", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops",
+    "tests/nn", "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
 )  # fmt: skip
 
 
