@@ -47,7 +47,7 @@ GROUP_SHARES = {
 }  # of the seconds of a recording
 COMPONENTS: dict[str, Component] = {
     "simplify": Component(
-        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"), ("levels",)
+        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis/*.py"), ("levels",)
     ),
     "passes": Component(("tessera/lower/passes/*.py",), ("levels", "llvm", "ptx")),
     "lowering": Component(
@@ -83,6 +83,10 @@ COMPONENTS: dict[str, Component] = {
         ("tessera/transforms/batching.py", "tessera/transforms/flow/*batching*.py"), ("levels",)
     ),
     "interpreters": Component(("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("levels",)),
+    "ptx emulator": Component(("tessera/interp/target/ptx/**/*.py",), ("ptx", "ptx checked")),
+    "csl emulator": Component(
+        tuple(f"tessera/interp/target/csl/{part}*.py" for part in ("", "fabric/", "pe/", "sema/", "text/")), ("csl",)
+    ),
     "sanitizers": Component(("tessera/interp/sanitizer/*.py",), ("levels",)),
     "ops": Component(("tessera/ops/tensor/*.py",), ("levels",)),
     "plan execution": Component(
@@ -103,15 +107,14 @@ FUZZ_TARGETS = {"llvm": "llvm", "ptx": "ptx", "csl": "csl", "mesh": "csl", "memo
 TEST_FOLDERS = (
     "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
     "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
-    "tests/interp", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops", "tests/nn",
-    "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
+    "tests/interp", "tests/interp/target", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops",
+    "tests/nn", "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
 )  # fmt: skip
 
 
 def list_test_files(folder: str) -> list[str]:
     """The test files of a folder; those of its folders are another's if they are in TEST_FOLDERS."""
-    own = [p for p in (ROOT / folder).rglob("test_*.py") if "/target/" not in str(p)]
-    names = [str(p.relative_to(ROOT)) for p in sorted(own)]
+    names = [str(p.relative_to(ROOT)) for p in sorted((ROOT / folder).rglob("test_*.py"))]
     others = tuple(f"{f}/" for f in TEST_FOLDERS if f.startswith(f"{folder}/"))
     return [n for n in names if not n.startswith(others or "none")]
 

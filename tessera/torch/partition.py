@@ -142,8 +142,6 @@ def find_refusal(node: Node, device: str | None) -> str | None:
             return f"a tensor on {t.device}"
         if any(getattr(getattr(n, "node", None), "hint", 0) is None for n in t.shape):
             return "a size that depends on data"
-    if any(t.is_sparse or t.is_quantized for t in tensors):
-        return "a sparse or quantised tensor"
     if name_op(node.target) in HOST_OPS:
         return "PyTorch calls LAPACK itself, and reports failures in a result"
     return ask_table(node)

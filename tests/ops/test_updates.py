@@ -52,6 +52,15 @@ def test_at(index, change):
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("index", [np.s_[::2], np.s_[:, ::3], np.s_[::2, 0:1:4]])
+def test_steps_along_axes_of_one_element(index, change):
+    x = A[:1, :1]
+    want = x.copy()
+    CHANGES[change](want, index, np.float32(2.5))
+    np.testing.assert_array_equal(getattr(ts.Tensor(x).at[index], change)(2.5).numpy(), want)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_traced_indices_and_masks(change):
     index = np.array([1, -1, 1])
     values = A[:3, 0] * 2

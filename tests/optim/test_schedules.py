@@ -94,6 +94,12 @@ def test_clipping_equals_that_of_torch():
     )
 
 
+def test_clipped_gradients_keep_their_types():
+    found, norm = optim.clip_by_norm({"a": ts.Tensor([3.0], ts.bf16), "b": ts.Tensor([4.0], ts.f32)}, 2.5)
+    assert (found["a"].dtype, found["b"].dtype, norm.item()) == (ts.bf16, ts.f32, 5.0)
+    assert found["a"].item() == 1.5 and found["b"].item() == pytest.approx(2.0, rel=1e-6)
+
+
 def test_a_norm_of_several_types_has_the_widest():
     tensors = {"a": ts.Tensor([3.0], ts.f64), "b": ts.Tensor([4.0], ts.f32), "c": ts.Tensor([12.0], ts.bf16)}
     found = ts.optim.global_norm(tensors)

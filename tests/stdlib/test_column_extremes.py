@@ -31,3 +31,17 @@ def test_the_first_of_equal_elements_counts(value, monkeypatch):
         assert not ts.jit(lambda x, op=op: op(x, axis=0), target="ptx")(x).numpy().any()
     x[:, 2], x[77, 2] = 1, np.nan
     assert ts.jit(lambda x: ts.argmax(x, axis=0), target="ptx")(x).numpy()[2] == 77
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "axis"),
+    [
+        (lambda x: ts.argmax(x, axis=0), (3, 5), 0),
+        (lambda x: ts.argmax(x, axis=1), (3, 5), None),  # adjacent elements
+        (lambda x: ts.argmax(x, axis=0), (3, 0), None),
+        (lambda x: ts.argmax(x.to(ts.bf16 @ ts.toward_zero), axis=0), (3, 5), None),
+    ],
+)
+def test_which_places_are_found_by_columns(function, shape, axis):
+    nodes = ts.jit(function).trace(np.zeros(shape, np.float32)).function.body.nodes
+    assert [column_extremes.find_outer_axis(n) for n in nodes if n.op.name == "ts.argmax"] == [axis]

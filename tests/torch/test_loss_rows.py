@@ -75,3 +75,11 @@ def test_divergence_of_distributions():
     want = F.kl_div(x.double().log(), y.double(), reduction="batchmean")
     for level in ("tile", "target"):
         np.testing.assert_allclose(driver.run_level(lowered, level, arrays, "ptx")[0], want.numpy(), rtol=1e-5)
+
+
+def test_the_derivative_of_smooth_l1_keeps_a_nan():
+    x = torch.tensor([float("nan"), 0.5, -3.0], requires_grad=True)
+    F.smooth_l1_loss(x, torch.zeros(3), reduction="sum").backward()
+    row = ts.jit(lambda g, x, y: ATEN["aten.smooth_l1_loss_backward.default"](g, x, y, 2, 1.0))
+    found = row(*(from_torch(t) for t in (torch.tensor(1.0), x.detach(), torch.zeros(3))))
+    np.testing.assert_array_equal(found.numpy(), x.grad.numpy())

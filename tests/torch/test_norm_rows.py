@@ -123,3 +123,9 @@ def test_a_variance_with_its_mean(shape, dim, dtype):
 def test_the_running_variance_has_no_epsilon():
     args = (draw(4, 3, 5), None, None, draw(3), draw(3, low=0.5), True, 0.1, 0.5)
     check("_native_batch_norm_legit_functional.default", *args)
+
+
+def test_distances_of_rows_without_elements():
+    for x, y in ((torch.zeros(2, 3, 0), torch.zeros(2, 4, 0)), (torch.zeros(3, 0), torch.zeros(5, 4, 0))):
+        found = ATEN["aten._cdist_forward.default"](from_torch(x), from_torch(y), 2.0, None)
+        np.testing.assert_array_equal(found.numpy(), torch.cdist(x, y))

@@ -105,6 +105,16 @@ def test_all_missing_ops_are_listed_with_their_lines():
     assert f"{first + 2}: there is no row for aten.nonzero" in str(caught.value)
 
 
+class TakesComplex(torch.nn.Module):
+    def forward(self, x, unused):
+        return x.abs()
+
+
+def test_an_input_of_another_element_type_is_listed_although_nothing_reads_it():
+    with pytest.raises(UnsupportedOpError, match=r"unused has elements of torch\.complex64"):
+        ts.torch.import_program(TakesComplex(), (torch.ones(4), torch.ones(4, dtype=torch.complex64)))
+
+
 class WritesInput(torch.nn.Module):
     def forward(self, x):
         x.add_(1)

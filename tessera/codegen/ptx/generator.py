@@ -47,15 +47,15 @@ from tessera.lower.lowering_plan import LoweringPlan
 
 BLOCK_BYTES = 1 << 20  # of blocks live at once in a team's registers: more indicates a wrong size
 # Kernels hold one block at a time in the exchange buffer, or both operands of a product with padded rows; pipelining
-# leaves room for it. With smaller blocks than this, the kernel fits on every architecture.
+# leaves room for it. With smaller blocks than this, the kernel has shared memory enough on every architecture.
 SAFE_BLOCK_BYTES = min(SHARED_LIMIT.values()) // 2
 
 
 def find_refused(module: Module) -> frozenset[str]:
     """The names of the tile functions of a Tile module that need more than a GPU of some architecture has."""
-    large = [f for f in module.functions[1:] if _largest_block_bytes(f) > SAFE_BLOCK_BYTES]
-    refused = {f.name for f in large if measure_resources(f).block_bytes > BLOCK_BYTES}
-    open_ = [f.name for f in large if f.name not in refused]
+    kernels = module.functions[1:]
+    refused = {f.name for f in kernels if measure_resources(f).block_bytes > BLOCK_BYTES}
+    open_ = [f.name for f in kernels if f.name not in refused and _largest_block_bytes(f) > SAFE_BLOCK_BYTES]
     for arch, limit in SHARED_LIMIT.items() if open_ else ():
         analysed = analyse_launches(module, arch)
         refused |= {name for name in open_ if _measure_shared_bytes(analysed.function(name)) > limit}

@@ -403,7 +403,7 @@ class Epilogue:
             or len({*bases.values(), *kernel.bases}) > MAX_MEMORIES
         ):
             return None
-        if not _is_covered(node, kernel, list(held.values())):
+        if not is_covered(node, kernel, list(held.values())):
             return None
         touched = {memory.storage(v) for v in bases.values()}
         stored = {memory.storage(v) for v in by_base}
@@ -444,7 +444,7 @@ class Epilogue:
         return replace(block, params=tuple(order)), [memories[p] for p in order]
 
 
-def _is_covered(node: Node, kernel: FusibleKernel, stores: Sequence[Node]) -> bool:
+def is_covered(node: Node, kernel: FusibleKernel, stores: Sequence[Node]) -> bool:
     """Whether a node stores, at one place and without a mask, all elements that a flat kernel runs over."""
     found, count = analyse_body(node.regions[0], node.attrs["dims"]), _count_elements(kernel.found.dims)
     places = {linearise(found.indices(n), n.args[0].type.shape) for n in stores}  # type: ignore[union-attr]

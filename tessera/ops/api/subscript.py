@@ -439,6 +439,8 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
             number, inside = _map_to_source(x.shape[axis], low, by, size, axis in recipe.backward)
             spread = gather(spread, number, axis=axis)
             kept.append(reshape(inside, shape=(-1, *(1 for _ in x.shape[axis + 1 :]))))
+    if not kept:  # `[::2]` of one element
+        return join(x, spread)
     mask = broadcast_to(functools.reduce(operator.and_, kept), shape=x.shape)
     return where(mask, join(x, spread), x)
 

@@ -324,7 +324,7 @@ def _(g, x, y, reduction):
 def _(g, x, y, reduction, beta):
     d = wide(x) - wide(y)
     sign = cast(e.greater(d, 0.0), dtype=d.dtype) - cast(e.less(d, 0.0), dtype=d.dtype)
-    slope = sign if beta == 0 else e.where(e.less(e.abs(d), float(beta)), d / float(beta), sign)
+    slope = sign if beta == 0 else e.where(e.greater_equal(e.abs(d), float(beta)), sign, d / float(beta))  # or NaN
     return narrow_to(_spread(g, x, reduction) * slope, x.dtype)
 
 

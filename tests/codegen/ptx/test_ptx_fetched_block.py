@@ -53,6 +53,28 @@ def test_which_blocks_are_fetched(name):
     np.testing.assert_array_equal(given["out"], (x * scale) @ w.astype("f4").T)
 
 
+@kernel
+def multiply_rows(x, first, w, out):
+    """out = (2 x) wᵀ of the 128 rows from `first` on, which memory holds."""
+    total, row = tile.zeros((128, 64), "f32"), tile.load(first[0])
+    for k in tile.range(0, x.shape[1], 64):
+        left = tile.load(x[row : row + 128, k : k + 64]) * 2.0
+        total = total + tile.dot(tile.cast(left, "bf16"), tile.transpose(tile.load(w[0:64, k : k + 64])))
+    tile.store(out[0:128, 0:64], total)
+
+
+def test_a_block_whose_place_memory_holds_is_not_fetched():
+    x, w = ((np.arange(n * 128) % 7 - 3).reshape(n, 128).astype(d) for n, d in ((160, "f4"), (64, ts.bf16.numpy)))
+    given = {"x": x, "first": np.array([32]), "w": w, "out": np.zeros((128, 64), "f4")}
+    module = prepare(multiply_rows, given, "ptx", (1,)).levels["tile"]
+    emitted = emit_checked(module, "sm_90a")
+    for each in BACKEND.passes(module, {"arch": "sm_90a"}):
+        module = each.run(module)
+    assert not any(n.op is fetched_block for f in module.functions for n in f.body.walk())
+    BACKEND.sanitized(emitted)([given[n] for n in ("x", "first", "w", "out")])
+    np.testing.assert_array_equal(given["out"], 2 * x[32:] @ w.astype("f4").T)
+
+
 def test_stages_are_released_when_all_threads_have_read():
     """Without the barrier before a release, a copy overwrites what a thread has not read yet."""
     rng = np.random.default_rng(0)

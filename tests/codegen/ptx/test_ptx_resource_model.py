@@ -110,6 +110,7 @@ def test_drawn_programs_fit(drawn, seed):
         (ts.grad(mlp, argnums=(0, 1, 2)), (memory("bf16", 4096, 8192),) + (memory("bf16", 8192, 8192),) * 2),
         (lambda a, b: ts.silu(a @ b) * (a @ b), (memory("f64", 1024, 1024),) * 2),
         (lambda a, b: a @ b, (memory("f64", 4096, 4096),) * 2),
+        (lambda x: sum([p.sum() for p in ts.chunk(x, 32, axis=1)]), (memory("f32", 5525, 64),)),  # 32 small blocks
     ],
 )
 def test_programs_that_were_refused(function, args):

@@ -8,6 +8,7 @@ import pytest
 
 import tessera as ts
 from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes.multi_output_fusion import MemoryMap, find_fusible, is_covered
 from tessera.ops.dialects import schedule
 from tests.lower.levels import agree, modules, traced
 
@@ -86,6 +87,17 @@ def test_results_are_computed_where_sums_are_stored(name):
     function, count = EPILOGUES[name]
     agree(function, X, G, W)
     assert len(kernels(function, X, G, W)) == count
+
+
+def test_what_a_mask_leaves_out_is_not_computed_where_it_is_stored():
+    both = SUMS["of both gradients of a norm"][0]
+    (node,) = kernels(both, X, G, W)
+    pointwise = find_fusible(kernels(lambda x, g, w: w + 1.0, X, G, W)[0], MemoryMap({}))
+    stores = [n for n in node.regions[0].nodes if n.op is schedule.store]
+    assert is_covered(node, pointwise, stores)
+    masked = replace(stores[1], args=(*stores[1].args, stores[0].args[1]))
+    block = replace(node.regions[0], nodes=tuple(masked if n is stores[1] else n for n in node.regions[0].nodes))
+    assert not is_covered(replace(node, regions=(block,)), pointwise, [stores[0], masked])
 
 
 def test_zeros_of_both_signs_stay_apart():

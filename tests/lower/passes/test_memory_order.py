@@ -10,7 +10,7 @@ from ml_dtypes import float8_e4m3fn
 
 import tessera as ts
 from tessera.interp import graph
-from tessera.lower.passes.canonicalisation import canonicalise
+from tessera.lower.passes.canonicalisation import MAX_LIFTED, canonicalise
 from tessera.ops.tensor import basic, reduce, shape
 from tests.lower.levels import agree, traced
 
@@ -64,6 +64,19 @@ def test_what_is_computed_of_permuted_values_is_reduced_as_they_lie(name):
         program = reduce_turned(op, VALUES[name])
         agree(program, x)
         assert shape.permute not in {n.op for n in find_live(rewrite(program, x))} or name == "in two orders"
+
+
+@pytest.mark.parametrize("count", [MAX_LIFTED - 1, MAX_LIFTED + 1, 60])
+def test_few_ops_are_looked_through(count):
+    """Operands are followed one by one, and each op has this one twice: 60 ops would be followed 2^60 times."""
+
+    def compute(y):
+        for _ in range(count):
+            y = ts.minimum(y, y)
+        return y
+
+    found = rewrite(reduce_turned(ts.sum, compute), np.ones((3, 5, 4), np.float32))
+    assert (shape.permute in {n.op for n in find_live(found)}) == (count > MAX_LIFTED)
 
 
 def reduce_turned(op, compute):

@@ -37,6 +37,15 @@ def test_fmacs_in_place_takes_two_elements_a_cycle_on_wse2(tmp_path):
     assert cycles(tmp_path, "@fmacs(va, va, vb, 2.0);") == 12 + 1 + 2
 
 
+@pytest.mark.parametrize("sign", ["+", "*", "&"])
+def test_an_operation_of_32_bits_takes_more_cycles(sign, tmp_path):
+    def count(type_, operations):
+        return cycles(tmp_path, f"var n: {type_} = 5; n = {f' {sign} '.join('n' * operations)}; b[0] = @as(f32, n);")
+
+    short, long = (count(type_, 3) - count(type_, 2) for type_ in ("i16", "i32"))
+    assert long == short + COSTS.long_integer
+
+
 def test_the_default_lies_within_every_range():
     for name, (low, high) in RANGES.items():
         value = getattr(CostModel(), name)

@@ -6,7 +6,8 @@ from csl_harness import run
 
 from tessera.interp.target.csl.pe.dsd_operations import _apply_to_vectors, execute_operation, forget_views
 from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
-from tessera.interp.target.csl.sema.values import Mem1d
+from tessera.interp.target.csl.pe.microthreads import ring_positions
+from tessera.interp.target.csl.sema.values import Circular, Mem1d
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 A, B, SCALAR = [1.5, -2.25, 3.0, 0.5, -4.0, 100.0], [2.0, 0.25, -1.0, 8.0, 3.0, -2.0], 3.0
@@ -153,6 +154,18 @@ def test_descriptors(body, want, tmp_path):
     assert found[: len(want)].tolist() == want
 
 
+@pytest.mark.parametrize(("first", "want"), [(0, [1, 2, 3]), (10, [11, 12, 1])])
+def test_a_circular_buffer_begins_at_its_address_and_goes_on_at_the_front(first, want, tmp_path):
+    ring = f"@get_dsd(circbuf_dsd, .{{ .base_address = &a[{first}], .extent = 12 }})"
+    text = HEAD + f"export fn main() void {{ fill(); @fmovs(d, {ring}); }}"
+    assert run(tmp_path, text).get_variable("out")[:3].tolist() == want
+
+
+def test_parts_of_a_circular_buffer_follow_each_other():
+    ring = Circular(np.zeros(6, "f4"), 8, 6)
+    assert [ring_positions(ring, np.dtype("f4"), start, 2).tolist() for start in (0, 2, 4)] == [[2, 3], [4, 5], [0, 1]]
+
+
 def test_fmacs_rounds_the_product_and_the_sum(tmp_path):
     x = np.float32(1 + 2**-12)
     text = HEAD + f"export fn main() void {{ out[0] = -1.0; a[0] = {float(x)!r}; @fmacs(d, d, v, {float(x)!r}); }}"
@@ -194,6 +207,7 @@ def test_dsr_keeps_its_address(tmp_path):
         ("@map(square, v, d);", [1, 4, 9, 0]),
         ("@map(sum, v, &total, &total); out[0] = total;", [6, 0]),
         ("@map(note, v);", [6, 0]),
+        ("twice(); twice(); out[1] = total;", [0, 12, 0]),
         ("@map(math.sqrt_f32, @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[3 + 5 * i] }), d);", [2, 3, 0]),
     ],
 )
@@ -202,6 +216,7 @@ def test_map(body, want, tmp_path):
         HEAD
         + """const math = @import_module("<math>"); var total: f32 = 0.0;
       fn square(x: f32) f32 { return x * x; }
+      fn twice() void { @map(sum, v, &total, &total); }
       fn sum(x: f32, t: *f32) f32 { return t.* + x; }
       fn note(x: f32) void { out[0] += x; }
       export fn main() void { fill(); %s }"""

@@ -7,6 +7,7 @@ import pytest
 from csl_harness import build, make_pe, run, sections
 
 from tessera.interp.target.csl.compiler import compile_program
+from tessera.interp.target.csl.sema.values import ComptimeValue, make_hashable
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
 
@@ -118,3 +119,11 @@ def test_integers_of_loops_with_known_bounds_wrap_and_are_checked(tmp_path):
     assert "below(" in text.split("def f_below")[1] and "below(" not in text.split("def f_below")[0]
     with pytest.raises(CslFault, match="index -1 is out of bounds"):
         run(tmp_path, SPANS, "below")
+
+
+def test_equal_comptime_values_have_equal_keys():
+    """Of arrays and of structs with arrays, which have no hash of their own."""
+    array, struct = (lambda n: ComptimeValue("[2]i16", np.array([1, n], "i2"))), (lambda n: {"a": array(n), "b": 3})
+    for make in (array, struct, lambda n: ComptimeValue("struct", struct(n))):
+        one, same, other = (make_hashable(make(n)) for n in (2, 2, 5))
+        assert one == same != other and hash(one) == hash(same)

@@ -1,5 +1,7 @@
 """Lockstep and sequential execution agree: values, cycles, traffic, order, faults."""
 
+import operator
+
 import numpy as np
 import pytest
 from csl_random_programs import DATA, PIECES, bodies, compiled, outcome
@@ -7,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.core.errors import TesseraError
-from tessera.interp.target.csl.pe import lockstep_execution
+from tessera.interp.target.csl.pe import lockstep_execution, task_trace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -88,3 +90,11 @@ def test_aliased_operands_execute_serially():
 
     rows = np.zeros((2, 4), np.float32)
     assert _same_memory(rows[0].view(np.uint32), rows[0]) and not _same_memory(rows[0], rows[1])
+
+
+def test_what_64_bits_hold():
+    numbers = np.arange(3)
+    for shift in (operator.lshift, operator.rshift):
+        assert task_trace.fits_64_bits(shift, (numbers, 31))
+        assert not any(task_trace.fits_64_bits(shift, (numbers, n)) for n in (-1, 32, numbers))
+    assert task_trace.fits_64_bits(operator.add, (numbers, numbers))

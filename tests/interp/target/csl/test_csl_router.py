@@ -148,6 +148,11 @@ def test_filters():
     pes[0].view.push(0, range(9))
     fabric.events.run()
     assert pes[2].words == [0, 2, 6, 7, 8]  # one of two, one of four, then all
+    more = {"limit1": 1, "limit2": 3, "limit3": 2, "max_counter": 0, "count_data": 1}
+    fabric, pes = grid(3, line(3, filter=FilterConfig("sparse_counter", more)))
+    pes[0].view.push(0, range(12))
+    fabric.events.run()
+    assert pes[2].words == [0, 2, 6, 9, 10, 11]
 
 
 def test_a_swap_changes_the_color_on_each_hop():

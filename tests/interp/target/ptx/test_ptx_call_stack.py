@@ -175,3 +175,13 @@ def test_addresses_as_values_and_in_initial_values():
     ld.global.u8 %r0, [%q]; ld.global.u64 %q, [bytes]; ld.u8 %r1, [%q]; mov.u64 %q, table + 3;
     ld.global.u8 %r2, [%q + 1]; st.global.v4.u32 [%p], {%r0, %r1, %r2, %r2};"""
     assert run_lines(lines, functions) == [2, 3, 5, 5]
+
+
+def test_printf_gives_the_number_of_its_arguments(capsys):
+    head = """.global .b8 form[7] = {37, 100, 32, 37, 100, 10, 0};
+    .extern .func (.param .b32 count) vprintf (.param .b64 form, .param .b64 values);"""
+    lines = """.reg .b64 %a; .local .align 8 .b8 values[8]; .param .b64 x; .param .b64 y; .param .b32 z;
+    st.local.u32 [values], 3; st.local.u32 [values + 4], 4; mov.u64 %a, form; cvta.global.u64 %q, %a;
+    st.param.b64 [x], %q; mov.u64 %a, values; cvta.local.u64 %q, %a; st.param.b64 [y], %q;
+    call.uni (z), vprintf, (x, y); ld.param.b32 %r1, [z]; st.global.u32 [%p], %r1;"""
+    assert run_lines(lines, head, 1) == [2] and capsys.readouterr().out == "3 4\n"

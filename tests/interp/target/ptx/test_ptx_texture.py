@@ -205,7 +205,7 @@ def test_wrong_surfaces_and_objects():
     with pytest.raises(OutOfBoundsError, match=r"access of a surface of \(7, 5\) at \[28, 0\]"):
         place(surface, np.array([28]), np.array([0]), "sust.b.2d.b32.trap [%t, {%r0, %r1}], %r4;")
     with pytest.raises(OutOfBoundsError, match="x is byte 2, not a multiple of 4"):
-        place(surface, np.array([2]), np.array([0]), "sust.b.2d.b32.trap [%t, {%r0, %r1}], %r4;")
+        place(surface, np.array([4, 2]), np.array([0, 0]), "sust.b.2d.b32.trap [%t, {%r0, %r1}], %r4;")
     with pytest.raises(UnknownNameError, match="no texture, sampler or surface other"):
         run(0, np.zeros((2, 4), "f4"), fetch(2), bind={"other": surface}, variables=".global .surfref s;")
     with pytest.raises(ArgumentError, match="the wrong object for s"):
