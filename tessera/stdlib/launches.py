@@ -326,7 +326,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         if indirect is not None:
             return LibraryLowering(indirect.operands, indirect.compute)
     if not plan.tensor_cores:
-        deep = match_deep_product(uses, *node.args, out, plan) if plan.product_pack else None
+        deep = match_deep_product(uses, node.args[0], node.args[1], out, plan) if plan.product_pack else None
         return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
@@ -392,8 +392,9 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         most, lanes = plan.matrix_side // (2 if solves else 1), count_lanes(dtype)  # rows are exchanged
         if not fits_columns(dtype, math.prod(outer), most, side, width):
             return None
-        find, function = (solve_lanes, solve_columns) if solves else (factor_lanes, factor_columns)
-        return LibraryLowering(node.args, lambda *given: find(*given, function=function, lanes=lanes))
+        if solves:
+            return LibraryLowering(node.args, lambda a, b: solve_lanes(a, b, solve_columns, lanes))
+        return LibraryLowering(node.args, lambda x: factor_lanes(x, factor_columns, lanes))
     return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
 
 

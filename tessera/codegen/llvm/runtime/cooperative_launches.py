@@ -1,4 +1,4 @@
-"""Cooperative launches: a thread for each program, which meet at a grid barrier.
+"""Cooperative launches: a thread for each program, which synchronise at a grid barrier.
 
 The barrier state of a launch holds the arrivals of the current round, the
 number of the round, the programs that have ended, the address of the stop word of the text, the number of programs, and

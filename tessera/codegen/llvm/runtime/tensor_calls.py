@@ -413,7 +413,7 @@ def _get_method(kind: str) -> PythonMethod:
     return PythonMethod(f"call_{kind}".encode(), _compile().address(f"call.{kind}"), FAST_CALL, None)
 
 
-def _make_function(kind: str, words: Sequence[int]) -> Callable[..., Any]:
+def _make_function(kind: str, words: Sequence[int | None]) -> Callable[..., Any]:
     """A function of Python in machine code, on its words."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)

@@ -172,10 +172,10 @@ define internal i64 @nanoseconds(ptr %now) {{
 }}
 
 define internal void @wake(ptr %post) {{
-  %asleep.p = getelementptr %post, ptr %post, i64 0, i32 1
-  %asleep = load atomic i64, ptr %asleep.p seq_cst, align 8
-  %sleeps = icmp ne i64 %asleep, 0
-  br i1 %sleeps, label %signal, label %leave
+  %suspended.p = getelementptr %post, ptr %post, i64 0, i32 1
+  %suspended = load atomic i64, ptr %suspended.p seq_cst, align 8
+  %waits = icmp ne i64 %suspended, 0
+  br i1 %waits, label %signal, label %leave
 signal:
   %mutex = getelementptr %post, ptr %post, i64 0, i32 5
   %condition = getelementptr %post, ptr %post, i64 0, i32 6
@@ -189,11 +189,11 @@ leave:
 
 define internal void @sleep(ptr %post) {{
 entry:
-  %asleep = getelementptr %post, ptr %post, i64 0, i32 1
+  %suspended = getelementptr %post, ptr %post, i64 0, i32 1
   %mutex = getelementptr %post, ptr %post, i64 0, i32 5
   %condition = getelementptr %post, ptr %post, i64 0, i32 6
   %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  store atomic i64 1, ptr %asleep seq_cst, align 8
+  store atomic i64 1, ptr %suspended seq_cst, align 8
   br label %ask
 ask:
   %word = load atomic i64, ptr %post seq_cst, align 8
@@ -203,7 +203,7 @@ doze:
   %woken = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
   br label %ask
 up:
-  store atomic i64 0, ptr %asleep seq_cst, align 8
+  store atomic i64 0, ptr %suspended seq_cst, align 8
   %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
   ret void
 }}
