@@ -1,5 +1,6 @@
 """Helper threads: they share launches, sleep, are busy with another job, stop at failures, and end with the process."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -56,6 +57,19 @@ def test_a_helper_that_sleeps_is_woken():
     for _ in range(3):
         assert meets()
         time.sleep(0.05)  # longer than it looks at its mailbox
+
+
+def test_short_jobs_wake_no_helper():
+    """Of some calls, each long after the one before; on a busy machine a call may take long."""
+    function = ts.jit(lambda x: x + 1.0, target="llvm")
+    suspended = ctypes.c_int64.from_address(thread_pool._compile_worker().variable("posts") + 8)
+    assert meets()
+    found = []
+    for _ in range(20):
+        time.sleep(0.005)
+        function(X[:64, :64].copy())
+        found.append(suspended.value)
+    assert any(found[2:])
 
 
 def test_calls_beside_a_busy_helper_are_computed_by_their_own_thread():

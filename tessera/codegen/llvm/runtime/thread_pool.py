@@ -47,9 +47,10 @@ MAX_HELPERS = 255
 SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
 POSTED, RUNNING, STATES = 2, 3, 3  # in a mailbox beside the address of a job, and their bits
 WAKE_NANOSECONDS = 100_000  # of the last run of a job from which on it wakes helpers that sleep: that takes up to 40 µs
+BURST_NANOSECONDS = 10_000  # the same for a job that soon follows another: a helper that woke would not sleep between
 LONG_JOB = 1 << 62  # nanoseconds of the last run of a job that was not run before, or that always wakes helpers
 LEAVE = POSTED  # without a job: the helper ends
-SPIN_NANOSECONDS = 200_000  # that a helper looks at its mailbox before it sleeps
+SPIN_NANOSECONDS = 100_000  # that a helper looks at its mailbox before it sleeps
 POST_BYTES = 320  # of a mailbox: word, whether its helper sleeps, what came of its thread, thread, mutex, condition
 STARTING, STARTED, CLOSED = 1, 2, 3  # what came of a helper's thread; 0: none has been asked for
 LOOKS = 64  # at the mailbox between two readings of the clock
@@ -151,6 +152,7 @@ JOB_TEXT = f"""
 %post = type {{ i64, i64, i64, ptr, [32 x i8], [128 x i8], [{POST_BYTES - 192} x i8] }}
 @posts = global [{MAX_HELPERS} x %post] zeroinitializer, align 64
 @spin = global i64 0
+@ended = global i64 0
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(ptr, ptr)
 declare i32 @pthread_mutex_init(ptr, ptr)
@@ -327,9 +329,14 @@ entry:
   %helpers = load i64, ptr %helpers.p
   %last.p = getelementptr %job, ptr %job, i64 0, i32 5
   %last = load i64, ptr %last.p
-  %long = icmp sge i64 %last, {WAKE_NANOSECONDS}
   %now = alloca [2 x i64]
   %began = call i64 @nanoseconds(ptr %now)
+  %before = load atomic i64, ptr @ended monotonic, align 8
+  %gap = sub i64 %began, %before
+  %most = load atomic i64, ptr @spin monotonic, align 8
+  %follows = icmp slt i64 %gap, %most
+  %least = select i1 %follows, i64 {BURST_NANOSECONDS}, i64 {WAKE_NANOSECONDS}
+  %long = icmp sge i64 %last, %least
   %states = getelementptr %job, ptr %job, i64 1
   %address = ptrtoint ptr %job to i64
   %posted = or i64 %address, {POSTED}
@@ -400,6 +407,7 @@ collected:
   br label %collect
 leave:
   %end = call i64 @nanoseconds(ptr %now)
+  store atomic i64 %end, ptr @ended monotonic, align 8
   %took = sub i64 %end, %began
   %always.p = getelementptr %job, ptr %job, i64 0, i32 6
   %always = load i64, ptr %always.p
