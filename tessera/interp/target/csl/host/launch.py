@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-
 YOUNG_OBJECTS = 20_000  # between two walks of the garbage collector: a tool's objects live until its end
 
 
