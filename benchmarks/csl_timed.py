@@ -16,7 +16,7 @@ from typing import Any
 
 from tessera.interp.target.csl.host import launch
 
-launch.register_package()  # as the tool does
+launch.prepare_process()  # as the tool does
 
 from tessera.interp.target.csl.host import cs_python  # noqa: E402
 from tessera.interp.target.csl.pe.pe_state import EventQueue  # noqa: E402

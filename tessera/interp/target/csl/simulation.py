@@ -99,7 +99,9 @@ def find_symbol_memory(stream: CommandStream, name: str) -> np.ndarray:
     pointer = stream.pe.get_export(name)
     if not isinstance(pointer, Pointer):
         raise CslFault(f"'{name}' is copied, but it is no variable", expected="an exported array or pointer")
-    return pointer.array.reshape(-1).view(np.uint8)[pointer.index * pointer.array.itemsize :]
+    array, index = pointer
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    return flat.view(np.uint8)[index * array.itemsize :]  # type: ignore[no-any-return]
 
 
 def find_bounded_memory(stream: CommandStream, name: str, size: int) -> np.ndarray:

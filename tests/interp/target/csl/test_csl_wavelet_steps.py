@@ -184,28 +184,30 @@ def test_words_sent_ahead_are_retracted_for_another_color(delay, monkeypatch):
     assert sum(map(bool, counts)) > 20
 
 
-def test_a_router_that_looks_early_finds_no_words_of_later_cycles(monkeypatch):
-    def send(early: int) -> list[tuple[int, int]]:
-        color = {0: ColorConfig(("RAMP",), ("EAST",))}
-        fabric = Fabric(
-            EventQueue(), 2, 1, {(0, 0): color, (1, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}, arch="wse3"
+def send_one_color(limit: int | None = None, early: int | None = None) -> list[object]:
+    """A PE of WSE-3 sends 30 words; its router looks for words in the cycle `early`. What happens until the limit."""
+    colors = {(0, 0): {0: ColorConfig(("RAMP",), ("EAST",))}, (1, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}
+    fabric = Fabric(EventQueue(), 2, 1, colors, arch="wse3")
+    told, queue = [], fabric.nodes[1, 0].get_input(0)
+    for node in fabric.nodes.values():
+        node.pe = SimpleNamespace(
+            receive_wavelet=lambda color: told.append((fabric.events.now, queue.take(fabric.events.now, 99))),
+            resume_senders=lambda color: told.append((fabric.events.now, color)),
         )
-        told, queue = [], fabric.nodes[1, 0].get_input(0)
-        for node in fabric.nodes.values():
-            node.pe = SimpleNamespace(
-                receive_wavelet=lambda color: told.append((fabric.events.now, queue.take(fabric.events.now, 99))),
-                resume_senders=lambda color: told.append((fabric.events.now, color)),
-            )
-        fabric.events.at(0, lambda: fabric.view(0, 0).push(0, list(range(30))))
+    fabric.events.at(0, lambda: fabric.view(0, 0).push(0, list(range(30))))
+    if early is not None:
         fabric.events.at(early, lambda: fabric.nodes[0, 0].channels[0].wake(early))
-        fabric.events.run()
-        return told
+    fabric.events.run(limit=limit)
+    return [*told, *fabric.describe_stuck()]
 
-    for early in range(8, 40):
+
+@pytest.mark.parametrize("name", ["limit", "early"])
+def test_nobody_sees_words_of_later_cycles(name, monkeypatch):
+    for cycle in range(8, 60):
         with monkeypatch.context() as patch:
             patch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
-            expected = send(early)
-        assert send(early) == expected
+            expected = send_one_color(**{name: cycle})
+        assert send_one_color(**{name: cycle}) == expected
 
 
 @pytest.mark.parametrize("runs", [[(3, [7])], [(3, [7, 8])], [(3, [7]), (6, [8, 9])]])

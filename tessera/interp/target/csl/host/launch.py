@@ -1,10 +1,13 @@
 """Entry point of the commands in `tools/`: finds Tessera, installed or not, and runs the named tool."""
 
+import gc
 import sys
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+YOUNG_OBJECTS = 20_000  # between two walks of the garbage collector: a tool's objects live until its end
 
 
 class PackageOnDemand(ModuleType):
@@ -29,10 +32,16 @@ def register_package() -> None:
     sys.modules["tessera"] = package
 
 
+def prepare_process() -> None:
+    """Prepare this process to run a tool."""
+    gc.set_threshold(YOUNG_OBJECTS)
+    register_package()
+
+
 def main() -> int:
     """Run `cslc` or `cs_python` with the rest of the command line."""
     sys.path[0] = str(Path(__file__).resolve().parents[5])  # a program must not import from this script's folder
-    register_package()
+    prepare_process()
     from tessera.interp.target.csl.host import cs_python, cslc
 
     tools = {"cslc": cslc.main, "cs_python": cs_python.main}

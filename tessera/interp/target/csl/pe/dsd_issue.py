@@ -321,17 +321,9 @@ def map_function(
     keys = _claim_queues(pe, args, options, loc)
     sender = WaveletSender(pe, target, result.dtype, count) if type(target) is Fabout else None  # type: ignore[arg-type]
     pe.clock += COSTS.dsd_start[pe.wide]
+    ready = _STREAMING_OPERANDS.isdisjoint(map(type, inputs))
     for i in range(count):
-        values = []
-        for take in sources:
-            value = take(i)
-            while isinstance(value, tuple) and len(value) == 2 and value[0] is _NOT_READY:
-                yield max(pe.clock, pe.events.now)
-                value = take(i)
-                if isinstance(value, tuple) and value[:1] == (_NOT_READY,):
-                    yield value[1]
-                    value = take(i)
-            values.append(value)
+        values = [take(i) for take in sources] if ready else (yield from _await_elements(pe, sources, i))
         result_value = function(*values)
         if isinstance(result_value, GeneratorType):
             result_value = yield from result_value
@@ -343,6 +335,21 @@ def map_function(
 
 
 _NOT_READY = object()
+
+
+def _await_elements(pe: PeState, sources: list[Any], i: int) -> Generator[Any, None, list[Any]]:
+    """Element `i` of each operand, when it has arrived."""
+    values = []
+    for take in sources:
+        value = take(i)
+        while isinstance(value, tuple) and len(value) == 2 and value[0] is _NOT_READY:
+            yield max(pe.clock, pe.events.now)
+            value = take(i)
+            if isinstance(value, tuple) and value[:1] == (_NOT_READY,):
+                yield value[1]
+                value = take(i)
+        values.append(value)
+    return values
 
 
 def _make_element_reader(pe: Any, o: Any, type_: t.CslType | None, count: int) -> Any:

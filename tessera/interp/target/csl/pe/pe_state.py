@@ -144,7 +144,7 @@ class EventQueue:
                     return
                 if not known:
                     if now > limit:
-                        self.now = int(limit)
+                        self.now, self.late = int(limit), True
                         return
                     self.now, self.late, known = now, self.now == now, len(calls)
                     count += known

@@ -35,20 +35,32 @@ class ExportedFunction(NamedTuple):
 
 def get_export(pe: PeState, name: str) -> Any:
     """The present value of an exported symbol: a `Pointer` or an `ExportedFunction`."""
-    scheduler.settle(pe)
-    symbol = pe.program.exports[name]
-    instantiate = ValueInstantiation(pe, pe.arrays, pe.space)
+    if pe.pending:
+        scheduler.settle(pe)
+    readers = pe.program.readers
+    if name not in readers:
+        readers[name] = _make_reader(pe.program, name)
+    return readers[name](pe)
+
+
+def _make_reader(program: PeProgram, name: str) -> Callable[[PeState], Any]:
+    """A function that reads an exported symbol on a PE."""
+    symbol = program.exports[name]
     if isinstance(symbol.type, t.CslFunctionType):
         params = tuple(p for p in symbol.type.params if p is not None)
-        return ExportedFunction(name, instantiate(symbol.const), params)
-    return instantiate(symbol.const) if symbol.known else _read_variable(pe, symbol.code)
-
-
-def _read_variable(pe: PeState, code: str) -> Any:
-    match = _GLOBAL.match(code)
+        return lambda pe: ExportedFunction(name, _instantiate(pe, symbol.const), params)
+    if symbol.known:
+        return lambda pe: _instantiate(pe, symbol.const)
+    match = _GLOBAL.match(symbol.code)
     assert match is not None
-    variable = pe.program.unit.globals[int(match.group(1))]
-    return pe.space[f"G{variable.number}"][0] if variable.addressed else pe.space[f"v{variable.number}"]
+    number = int(match.group(1))
+    if program.unit.globals[number].addressed:
+        return lambda pe: pe.space[f"G{number}"][0]
+    return lambda pe: pe.space[f"v{number}"]
+
+
+def _instantiate(pe: PeState, const: Any) -> Any:
+    return ValueInstantiation(pe, pe.arrays, pe.space)(const)
 
 
 def get_memory(pe: PeState, variable: Any) -> np.ndarray[Any, Any]:

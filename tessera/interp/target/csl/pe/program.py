@@ -161,6 +161,7 @@ class PeProgram:
                 suggestion=f"reduce '{largest.name}', the largest variable, of {largest.type.size} bytes",
             )
         self.exports = {name: o for name, (o, _) in self.tables.exports.items()}
+        self.readers: dict[str, Callable[[Any], Any]] = {}  # what reads an exported symbol on a PE
         self.symbol_names = unit.symbols
         self.queues_in, self.queues_out = self.tables.queues_in, self.tables.queues_out
         self.colors, self.tasks = self.tables.colors, self.tables.tasks
