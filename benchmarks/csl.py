@@ -7,7 +7,8 @@ party's (the FABRICA benchmark, on the vendor's simulator, WSE-3, SDK 1.4). The 
 the first PE that begins it to the last that unblocks the command stream. The one-PE programs are ours, after its
 descriptions and not its code. Seconds count the processor time of both commands, `cslc` and `cs_python`: the start of
 Python, the compilation and the host part included. A rate is millions of PEs times cycles of the whole run for each
-second: of both commands, and of a second run's event loop alone (`benchmarks/csl_timed.py`).
+second: of both commands, and of the event loop alone (`benchmarks/csl_timed.py`), the shortest of up to `ROUNDS` more
+runs, each in a new process.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from benchmarks.machine import keep
 from tessera.interp.target.csl import host_tools_folder
 
 EXAMPLES = os.environ.get("TESSERA_CSL_EXAMPLES", "")
+ROUNDS, LONG = 7, 5.0  # runs of an event loop, and the seconds after which no further one begins
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,20 @@ def run_example(case: Case) -> dict[str, Any]:
             subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
         seconds = _children_time() - start
         launches = json.loads(trace.read_text())["otherData"]["launches"]
-        timed = _time_simulation(script, folder, env)
+        timed = _time_rounds(script, folder, env)
     elements = timed["cycles"] * width * height / 1e6
     return {
         "cycles": max(one["end"] - one["start"] for one in launches), "seconds": seconds,
         "rate": elements / seconds, "simulation": timed["simulation"], "simulated": elements / timed["simulation"],
     }  # fmt: skip
+
+
+def _time_rounds(script: list[str], folder: Path, env: dict[str, str]) -> dict[str, float]:
+    """The cycles and the least seconds of the event loop of some more runs: long ones have fewer."""
+    found = [_time_simulation(script, folder, env)]
+    while len(found) < ROUNDS and sum(one["simulation"] for one in found) < LONG:
+        found.append(_time_simulation(script, folder, env))
+    return min(found, key=lambda one: one["simulation"])
 
 
 def _time_simulation(script: list[str], folder: Path, env: dict[str, str]) -> dict[str, float]:

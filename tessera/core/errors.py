@@ -149,6 +149,11 @@ def is_package_file(file: str) -> bool:
     return file.startswith(_PACKAGE_FOLDER) and not file.startswith(_KERNEL_LANGUAGE)
 
 
+def is_library_kernel_file(file: str) -> bool:
+    """Whether a source file is part of this package's library in the kernel language."""
+    return file.startswith(_KERNEL_LANGUAGE)
+
+
 def user_location() -> Location:
     """The innermost location outside this package: the user's line that called; UNKNOWN for a command."""
     frame: FrameType | None = sys._getframe(1)

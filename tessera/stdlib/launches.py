@@ -60,7 +60,7 @@ from tessera.stdlib.small_matrices import (
     solve_batch,
     solve_lanes,
 )
-from tessera.stdlib.split_k import ChunkedProduct, match_chunked_product
+from tessera.stdlib.split_k import ChunkedProduct, JoinedProduct, match_chunked_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
@@ -327,7 +327,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return LibraryLowering((windows.windows.image, windows.weights), windows.compute)
     if same and dtype in (f32, bf16, f16) and (direct := match_direct(uses, *node.args)) is not None:
         return LibraryLowering((direct.product.windows.image, direct.product.weights), direct.compute)
-    found: ThinProduct | SplitProduct | ChunkedProduct | None
+    found: ThinProduct | SplitProduct | ChunkedProduct | JoinedProduct | None
     if same and (rows := match_row_product(uses, node.args[0], node.args[1])) is not None:
         return LibraryLowering((rows.vectors, rows.matrix.source), rows.compute)
     found = (match_thin_product(uses, *node.args) or match_split_product(uses, *node.args)) if plain else None

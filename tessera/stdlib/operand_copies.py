@@ -40,6 +40,23 @@ def copy_turned(x, out, *, B):
     tile.store(out[z, j : j + B, i : i + B], tile.load(turned[:, :]), edge="clip")
 
 
+@kernel
+def copy_side_by_side(x, out, *, BR, BC):
+    """out [R, Z, C] = x [Z, R, C], on the grid (Z, blocks of R, blocks of C)."""
+    z, i, j = tile.program_id(0), tile.program_id(1) * BR, tile.program_id(2) * BC
+    tile.store(out[i : i + BR, z, j : j + BC], tile.load(x[z, i : i + BR, j : j + BC], edge="clip"), edge="clip")
+
+
+def put_side_by_side(x: Tensor) -> Tensor:
+    """Matrices [Z, R, C] as one of their rows side by side, [R, Z · C]."""
+    batch, rows, columns = (int(n) for n in x.shape)
+    width = min(COPIED_COLUMNS, 1 << (columns - 1).bit_length())
+    height = COPIED_ELEMENTS // width
+    grid = batch, ceil_divide(rows, height), ceil_divide(columns, width)
+    out = OutputMemory(TensorType((rows, batch, columns), x.dtype))
+    return shape.reshape(launch(copy_side_by_side, grid, x, out, BR=height, BC=width), shape=(rows, batch * columns))
+
+
 @dataclass(frozen=True)
 class OperandCopy:
     """How an operand [Z, R, C] gets to a product: as it is, in longer rows, or transposed."""

@@ -21,9 +21,9 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
-from tessera.ops.tensor import basic, reduce, shape
+from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.gemm import zero_accumulator
-from tessera.stdlib.operand_copies import OperandCopy
+from tessera.stdlib.operand_copies import OperandCopy, put_side_by_side
 from tessera.stdlib.split_products import (
     BF16_RATE,
     BUSY_PROGRAMS,
@@ -46,8 +46,10 @@ LONG_DEPTH = 2048  # contractions that are cut where rows are many
 WAVE_ROWS = 128  # rows from which on programs compute whole blocks
 MOST_PARTS, WAVE_GAIN = 8, 0.9  # of a product of many blocks; what its time must fall to
 WHOLE_BLOCK, SMALL_BLOCK_RATE = 128 * 256, 0.85  # elements of a block, and the rate of smaller ones
+FEW_COLUMNS_RATE = 0.6  # the rate of blocks of few columns
 UNMAPPED_RATE = 110e12  # operations a second of 16-bit products without tensor maps, on a GPU that they fill
 COPY_RATE = 2e12  # bytes a second that copies of operands read and write
+ROWS_RATE = 3e12  # the same of copies whose rows are as short as before
 COPY_SECONDS = 3e-6  # of a launch more
 # The types of results that products of a type have here; the first is what they accumulate in.
 RESULT_TYPES = {bf16: (f32, bf16), f16: (f32, f16), int8: (int32,), uint8: (int32,), f32: (f32,), f64: (f64,)}
@@ -113,7 +115,40 @@ class ChunkedProduct:
         return shape.reshape(sums, shape=self.result)
 
 
-def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | None = None) -> ChunkedProduct | None:
+@dataclass(frozen=True)
+class JoinedProduct:
+    """A matrix [M, K] times each of a batch [Z, K, N] of short rows, as a product of matrices with rows of Z · N."""
+
+    left: ProductOperand
+    right: ProductOperand
+    sizes: tuple[int, int, int, int]  # Z, M, K, N
+    result: tuple[int, ...]
+    dtype: DType
+    bits: int  # of an element of the operands
+
+    def compute(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of the operands' sources."""
+        batch, m, k, n = self.sizes
+        matrix = shape.reshape(self.left.move(a), shape=self.left.folded[1:])
+        matrix = shape.permute(matrix, axes=(1, 0)) if self.left.turned else matrix
+        joined = put_side_by_side(shape.reshape(self.right.move(b), shape=(batch, k, n)))
+        # Blocks of the product are not those of the batch: its results are memory.
+        found = basic.fusion_barrier(contractions.matmul(matrix, joined, dtype=self.dtype))
+        found = shape.reshape(found, shape=(m, batch, n))
+        return shape.reshape(shape.permute(found, axes=(1, 0, 2)), shape=self.result)
+
+    def estimate_seconds(self) -> float:
+        """The time of the copy of the batch, of the product and of the copy of its results."""
+        batch, m, k, n = self.sizes
+        waves = ceil_divide(ceil_divide(m, COLUMNS) * ceil_divide(batch * n, COLUMNS), BUSY_PROGRAMS)
+        computed = 2 * waves * BUSY_PROGRAMS * COLUMNS * COLUMNS * k
+        moved = 2 * batch * n * (k * self.bits + m * self.dtype.bits) // 8
+        return computed / (SMALL_BLOCK_RATE * BF16_RATE) + moved / ROWS_RATE + 2 * COPY_SECONDS
+
+
+def match_chunked_product(
+    uses: UseDef, left: Value, right: Value, out: DType | None = None
+) -> ChunkedProduct | JoinedProduct | None:
     """The product of two operands cut along its contraction or with copied operands, or None where neither pays.
 
     `out` is the type of the results; None: that of the operands.
@@ -142,7 +177,7 @@ def match_chunked_product(uses: UseDef, left: Value, right: Value, out: DType | 
     each = ROUND_BYTES * 8 // dtype.bits
     found = ChunkedProduct(*sides, *measured, out, copies, rows, columns, chunks, each)  # type: ignore[arg-type]
     if any(copy.needed for copy in copies):
-        return _widen_blocks(found) if _copies_pay(found) else None
+        return (_join_batch(found) or _widen_blocks(found)) if _copies_pay(found) else None
     if chunks == 1 and not few:
         return _fill_waves(found)
     return found if _pays(m, k, n, chunks, sides[1].turned) else None
@@ -213,6 +248,18 @@ def _widen_blocks(product: ChunkedProduct) -> ChunkedProduct:
     batch, m, _, n = product.sizes
     programs = batch * ceil_divide(m, product.rows) * ceil_divide(n, MORE_COLUMNS)
     return replace(product, columns=MORE_COLUMNS) if programs >= BUSY_PROGRAMS and n > COLUMNS else product
+
+
+def _join_batch(product: ChunkedProduct) -> JoinedProduct | None:
+    """The product as one of two matrices, where its rows are short and both copies cost less than what blocks waste."""
+    (batch, m, k, n), (left, right) = product.sizes, product.copies
+    if left.needed or left.sizes[0] > 1 or right.turns or product.right.turned or batch * n % right.unit:
+        return None
+    blocks = batch * ceil_divide(m, product.rows) * product.rows * ceil_divide(n, product.columns) * product.columns
+    rate = BF16_RATE * (FEW_COLUMNS_RATE if product.columns == FEW_COLUMNS else SMALL_BLOCK_RATE)
+    joined = JoinedProduct(product.left, product.right, product.sizes, product.result, product.dtype, right.dtype.bits)
+    apart = 2 * blocks * k / rate + right.bytes / COPY_RATE + COPY_SECONDS
+    return joined if joined.estimate_seconds() < apart else None
 
 
 def _copies_pay(product: ChunkedProduct) -> bool:

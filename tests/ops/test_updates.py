@@ -117,3 +117,26 @@ def test_rows_whose_numbers_take_more_than_16_bits(rows):
     np.add.at(want, places, source)
     found = ts.jit(lambda x, i, s: ts.index_add(x, 0, i, s), target="ptx")(x, places, source).numpy()
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("index", [
+    (slice(None), [1, 2, 2], [0, 3, 3]), ([1, 1, 4],), ([[0, 1], [2, 2]],), (Ellipsis, [1, -1, 3]), (2, [1, 1, 3]),
+    ([0, 1], slice(None), [2, 3]), ([[0], [2]], [[1, 1]]),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("mode", ["add", "multiply", "max", "set"])
+def test_indices_of_some_axes_are_those_of_numpy(index, mode):
+    x = np.random.default_rng(0).standard_normal((5, 6, 7)).astype("f4")
+    arrays = tuple(np.array(i) if isinstance(i, list) else i for i in index)
+    values = np.random.default_rng(1).standard_normal(x[arrays].shape).astype("f4")
+    want = x.copy()
+    if mode == "set":
+        want[arrays] = values
+    else:
+        getattr(np, {"max": "maximum"}.get(mode, mode)).at(want, arrays, values)
+    got = getattr(ts.Tensor(x).at[index], mode)(values)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+
+
+def test_an_index_outside_an_axis_names_it():
+    with pytest.raises(OutOfBoundsError, match="index 7 is outside axis 2 of size 5"):
+        ts.ones((3, 4, 5)).at[:, [1], [7]].add(1.0)

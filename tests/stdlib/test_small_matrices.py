@@ -82,6 +82,17 @@ def test_what_has_no_result():
         run(ts.cholesky, unknown)
 
 
+@pytest.mark.parametrize("target", ["interp", "llvm", "ptx"])
+@pytest.mark.parametrize("function", [lambda a: ts.cholesky(a), lambda a: ts.solve(a, a)], ids=["cholesky", "solve"])
+def test_an_error_is_at_the_op_of_the_user(function, target):
+    """Not in the kernel of the library that finds it."""
+    a = np.tile(np.eye(4, dtype="f4"), (40, 1, 1))
+    a[3] = 0
+    with pytest.raises(ExecutionError) as found:
+        np.asarray(ts.jit(function, target=target)(a))
+    assert found.value.location.file == __file__
+
+
 def test_larger_matrices_stay_with_the_host():
     lowered = driver.lower(ts.jit(ts.cholesky).trace(np.eye(65, dtype="f4")).function, "ptx")
     assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())

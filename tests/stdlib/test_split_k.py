@@ -96,6 +96,32 @@ def test_operands_with_other_rows_are_copied(form, sizes, slow):
     np.testing.assert_allclose(got.astype("f8"), want, rtol=2**-8, atol=2**-6)
 
 
+@pytest.mark.parametrize("form", ["plain", "turned left"])
+@pytest.mark.parametrize("sizes", [(8, 72, 64, 49), (4, 136, 128, 70)])
+def test_short_rows_of_a_batch_are_those_of_one_product(form, sizes, slow, monkeypatch):
+    monkeypatch.setattr(split_k.JoinedProduct, "estimate_seconds", lambda self: 0.0)
+    batch, m, k, n = sizes
+    a, b, c = draw(m, k, dtype=np.float16), draw(batch, k, n, dtype=np.float16), draw(m, 1, dtype=np.float16)
+    function = {"plain": lambda a, b, c: ts.relu(a @ b + c), "turned left": lambda a, b, c: ts.relu(a.mT @ b + c)}[form]
+    names, got = run(function, a if form == "plain" else a.T.copy(), b, c)
+    assert any("copy_side_by_side" in name for name in names)
+    want = np.maximum(np.matmul(a.astype("f8"), b.astype("f8")).astype("f2") + c, 0)
+    np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=2**-9, atol=2**-6)
+
+
+def test_where_a_batch_is_one_product():
+    def match_batch(batch, n, both=False):
+        a, b = np.zeros((batch, 1024, 1440) if both else (1024, 1440), "f2"), np.zeros((batch, 1440, n), "f2")
+        traced = ts.jit(lambda a, b: a @ b).trace(a, b).function
+        (node,) = [n for n in traced.body.walk() if n.op is contractions.dot]
+        return isinstance(split_k.match_chunked_product(UseDef(traced), *node.args), split_k.JoinedProduct)
+
+    assert match_batch(128, 49)
+    assert not match_batch(128, 64)  # a tensor map loads such rows
+    assert not match_batch(7, 49)  # nor 7 · 49 elements
+    assert not match_batch(128, 49, both=True)
+
+
 def test_the_copy_of_one_side_of_a_batch_with_a_bias(slow):
     a, b, c = draw(3, 70, 67, dtype=np.float16), draw(67, 72, dtype=np.float16), draw(72, dtype=np.float16)
     names, got = run(lambda a, b, c: ts.relu(a @ b + c), a, b, c)

@@ -59,11 +59,14 @@ class PtxMemRef:
 
 
 def find_vector_length(
-    producers: Mapping[Value, Node], m: PtxMemRef, starts: Sequence[Value], block: Sizes, most: int
+    producers: Mapping[Value, Node], m: PtxMemRef, starts: Sequence[Value], block: Sizes, most: int, known: int = 1
 ) -> int:
-    """The elements along the last axis, at most `most`, that one aligned access can move anywhere in the block."""
-    length = max(1, most)
+    """The elements along the last axis, at most `most`, that one aligned access can move anywhere in the block, of
+    which `known` elements divide the distance of its first one from that of the memory."""
+    length, row = max(1, most), math.prod(block[:-1]) == 1
     while length > 1 and not _is_aligned(producers, m, starts, block, length):
+        if row and known % length == 0 and m.align % (length * element_bytes(m.dtype)) == 0:
+            break
         length //= 2
     return length
 

@@ -459,7 +459,8 @@ def _measure_accesses(function: Function, most: int) -> Iterator[GlobalAccess]:
         if node.op in (tile.load, tile.store):
             memory = PtxMemRef(ref.type.dtype, GLOBAL, "", tuple(ref.type.shape), aligned[ref])  # type: ignore[union-attr]
             starts = operands[writes : writes + len(block)]
-            vector = find_vector_length(producers, memory, starts, block, min(most, VECTOR_BYTES // size))
+            longest, known = min(most, VECTOR_BYTES // size), node.attrs["vector"]
+            vector = find_vector_length(producers, memory, starts, block, longest, known)
         yield GlobalAccess(math.prod(block), size, vector, writes)
 
 

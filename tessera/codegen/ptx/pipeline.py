@@ -90,15 +90,12 @@ def _pipeline_operand_copies(function: Function) -> Function:
         made = pipeline_operand_copies(function, facts.noalias, facts.alignments, choose_team_size(function), left)
         if made is function or "stages" in function.attrs:
             return made
-        excess = emit_function(_finish(read_operands_in_place(made)), None).shared - limit
+        finished = functools.reduce(lambda f, each: each[1](f), MAPPING, read_operands_in_place(made))
+        excess = emit_function(finished, None).shared - limit
         if excess <= 0:
             return made
         left -= max(excess, 1024)
     return function
-
-
-def _finish(function: Function) -> Function:
-    return functools.reduce(lambda made, each: each[1](made), MAPPING, function)
 
 
 def _hoist_loads(function: Function) -> Function:
@@ -110,6 +107,7 @@ def _hoist_loads(function: Function) -> Function:
 for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_team_size(f))  # noqa: E731
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
+    ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),

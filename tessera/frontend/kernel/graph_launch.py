@@ -7,13 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TraceError, user_location
+from tessera.core.errors import (
+    ArgumentError,
+    DTypeError,
+    ShapeError,
+    TraceError,
+    is_library_kernel_file,
+    library_caller_location,
+    user_location,
+)
 from tessera.core.hooks import bind_region_op, bind_ruled_launch
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import symbol_names
@@ -245,7 +253,8 @@ class _LaunchRecorder:
         new = [p for p, a in pairs if self._is_fresh(a)] + list(function.params[len(arrays) :])
         constants = [_make_constant(p, a, function) for p, a in pairs if not isinstance(p.type, RefType)]
         params = (*memories, *new)
-        body = copy_block(Block(params, (*constants, *function.body.nodes), ()))
+        nodes = _locate_checks(function).nodes if is_library_kernel_file(function.loc.file) else function.body.nodes
+        body = copy_block(Block(params, (*constants, *nodes), ()))
         operands = [_make_operand(p, a) for p, a in pairs if p in memories]
         # In the order of the kernel's parameters.
         results = [p for i, p in enumerate(function.params) if i in stored or p in new]
@@ -287,6 +296,21 @@ class _LaunchRecorder:
                     f"`{param.hint}` at {store.loc}", location=user_location(),
                     expected="different tensors", suggestion=f"{param.hint}=ts.like({twin.hint})",
                 )  # fmt: skip
+
+
+def _locate_checks(function: Function) -> Block:
+    """The body of a kernel of this package, whose assertions are at the user's op or call."""
+    builder = CURRENT_BUILDER.get()
+    place = (builder.location if builder is not None else None) or library_caller_location()
+
+    def locate(block: Block) -> Block:
+        return replace(block, nodes=tuple(map(locate_node, block.nodes)))
+
+    def locate_node(node: Node) -> Node:
+        loc = place if node.op is tile.assert_ else node.loc
+        return replace(node, loc=loc, regions=tuple(map(locate, node.regions)))
+
+    return locate(function.body) if any(n.op is tile.assert_ for n in function.body.walk()) else function.body
 
 
 def _make_constant(param: Value, value: Any, function: Function) -> Node:

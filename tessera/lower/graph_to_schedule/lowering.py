@@ -24,7 +24,7 @@ from tessera.lower.indexing_maps import (
 )
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.dialects import control_flow, host, schedule
-from tessera.ops.tensor import basic, contractions
+from tessera.ops.tensor import basic, contractions, shape
 
 assert kernel_body  # fills the table of bodies
 
@@ -92,12 +92,13 @@ class ScheduleLowering:
                     self.buffers.setdefault(node.args[i], self.buffers[result])
 
     def share_result_memory(self, block: Block, targets: Sequence[Value]) -> frozenset[Value]:
-        """Compute products, and new memory of launches, where the block's result is wanted that is a reshape of them.
+        """Compute products, windows, and new memory of launches, where the result is wanted that is a reshape of them.
 
         Returns these values, which are in memory in any case.
         """
         kept = set()
-        producers = (contractions.dot, basic.cast, control_flow.launch, *lowering_plan.find_library_ops(self.plan))
+        library = lowering_plan.find_library_ops(self.plan)
+        producers = (contractions.dot, basic.cast, shape.strided_view, control_flow.launch, *library)
         for value, target in zip(block.results, targets, strict=True):
             source = strip_reshapes(value, self.uses)
             node = self.uses.find(source, *producers)

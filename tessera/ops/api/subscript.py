@@ -280,9 +280,9 @@ def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
     return gather(reshape(permute(out, axes=tuple(order)), shape=shape), linear, axis=first)
 
 
-def _linearise_indices(items: list[Any], sizes: list[Any]) -> Tensor:
-    """Indices on several axes as linear indices on the merged axis."""
-    pairs = enumerate(zip(items, sizes, strict=True))
+def _linearise_indices(items: list[Any], sizes: list[Any], first: int = 0) -> Tensor:
+    """Indices on several axes, from the first on, as linear indices on the merged axis."""
+    pairs = enumerate(zip(items, sizes, strict=True), first)
     tensors = [check_index(as_tensor(i), size=size, along=axis) for axis, (i, size) in pairs]
     broadcast(*(t.shape for t in tensors))  # report a mismatch in terms of the indices
     linear: Any = 0
@@ -377,9 +377,34 @@ def apply_update(x: Tensor, index: Any, values: Any, change: str) -> Tensor:
     if mask is not None and new.ndim <= x.ndim - mask.ndim:
         wide = reshape(mask, shape=(*mask.shape, *(1 for _ in x.shape[mask.ndim :])))
         return where(broadcast_to(wide, shape=x.shape), join(x, broadcast_to(new, shape=x.shape)), x)
+    along = _find_index_axes(index, x)
+    if along is not None:
+        return _update_along(x, *along, new, scattered)
     places = subscript(reshape(iota(shape=(count_elements(x.shape),)), shape=x.shape), index)
     flat = reshape(x, shape=(count_elements(x.shape),))
     return reshape(scattered(flat, places, broadcast_to(new, shape=places.shape)), shape=x.shape)
+
+
+def _find_index_axes(index: Any, x: Tensor) -> tuple[int, list[Any]] | None:
+    """The first of the axes that integers and their arrays index, and these; None if they are not side by side, or
+    something else than whole axes is beside them."""
+    items = fill_subscript([_normalise_item(i) for i in (index if isinstance(index, tuple) else (index,))], x.shape)
+    spots = [n for n, i in enumerate(items) if isinstance(i, (int, Tensor))]
+    found = items[spots[0] : spots[-1] + 1] if spots else []
+    masks = any(isinstance(i, Tensor) and i.dtype.kind == "bool" for i in items)
+    if len(found) != len(spots) or masks or any(i != slice(None) for n, i in enumerate(items) if n not in spots):
+        return None
+    return spots[0], found
+
+
+def _update_along(x: Tensor, first: int, items: list[Any], new: Tensor, scattered: Callable[..., Any]) -> Tensor:
+    """The update at indices of axes that are merged into one."""
+    after = first + len(items)
+    places = _linearise_indices(items, list(x.shape[first:after]), first)
+    lead, rest = x.shape[:first], x.shape[after:]
+    merged = reshape(x, shape=(*lead, count_elements(x.shape[first:after]), *rest))
+    updates = broadcast_to(new, shape=(*lead, *places.shape, *rest))
+    return reshape(scattered(merged, places, updates, axis=first), shape=x.shape)
 
 
 def _match_values(x: Tensor, values: Any) -> Tensor:

@@ -478,7 +478,7 @@ def col2im(
 def _fold_phases(
     cut: Tensor, sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], around: Sequence[int]
 ) -> Tensor:
-    """The sum of columns [B, C, KH · KW, windows] by phases: element s · t + phase adds up every s-th tap of windows."""
+    """The sum of columns [B, C, KH · KW, windows] by phases: element s · t + phase sums every s-th tap of windows."""
     turns = [-(-n // s) for n, s in zip(sizes, steps, strict=True)]
     found: dict[tuple[int, ...], Tensor] = {}
     for phase in itertools.product(*map(range, steps)):

@@ -127,7 +127,7 @@ class _Pool:
         given = (self.kernel, 1), (self.stride, 1), (self.padding, 0), (self.dilation, 1), (self.counts, 1)
         alone = (tuple(v if i == axis else n for i, v in enumerate(each)) for each, n in given)
         sides = [side if i == axis else (0, 0) for i, side in enumerate(self.sides)]
-        return _Pool(*alone, sides)  # type: ignore[arg-type]
+        return _Pool(*alone, sides)  # type: ignore[call-arg, arg-type]
 
     def counted_elements(self, x: Tensor, with_padding: bool) -> Tensor:
         """The number of elements of each window that are in the input, or in it and its padding."""

@@ -46,6 +46,16 @@ def is_always_negative(ranges: IntervalAnalysis, form: AffineForm, block: tuple[
     return form.upper_bound_of_block(block) + sum(ends) < 0
 
 
+def align_rows(function: Function) -> Function:
+    """The function with whole vectors of its rows (`row_alignment.py`), where these begin anywhere."""
+    sizes = [n.args[0].type.shape for n in function.body.walk() if n.op is tile.load]  # type: ignore[union-attr]
+    if not any(size and isinstance(size[-1], int) and size[-1] % 8 for size in sizes):
+        return function
+    from tessera.codegen.ptx.passes import row_alignment  # few programs have such rows
+
+    return row_alignment.align_rows(function)
+
+
 # Invariant code motion: scalars that a loop computes alike in each round are computed before it. Matching of loops
 # (`mainloop.py`) then finds blocks at the loop's index and at scalars that are known before.
 

@@ -130,7 +130,7 @@ def test_a_control_wavelet_that_nobody_can_take_is_a_stall(tmp_path):
 
 
 def test_an_internal_error_is_a_fault_with_its_place(tmp_path, monkeypatch):
-    from tessera.interp.target.csl.fabric.queues import OutputQueue
+    from tessera.interp.target.csl.fabric.output_queue import OutputQueue
 
     def broken(self, words):
         raise KeyError("lost")

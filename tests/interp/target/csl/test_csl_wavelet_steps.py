@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tessera.interp.target.csl.fabric.queues import OutputQueue
+from tessera.interp.target.csl.fabric.output_queue import OutputQueue
 from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import CONTROL_FLAG, RAMP, WEST
 from tessera.interp.target.csl.pe import scheduler
 from tessera.interp.target.csl.pe.dsd_operations import count_cycles
 from tessera.interp.target.csl.pe.dsd_table import DSD_OPS
 from tessera.interp.target.csl.pe.microthreads import stream_operation
-from tessera.interp.target.csl.pe.pe_state import EventQueue, unpack_arguments
+from tessera.interp.target.csl.pe.pe_state import EventQueue, PeState, unpack_arguments
 from tessera.interp.target.csl.sema import types as t
 from tessera.interp.target.csl.sema.values import ColorConfig, Fabout, Mem1d, Mem4d
 
@@ -26,9 +26,21 @@ def test_arguments_of_a_task_are_the_halves_of_a_word():
 
 @pytest.mark.parametrize(("wide", "high", "first"), [(1, 2, 5), (0, 5, 5), (1, 5, 8), (1, 8, 8)])
 def test_the_priority_of_a_wavelets_task_is_that_of_its_queue_on_wse3(wide, high, first):
-    pe = SimpleNamespace(wide=wide, in_colors={2: 5}, high_priority={high}, overtaken={}, events=EventQueue())
-    ready = [(8, scheduler._take_active_task, 8), (5, scheduler._take_data_task, 5)]
-    assert scheduler._select_ready(pe, ready)[2] == first
+    pe = PeState(
+        SimpleNamespace(
+            unit=SimpleNamespace(options=SimpleNamespace(arch="wse3" if wide else "wse2", late=False)),
+            memory_used=0,
+            tables=SimpleNamespace(fifos=[], queues_in={2: 5}, queues_out={}, tasks={}, activated=[], blocked=[]),
+        ),
+        0,
+        0,
+        EventQueue(),
+    )
+    pe.high_priority.add(high)
+    queue = SimpleNamespace(words=SimpleNamespace(runs=[(0, [7])]))
+    pe.data[5], pe.ready_colors[5] = SimpleNamespace(number=5), None
+    ready = [(8, scheduler._take_active_task, 8), scheduler._find_wavelet_task(pe, 5, queue)]
+    assert scheduler._select_ready(pe, ready) is ready[first == 5]
 
 
 @pytest.mark.parametrize(("wide", "cycles"), [(0, 3), (1, 2)])
@@ -107,11 +119,12 @@ def test_tensors_of_wse2_take_a_cycle_for_an_element():
 
 
 def send_through_a_paced_queue(
-    count: int, reads: list[tuple[int, int]], controls: tuple[int, ...] = (), beside: tuple[int, int] = (25, 3)
-) -> tuple[list[tuple[int, int]], list[int], int]:
-    """Two colors of a PE of WSE-3 send at once; the receiver reads `(cycle, words)`: the arrivals that it saw.
+    count: int, reads: list[tuple[int, int]], second: int = 25, delay: int = 0, controls: tuple[int, ...] = ()
+) -> tuple[list[tuple[int, int]], list[int], int, list[int]]:
+    """Two colors of a PE of WSE-3 send, the second from a cycle, in a call that was added `delay` cycles before.
 
-    `controls` are the places of control wavelets; the other color sends `beside` `(cycle, words)`.
+    `controls` are the places of control wavelets. The receiver reads `(cycle, words)`: the arrivals that it saw, and
+    those of words that it left.
     """
     east = {n: ColorConfig(("RAMP",), ("EAST",)) for n in (0, 1)}
     ends = {n: ColorConfig(("WEST",), ("RAMP",)) for n in (0, 1)}
@@ -126,9 +139,11 @@ def send_through_a_paced_queue(
         )
     sent = [n | CONTROL_FLAG if n in controls else n for n in range(count)]
     fabric.events.at(0, lambda: view.push(0, sent))
-    fabric.events.at(beside[0], lambda: view.push(1, list(range(beside[1]))))
+    push = lambda: view.push(1, list(range(3)))  # noqa: E731
+    fabric.events.at(second - delay, lambda: fabric.events.at(second, push))
     fabric.events.run()
-    return seen, fabric.nodes[0, 0].links, fabric.nodes[0, 0].ramp
+    left = [time for time, _ in fabric.nodes[1, 0].get_input(1).words]
+    return seen, fabric.nodes[0, 0].links, fabric.nodes[0, 0].ramp, left
 
 
 @pytest.mark.parametrize("reads", [[(200, 40)], [(t, 1) for t in range(12, 300, 3)], [(90, 5), (120, 9), (400, 40)]])
@@ -140,19 +155,57 @@ def test_a_retry_of_a_paced_queue_equals_the_general_step(count, reads, monkeypa
     assert quick[0]
 
 
-@pytest.mark.parametrize(("controls", "beside"), [((8,), (25, 3)), ((9, 10), (25, 3)), ((), (12, 1)), ((), (8, 9))])
-def test_a_retry_behind_words_that_a_run_does_not_hold_equals_the_general_step(controls, beside, monkeypatch):
+@pytest.mark.parametrize(("controls", "second"), [((8,), 25), ((9, 10), 25), ((), 8), ((), 12)])
+def test_a_retry_behind_words_that_a_run_does_not_hold_equals_the_general_step(controls, second, monkeypatch):
     reads = [(t, 1) for t in range(12, 300, 3)]
-    quick = send_through_a_paced_queue(30, reads, controls, beside)
+    monkeypatch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
+    quick = send_through_a_paced_queue(30, reads, second, controls=controls)
     monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: False)
-    assert quick == send_through_a_paced_queue(30, reads, controls, beside)
+    assert quick == send_through_a_paced_queue(30, reads, second, controls=controls)
 
 
 def test_the_quick_retry_is_used(monkeypatch):
     calls, step = [], OutputQueue._send_next
+    monkeypatch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
     monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: calls.append(step(self, now)) or calls[-1])
     send_through_a_paced_queue(30, [(200, 40)])
     assert calls.count(True) > 8
+
+
+@pytest.mark.parametrize("delay", [0, 9])
+def test_words_sent_ahead_are_retracted_for_another_color(delay, monkeypatch):
+    counts, step = [], OutputQueue._send_ahead
+    for second in range(8, 44):
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
+            expected = send_through_a_paced_queue(40, [(200, 40)], second, delay)
+            patch.setattr(OutputQueue, "_send_ahead", lambda self, now: counts.append(step(self, now)) or counts[-1])
+            assert send_through_a_paced_queue(40, [(200, 40)], second, delay) == expected
+    assert sum(map(bool, counts)) > 20
+
+
+def test_a_router_that_looks_early_finds_no_words_of_later_cycles(monkeypatch):
+    def send(early: int) -> list[tuple[int, int]]:
+        color = {0: ColorConfig(("RAMP",), ("EAST",))}
+        fabric = Fabric(
+            EventQueue(), 2, 1, {(0, 0): color, (1, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}, arch="wse3"
+        )
+        told, queue = [], fabric.nodes[1, 0].get_input(0)
+        for node in fabric.nodes.values():
+            node.pe = SimpleNamespace(
+                receive_wavelet=lambda color: told.append((fabric.events.now, queue.take(fabric.events.now, 99))),
+                resume_senders=lambda color: told.append((fabric.events.now, color)),
+            )
+        fabric.events.at(0, lambda: fabric.view(0, 0).push(0, list(range(30))))
+        fabric.events.at(early, lambda: fabric.nodes[0, 0].channels[0].wake(early))
+        fabric.events.run()
+        return told
+
+    for early in range(8, 40):
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
+            expected = send(early)
+        assert send(early) == expected
 
 
 @pytest.mark.parametrize("runs", [[(3, [7])], [(3, [7, 8])], [(3, [7]), (6, [8, 9])]])
@@ -162,5 +215,5 @@ def test_a_task_takes_its_word_as_other_readers_do(runs):
         queue = Fabric(EventQueue(), 1, 1, {}).nodes[0, 0].get_input(0)
         queue.await_stream(3, False)
         queue.extend(RAMP, list(runs), sum(len(words) for _, words in runs))
-        left.append((take(queue), list(queue.words), queue.words.count, queue.limit))
+        left.append((take(queue), list(queue.words), queue.words.count, queue.words.limit))
     assert left[0] == left[1]

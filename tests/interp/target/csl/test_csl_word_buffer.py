@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.interp.target.csl.fabric.queues import split_runs
+from tessera.interp.target.csl.fabric.output_queue import split_runs
 from tessera.interp.target.csl.fabric.word_buffer import WordBuffer
 from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
 
@@ -81,10 +81,10 @@ def test_calls_run_in_the_order_of_a_heap(seed):
 
 
 def test_a_run_stops_within_a_cycle_and_goes_on():
-    events, seen = EventQueue(), []
+    events, seen, awaited = EventQueue(), [], {1}
     for number in range(4):
-        events.at(3, lambda number=number: seen.append(number))
-    events.run(until=lambda: len(seen) == 2)
+        events.at(3, lambda number=number: (seen.append(number), awaited.discard(number)))
+    events.run(awaited=awaited)
     assert seen == [0, 1] and events.now == 3 and events.pending == 2
     events.run()
     assert seen == [0, 1, 2, 3] and events.pending == 0

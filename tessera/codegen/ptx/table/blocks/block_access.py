@@ -46,9 +46,11 @@ def plan_block_accesses(
     clip: bool,
     masks: Sequence[str],
     once: bool,
+    vector: int = 1,
 ) -> list[VectorAccess]:
-    """The accesses that cover a block beginning at `starts`; with `once` a single thread accesses each element."""
-    block = BlockAddress(ctx, m, starts, layout)
+    """The accesses that cover a block beginning at `starts`, which is at a multiple of `vector` elements; with `once` a
+    single thread accesses each element."""
+    block = BlockAddress(ctx, m, starts, layout, vector)
     guards = [_make_guard(ctx, block, i, clip, masks, once) for i in range(layout.count)]
     length = block.find_vector_length()
     accesses = []
@@ -71,8 +73,10 @@ def _make_guard(ctx: EmissionContext, block: BlockAddress, i: int, clip: bool, m
 class BlockAddress:
     """Address and bounds predicates of a block in memory; each is computed once."""
 
-    def __init__(self, ctx: EmissionContext, m: PtxMemRef, starts: Sequence[Value], layout: DistributedLayout) -> None:
-        self.ctx, self.m, self.starts, self.layout = ctx, m, starts, layout
+    def __init__(
+        self, ctx: EmissionContext, m: PtxMemRef, starts: Sequence[Value], layout: DistributedLayout, vector: int = 1
+    ) -> None:
+        self.ctx, self.m, self.starts, self.layout, self.vector = ctx, m, starts, layout, vector
         self._base = ""
         self._far_addresses: dict[Size, str] = {}
         self._clips: dict[tuple[int, int], str] = {}
@@ -122,7 +126,9 @@ class BlockAddress:
                 break
             count += 1
         most = min(1 << count, VECTOR_BYTES // element_bytes(self.m.dtype))
-        return find_vector_length(self.ctx.analyses.producers, self.m, self.starts, self.layout.shape, most)
+        return find_vector_length(
+            self.ctx.analyses.producers, self.m, self.starts, self.layout.shape, most, self.vector
+        )
 
     def clip_predicates(self, offset: Sizes) -> list[str]:
         """The predicates that an element is inside the memory, along the axes where that is not proven."""

@@ -46,7 +46,8 @@ def _(ctx, node):
     rank, layout = len(m.shape), ctx.layout(node.out)
     mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
     other = broadcast_registers(ctx, rest[rank + 1], layout) if rest[rank + 1 :] else ()
-    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=False)
+    clip, vector = node.attrs["edge"] == "clip", node.attrs["vector"]
+    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, clip, mask, once=False, vector=vector)
     ctx.values[node.out] = load_block(ctx, m, accesses, other)
 
 
@@ -66,7 +67,8 @@ def _(ctx, node):
     m = ctx.memrefs[ref]
     rank = len(m.shape)
     mask = broadcast_registers(ctx, rest[rank], layout) if rest[rank:] else ()
-    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, node.attrs["edge"] == "clip", mask, once=True)
+    clip, vector = node.attrs["edge"] == "clip", node.attrs["vector"]
+    accesses = plan_block_accesses(ctx, m, rest[:rank], layout, clip, mask, once=True, vector=vector)
     store_block(ctx, m, accesses, ctx.values[value])
 
 

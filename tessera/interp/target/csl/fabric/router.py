@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tessera.interp.target.csl.fabric.queues import BackpressureListener, HostSink, InputQueue, OutputQueue
+from tessera.interp.target.csl.fabric.output_queue import OutputQueue
+from tessera.interp.target.csl.fabric.queues import HostSink, InputQueue
 from tessera.interp.target.csl.fabric.routing import (
     ADVANCE_FLAG,
     CONTROL_FLAG,
@@ -34,7 +35,9 @@ MAX_LOOKAHEAD = 512  # routers on the ways of a burst that are asked for room
 class RouterNode:
     """The fabric's state at one PE."""
 
-    __slots__ = ("channels", "fabric", "handlers", "inputs", "links", "outputs", "pe", "ramp", "traffic", "x", "y")
+    __slots__ = (
+        "ahead", "channels", "fabric", "handlers", "inputs", "links", "outputs", "pe", "ramp", "traffic", "x", "y",
+    )  # fmt: skip
 
     def __init__(self, fabric: Fabric, x: int, y: int) -> None:
         self.fabric, self.x, self.y = fabric, x, y
@@ -46,6 +49,7 @@ class RouterNode:
         self.traffic = [0] * len(DIRECTION_NAMES)  # the number of wavelets sent in each direction
         self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
         self.ramp = 0  # the last cycle in which the PE sent a word up the ramp
+        self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
 
     @property
     def name(self) -> str:
@@ -64,7 +68,7 @@ class RouterNode:
         channel = RouterChannel(self, color, ColorRoute((), (), reconfigurable=True), ColorConfig((), ()))
         self.channels[color] = channel
         if color in self.outputs:
-            self.outputs[color].channel = channel
+            self.outputs[color].connect(channel)
         return channel
 
     def get_output(self, color: int) -> OutputQueue:
@@ -79,17 +83,15 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_last", "_links", "_log", "_relays", "_serve", "_slots", "_traffic", "_tx", "_ways", "color", "config",
-        "depth", "due", "events", "feeders", "granted", "inputs", "limits", "marked", "neighbours", "node",
-        "ramp_color", "route", "sink", "steady",
+        "_here", "_last", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead", "color",
+        "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color", "route",
+        "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
         self.node, self.color, self.route, self.config = node, color, route, config
-        self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
-        self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
         self.depth, self.events, self.steady = node.fabric.depth, node.fabric.events, node.fabric.steady
-        self.limits = [self.depth] * len(DIRECTION_NAMES)  # the words that a direction's buffer takes
+        self.inputs = tuple([WordBuffer(self.depth) for _ in DIRECTION_NAMES])
         self.open_inputs()
         self.neighbours: list[RouterChannel | EdgeChannel | None] = [None] * len(DIRECTION_NAMES)
         self.sink: HostSink | None = None  # words to the host
@@ -97,37 +99,35 @@ class RouterChannel:
         self.ramp_color = color ^ 1 if config.swap_x and config.swap_y else color
         self.marked = 0  # the words in the buffers that are not plain data
         self.granted = 0  # words in the buffers whose way is known to be clear
+        self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
         self._last = 0
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve, self._slots = self._service, self.events.slots
-        self._relays = self.steady and route.filter is None
-        self._tx: tuple[int, ...] = ()  # the directions of `_ways`
+        self._here: Any = ((), ())  # the directions from and to which `_origin` and `_ways` are
+        self._origin: WordBuffer | None = None  # the buffer of the only direction
         self._ways: list[Way] = []
-
-    def has_room(self, direction: int) -> bool:
-        """Whether one more word fits into the buffer of a direction."""
-        return self.inputs[direction].count < self.limits[direction]
 
     def open_inputs(self) -> None:
         """Take words from the directions of the present switch position; from the others `CLOSED_DEPTH` words.
 
         A route that the program changes at run time takes words from every side.
         """
-        route, limits = self.route, self.limits
+        route, inputs = self.route, self.inputs
         if len(route.positions) == 1 or route.reconfigurable:
-            limits[:] = [self.depth] * len(limits)
+            for buffer in inputs:
+                buffer.limit = self.depth
             return
         rx = route.here[0]
         for direction in route.sources:
-            limits[direction] = self.depth if direction in rx else CLOSED_DEPTH
+            inputs[direction].limit = self.depth if direction in rx else CLOSED_DEPTH
 
     def _finish_switch(self, time: int) -> None:
         """Open the inputs of the new switch position to the senders that wait there."""
         self.open_inputs()
         for direction in self.route.here[0]:
-            if self.has_room(direction):
-                self._wake_senders(direction, time)
+            if self.inputs[direction].has_room():
+                self.inputs[direction].wake_feeder(time)
 
     def add(self, direction: int, time: int, word: int) -> None:
         """Insert a word that arrives from `direction` at `time`."""
@@ -165,36 +165,36 @@ class RouterChannel:
             self.events.at(time, self._serve)
 
     def _service(self) -> None:
-        now, route = self.events.now, self.route
+        now = self.events.now
         if self.due != now:
             return  # an earlier schedule replaced this one
         self.due = None
-        rx, tx = route.here
-        if tx is self._tx and len(rx) == 1 and self._relay(rx[0], now):
+        if self.ahead is not None:
+            self.ahead.retract()
+        if self.route.here is self._here and self._origin is not None and self._relay(self._origin, now):
             return
         while self._step(now):
             pass
 
-    def _relay(self, origin: int, now: int) -> bool:
+    def _relay(self, buffer: WordBuffer, now: int) -> bool:
         """Forward the only run of a buffer if it is plain data, and every direction has room for all of it, or wait.
 
         Equal to `_step`, for the cases that are by far the most frequent. Returns whether nothing is left to do.
         """
-        buffer = self.inputs[origin]
         runs = buffer.runs
-        if len(runs) != 1 or not self._relays or self.route.in_teardown:
+        if len(runs) != 1 or self.route.in_teardown:
             return not runs
         start, words = runs[0]
         if words[0] > WORD_MASK:
             return False
-        count, links, last, blocked = len(words), self._links, self._last, False
+        count, links, last, blocked = buffer.count, self._links, self._last, False
         after = last + 1 if last >= now else now
-        for direction, side, target, room in self._ways:
-            free = (target.limit if direction == RAMP else target.limits[side]) - room.count
+        for direction, _, _, room in self._ways:
+            free = room.limit - room.count
             if free < count:
                 if free > 0:
-                    return not self._burst(origin, buffer, self._tx, now)
-                target.await_room(side, self)
+                    return not self._burst(buffer, now)
+                room.feeder = self
                 blocked = True
             if links[direction] > after:
                 after = links[direction]
@@ -206,9 +206,9 @@ class RouterChannel:
         self.granted = buffer.count = 0
         self._last = start + count - 1
         self._deliver_run((start + 1, words), count)
-        feeder = self.feeders[origin]
+        feeder = buffer.feeder
         if feeder is not None:
-            self.feeders[origin] = None
+            buffer.feeder = None
             feeder.wake(start)
         return True
 
@@ -232,7 +232,9 @@ class RouterChannel:
             self.wake(arrival)  # an earlier word may still arrive from another direction
             return False
         if words[0] <= WORD_MASK and self.steady and route.filter is None and HOST not in tx:
-            return self._burst(origin, buffer, tx, now)
+            if route.here is not self._here:
+                self._find_ways()
+            return self._burst(buffer, now)
         return self._send_head(origin, tx, max(arrival, now, self._last + 1), words[0])
 
     def _send_head(self, origin: int, tx: tuple[int, ...], time: int, word: int) -> bool:
@@ -243,16 +245,14 @@ class RouterChannel:
         self._send(origin, targets, time, word)
         return True
 
-    def _burst(self, origin: int, buffer: WordBuffer, tx: tuple[int, ...], now: int) -> bool:
+    def _burst(self, buffer: WordBuffer, now: int) -> bool:
         """Forward all data words at the head that have room, one per cycle; equal to repeated `_send`."""
-        if tx is not self._tx:
-            self._find_ways(tx)
         count, links = self.depth, self._links
         time = self._last if self._last >= now else now - 1
-        for direction, side, target, room in self._ways:
-            free = (target.limit if direction == RAMP else target.limits[side]) - room.count
+        for direction, _, _, room in self._ways:
+            free = room.limit - room.count
             if free <= 0:
-                target.await_room(side, self)
+                room.feeder = self
             if free < count:
                 count = free
             if links[direction] > time:
@@ -261,22 +261,22 @@ class RouterChannel:
             return False
         ahead = count < buffer.count  # more words than the next buffer holds
         if ahead:
-            count = max(count, self._count_ahead(tx, buffer.count))
+            count = max(count, self._count_ahead(self._here[1], buffer.count))
         self.granted = 0
         sent, count, self._last = buffer.pop_paced(count, time)
         self._deliver(sent, count, ahead)
-        if self.feeders[origin] is not None:
-            self._wake_senders(origin, sent[0][0] - 1)
-        return buffer.count > 0 and not (len(self.route.here[0]) == 1 and self._is_blocked(buffer))
+        if buffer.feeder is not None:
+            buffer.wake_feeder(sent[0][0] - 1)
+        return buffer.count > 0 and not (len(self._here[0]) == 1 and self._is_blocked(buffer))
 
     def _is_blocked(self, buffer: WordBuffer) -> bool:
         """Whether the next word of a buffer is plain and finds no room; then this router waits for room."""
         if buffer.runs[0][1][0] > WORD_MASK:
             return False
         blocked = False
-        for direction, side, target, room in self._ways:
-            if (target.limit if direction == RAMP else target.limits[side]) <= room.count:
-                target.await_room(side, self)
+        for _, _, _, room in self._ways:
+            if room.limit <= room.count:
+                room.feeder = self
                 blocked = True
         return blocked
 
@@ -305,18 +305,17 @@ class RouterChannel:
             if ahead:
                 target.granted += count
 
-    def _find_ways(self, tx: tuple[int, ...]) -> None:
-        """Find the queues and buffers that words in these directions enter."""
-        ways: list[Way] = []
-        for direction in tx:
-            target: Any = self.node.get_input(self.ramp_color) if direction == RAMP else self._neighbour(direction)
-            side = OPPOSITE[direction]
-            ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
-        self._tx, self._ways = tx, ways
-
-    def await_room(self, direction: int, sender: BackpressureListener) -> None:
-        """Note that a sender waits for room in the buffer of a direction."""
-        self.feeders[direction] = sender
+    def _find_ways(self) -> None:
+        """Find the buffer that words come from, and the queues and buffers that they enter."""
+        rx, tx = here = self.route.here
+        if tx is not self._here[1]:
+            ways: list[Way] = []
+            for direction in tx:
+                target: Any = self.node.get_input(self.ramp_color) if direction == RAMP else self._neighbour(direction)
+                side = OPPOSITE[direction]
+                ways.append((direction, side, target, target.words if direction == RAMP else target.inputs[side]))
+            self._ways = ways
+        self._here, self._origin = here, self.inputs[rx[0]] if len(rx) == 1 else None
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words from `direction` that need not wait before this router, up to `wanted`.
@@ -325,7 +324,7 @@ class RouterChannel:
         ends, where operations wait for them. `steps` bounds the routers that are looked at.
         """
         buffer, steps = self.inputs[direction], [MAX_LOOKAHEAD] if steps is None else steps
-        room = self.limits[direction] - buffer.count
+        room = buffer.limit - buffer.count
         steps[0] -= 1
         if room >= wanted or self.marked or steps[0] <= 0 or not self.node.fabric.steady:
             return min(max(room, 0), wanted)
@@ -338,7 +337,7 @@ class RouterChannel:
         """The number of words whose whole way is clear: known already if a router before this one asked."""
         if self.granted >= wanted:
             return wanted
-        if tx == _DOWN and self._ways[0][2].limit <= self._ways[0][2].depth:
+        if tx == _DOWN and self._ways[0][3].limit <= self._ways[0][2].depth:
             return 0  # no operation awaits words there
         return self._count_passing(tx, wanted, [MAX_LOOKAHEAD])
 
@@ -348,7 +347,7 @@ class RouterChannel:
             if direction == RAMP:
                 queue = self.node.get_input(self.ramp_color)
                 # Words that an operation awaits: equal however it removes them, unlike the room of the queue.
-                wanted = min(wanted, queue.limit - queue.depth - queue.words.count)
+                wanted = min(wanted, queue.words.limit - queue.depth - queue.words.count)
             else:
                 neighbour = self.neighbours[direction] or self._neighbour(direction)
                 wanted = neighbour.count_accepted(OPPOSITE[direction], wanted, steps)
@@ -359,7 +358,7 @@ class RouterChannel:
     def extend(self, direction: int, runs: list[Run], count: int, marked: int = 0) -> None:
         """Insert runs of `count` words that arrive from `direction`; `marked` of them are not plain data."""
         route = self.route
-        if direction not in route.sources and not route.reconfigurable:
+        if not route.reconfigurable and direction not in route.sources:
             self._refuse_word(direction)
         buffer = self.inputs[direction]
         if not buffer.count or buffer.last < runs[0][0]:
@@ -389,7 +388,7 @@ class RouterChannel:
                 self.extend(direction, [run], count)
                 return
             time = runs[0][0]
-        if direction not in route.sources and not route.reconfigurable:
+        if not route.reconfigurable and direction not in route.sources:
             self._refuse_word(direction)
         runs.append(run)
         self.inputs[direction].count += count
@@ -402,31 +401,25 @@ class RouterChannel:
             else:
                 self.wake(time)
 
-    def _wake_senders(self, direction: int, time: int) -> None:
-        """Wake the senders that wait for room in a buffer."""
-        feeder = self.feeders[direction]
-        if feeder is not None:
-            self.feeders[direction] = None
-            feeder.wake(time)
-
     def _find_targets(self, tx: tuple[int, ...], word: int) -> list[int] | None:
         """The output directions of a word; None if one of them has no room."""
         targets = []
         for direction in tx:
-            if direction == RAMP:
-                if not self._reaches_pe(word):
-                    continue
-                queue = self.node.get_input(self.ramp_color)
-                if not queue.has_room():
-                    queue.feeder = self
-                    return None
-            elif direction != HOST:
-                neighbour = self._neighbour(direction)
-                if not neighbour.has_room(OPPOSITE[direction]):
-                    neighbour.feeders[OPPOSITE[direction]] = self
+            if direction == RAMP and not self._reaches_pe(word):
+                continue
+            if direction != HOST:
+                room = self._find_room(direction)
+                if not room.has_room():
+                    room.feeder = self
                     return None
             targets.append(direction)
         return targets
+
+    def _find_room(self, direction: int) -> WordBuffer:
+        """The buffer that words in a direction enter."""
+        if direction == RAMP:
+            return self.node.get_input(self.ramp_color).words
+        return self._neighbour(direction).inputs[OPPOSITE[direction]]
 
     def _reaches_pe(self, word: int) -> bool:
         """Whether a word that goes down the ramp reaches the PE's code."""
@@ -469,7 +462,7 @@ class RouterChannel:
             self._neighbour(direction).receive(OPPOSITE[direction], time + delay(), onward)
         if advances:
             self.route.advance()
-        self._wake_senders(origin, time)
+        self.inputs[origin].wake_feeder(time)
         if self.route.current != position:
             self._finish_switch(time)
 
@@ -516,16 +509,7 @@ class EdgeChannel:
 
     def __init__(self, channel: RouterChannel) -> None:
         self.channel, self.granted = channel, 0
-        self.inputs = [WordBuffer() for _ in DIRECTION_NAMES]
-        self.limits = [channel.depth] * len(DIRECTION_NAMES)
-        self.feeders: list[BackpressureListener | None] = [None] * len(DIRECTION_NAMES)
-
-    def await_room(self, direction: int, sender: BackpressureListener) -> None:
-        """Note that a sender waits for room, which there always is."""
-
-    def has_room(self, direction: int) -> bool:
-        """Whether one more word may leave: always."""
-        return True
+        self.inputs = tuple([WordBuffer(channel.depth) for _ in DIRECTION_NAMES])  # always empty
 
     def count_accepted(self, direction: int, wanted: int, steps: list[int] | None = None) -> int:
         """The number of words that may leave: all."""

@@ -83,7 +83,10 @@ class FabricView:
 
     def find_written(self, color: int) -> int:
         """The cycle in which the last of the words pushed so far found room in the queue."""
-        return self.node.ramp - self.node.get_output(color).depth
+        node = self.node
+        if node.ahead is not None:
+            node.ahead.retract()
+        return node.ramp - node.get_output(color).depth
 
     def input_empty(self, color: int) -> bool:
         """Whether the input queue of the color has no arrived word."""
@@ -91,7 +94,7 @@ class FabricView:
 
     def input_full(self, color: int) -> bool:
         """Whether the input queue of the color has no room."""
-        return not self.node.get_input(color).has_room()
+        return not self.node.get_input(color).words.has_room()
 
     def output_empty(self, color: int) -> bool:
         """Whether all written words have left."""
@@ -307,6 +310,8 @@ class Fabric:
             if channel.sink is not None and channel.sink.words
         ]
         for node in self.nodes.values():
+            if node.ahead is not None:
+                node.ahead.retract()
             texts = [text for channel in node.channels.values() for text in channel.describe_stuck()]
             texts += [
                 f"{len(q.words)} wavelet(s) of color {q.color} wait in the input queue, which nothing reads"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from tessera.interp.target.csl.fabric.routing import WORD_MASK
 
@@ -11,8 +12,17 @@ from tessera.interp.target.csl.fabric.routing import WORD_MASK
 Run = tuple[int, list[int]]
 
 
+class BackpressureListener(Protocol):
+    """A sender that waits for room in a queue."""
+
+    def wake(self, time: int) -> None:
+        """Try again at that time."""
+
+
 class WordBuffer:
     """Words in the order of their arrival, each with its cycle.
+
+    `limit` is the number of words that its owner takes from senders, `feeder` the sender that waits for room.
 
     >>> buffer = WordBuffer()
     >>> buffer.append(5, 7); buffer.extend([(6, [8, 9])], 2)
@@ -20,12 +30,13 @@ class WordBuffer:
     ([(5, 7), (6, 8), (7, 9)], 3, 7)
     """
 
-    __slots__ = ("count", "runs")
+    __slots__ = ("count", "feeder", "limit", "runs")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 0) -> None:
         # Few runs, in many buffers: a list takes a tenth of a deque's memory, which decides the speed of large grids.
         self.runs: list[Run] = []
-        self.count = 0
+        self.count, self.limit = 0, limit
+        self.feeder: BackpressureListener | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -68,6 +79,17 @@ class WordBuffer:
                 return found + now - time + 1
             found += len(words)
         return found
+
+    def has_room(self) -> bool:
+        """Whether one more word fits."""
+        return self.count < self.limit
+
+    def wake_feeder(self, time: int) -> None:
+        """Wake the sender that waits for room."""
+        feeder = self.feeder
+        if feeder is not None:
+            self.feeder = None
+            feeder.wake(time)
 
     def pop(self) -> int:
         """Remove and return the first word."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -99,9 +99,12 @@ def _get_queue_color(pe: PeState, o: Fabin | Fabout, loc: Location) -> int:
 
 def _resolve_synchronous(
     pe: PeState, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-) -> tuple[Any, ...] | None:
-    """The resolved operands of a synchronous operation; None if a register makes it asynchronous."""
-    dsrs, found = pe.dsrs, []
+) -> tuple[tuple[Any, ...], list[DsrContents], bool] | None:
+    """The resolved operands of a synchronous operation, the registers that keep their address, and whether it streams.
+
+    None if a register makes it asynchronous.
+    """
+    dsrs, found, saved, streams = pe.dsrs, [], [], False
     for o in operands:
         kind = type(o)
         if kind is Dsr:
@@ -109,34 +112,72 @@ def _resolve_synchronous(
             if contents is not None:
                 if contents.options and contents.options.get("async"):
                     return None
+                if contents.save:
+                    saved.append(contents)
                 o = contents.dsd
                 kind = type(o)
         if kind not in _NUMBERS and (kind is not Mem1d or options):
             o = _resolve_operand(pe, o, options, loc)
+            streams = streams or type(o) in _STREAMING_OPERANDS
         found.append(o)
-    return tuple(found)
+    return tuple(found), saved, streams
 
 
-def perform(
-    pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location
-) -> Generator[Any, None, bool]:
-    """Run a synchronous operation in the task. Returns False if it found a FIFO empty or full."""
-    resolved = _resolve_synchronous(pe, operands, options, loc)
-    if resolved is None:
+def perform(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str, Any], loc: Location) -> Iterable[Any]:
+    """Run a synchronous operation in the task: what is left of it, for `yield from`.
+
+    Its value is False if the operation found a FIFO empty or full.
+    """
+    found = _resolve_synchronous(pe, operands, options, loc)
+    if found is None:
         launch(pe, op, operands, options, loc)
-        return True
-    complete = True
-    if _STREAMING_OPERANDS.isdisjoint(map(type, resolved)):
-        if pe.threads and pe.clock > pe.events.now:
-            yield pe.clock  # the words that microthreads have received by then are in memory
-        compute(pe, op, resolved)  # type: ignore[arg-type]
-    else:
-        pe.clock += COSTS.dsd_start[pe.wide]
-        yield max(pe.clock, pe.events.now)
-        keys = _claim_queues(pe, resolved, options, loc)
-        complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
-        _release_queues(pe, keys)
-        pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
+        return _complete()
+    resolved, saved, streams = found
+    if streams:
+        return _perform_in_steps(pe, op, operands, resolved, options, loc)
+    if pe.threads and pe.clock > pe.events.now:
+        return _perform_later(pe, op, operands, resolved, options)
+    compute(pe, op, resolved)  # type: ignore[arg-type]
+    if options or pe.front is None:
+        _finish_operation(pe, operands, resolved, options)
+    elif saved:
+        _save_addresses(saved, resolved)
+    return _NOTHING_LEFT
+
+
+_NOTHING_LEFT = ()
+
+
+def _complete() -> Generator[Any, None, bool]:
+    yield from ()
+    return True
+
+
+def _perform_later(
+    pe: PeState, op: DsdOp, operands: tuple[Any, ...], resolved: tuple[Any, ...], options: dict[str, Any]
+) -> Generator[Any, None, bool]:
+    """Run an operation in memory beside microthreads: the words that they have received by then are in memory."""
+    yield pe.clock
+    compute(pe, op, resolved)  # type: ignore[arg-type]
+    _finish_operation(pe, operands, resolved, options)
+    return True
+
+
+def _perform_in_steps(
+    pe: PeState,
+    op: DsdOp,
+    operands: tuple[Any, ...],
+    resolved: tuple[Any, ...],
+    options: dict[str, Any],
+    loc: Location,
+) -> Generator[Any, None, bool]:
+    """Run a synchronous operation on the fabric or a FIFO."""
+    pe.clock += COSTS.dsd_start[pe.wide]
+    yield max(pe.clock, pe.events.now)
+    keys = _claim_queues(pe, resolved, options, loc)
+    complete = yield from stream_operation(pe, op, resolved, options, sync=True)  # type: ignore[arg-type]
+    _release_queues(pe, keys)
+    pe.clock = pe.operation_end = max(pe.clock, pe.events.now)
     _finish_operation(pe, operands, resolved, options)
     if type(resolved[0]) is Fabout:
         _clear_source(pe, op, resolved)
@@ -160,15 +201,18 @@ def launch(pe: PeState, op: DsdOp, operands: tuple[Any, ...], options: dict[str,
     def done() -> None:
         _release_queues(pe, keys)
         _finish_operation(pe, operands, resolved, merged)
-        _clear_source(pe, op, resolved)
+        if type(resolved[0]) is Fabout:
+            _clear_source(pe, op, resolved)
 
     begin(pe, f"@{op.name}", stream_operation(pe, op, resolved, merged), done, loc)  # type: ignore[arg-type]
 
 
 def _merge_options(pe: PeState, operands: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The options of an asynchronous operation with those of the registers that it uses."""
-    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
     merged = dict(options)
+    if Dsr not in map(type, operands):
+        return merged
+    loaded = [pe.dsrs[o].options for o in operands if type(o) is Dsr]
     if any([one.get("async") for one in loaded]):
         merged = {name: value for name, value in options.items() if name not in ("activate", "unblock")}
     for one in loaded:
@@ -232,7 +276,7 @@ def _release_queues(pe: PeState, keys: list[tuple[str, int]]) -> None:
 
 def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
     """Set a source to zero if the fabric DSD requests it; a single source is that source."""
-    if type(found[0]) is not Fabout or found[0].cleared < 0:
+    if found[0].cleared < 0:
         return
     which = min(found[0].cleared, len(found) - 2)
     source, dtype = found[1 + which], op.sources[which].dtype
@@ -242,13 +286,8 @@ def _clear_source(pe: PeState, op: DsdOp, found: tuple[Any, ...]) -> None:
 
 def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Finish an operation: save addresses, activate and unblock tasks."""
-    for o in operands:
-        if type(o) is Dsr:
-            contents = pe.dsrs[o]
-            if contents.save and type(contents.dsd) in (Mem1d, Mem4d):
-                d = contents.dsd
-                steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
-                contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
+    if Dsr in map(type, operands):
+        _save_addresses([pe.dsrs[o] for o in operands if type(o) is Dsr and pe.dsrs[o].save], found)
     if not options:
         wake(pe)
         return
@@ -259,6 +298,15 @@ def _finish_operation(pe: PeState, operands: Sequence[Any], found: tuple[Any, ..
     if "unblock" in options:
         unblock(pe, options["unblock"])
     wake(pe)
+
+
+def _save_addresses(saved: list[DsrContents], found: tuple[Any, ...]) -> None:
+    """Advance the memory DSDs of registers by the elements of an operation."""
+    for contents in saved:
+        d: Any = contents.dsd
+        if type(d) in (Mem1d, Mem4d):
+            steps = operation_length(found) * d.stride if type(d) is Mem1d else d.extents[0] * d.strides[0]
+            contents.dsd = increment_dsd_offset(d, steps * d.array.dtype.itemsize)
 
 
 def map_function(

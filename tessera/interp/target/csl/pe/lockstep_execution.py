@@ -202,9 +202,13 @@ class LockstepGroup:
     def record(self, pe: PeState, function: Any, args: tuple[Any, ...]) -> RecordMatch | None:
         """The record of a task that matches a PE."""
         code = getattr(function, "__code__", None)
-        if code is None or code.co_filename != self.program.code.co_filename:
+        if code is None:
             return None
         history = self.histories.get(code.co_name)
+        if history is not None and not history.open:
+            return None
+        if code.co_filename != self.program.code.co_filename:
+            return None
         if history is None:
             history = self.histories[code.co_name] = TaskHistory(self, code.co_name, code)
         return history.find(pe, args) if history.open else None

@@ -325,11 +325,14 @@ def _send_vector(
     ]
     if count > 0:
         found, end = convert_result(op.compute(*args), result), pe.events.now + -(-count // op.width[pe.wide])
-        sender = WaveletSender(pe, operands[0], result, count, options.get("index", 0))
-        rest = sender.send(_spread_elements(found, count))
+        dest, found = operands[0], _spread_elements(found, count)
+        if is_plain(dest, result):
+            rest = send_words(pe, dest.color, pack_words(found))
+        else:
+            rest = WaveletSender(pe, dest, result, count, options.get("index", 0)).send(found)
         if rest is not None:
             yield from rest
-        yield max(end, pe.fabric.find_written(operands[0].color))
+        yield max(end, pe.fabric.find_written(dest.color))
     return True
 
 
@@ -478,13 +481,35 @@ def _accumulate_into_cell(
         write_elements(dest, op.result.dtype, done + i, 1, op.compute(*values))
 
 
+def is_plain(dest: Fabout, dtype: np.dtype[Any]) -> bool:
+    """Whether each element is a data wavelet of its own."""
+    return not (dest.indexed or dest.transform or dest.control or dest.advance or count_lanes(dest, dtype) == 2)
+
+
+def send_words(pe: PeState, color: int, words: list[int]) -> Microthread | None:
+    """Send wavelets; what then waits until the queue accepts the rest, or None if it accepts all at once."""
+    fabric = pe.fabric
+    if not words or fabric.push(color, words):
+        if fabric.is_settled(color):
+            return None
+        words = []
+    return _wait_for_room(fabric, color, words)
+
+
+def _wait_for_room(fabric: Any, color: int, words: list[int]) -> Microthread:
+    while words and not fabric.push(color, words):
+        yield WaitCondition("out", color)
+    while not fabric.is_settled(color):
+        yield WaitCondition("out", color)
+
+
 class WaveletSender:
     """Sends `count` elements to an output queue as wavelets, with the options of the DSD."""
 
     def __init__(self, pe: PeState, dest: Fabout, dtype: np.dtype[Any], count: int, index: int = 0) -> None:
         self.pe, self.dest, self.index, self.due = pe, dest, index, count
         self.paired = count_lanes(dest, dtype) == 2
-        self.plain = not (self.paired or dest.indexed or dest.transform or dest.control or dest.advance)
+        self.plain = is_plain(dest, dtype)
         self.left = np.zeros(0, dtype) if self.paired else None
 
     def words(self, found: np.ndarray[Any, Any]) -> list[int]:
@@ -515,19 +540,7 @@ class WaveletSender:
 
     def send(self, found: np.ndarray[Any, Any]) -> Microthread | None:
         """Send elements; what then waits until the queue accepts the rest, or None if it accepts all at once."""
-        color, words, fabric = self.dest.color, self.words(found), self.pe.fabric
-        if not words or fabric.push(color, words):
-            if fabric.is_settled(color):
-                return None
-            words = []
-        return self._wait(words)
-
-    def _wait(self, words: list[int]) -> Microthread:
-        color = self.dest.color
-        while words and not self.pe.fabric.push(color, words):
-            yield WaitCondition("out", color)
-        while not self.pe.fabric.is_settled(color):
-            yield WaitCondition("out", color)
+        return send_words(self.pe, self.dest.color, self.words(found))
 
 
 def drop_wavelets(pe: Any, source: Fabin) -> Microthread:

@@ -10,7 +10,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ QueueId = tuple[str, int]  # "in" or "out", and the number of the queue
 TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, arguments
 CALLS_PER_REPORT = 1 << 13  # of progress
 FOREVER = (True,)  # the condition of a run to its end
-MANY_WORDS = 50_000  # new objects after which the collector's next walk would be long
+MANY_WORDS = 5_000  # new objects after which the collector's next walk would be long
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
@@ -54,6 +53,25 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+class ProgressReports:
+    """The reports of a run after many calls: a cycle that has too many of them is a loop without progress."""
+
+    def __init__(self, tell: Callable[[int], None] | None) -> None:
+        self.tell, self.cycle, self.count = tell, 0, 0
+
+    def add(self, now: int) -> None:
+        """Report the cycle.
+
+        Raises:
+            CslFault: a cycle has more than `MAX_CALLS_PER_CYCLE` calls.
+        """
+        self.count, self.cycle = (self.count + 1 if self.cycle == now else 0), now
+        if self.count * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
+            report_no_progress(now)
+        if self.tell is not None:
+            self.tell(now)
+
+
 class EventQueue:
     """Discrete-event queue: the calls of each cycle, and a heap of the cycles that have calls.
 
@@ -74,6 +92,7 @@ class EventQueue:
         self.slots: dict[int, deque[Call]] = self._calls if seed is None else {}
         self._shuffled: dict[int, list[tuple[float, int, Call]]] = {}  # a heap for each cycle, with a seed
         self._count = 0  # the calls that were shuffled
+        self.late = False  # whether the present call was added in its own cycle
         self.random = None if seed is None else random.Random(seed)
         self.progress: Callable[[int], None] | None = None  # told the cycle now and then
 
@@ -102,41 +121,38 @@ class EventQueue:
         heapq.heappush(shuffled, (self.random.random() if self.random else 0.0, self._count, call))
         calls.append(lambda: heapq.heappop(shuffled)[2]())
 
-    def run(self, until: Callable[[], bool] | None = None, limit: int | None = None, awaited: Sized = FOREVER) -> None:
-        """Run until the queue or `awaited` is empty, `until()` is true, or the clock would pass `limit`."""
+    def run(self, limit: int | None = None, awaited: Sized = FOREVER) -> None:
+        """Run until the queue or `awaited` is empty, or the clock would pass `limit`."""
         with (
             np.errstate(all="ignore"),
             without_collection(),
             name_run_errors(lambda: self.now),
         ):  # a PE computes with NaN
             try:
-                self._run(until, math.inf if limit is None else limit, awaited)
+                self._run(math.inf if limit is None else limit, awaited)
             finally:
                 forget_views()
 
-    def _run(self, until: Callable[[], bool] | None, limit: float, awaited: Sized) -> None:
-        cycles, left, reports, reported = self._cycles, CALLS_PER_REPORT, 0, 0
+    def _run(self, limit: float, awaited: Sized) -> None:
+        cycles, count, reports = self._cycles, 0, ProgressReports(self.progress)
         while cycles:
             now = cycles[0]
             calls = self._calls[now]
-            take = calls.popleft
+            take, known = calls.popleft, 0
             while calls:
-                if not awaited or (until is not None and until()):
+                if not awaited:
                     return
-                if self.now != now:
+                if not known:
                     if now > limit:
                         self.now = int(limit)
                         return
-                    self.now = now
+                    self.now, self.late, known = now, self.now == now, len(calls)
+                    count += known
+                    if count >= CALLS_PER_REPORT:
+                        count = 0
+                        reports.add(now)
                 take()()
-                left -= 1
-                if not left:
-                    left = CALLS_PER_REPORT
-                    reports, reported = (reports + 1 if reported == now else 0), now
-                    if reports * CALLS_PER_REPORT > MAX_CALLS_PER_CYCLE:
-                        report_no_progress(now)
-                    if self.progress is not None:
-                        self.progress(now)
+                known -= 1
             heapq.heappop(cycles)
             del self._calls[now]
             self._shuffled.pop(now, None)
@@ -184,8 +200,8 @@ class PeState:
         "active", "arrays", "blocked", "busy", "calls", "clock", "control", "control_ended_colors", "data",
         "dispatch", "dsrs", "events", "fabric", "fifos", "flushed", "front", "high_priority", "in_colors", "limit",
         "local", "lockstep_group", "memory_used", "needs_queue_initialisation", "numbers", "operation_end",
-        "out_colors", "output", "overtaken", "pending", "program", "ready_colors", "registers", "space", "state",
-        "threads", "trace", "traces", "waiters", "wake_time", "wide", "x", "y",
+        "out_colors", "output", "overtaken", "pending", "program", "queue_numbers", "ready_colors", "registers",
+        "space", "state", "threads", "trace", "traces", "waiters", "wake_time", "wide", "x", "y",
     )  # fmt: skip
 
     registers: Any  # the router's configuration registers
@@ -219,9 +235,15 @@ class PeState:
 
     def _set_queues(self, program: PeProgram) -> None:
         self.in_colors, self.out_colors = dict(program.tables.queues_in), dict(program.tables.queues_out)
+        self.number_queues()
         self.flushed: dict[QueueId, None] = {}  # flushed queues whose handlers were called
         self.control_ended_colors: set[int] = set()  # colors whose control wavelets end an operation
         self.ready_colors: dict[int, None] = {}  # colors whose input queues hold wavelets
+
+    def number_queues(self) -> None:
+        """Find the numbers of the colors' tasks: on WSE-3 that of the first input queue, if the color has one."""
+        queues = reversed(self.in_colors.items()) if self.wide else ()
+        self.queue_numbers = {color: queue for queue, color in queues}
 
     def _set_tasks(self, program: PeProgram) -> None:
         tables = program.tables
@@ -241,20 +263,4 @@ class PeState:
 
 def unpack_arguments(params: tuple[t.CslType, ...], word: int) -> tuple[Any, ...]:
     """The task parameters in a wavelet: one of 32 bits, or up to two of 16 bits, the low half first."""
-    return tuple([_unpacker(param)(word >> 16 * place) for place, param in enumerate(params)])
-
-
-@lru_cache(maxsize=64)
-def _unpacker(param: t.CslType) -> Callable[[int], Any]:
-    """A function that takes a parameter of this type from the low bits of a word."""
-    dtype, mask = param.dtype, 0xFFFFFFFF if param.size == 4 else 0xFFFF
-    if type(param) is t.CslInt and not param.signed and dtype.itemsize in (2, 4):
-        return lambda word: word & mask
-    bits = np.dtype(np.uint32 if param.size == 4 else np.uint16)
-
-    def unpack(word: int) -> Any:
-        cell = np.array([word & mask], bits)
-        cell = cell.view(dtype) if dtype.itemsize > 1 else cell
-        return cell[0] if dtype.kind in "fV" else cell.item(0)
-
-    return unpack
+    return tuple([param.unpack(word >> 16 * place) for place, param in enumerate(params)])

@@ -132,6 +132,7 @@ def rebind_queue(pe: PeState, side: str, number: int, color: int) -> None:
         pe.out_colors[number] = color
         return
     pe.in_colors[number] = color
+    pe.number_queues()
     if before in pe.data and pe.data[before].number == number:
         pe.data[color] = pe.data.pop(before)
     pe.ready_colors[color] = None

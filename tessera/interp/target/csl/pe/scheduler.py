@@ -210,10 +210,12 @@ def _select_task(pe: PeState) -> TaskCall | None:
         number = next(iter(active))
         return None if number in blocked else _take_active_task(pe, number)
     ready: list[ReadyTask] = []
-    for color in tuple(pe.ready_colors):
-        task = _find_wavelet_task(pe, color)
-        if task is not None:
-            ready.append(task)
+    if pe.ready_colors:
+        node = pe.fabric.node
+        for color in tuple(pe.ready_colors):
+            task = _find_wavelet_task(pe, color, node.inputs.get(color) or node.get_input(color))
+            if task is not None:
+                ready.append(task)
     for number in active:
         if number not in blocked:
             ready.append((number, _take_active_task, number))
@@ -227,22 +229,10 @@ def _select_task(pe: PeState) -> TaskCall | None:
 
 def _select_ready(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
     """The one of several ready tasks that runs: of high priority, then by the order of its kind, or at random."""
-    if pe.wide:  # the priority of a wavelet's task is that of its queue
-        for place, (number, take, what) in enumerate(ready):
-            if take is not _take_active_task and take is not _take_host_call:
-                ready[place] = (_find_queue(pe, number), take, what)
     first = ready
     if pe.high_priority:
         first = [one for one in ready if one[0] in pe.high_priority] or ready
     return _select_fairly(pe, first) if pe.events.random is None else pe.events.random.choice(first)
-
-
-def _find_queue(pe: PeState, color: int) -> int:
-    """The first input queue of a color; the color itself if it has none."""
-    for queue, other in pe.in_colors.items():
-        if other == color:
-            return queue
-    return color
 
 
 def _select_fairly(pe: PeState, ready: list[ReadyTask]) -> ReadyTask:
@@ -280,9 +270,8 @@ def _make_call(pe: PeState, task: BoundTask, args: tuple[Any, ...]) -> TaskCall:
     return task.title, pe.space[task.name], args
 
 
-def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
-    """The task that the first wavelet of an input queue starts."""
-    queue = pe.fabric.get_queue(color)
+def _find_wavelet_task(pe: PeState, color: int, queue: InputQueue) -> ReadyTask | None:
+    """The task that the first wavelet of an input queue starts. Its priority is that of the queue on WSE-3."""
     runs = queue.words.runs
     if not runs or runs[0][0] > pe.events.now:  # none has arrived
         del pe.ready_colors[color]
@@ -293,7 +282,7 @@ def _find_wavelet_task(pe: PeState, color: int) -> ReadyTask | None:
     task = pe.data.get(color)
     if task is None or task.number in pe.blocked or (pe.busy and ("in", color) in pe.busy):
         return None
-    return color, _take_data_task, (queue, task)
+    return pe.queue_numbers.get(color, color), _take_data_task, (queue, task)
 
 
 def _take_data_task(pe: PeState, found: tuple[InputQueue, BoundTask]) -> TaskCall:
@@ -317,7 +306,7 @@ def _find_control_task(pe: PeState, color: int, word: int) -> ReadyTask | None:
         wake(pe)
         return None
 
-    return color, _take_control_task, (color, task, word)
+    return pe.queue_numbers.get(color, color), _take_control_task, (color, task, word)
 
 
 def _take_control_task(pe: PeState, found: tuple[int, BoundTask, int]) -> TaskCall:
@@ -338,11 +327,12 @@ def _is_queue_blocked(pe: PeState, color: int) -> bool:
 
 
 def _run_task(pe: PeState, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    begin_cycle = pe.events.now
-    pe.clock = begin_cycle if begin_cycle > pe.clock else pe.clock
+    begin_cycle, clock, group = pe.events.now, pe.clock, pe.lockstep_group
+    if begin_cycle > clock:
+        clock = begin_cycle
     # The last word of the task before is still on its way to the router.
-    pe.clock += (COSTS.overlapped_start if pe.clock == pe.operation_end else COSTS.task_start)[pe.wide]
-    match = None if pe.lockstep_group is None else pe.lockstep_group.record(pe, function, args)
+    pe.clock = clock + (COSTS.overlapped_start if clock == pe.operation_end else COSTS.task_start)[pe.wide]
+    match = None if group is None else group.record(pe, function, args)
     pe.front = _RUNNING  # what the task makes ready waits for its end
     if match is not None:
         _replay_record(pe, *match)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -36,6 +37,21 @@ class CslType:
     def aggregate(self) -> bool:
         """Whether a value is a block of memory (array, struct) instead of one cell."""
         return False
+
+    @cached_property
+    def unpack(self) -> Callable[[int], Any]:
+        """A function that takes a value from the low bits of a wavelet."""
+        dtype, mask = self.dtype, 0xFFFFFFFF if self.size == 4 else 0xFFFF
+        if isinstance(self, CslInt) and not self.signed and dtype.itemsize in (2, 4):
+            return lambda word: word & mask
+        bits = np.dtype(np.uint32 if self.size == 4 else np.uint16)
+
+        def unpack(word: int) -> Any:
+            cell = np.array([word & mask], bits)
+            cell = cell.view(dtype) if dtype.itemsize > 1 else cell
+            return cell[0] if dtype.kind in "fV" else cell.item(0)
+
+        return unpack
 
     def __str__(self) -> str:
         return self.name
