@@ -86,6 +86,7 @@ class LoweringPlan:
     flash_deep: int | None = None  # rows and columns instead of both for heads of 64 or 128 features; None: the same
     # Multiply-adds of a small matrix up to which a batch is solved and factored, one in each lane; 0: the host does.
     matrix_steps: int = 0
+    matrix_side: int = 0  # rows and columns up to which a batch is factored by loops, a matrix in each lane
     mesh: tuple[int, int] | None = None  # rows and columns of elements, each with its own memory
     mesh_product: str = "summa"  # or "cannon": the algorithm of distributed products
     find_refused: Callable[[Module], Collection[str]] | None = None

@@ -2,7 +2,8 @@
 
 The sum of integers does not depend on its order. A float is added exactly (Kulisch 1981): its fraction, shifted, goes
 to one word of a long fixed-point number, which has a word for each 16 exponents. The words have room for 2^24 such
-addends. At the end carries are propagated, and the number is rounded once: the same bits on every run and target.
+addends; all exponents of f16 fit in one, which has room for 2^22. At the end carries are propagated, and the number is
+rounded once: the same bits on every run and target.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from tessera.ops.tensor.shape import reshape
 
 # mypy: disable-error-code="operator, attr-defined, index"
 
+EXPONENT_BIAS = 127  # of f32
 WORD_BITS, WORD_LOG = 16, 4  # the bits between the lowest ones of two words, and their logarithm
-# The first word that finite elements reach, and how many they reach: f32 has 254 exponents, f16 those of -24 to 15. One
-# more word counts infinities, positive ones from bit 0 on and negative ones from bit 24 on.
-WORDS = {f32: (0, 16), bf16: (0, 16), f16: (6, 3)}
+LEAST_EXPONENT, LEAST_F16 = -149, -24  # of f32 and f16: the power of two of the lowest bit
+# That of the first word that finite elements reach, and how many they reach: f32 has 254 exponents, f16 those of -24 to
+# 15. One more word counts infinities, positive ones from bit 0 on and negative ones from bit 24 on.
+WORDS = {f32: (LEAST_EXPONENT, 16), bf16: (LEAST_EXPONENT, 16), f16: (LEAST_EXPONENT + 6 * WORD_BITS, 3)}
+ONE_WORD, MAX_IN_WORD = (LEAST_F16, 1), 1 << 22  # those of f16, for so many addends
 MAX_ADDENDS = (1 << 24) - 1  # of a number, for which its words have room
-LEAST_EXPONENT = -149  # of f32: the power of two of the lowest bit of word 0
 BLOCK = 1024  # updates of a program
 JOINED = 128  # numbers of a program that rounds them
 SPREAD = 16384  # addresses that keep atomic additions apart: fewer numbers have copies
 MAX_COPIES = 1024
 MAX_WIDTH = 8  # numbers of a place
-MAX_NUMBERS = 1 << 21  # whose words are 285 MB
+MAX_WORDS = 17 << 21  # of all numbers, 285 MB
 
 
 def load_updates(places, updates, first, *, rows, count, rest, block):
@@ -51,26 +54,32 @@ def load_updates(places, updates, first, *, rows, count, rest, block):
     return given, (outer // count * rows + places[outer % count]) * rest + element % rest, inside
 
 
-def split_float(x, low, words):
-    """Which of the words from `low` on the elements of a block of f32 are added to, and the integers that are added."""
+def split_float(x, least, words):
+    """Which of so many words the elements of a block of f32 are added to, and the integers that are added; the lowest
+    bit of the first word is 2^least."""
     bits = bitcast(x, int32)
     exponent, fraction = (bits >> 23) & 255, bits & 0x7FFFFF
     whole = tile.cast(tile.where(exponent > 0, fraction | 0x800000, fraction), "int64")
     above = tile.maximum(exponent, 1) - 1
-    shifted = whole << tile.cast(above & (WORD_BITS - 1), "int64")
+    if words == 1:  # f16, whose fractions have 11 bits
+        places = tile.maximum(above - (LEAST_F16 + EXPONENT_BIAS - 1), 0)
+        shifted = ((whole >> 13) << tile.cast(places, "int64")) >> 10
+    else:
+        shifted = whole << tile.cast(above & (WORD_BITS - 1), "int64")
     infinite, both = tile.where(bits < 0, 1 << 24, 1), (1 << 24) + 1  # infinities of both signs give NaN
     addend = tile.where(exponent == 255, tile.where(fraction != 0, both, infinite), 0)
     finite = tile.where(bits < 0, -shifted, shifted)
-    word = tile.where(exponent == 255, words, (above >> WORD_LOG) - low)
+    number = above * 0 if words == 1 else (above - (least - LEAST_EXPONENT)) >> WORD_LOG
+    word = tile.where(exponent == 255, words, number)
     return word, tile.where(exponent == 255, tile.cast(addend, "int64"), finite)
 
 
 @kernel
-def add_floats(places, updates, table, *, rows, count, rest, block, low):
+def add_floats(places, updates, table, *, rows, count, rest, block, least):
     """Add the elements of `updates` to numbers of `table` [copies, words + 1, numbers], on the grid (blocks,)."""
     program = tile.program_id(0)
     given, slot, inside = load_updates(places, updates, program * block, rows=rows, count=count, rest=rest, block=block)
-    word, addend = split_float(tile.cast(given, "f32"), low, table.shape[1] - 1)
+    word, addend = split_float(tile.cast(given, "f32"), least, table.shape[1] - 1)
     copy = tile.broadcast(tile.reshape(program % table.shape[0], (1,)), (block,))
     tile.atomic_add(table[copy, tile.cast(word, "int64"), slot], addend, mask=inside & (addend != 0))
 
@@ -85,7 +94,7 @@ def add_integers(places, updates, table, *, rows, count, rest, block):
 
 
 @kernel
-def round_sums(x, table, out, *, block, low):
+def round_sums(x, table, out, *, block, least):
     """out[n] = x[n] plus number n of `table` [words + 1, numbers], rounded once: grid (ceil(numbers / block),)."""
     first, words = tile.program_id(0) * block, table.shape[0] - 1
     carry = tile.zeros((block,), "int64")
@@ -98,8 +107,8 @@ def round_sums(x, table, out, *, block, low):
         part = tile.where(negative, -word, word) + carry
         carry = part >> WORD_BITS
         digit = part - (carry << WORD_BITS)
-        total = total + tile.cast(digit, "f64") * 2.0 ** (LEAST_EXPONENT + (low + number) * WORD_BITS)
-    total = total + tile.cast(carry, "f64") * 2.0 ** (LEAST_EXPONENT + (low + words) * WORD_BITS)
+        total = total + tile.cast(digit, "f64") * 2.0 ** (least + number * WORD_BITS)
+    total = total + tile.cast(carry, "f64") * 2.0 ** (least + words * WORD_BITS)
     special = tile.load(table[words, first : first + block], edge="clip")
     total = tile.where(negative, -total, total)
     total = tile.where((special & MAX_ADDENDS) != 0, float("inf"), total)
@@ -108,6 +117,11 @@ def round_sums(x, table, out, *, block, low):
     given = tile.load(x[first : first + block], edge="clip")
     found = tile.cast(tile.cast(given, "f64") + total, out.dtype)
     tile.store(out[first : first + block], tile.where(total == 0, given, found), edge="clip")
+
+
+def find_words(dtype: DType, count: int) -> tuple[int, int]:
+    """The power of two of the lowest bit of numbers to which so many floats are added, and how many words they have."""
+    return ONE_WORD if dtype == f16 and count <= MAX_IN_WORD else WORDS[dtype]
 
 
 def is_exact(dtype: DType, sizes: Sequence[int], count: int) -> bool:
@@ -121,7 +135,10 @@ def is_exact(dtype: DType, sizes: Sequence[int], count: int) -> bool:
     if lead * rest > MAX_WIDTH:
         return False
     if dtype.is_float:
-        return dtype in WORDS and count <= MAX_ADDENDS and numbers <= max(min(updates, MAX_NUMBERS), 1 << 16)
+        if dtype not in WORDS or count > MAX_ADDENDS:
+            return False
+        most = MAX_WORDS // (find_words(dtype, count)[1] + 1)
+        return numbers <= max(min(updates, most), 1 << 16)
     return dtype.is_integer and numbers <= max(4 * updates, 1 << 22)
 
 
@@ -143,13 +160,13 @@ def add_exactly(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         wide = x.dtype if x.dtype in (int32, int64) else int64
         table = launch(add_integers, grid, places, flat, full(shape=(copies, numbers), value=0, dtype=wide), **sizes)
         return x + cast(reshape(_join_copies(table), shape=x.shape), dtype=x.dtype)
-    low, count = WORDS[x.dtype]
+    least, count = find_words(x.dtype, count)
     zeros = full(shape=(copies, count + 1, numbers), value=0, dtype=int64)
-    table = launch(add_floats, grid, places, flat, zeros, **sizes, low=low)
+    table = launch(add_floats, grid, places, flat, zeros, **sizes, least=least)
     words = _join_copies(table)
     memory, held = OutputMemory(TensorType((numbers,), x.dtype)), min(JOINED, 1 << (numbers - 1).bit_length())
     found = launch(
-        round_sums, (ceil_divide(numbers, held),), reshape(x, shape=(numbers,)), words, memory, block=held, low=low
+        round_sums, (ceil_divide(numbers, held),), reshape(x, shape=(numbers,)), words, memory, block=held, least=least
     )  # fmt: skip
     return reshape(found, shape=x.shape)
 

@@ -51,16 +51,21 @@ from tessera.stdlib.placed_extremes import find_last_updates, take_extremes
 from tessera.stdlib.row_products import match_row_product
 from tessera.stdlib.running_sums import running_sums
 from tessera.stdlib.small_matrices import (
+    count_lanes,
     factor_batch,
+    factor_columns,
     factor_lanes,
+    fits_columns,
     fits_lanes,
     fits_orthogonal_lanes,
     is_small,
+    orthogonalise_columns,
     orthogonalise_lanes,
     solve_batch,
+    solve_columns,
     solve_lanes,
 )
-from tessera.stdlib.split_k import ChunkedProduct, JoinedProduct, match_chunked_product
+from tessera.stdlib.split_k import ChunkedProduct, JoinedProduct, match_chunked_product, match_deep_product
 from tessera.stdlib.split_products import SplitProduct, match_split_product
 from tessera.stdlib.summed_products import match_summed_product
 from tessera.stdlib.thin_products import ThinProduct, match_thin_product
@@ -318,9 +323,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     same, plain = out == dtype, out == dtype == f32
     if plan.indirect_windows and same and dtype in (f32, f64):
         indirect = match_indirect(uses, *node.args) or match_window_gradient(uses, node)
-        return None if indirect is None else LibraryLowering(indirect.operands, indirect.compute)
+        if indirect is not None:
+            return LibraryLowering(indirect.operands, indirect.compute)
     if not plan.tensor_cores:
-        return None
+        deep = match_deep_product(uses, node.args[0], node.args[1], out, plan) if plan.product_pack else None
+        return None if deep is None else LibraryLowering((deep.left.source, deep.right.source), deep.compute)
     if plain and (gathered := match_gathered(uses, *node.args)) is not None:
         return LibraryLowering((gathered.product.windows.image, gathered.product.weights), gathered.compute)
     if same and dtype in (f32, bf16, f16) and (windows := match_windows(uses, *node.args)) is not None:
@@ -380,8 +387,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return None
     *outer, side, width = (int(n) for n in sizes)
     if plan.parallel is None:
-        in_lanes = fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps)
-        return LibraryLowering(node.args, solve_lanes if solves else factor_lanes) if in_lanes else None
+        if fits_lanes(dtype, math.prod(outer), side, width if solves else None, plan.matrix_steps):
+            return LibraryLowering(node.args, solve_lanes if solves else factor_lanes)
+        most, lanes = plan.matrix_side // (2 if solves else 1), count_lanes(dtype)  # rows are exchanged
+        if not fits_columns(dtype, math.prod(outer), most, side, width):
+            return None
+        if solves:
+            return LibraryLowering(node.args, lambda a, b: solve_lanes(a, b, solve_columns, lanes))
+        return LibraryLowering(node.args, lambda x: factor_lanes(x, factor_columns, lanes))
     return LibraryLowering(node.args, solve_batch if solves else factor_batch) if is_small(dtype, side, width) else None
 
 
@@ -390,9 +403,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
     type = get_tensor_type(node.args[0])
     plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
-    if plan.parallel is not None or not plain or not fits_orthogonal_lanes(type, plan.matrix_steps):
+    if plan.parallel is not None or not plain:
         return None
-    return LibraryLowering(node.args, orthogonalise_lanes)
+    if fits_orthogonal_lanes(type, plan.matrix_steps):
+        return LibraryLowering(node.args, orthogonalise_lanes)
+    *outer, rows, columns = (int(n) for n in type.shape)
+    if type.dtype != f32 or not fits_columns(type.dtype, math.prod(outer), plan.matrix_side, rows, columns):
+        return None
+    return LibraryLowering(node.args, lambda x: orthogonalise_lanes(x, orthogonalise_columns))
 
 
 def _find_state(combine: str, type: TensorType, result: DType) -> DType:

@@ -239,26 +239,179 @@ def orthogonalise_in_lanes(a, q, r, *, rows, columns, lanes):
             tile.store(r[number, i, j], tile.cast(upper[i][j], r.dtype), mask=number < a.shape[0])
 
 
+# Larger matrices of a batch, a matrix in each lane as before, but in loops: the columns lie in memory one after the
+# other, each element as a register of lanes, and several columns at a time hide the latency of their sums.
+
+WIDE, TALL = 4, 8  # columns, and rows, of a block that is changed at a time
+LEAST_PROGRAMS = 2  # whose lanes are full
+
+
+def count_lanes(dtype: DType) -> int:
+    """The matrices of a program: two registers."""
+    return 16 if dtype == f32 else 8
+
+
+def fits_columns(dtype: DType, batch: int, most: int, *sides: int) -> bool:
+    """Whether a batch of matrices is computed by loops, one in each lane."""
+    return dtype in (f32, f64) and batch >= LEAST_PROGRAMS * count_lanes(dtype) and max(sides) <= most
+
+
+def load_columns(memory, x, at, first, rows, columns):
+    """Read matrices, one in each lane, into the columns of a memory from `first` on."""
+    for j in tile.range(0, columns, 1):
+        for i in tile.range(0, rows, 1):
+            memory[first + j, i, 0 : at.shape[0]] = tile.cast(x[at, i, j], memory.dtype)
+
+
+def store_columns(out, memory, number, first, rows, columns):
+    """Write the columns of a memory from `first` on to matrices, one in each lane."""
+    for i in tile.range(0, rows, 1):
+        for j in tile.range(0, columns, 1):
+            found = tile.cast(memory[first + j, i, 0 : number.shape[0]], out.dtype)
+            tile.store(out[number, i, j], found, mask=number < out.shape[0])
+
+
+def clear(memory):
+    """Fill a memory of columns with zeros."""
+    count, rows, lanes = memory.shape
+    for j in tile.range(0, count, 1):
+        memory[j, 0:rows, 0:lanes] = tile.zeros((rows, lanes), memory.dtype)
+
+
+@kernel
+def factor_columns(a, out, *, side, lanes):
+    """As `factor_in_lanes`, column by column in memory."""
+    padded = ceil_divide(side, TALL) * TALL
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at = tile.minimum(number, a.shape[0] - 1)
+    m = tile.alloc_shared((padded, padded, lanes), a.dtype)
+    clear(m)
+    for j in tile.range(0, side, 1):
+        for i in tile.range(j, side, 1):
+            m[j, i, 0:lanes] = a[at, i, j]
+    for k in tile.range(0, side, 1):
+        square = m[k, k, 0:lanes]
+        tile.assert_(square > 0, "cholesky: a matrix is not positive definite")
+        root = tile.sqrt(square)
+        share = tile.reshape(1.0 / root, (1, lanes))
+        for r in tile.range(k // TALL * TALL, side, TALL):
+            m[k, r : r + TALL, 0:lanes] = m[k, r : r + TALL, 0:lanes] * share
+        m[k, k, 0:lanes] = root
+        for j in tile.range((k + 1) // WIDE * WIDE, side, WIDE):
+            after = tile.reshape(j + tile.arange(0, WIDE), (WIDE, 1, 1)) > k
+            factor = tile.reshape(m[k, j : j + WIDE, 0:lanes], (WIDE, 1, lanes))
+            for r in tile.range(j // TALL * TALL, side, TALL):
+                held = m[j : j + WIDE, r : r + TALL, 0:lanes]
+                change = factor * tile.reshape(m[k, r : r + TALL, 0:lanes], (1, TALL, lanes))
+                m[j : j + WIDE, r : r + TALL, 0:lanes] = tile.where(after, held - change, held)
+    for i in tile.range(0, side, 1):
+        for j in tile.range(0, side, 1):
+            found = tile.where(i >= j, m[tile.minimum(i, j), i, 0:lanes], 0.0)
+            tile.store(out[number, i, j], found, mask=number < a.shape[0])
+
+
+def reflect_columns(m, vector, factor, first, last):
+    """Columns from `first` on of a memory times the reflector of a vector and a factor."""
+    _, rows, lanes = m.shape
+    vectors = tile.broadcast(tile.reshape(vector, (1, rows, lanes)), (WIDE, rows, lanes))
+    for j in tile.range(first // WIDE * WIDE, last, WIDE):
+        held = m[j : j + WIDE, 0:rows, 0:lanes]
+        along = tile.sum(held * vectors, axis=1, keepdims=True) * tile.reshape(factor, (1, 1, lanes))
+        chosen = tile.reshape(j + tile.arange(0, WIDE), (WIDE, 1, 1)) >= first
+        m[j : j + WIDE, 0:rows, 0:lanes] = tile.where(chosen, held - vectors * along, held)
+
+
+@kernel
+def orthogonalise_columns(a, q, r, *, rows, columns, lanes):
+    """As `orthogonalise_in_lanes`, column by column in memory."""
+    count = min(rows, columns)
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at = tile.minimum(number, a.shape[0] - 1)
+    m = tile.alloc_shared((ceil_divide(columns, WIDE) * WIDE, rows, lanes), "float64")
+    vectors = tile.alloc_shared((count, rows, lanes), "float64")
+    factors = tile.alloc_shared((count, lanes), "float64")
+    clear(m)
+    load_columns(m, a, at, 0, rows, columns)
+    place = tile.reshape(tile.arange(0, rows), (rows, 1))
+    for k in tile.range(0, count, 1):
+        column, first = m[k, 0:rows, 0:lanes], m[k, k, 0:lanes]
+        below = tile.sum(tile.where(place > k, column * column, 0.0), axis=0)
+        plain, size = below == 0, tile.sqrt(first * first + below)
+        head = tile.where(plain, first, tile.where(first < 0, size, -size))
+        factors[k, 0:lanes] = tile.where(plain, 0.0, (head - first) / tile.where(plain, 1.0, head))
+        share = tile.where(plain, 0.0, 1.0 / tile.where(plain, 1.0, first - head))
+        vectors[k, 0:rows, 0:lanes] = tile.where(place > k, column * tile.reshape(share, (1, lanes)), 0.0)
+        vectors[k, k, 0:lanes] = tile.ones((lanes,), "float64")
+        m[k, 0:rows, 0:lanes] = tile.where(place > k, 0.0, column)
+        m[k, k, 0:lanes] = head
+        reflect_columns(m, vectors[k, 0:rows, 0:lanes], factors[k, 0:lanes], k + 1, columns)
+    store_columns(r, m, number, 0, count, columns)
+    for j in tile.range(0, count, 1):
+        m[j, 0:rows, 0:lanes] = tile.zeros((rows, lanes), "float64")
+        m[j, j, 0:lanes] = tile.ones((lanes,), "float64")
+    for n in tile.range(0, count, 1):
+        k = count - 1 - n
+        reflect_columns(m, vectors[k, 0:rows, 0:lanes], factors[k, 0:lanes], k, count)
+    store_columns(q, m, number, 0, rows, count)
+
+
+@kernel
+def solve_columns(a, b, out, *, side, width, lanes):
+    """As `solve_in_lanes`, column by column in memory: those of `a`, then those of `b`."""
+    number = tile.program_id(0) * lanes + tile.arange(0, lanes)
+    at = tile.minimum(number, a.shape[0] - 1)
+    m = tile.alloc_shared((side + width, side, lanes), a.dtype)
+    load_columns(m, a, at, 0, side, side)
+    load_columns(m, b, at, side, side, width)
+    place = tile.reshape(tile.arange(0, side), (side, 1))
+    places = tile.broadcast(place, (side, lanes))
+    for k in tile.range(0, side, 1):
+        column = m[k, 0:side, 0:lanes]
+        size = tile.where(place >= k, rank_pivot(column), -1.0)
+        best = tile.broadcast(tile.max(size, axis=0, keepdims=True), (side, lanes))
+        chosen = tile.min(tile.where(size == best, places, side), axis=0, keepdims=True)
+        is_chosen = places == tile.broadcast(chosen, (side, lanes))
+        pivot = tile.sum(tile.where(is_chosen, column, 0.0), axis=0)
+        tile.assert_(pivot != 0, "solve: a matrix is singular")
+        column = tile.where(is_chosen, tile.reshape(m[k, k, 0:lanes], (1, lanes)), column)
+        factor = column / tile.reshape(pivot, (1, lanes))
+        m[k, k, 0:lanes] = pivot
+        for j in tile.range(k + 1, side + width, 1):
+            other = m[j, 0:side, 0:lanes]
+            found = tile.sum(tile.where(is_chosen, other, 0.0), axis=0)
+            moved = tile.where(is_chosen, tile.reshape(m[j, k, 0:lanes], (1, lanes)), other)
+            m[j, 0:side, 0:lanes] = tile.where(place > k, moved - factor * tile.reshape(found, (1, lanes)), moved)
+            m[j, k, 0:lanes] = found
+    for n in tile.range(0, side, 1):
+        k = side - 1 - n
+        for c in tile.range(side, side + width, 1):
+            held, found = m[c, 0:side, 0:lanes], m[c, k, 0:lanes] / m[k, k, 0:lanes]
+            rest = held - m[k, 0:side, 0:lanes] * tile.reshape(found, (1, lanes))
+            m[c, 0:side, 0:lanes] = tile.where(place < k, rest, held)
+            m[c, k, 0:lanes] = found
+    store_columns(out, m, number, side, side, width)
+
+
 def fits_lanes(dtype: DType, batch: int, side: int, width: int | None, most: int) -> bool:
     """Whether matrices are computed in lanes: the steps of a solution, or of a factor without a `width`, are few."""
     steps = side * side * (side + width) if width is not None else side**3 // 3 + side * side
     return dtype in (f32, f64) and batch >= LEAST_BATCH and steps <= most
 
 
-def solve_lanes(a: Tensor, b: Tensor) -> Tensor:
+def solve_lanes(a: Tensor, b: Tensor, function: Any = solve_in_lanes, lanes: int = LANES) -> Tensor:
     """X [..., N, K] with `a` X = `b`, one system in each lane."""
     held, side, width = _fold(a), int(b.shape[-2]), int(b.shape[-1])
     memory = OutputMemory(TensorType((held.shape[0], side, width), b.dtype))
-    right, grid = reshape(b, shape=memory.type.shape), (ceil_divide(held.shape[0], LANES),)
-    found = launch(solve_in_lanes, grid, held, right, memory, side=side, width=width, lanes=LANES)
+    right, grid = reshape(b, shape=memory.type.shape), (ceil_divide(held.shape[0], lanes),)
+    found = launch(function, grid, held, right, memory, side=side, width=width, lanes=lanes)
     return reshape(found, shape=b.shape)
 
 
-def factor_lanes(x: Tensor) -> Tensor:
+def factor_lanes(x: Tensor, function: Any = factor_in_lanes, lanes: int = LANES) -> Tensor:
     """The lower triangular L [..., N, N] with L Lᵀ = `x`, one matrix in each lane."""
     held, side = _fold(x), int(x.shape[-1])
-    memory, grid = OutputMemory(TensorType(tuple(held.shape), x.dtype)), (ceil_divide(held.shape[0], LANES),)
-    return reshape(launch(factor_in_lanes, grid, held, memory, side=side, lanes=LANES), shape=x.shape)
+    memory, grid = OutputMemory(TensorType(tuple(held.shape), x.dtype)), (ceil_divide(held.shape[0], lanes),)
+    return reshape(launch(function, grid, held, memory, side=side, lanes=lanes), shape=x.shape)
 
 
 def fits_orthogonal_lanes(type: TensorType, most: int) -> bool:
@@ -268,13 +421,13 @@ def fits_orthogonal_lanes(type: TensorType, most: int) -> bool:
     return type.dtype == f32 and math.prod(outer) >= LEAST_BATCH and steps <= most
 
 
-def orthogonalise_lanes(x: Tensor) -> tuple[Tensor, ...]:
+def orthogonalise_lanes(x: Tensor, function: Any = orthogonalise_in_lanes) -> tuple[Tensor, ...]:
     """The QR factors of a batch, one matrix in each lane."""
     held, (rows, columns) = _fold(x), (int(n) for n in x.shape[-2:])
     count, lead = min(rows, columns), tuple(x.shape[:-2])
     shapes, grid = ((rows, count), (count, columns)), (ceil_divide(held.shape[0], LANES),)
     memories = [OutputMemory(TensorType((held.shape[0], *each), x.dtype)) for each in shapes]
-    made = launch(orthogonalise_in_lanes, grid, held, *memories, rows=rows, columns=columns, lanes=LANES)
+    made = launch(function, grid, held, *memories, rows=rows, columns=columns, lanes=LANES)
     return tuple(reshape(each, shape=(*lead, *size)) for each, size in zip(made, shapes, strict=True))
 
 

@@ -21,6 +21,7 @@ from tessera.ir.core import Value
 from tessera.ir.rewrite import UseDef
 from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_tensor_type
+from tessera.lower.lowering_plan import LoweringPlan
 from tessera.ops.tensor import basic, contractions, reduce, shape
 from tessera.stdlib.gemm import zero_accumulator
 from tessera.stdlib.operand_copies import OperandCopy, put_side_by_side
@@ -59,6 +60,9 @@ SCALAR_ROWS, SCALAR_ELEMENTS, SCALAR_ROUND = 64, 1 << 13, 32  # of a block, at m
 SCALAR_DEPTH, SCALAR_PROGRAMS = 128, 528  # a part of the contraction; programs that hide the latency of memory
 LEAST_DOUBLES = 64  # rows, columns and depth of products of f64, which tensor cores multiply
 LONG_SCALAR_DEPTH, LEAST_PARTS = 1024, 2  # so long, and in so many parts, that the launch that adds up pays
+# Products on a processor that are cut in parts so long: results of a block, whose operands a program packs once.
+DEEP_PART, DEEP_ROWS, DEEP_COLUMNS, LEAST_DEEP_ROWS, LEAST_DEEP_COLUMNS = 1024, 256, 128, 48, 32
+LANES, DEEP_ROUND, MOST_PADDING = 16, 16, 1.1  # columns of a register; elements of a round are a multiple of this
 
 
 @kernel
@@ -181,6 +185,38 @@ def match_chunked_product(
     if chunks == 1 and not few:
         return _fill_waves(found)
     return found if _pays(m, k, n, chunks, sides[1].turned) else None
+
+
+def match_deep_product(
+    uses: UseDef, left: Value, right: Value, out: DType, plan: LoweringPlan
+) -> ChunkedProduct | None:
+    """The product of two stored operands cut along its contraction, where it has fewer blocks than a processor runs.
+
+    Smaller blocks would pack the rows and columns that they share again. Packing pairs of 16-bit elements, or columns
+    that end within a register, takes long.
+    """
+    measured, dtype = measure_product(left, right), get_tensor_type(left).dtype
+    if measured is None or out not in RESULT_TYPES.get(dtype, ()):
+        return None
+    (batch, m, k, n), sides = measured[0], (find_operand(uses, left), find_operand(uses, right))
+    packs = dtype in (bf16, f16) or (dtype == f32 and n % LANES and n <= DEEP_COLUMNS)
+    if m < LEAST_DEEP_ROWS or n < LEAST_DEEP_COLUMNS or not packs:
+        return None
+    (rows, above), (columns, beside) = _divide_side(m, DEEP_ROWS, 4), _divide_side(n, DEEP_COLUMNS, LANES)
+    chunks = min(plan.programs // (batch * above * beside), k // DEEP_PART)
+    computed = any((node := uses.get(side.source)) is not None and node.op.pointwise for side in sides)
+    padded = rows * above * columns * beside > MOST_PADDING * m * round_up(n, LANES)
+    if computed or padded or chunks < LEAST_PARTS:
+        return None
+    copies = tuple(OperandCopy(side.folded, dtype, False, aligns=False) for side in sides)
+    each = _divide_side(ceil_divide(k, chunks), plan.k, DEEP_ROUND)[0]
+    return ChunkedProduct(*sides, *measured, out, copies, rows, columns, chunks, each)  # type: ignore[arg-type]
+
+
+def _divide_side(size: int, most: int, multiple: int) -> tuple[int, int]:
+    """The length of the fewest equal parts of at most so many elements, a multiple of a number, and their number."""
+    count = ceil_divide(size, most)
+    return round_up(ceil_divide(size, count), multiple), count
 
 
 def find_narrow_sides(

@@ -5,8 +5,10 @@ Nothing is copied but tensors whose elements are not contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,7 +47,7 @@ def describe_tensor(tensor: torch.Tensor) -> TensorType:
 
 DEVICE_TARGETS = {"cpu": "llvm", "cuda": "ptx"}
 MAX_KNOWN = 32  # sizes of a program for which it is known how results are allocated
-Allocation = tuple[Callable[..., torch.Tensor], tuple[int, ...], torch.dtype]
+Allocation = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]  # what makes a result, and its arguments
 RunOnTensors = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -183,7 +185,15 @@ def _own(result: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _run_on_host(runtime: Any, in_place: Container[int]) -> RunOnTensors:
     """A program of the llvm target on the memory of the tensors: PyTorch allocates the results."""
-    known: dict[Any, list[Allocation | int]] = {}  # by the program of known sizes
+    known: dict[Any, tuple[list[Allocation | int], Callable[..., Any], Any]] = {}  # by the program of known sizes
+
+    def prepare(bound: Any) -> tuple[list[Allocation | int], Callable[..., Any], Any]:
+        if len(known) >= MAX_KNOWN:
+            known.clear()
+        direct = runtime.launch_directly(bound, OTHER)
+        function = _run_otherwise if direct is None else direct.run
+        known[bound] = _list_allocations(bound.arguments), function, direct  # which keeps what the function reads
+        return known[bound]
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = [
@@ -191,16 +201,21 @@ def _run_on_host(runtime: Any, in_place: Container[int]) -> RunOnTensors:
             for i, t in enumerate(tensors)
         ]
         bound = runtime.find_bound(held)
-        allocations = known.get(bound)
-        if allocations is None:
-            if len(known) >= MAX_KNOWN:
-                known.clear()
-            allocations = known[bound] = _list_allocations(bound.arguments)
-        outputs = [held[a] if isinstance(a, int) else a[0](a[1], dtype=a[2]) for a in allocations]
-        runtime.launch(bound, [t.data_ptr() for t in held + outputs])
+        allocations, launch, _ = known.get(bound) or prepare(bound)
+        outputs = [held[a] if isinstance(a, int) else a[0](*a[1]) for a in allocations]
+        addresses = [t.data_ptr() for t in held + outputs]
+        if launch(*addresses) is OTHER:
+            runtime.launch(bound, addresses)
         return outputs
 
     return run
+
+
+OTHER = object()  # what a direct launch gives where it leaves the call to the general way
+
+
+def _run_otherwise(*addresses: int) -> object:
+    return OTHER
 
 
 def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
@@ -208,10 +223,19 @@ def _list_allocations(arguments: ArgumentBinder) -> list[Allocation | int]:
     return [
         arguments.reused[i]
         if i in arguments.reused
-        else (torch.zeros if i in arguments.zeroed else torch.empty, p.shape, find_torch_dtype(p.dtype))
+        else _allocate(i in arguments.zeroed, p.shape, find_torch_dtype(p.dtype), "cpu")
         for i, p in enumerate(arguments.params)
         if p.output
     ]
+
+
+def _allocate(zeroed: bool, shape: Sequence[int], dtype: torch.dtype, device: str) -> Allocation:
+    """How a contiguous tensor is made: `torch.empty` parses its arguments, which takes longer than the rest of it."""
+    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+    if zeroed or device != "cpu" or quick is None:
+        return partial(torch.zeros if zeroed else torch.empty, dtype=dtype, device=device), (tuple(shape),)
+    strides = [math.prod(max(n, 1) for n in shape[a + 1 :]) for a in range(len(shape))]
+    return quick, (tuple(shape), tuple(strides), dtype)
 
 
 def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram, in_place: Container[int]) -> RunOnTensors:
@@ -234,7 +258,7 @@ def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram, in_place: Container[int])
             if len(known) >= MAX_KNOWN:
                 known.clear()
             allocations = known[program] = _list_gpu_allocations(program)
-        outputs = [held[a] if isinstance(a, int) else a[0](a[1], dtype=a[2], device="cuda") for a in allocations]
+        outputs = [held[a] if isinstance(a, int) else a[0](*a[1]) for a in allocations]
         try:
             program.launch([t.data_ptr() for t in (*held, *outputs)], memory.find_stream())
         finally:
@@ -247,7 +271,7 @@ def _run_on_gpu(runtime: GpuProgram | SizedGpuProgram, in_place: Container[int])
 def _list_gpu_allocations(program: ResidentProgram) -> list[Allocation | int]:
     """As `_list_allocations`, for a program on a GPU."""
     return [
-        (torch.zeros if zeroed else torch.empty, shape, find_torch_dtype(as_dtype(dtype))) if source is None else source
+        _allocate(zeroed, shape, find_torch_dtype(as_dtype(dtype)), "cuda") if source is None else source
         for shape, dtype, zeroed, source in program.list_results()
     ]
 

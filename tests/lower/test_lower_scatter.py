@@ -150,6 +150,31 @@ def test_exact_sums_are_rounded_once():
         assert np.signbit(ours[204])
 
 
+@pytest.mark.parametrize("most", [1 << 22, 0], ids=["one word", "three words"])
+def test_exact_sums_of_f16_are_rounded_once(most, monkeypatch):
+    """Numbers of every magnitude, denormals, cancellation, and those that are not finite."""
+    monkeypatch.setattr(exact_sums, "MAX_IN_WORD", most)
+    rng = np.random.default_rng(1)
+    updates = (rng.normal(size=4000) * 2.0 ** rng.integers(-26, 14, 4000)).astype("f2")
+    places = rng.integers(0, 200, 4000)
+    updates[2000:3900], places[2000:3900] = -updates[100:2000], places[100:2000]
+    updates[:8] = [np.inf, -np.inf, np.inf, -np.inf, np.nan, 65504, 2.0**-24, -(2.0**-24)]
+    places[:8] = [200, 201, 202, 202, 203, 204, 205, 206]
+    x = np.float16([*rng.normal(size=204), -65504, 2.0**-24, 0.0, -0.0])
+    lists = [[float(v)] for v in x]
+    for place, value in zip(places, updates, strict=True):
+        lists[place].append(float(value))
+    sums = [math.fsum(each) if np.isfinite(each).all() else sum(each) for each in lists]
+    levels = driver.lower(ts.jit(ts.scatter_add).trace(x, places, updates).function, "ptx")
+    kernels = [f for f in levels["tile"].functions if f.name.startswith("add_floats")]
+    words = {p.type.shape[1] for f in kernels for p in f.params if len(p.type.shape) == 3}  # of the table
+    assert words == ({2} if most else {4})
+    for level in ("tile", "target"):
+        (ours,) = driver.run_level(levels, level, [x, places, updates], "ptx")
+        np.testing.assert_array_equal(ours, np.float16(sums), level)
+        assert np.signbit(ours[207])
+
+
 def test_sums_in_copies():
     """Few numbers have copies of their own for the programs that add to them."""
     places, rng = np.arange(5000) % 7, np.random.default_rng(2)

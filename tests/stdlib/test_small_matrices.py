@@ -131,7 +131,7 @@ def test_lanes_name_what_has_no_result():
     assert np.isnan(launch_in_lanes(ts.solve, unknown, np.ones((9, 2, 1), "f4"))).all()
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 3), (100, 14, 14)])
+@pytest.mark.parametrize("shape", [(2, 3, 3), (15, 14, 14), (100, 65, 65)])
 def test_few_or_larger_matrices_stay_with_the_host(shape):
     x = np.eye(shape[-1], dtype="f4")[None].repeat(shape[0], 0)
     lowered = driver.lower(ts.jit(ts.cholesky).trace(x).function, "llvm")
@@ -165,9 +165,76 @@ def test_numbers_that_are_not_known_have_no_orthogonal_factors():
     assert np.isnan(q).all() and np.isnan(np.diagonal(r, axis1=-2, axis2=-1)).all()
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 3), (100, 9, 9)])
+@pytest.mark.parametrize("shape", [(2, 3, 3), (20, 9, 9), (40, 65, 65)])
 def test_few_or_larger_matrices_have_orthogonal_factors_of_the_host(shape):
     for dtype in ("f4", "f8"):
         x = np.ones(shape, dtype)
         lowered = driver.lower(ts.jit(ts.linalg.qr).trace(x).function, "llvm")
         assert any(n.op.name == "host.call" for n in lowered["tile"].main.body.walk())
+
+
+def launch_in_columns(function, *inputs, levels=("target",)):
+    """The results of a program for the processor whose matrices lie in memory, column by column."""
+    lowered = driver.lower(ts.jit(function).trace(*inputs).function, "llvm")
+    assert any("_columns" in f.name for f in lowered["tile"].functions)
+    found = [driver.run_level(lowered, level, list(inputs), "llvm") for level in levels[:-1]]
+    return [driver.compile_tile(lowered["tile"], "llvm")(list(inputs)), *found]
+
+
+@pytest.mark.parametrize(("dtype", "batch"), [("f4", 37), ("f8", 16)])
+@pytest.mark.parametrize(("side", "width"), [(9, 4), (14, 1), (17, 3), (32, 2)])
+def test_solutions_in_columns(side, width, dtype, batch):
+    """More matrices than lanes, rows that are exchanged, and elements of very different sizes."""
+    rng = np.random.default_rng(side)
+    a, b = (rng.normal(size=(batch, side, n)).astype(dtype) for n in (side, width))
+    a[3, 0, 0], a[4], a[5, :, 2] = 0, a[4, ::-1] * 1e-6, a[5, :, 2] * 1e6
+    allowed = 2 * side * np.finfo(dtype).eps * np.abs(a).sum(-1).max(-1)[..., None, None]
+    (found,) = launch_in_columns(ts.solve, a, b)[0]
+    assert found.dtype == dtype
+    wide = found.astype("f8")
+    assert (np.abs(a.astype("f8") @ wide - b) <= allowed * np.abs(wide).max(-2, keepdims=True)).all()
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("f4", (35,)), ("f8", (2, 9))])
+@pytest.mark.parametrize("side", [14, 23, 32, 50, 64])
+def test_factors_in_columns(side, dtype, shape):
+    x = np.random.default_rng(side).normal(size=(*shape, side, side))
+    x = (x @ x.swapaxes(-1, -2) + side * np.eye(side)).astype(dtype)
+    (found,) = launch_in_columns(ts.cholesky, x + np.triu(np.ones((side, side), dtype), 1))[0]
+    rtol = {"f4": 2e-5, "f8": 1e-12}[dtype]
+    np.testing.assert_allclose(found, np.linalg.cholesky(x.astype("f8")), rtol=rtol, atol=rtol)
+    assert not np.triu(found, 1).any()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(9, 9), (14, 6), (6, 14), (31, 33), (49, 20), (64, 64)])
+def test_orthogonal_factors_in_columns(rows, columns):
+    x = np.random.default_rng(rows).normal(size=(33, rows, columns)).astype("f4")
+    x[2, :, 0], x[3], x[4, 1:, 0] = 0, 0, 0
+    x[5] *= 1e30
+    q, r = launch_in_columns(ts.qr, x)[0]
+    wide, size = np.abs(x).max((-1, -2), keepdims=True).astype("f8"), min(rows, columns)
+    assert (np.abs(q.astype("f8") @ r - x) <= 4e-6 * wide).all() and not np.tril(r, -1).any()
+    np.testing.assert_allclose(q.swapaxes(-1, -2) @ q, np.broadcast_to(np.eye(size), (33, size, size)), atol=3e-6)
+
+
+def test_the_interpreter_agrees_on_columns():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(33, 9, 9)).astype("f4"), rng.normal(size=(33, 9, 2)).astype("f4")
+    for function, given in ((ts.solve, (a, b)), (ts.qr, (a,))):
+        ours, tile = launch_in_columns(function, *given, levels=("tile", "target"))
+        for x, y in zip(ours, tile, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-4)
+
+
+def test_what_has_no_result_in_columns():
+    eye = np.eye(14, dtype="f4")[None].repeat(40, 0)
+    singular, unknown = eye.copy(), eye.copy()
+    singular[39, 3], unknown[7, 5, 5] = 0, np.nan
+    with pytest.raises(ExecutionError, match="singular"):
+        launch_in_columns(ts.solve, singular, np.ones((40, 14, 4), "f4"))
+    with pytest.raises(ExecutionError, match="positive definite"):
+        launch_in_columns(ts.cholesky, singular)
+    with pytest.raises(ExecutionError, match="positive definite"):
+        launch_in_columns(ts.cholesky, unknown)
+    (found,) = launch_in_columns(ts.solve, unknown, np.ones((40, 14, 4), "f4"))[0]
+    assert np.isnan(found[7, 5]).all() and np.isfinite(np.delete(found, 7, 0)).all()

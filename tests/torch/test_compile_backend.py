@@ -2,6 +2,7 @@
 
 import configparser
 import logging
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,7 +256,8 @@ def test_a_program_on_a_gpu_takes_the_memory_of_tensors(monkeypatch):
         return made[-1][0]
 
     program = type("Program", (), {"launch": lambda _, *given: calls.append(given)})()
-    monkeypatch.setattr(interop, "_list_gpu_allocations", lambda _: [(allocate, (2, 3), torch.float16), 0])
+    given = partial(allocate, dtype=torch.float16, device="cuda"), ((2, 3),)
+    monkeypatch.setattr(interop, "_list_gpu_allocations", lambda _: [given, 0])
     monkeypatch.setattr(interop, "_is_plain", lambda _: True)
     monkeypatch.setattr(device_memory, "get_device_memory", lambda: SimpleNamespace(find_stream=lambda: 7))
     monkeypatch.setattr(driver_api, "get_gpu", lambda: SimpleNamespace(leave_thread=lambda: calls.append("left")))

@@ -32,7 +32,8 @@ CASES = {
     "masked_fill_": (lambda x, m: x.masked_fill_(m, 0.0), (R(4, 5), R(4, 5) > 0), True),
     "returned, too": (write_a_sum, (R(3, 4), R(3, 4)), True),
     "two": (lambda x, y: (x.mul_(2).add_(y), y.add_(1)), (R(8, 4), R(8, 4)), True),
-    "two that read each other": (exchange, (R(5, 5), R(5, 5)), False),
+    "two that read each other": (exchange, (R(200, 100), R(200, 100)), False),
+    "two small ones that do": (exchange, (R(5, 5), R(5, 5)), True),  # in one kernel, which reads both before
     "another order of axes": (lambda x, y: x.copy_(y.t()), (R(5, 5), R(5, 5)), True),
     "reversed": (lambda x: x.add_(x.flip(0)), (R(8, 4),), False),
     "sums of columns": (lambda x: x.add_(x.sum(0)), (R(8, 4),), False),

@@ -43,6 +43,7 @@ TILING_PLAN = LoweringPlan(
     peel=True,
     serial_scans=True,
     matrix_steps=768,  # more take more than a second to compile
+    matrix_side=64,  # the second cache holds so many
     vector_products=1,
     product_pack=32,
     divided_row=1 << 18,

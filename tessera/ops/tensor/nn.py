@@ -33,7 +33,7 @@ from tessera.ops.tensor.elementwise import (
     where,
 )
 from tessera.ops.tensor.random import Generator, rand
-from tessera.ops.tensor.reduce import max, mean, sum, var
+from tessera.ops.tensor.reduce import count_elements, divide_by_count, max, mean, sum, var
 from tessera.ops.tensor.scalar_functions import expm1, log1p, sigmoid
 from tessera.ops.tensor.shape import reshape
 
@@ -299,6 +299,19 @@ def _(out, primals, tangents, *, axis):
 @round_once
 def _(out, primals, tangents, *, axis):
     return tangents[0] - sum(exp(out) * tangents[0], axis=axis, keepdims=True)
+
+
+@jvp(normalize)
+@round_once
+def _(out, primals, tangents, *, axis, eps, center):
+    # The normalised elements add up to 0, so that the mean of the tangent does not change the mean of their products.
+    (x,), (t,) = primals, tangents
+    count = count_elements([x.shape[a] for a in axis])
+    d = x - mean(x, axis=axis, keepdims=True) if center else x
+    moved = t * rsqrt(mean(d * d, axis=axis, keepdims=True) + eps)
+    along = divide_by_count(sum(out * moved, axis=axis, keepdims=True), count)
+    rest = moved - divide_by_count(sum(moved, axis=axis, keepdims=True), count) if center else moved
+    return rest - out * along
 
 
 @batch(relu, sigmoid, silu, gelu, softmax, log_softmax, normalize)

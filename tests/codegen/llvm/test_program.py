@@ -10,15 +10,13 @@ from test_matmul import matmul
 from test_memory_ops import Kernel
 from test_reductions import reduced
 
-import tessera as ts
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
-from tessera.codegen.llvm.runtime.thread_pool import MAX_QUEUED, choose_thread_count, get_helper_threads
+from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
 from tessera.core.errors import (
     ArgumentError,
     DTypeError,
     ExecutionError,
-    OutOfBoundsError,
     ParseError,
     ShapeError,
     UnsupportedOpError,
@@ -204,45 +202,6 @@ def test_one_buffer_under_two_names():
     module = Module("tile", (Function("main", b.block([p], []), Attrs({"outputs": 0})), kernel))
     BACKEND.runtime(BACKEND.emit(module, {})).run([x])
     np.testing.assert_array_equal(x, np.concatenate([np.arange(32, 64), np.arange(32)]))
-
-
-def test_jobs_that_no_thread_begins_do_not_pile_up(monkeypatch):
-    """Calls on a busy machine are computed by their own thread; a job that waits keeps the memory of its call."""
-    monkeypatch.setenv("TESSERA_THREADS", "2")
-    x = np.ones((512, 512), np.float32)
-    function = ts.jit(lambda x: ts.exp(x).sum(axis=0), target="llvm")
-    first, helpers, gate = np.asarray(function(x)), get_helper_threads(1), threading.Event()
-    helpers.submit(gate.wait)
-    try:
-        for _ in range(3 * MAX_QUEUED):
-            np.testing.assert_array_equal(np.asarray(function(x)), first)
-        assert helpers._work_queue.qsize() <= MAX_QUEUED
-    finally:
-        gate.set()
-    helpers.submit(int).result()
-    assert np.array_equal(np.asarray(function(x)), first)
-
-
-def test_a_late_thread_runs_nothing_of_a_failed_run(monkeypatch):
-    """The launches after a failure are never begun, by a thread that starts when the next run has ended."""
-    monkeypatch.setenv("TESSERA_THREADS", "2")
-    x, good = np.ones((512, 64), np.float32), np.arange(512)
-    bad = np.where(good == 7, 1000, good)
-    function = ts.jit(lambda x, i: (ts.cumsum(x[i].sum(axis=1)), ts.exp(x).sum(axis=0)), target="llvm")
-    function(x, good)
-    gate = threading.Event()
-    get_helper_threads(1).submit(gate.wait)
-    try:
-        with pytest.raises(OutOfBoundsError):
-            function(x, bad)
-        results = [np.asarray(r) for r in function(x, good)]
-        copies = [r.copy() for r in results]
-        x[...] = 2
-    finally:
-        gate.set()
-    get_helper_threads(1).submit(int).result()
-    for result, copy in zip(results, copies, strict=True):
-        np.testing.assert_array_equal(result, copy)
 
 
 def test_a_program_of_a_kernel_without_a_grid_has_a_linear_number():

@@ -147,7 +147,7 @@ def test_long_extremes_compare_bits():
 def test_groups_of_registers_hold_every_result_once(count, width):
     """Each loop takes steps of its group; an axis of few registers is one group, which reads the rows once."""
     found = []
-    for start, stop, step, mask in reductions._group_registers(count, width):
+    for start, stop, step, mask in reductions._group_registers(count, width, 8):
         found += [i + n for i in range(int(start), int(stop), step) for n in range(step if mask is None else count - i)]
     assert found == list(range(count))
-    assert len(reductions._group_registers(96, 16)) == 1
+    assert len(reductions._group_registers(96, 16, 8)) == len(reductions._group_registers(197, 16, 16)) - 1 == 1

@@ -19,11 +19,11 @@ from tessera.ir.tensor import POOL_PLACEMENT
 X, Y = np.float32([[1, 2, 3], [4, 5, 6]]), np.float32([[1, 1, 2], [2, 3, 3]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Programs of several tiles are native calls on one thread alone."""
+@pytest.fixture(autouse=True, scope="module", params=("1", "2"))
+def threads(request):
+    """The number of threads that share the tiles of a program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TESSERA_THREADS", "1")
+        patch.setenv("TESSERA_THREADS", request.param)
         yield
 
 

@@ -155,14 +155,25 @@ class BufferisationPlan:
         self._depths: dict[Value, int] = {}
         self._measure_chains()
         self._plan_carried_blocks(function)
+        required = set(self.stored)
         for site in self.uses.backwards():
             for v in site.node.results:
                 if is_block(v) and is_fusible(site.node.op) and self._should_store(v, site):
                     self.stored.add(v)
+        self._drop_cheap(required)
         for v, param in list(self.target.items()):
             if not self._can_compute_in_place(v, param):
                 del self.target[v]
         self.fused_dots = {v: d for v, d in self.fused_dots.items() if v in self.target}
+
+    def _drop_cheap(self, required: set[Value]) -> None:
+        """Compute again, in each loop that uses it, what costs little to compute from blocks that are stored anyway."""
+        for v in [v for v in self.uses.definitions if v in self.stored and v not in required]:
+            node = self.uses.definitions[v].node
+            if node.op.pointwise and all(a in self.stored for a in node.args if is_block(a)):
+                self._costs.pop(v)
+                if not self._is_worth_storing(v, self.uses.definitions[v]):
+                    self.stored.remove(v)
 
     def is_deferred(self, v: Value) -> bool:
         """Whether a dot is emitted with the sum that uses it."""
@@ -215,9 +226,12 @@ class BufferisationPlan:
             return True
         if site.node.op is basic.broadcast_to and _is_expanding(site.node):
             return False  # its operand is stored instead, and has fewer elements
-        sinks, cost = self.sinks(v), self.cost(v)
-        if site.node.op in (tile.load, tile.gather) and self._is_overwritten(v, site, sinks):
+        if site.node.op in (tile.load, tile.gather) and self._is_overwritten(v, site, self.sinks(v)):
             return True
+        return self._is_worth_storing(v, site)
+
+    def _is_worth_storing(self, v: Value, site: UseSite) -> bool:
+        sinks, cost = self.sinks(v), self.cost(v)
         broadcast = any(s.node.op is basic.broadcast_to and _is_expanding(s.node) for s in self.uses.uses_of[v])
         in_loop = any(self.uses.find_last_use(site, s) != s.number for s in sinks)
         return (
@@ -242,7 +256,7 @@ class BufferisationPlan:
             return {use: _is_elementwise_use(v, node)}
         out = node.results[0]
         if is_fusible(node.op) and is_block(out):
-            straight = node.op.pointwise
+            straight = node.op.pointwise or node.op is shape.reshape  # which keeps the order of elements
             if out in self.stored:
                 return {use: straight}
             return {s: ok and straight for s, ok in self.sinks(out).items()}
@@ -299,7 +313,7 @@ class BufferisationPlan:
 
     def _compute_fused_cost(self, node: Node) -> int:
         own = 1 if node.op is tile.load else OP_COST.get(node.op, node.op.cost)
-        return min(1000, own + sum(self.cost(a) for a in node.args if is_block(a)))
+        return min(1000, own + sum(1 if a in self.stored else self.cost(a) for a in node.args if is_block(a)))
 
 
 def _list_aliases(function: Function, aliases: Mapping[tuple[int, int], bool] | None) -> dict[Value, dict[Value, bool]]:

@@ -36,10 +36,10 @@ DONE, FAILED, OTHER_ARRAYS = 0, 1, 2
 
 # A binding has the numbers of arrays and of uses, and addresses: of the descriptions of the arrays (rank, kind of
 # element, address of the sizes), of the uses (array, slot), of the slots, of the class of arrays. A call has the
-# address of its binding, and a function that launches with its arguments: no states, as one thread needs none.
+# address of its binding, and a function that launches with its arguments.
 CHECK_TEXT = f"""
 %binding = type {{ i64, i64, ptr, ptr, ptr, ptr }}
-%call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr }}
+%call = type {{ ptr, ptr, ptr, i64, ptr, ptr, ptr, ptr }}
 %array = type {{ i64, i64, ptr }}
 %use = type {{ i64, i64 }}
 
@@ -133,12 +133,14 @@ entry:
   %tasks.n = load i64, ptr %tasks.n.p
   %tasks.p = getelementptr %call, ptr %call, i64 0, i32 4
   %tasks = load ptr, ptr %tasks.p
-  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %job.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %job = load ptr, ptr %job.p
+  %scratch.p = getelementptr %call, ptr %call, i64 0, i32 6
   %scratch = load ptr, ptr %scratch.p
-  %word.p = getelementptr %call, ptr %call, i64 0, i32 6
+  %word.p = getelementptr %call, ptr %call, i64 0, i32 7
   %word = load ptr, ptr %word.p
   store i64 {NO_FAILURE}, ptr %word
-  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr null, ptr %scratch, ptr %word)
+  call void %f(ptr %run, ptr %tasks, i64 %tasks.n, ptr %job, ptr %scratch, ptr %word)
   %result = load atomic i64, ptr %word acquire, align 8
   %fine = icmp eq i64 %result, {NO_FAILURE}
   %code = select i1 %fine, i64 {DONE}, i64 {FAILED}
@@ -244,6 +246,12 @@ def _get_binding_entry() -> Any:
     return ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(_compile().address("bind"))
 
 
+def list_uses(param_slots: Sequence[Any]) -> np.ndarray:
+    """The pairs (parameter, slot) of a program."""
+    uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
+    return np.array(uses, np.int64).reshape(-1, 2)
+
+
 class NativeBinding:
     """Checks the arrays of a call of a program, and stores their addresses in its slots.
 
@@ -260,10 +268,9 @@ class NativeBinding:
             for p, s in zip(params, self._sizes, strict=True)
         ]
         self._arrays = np.array(described, np.int64)
-        uses = [(i, int(slot)) for i, found in enumerate(param_slots) for slot in np.atleast_1d(found)]
-        self._uses, self._slots = np.array(uses, np.int64).reshape(-1, 2), slots
+        self._uses, self._slots = list_uses(param_slots), slots
         addresses = [array_address(a) for a in (self._arrays, self._uses, slots)]
-        self._binding = np.array([len(params), len(uses), *addresses, id(np.ndarray)], np.int64)
+        self._binding = np.array([len(params), len(self._uses), *addresses, id(np.ndarray)], np.int64)
         self.address, self._entry = array_address(self._binding), _get_binding_entry()
 
     @staticmethod
@@ -291,15 +298,31 @@ class NativeBinding:
         return self._entry(self.address, id(given)) == DONE  # type: ignore[no-any-return]
 
 
-class NativeCall:
-    """The launches of one program on one thread for arrays of known types, with the binding of these."""
+class NativeLaunch:
+    """The launches of one program; `job`: None on one thread, `short`: Ctrl-C takes effect after them.
 
-    def __init__(self, binding: NativeBinding, tasks: np.ndarray, scratch: int, word: int, short: bool) -> None:
+    `address` is that of a call for machine code, which begins with the address of a binding, or 0.
+    """
+
+    def __init__(
+        self, tasks: np.ndarray, job: np.ndarray | None, scratch: int, word: int, short: bool, binding: int = 0
+    ) -> None:
         launch = interrupts.get_direct_address() if short else interrupts.get_interruptible_address()
-        run = thread_pool.get_serial_address()
-        self.binding, self._tasks = binding, tasks
-        self._call = np.array([binding.address, launch, run, len(tasks), array_address(tasks), scratch, word], np.int64)
-        self.address, self._entry = array_address(self._call), _get_call_entry()
+        run = thread_pool.get_worker_address(job is None)
+        place = 0 if job is None else array_address(job)
+        self._kept = (tasks, job)
+        self._call = np.array((binding, launch, run, len(tasks), array_address(tasks), place, scratch, word), np.int64)
+        self.address = array_address(self._call)
+
+
+class NativeCall(NativeLaunch):
+    """The launches of one program for arrays of known types, with the binding of these."""
+
+    def __init__(
+        self, binding: NativeBinding, tasks: np.ndarray, job: np.ndarray | None, scratch: int, word: int, short: bool
+    ) -> None:
+        super().__init__(tasks, job, scratch, word, short, binding.address)
+        self.binding, self._entry = binding, _get_call_entry()
 
     def run(self, given: list[Any]) -> int:
         """What came of a call with completed arrays: DONE, FAILED or OTHER_ARRAYS; by one thread at a time."""

@@ -7,8 +7,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock, get_ident
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +23,13 @@ from tessera.codegen.llvm.runtime.native_calls import (
     OTHER_ARRAYS,
     NativeBinding,
     NativeCall,
+    NativeLaunch,
+    has_known_layout,
     make_native_binding,
 )
 from tessera.codegen.llvm.runtime.object_files import open_object
 from tessera.codegen.llvm.runtime.reports import ReportCollector, register_report_symbol
-from tessera.codegen.llvm.runtime.tensor_calls import TensorCall, make_tensor_call
+from tessera.codegen.llvm.runtime.tensor_calls import AddressCall, TensorCall, make_tensor_call
 from tessera.codegen.llvm.runtime.thread_pool import (
     TASK_FIELDS,
     WorkerPool,
@@ -51,6 +55,9 @@ from tessera.codegen.plan_execution import (
 )
 from tessera.core.device import array_address
 from tessera.core.errors import ArtifactError, BarrierError
+
+if TYPE_CHECKING:
+    from tessera.codegen.llvm.runtime.cooperative_launches import CooperativeLaunches
 
 # Executing a plan with control flow: machine code finds its arguments in slots, which move with the indices of loops.
 
@@ -136,6 +143,12 @@ MAX_SHORT_PROGRAMS = 32  # without long loops, that run before Ctrl-C takes effe
 CHUNKS_PER_THREAD = 8  # small chunks, so that threads finish a launch at about the same time
 
 
+def import_cooperative_launches() -> ModuleType:
+    from tessera.codegen.llvm.runtime import cooperative_launches  # most programs have none
+
+    return cooperative_launches
+
+
 def check_plan_seal(text: str, plan: Mapping[str, Any]) -> None:
     """Check that a text was emitted with this plan.
 
@@ -171,11 +184,12 @@ class BoundProgram:
     slots: np.ndarray
     param_slots: list[Any]
     workspace: np.ndarray
-    serial: bool
-    cooperative: thread_pool.CooperativeLaunches
+    job: np.ndarray | None  # None: one thread runs the tasks
+    cooperative: CooperativeLaunches | None
     sites: Sequence[Site]  # of reports, with the grids of these sizes
     engine: NativePlanEngine | None = None
     binding: NativeBinding | None = None
+    direct: NativeLaunch | None = None
     native: NativeCall | None = None
 
 
@@ -188,7 +202,7 @@ class LlvmProgram:
         self.threads = choose_thread_count(threads)
         register_report_symbol()
         if "meeting" in plan:
-            thread_pool.register_barrier_symbol()
+            import_cooperative_launches().register_barrier_symbol()
         interrupts.register_poll_symbol()
         self._code = MachineCode(text, _find_object(artifact, text))
         # Each task checks the stop word between two programs; programs of long loops check it, too.
@@ -219,25 +233,28 @@ class LlvmProgram:
             tasks[row] = (function, array_address(slots) + 8 * start, total, chunk)
         arguments, workspace = ArgumentBinder(plan), allocate_aligned(plan["workspace"])
         param_slots = _fill_slots(slots, slot_uses, workspace, len(arguments.params))
-        serial = self.threads == 1 or max((math.prod(e["grid"]) for e in launches), default=0) < 2
-        cooperative = thread_pool.CooperativeLaunches(plan, self._code, self._stop)
+        job, cooperative = self._pool.make_job(tasks, even=not self._has_checks), None
+        if any(e["kernel"] in plan.get("meeting", ()) for e in launches):
+            cooperative = import_cooperative_launches().CooperativeLaunches(plan, self._code, self._stop)
         sites = plan.get("reports", ())
-        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, serial, cooperative, sites)
+        bound = BoundProgram(arguments, tasks, slots, param_slots, workspace, job, cooperative, sites)
         bound.binding = make_native_binding(arguments, param_slots, slots)
         if "steps" in plan:
             bound.engine = self._make_engine(plan, bound, starts[-1], slot_uses)
-        elif bound.binding is not None and serial and not cooperative.names and launches:
+        elif cooperative is None and launches:
             short = not self._has_checks and sum(math.prod(e["grid"]) for e in launches) <= MAX_SHORT_PROGRAMS
-            bound.native = NativeCall(bound.binding, tasks, self._pool.scratch, self._stop.address, short)
+            details = (tasks, job, self._pool.scratch, self._stop.address, short)
+            bound.direct = NativeLaunch(*details)
+            bound.native = None if bound.binding is None else NativeCall(bound.binding, *details)
         return bound
 
     def _make_engine(
         self, plan: Mapping[str, Any], bound: BoundProgram, first_flag: int, slot_uses: Sequence[tuple[int, Any]]
     ) -> NativePlanEngine:
-        parallel = [math.prod(e["grid"]) > 1 and self.threads > 1 for e in plan["launches"]]
+        parallel = [math.prod(e["grid"]) > 1 for e in plan["launches"]]
 
         def launch(first: int, last: int) -> None:
-            self._launch(bound, first, last, not any(parallel[first:last]))
+            self._launch(bound, first, last, bound.job if any(parallel[first:last]) else None)
             if self._stop.value >= FIRST_KEY:
                 self._reports.finish(bound.sites)
 
@@ -275,22 +292,32 @@ class LlvmProgram:
         `results` are the types of the results. None where only the general way runs the program.
         """
         program = self.find_bound(types)
-        prints = any(site["kind"] == "print" for site in program.sites)
-        if program.native is None or prints or len(types) != program.native.binding.inputs:
+        if program.native is None or _prints(program.sites) or len(types) != program.native.binding.inputs:
             return None
         outputs = [p for p in program.arguments.params if p.output]
         sized = [t if t.shape == p.shape else t.with_shape(p.shape) for t, p in zip(results, outputs, strict=True)]
-
-        def fail() -> None:
-            interrupted = self._stop.value == INTERRUPTED
-            if interrupted:
-                self._reports.discard()
-            self._lock.release()
-            if interrupted:
-                interrupts.raise_interrupt()
-            self._reports.finish(program.sites)
-
+        fail = partial(self._fail, program)
         return make_tensor_call(program.native, [*types, *sized], self._lock, fail, other)
+
+    def launch_directly(self, program: BoundProgram, other: object) -> AddressCall | None:
+        """What runs on memory of the caller, as `launch` does, or gives `other` where only `launch` can.
+
+        None where it never can.
+        """
+        if program.direct is None or _prints(program.sites) or not has_known_layout():
+            return None
+        fail = partial(self._fail, program)
+        return AddressCall(program.direct, program.param_slots, program.slots, self._lock, fail, other)
+
+    def _fail(self, program: BoundProgram) -> None:
+        """Raise what a launch of machine code has failed with; its caller has the lock."""
+        interrupted = self._stop.value == INTERRUPTED
+        if interrupted:
+            self._reports.discard()
+        self._lock.release()
+        if interrupted:
+            interrupts.raise_interrupt()
+        self._reports.finish(program.sites)
 
     def _run_native(self, program: BoundProgram, given: list[Any]) -> bool:
         """Run on completed arrays; False where some must be converted or refused."""
@@ -341,7 +368,7 @@ class LlvmProgram:
         self._stop.value = NO_FAILURE
         try:
             if program.engine is None:
-                self._launch(program, 0, len(program.tasks), program.serial)
+                self._launch(program, 0, len(program.tasks), program.job)
             else:
                 program.engine.run()
         except BarrierError:
@@ -351,20 +378,24 @@ class LlvmProgram:
             self._reports.discard()
             raise
 
-    def _launch(self, program: BoundProgram, first: int, last: int, serial: bool) -> None:
-        if not program.cooperative.names:
-            self._pool.run(program.tasks[first:last], serial)
+    def _launch(self, program: BoundProgram, first: int, last: int, job: np.ndarray | None) -> None:
+        if program.cooperative is None:
+            self._pool.run(program.tasks[first:last], job)
             return
         for start, stop, cooperative in program.cooperative.split(first, last):
             if cooperative:
                 program.cooperative.run(start, program.tasks[start])
             else:
-                self._pool.run(program.tasks[start:stop], serial)
+                self._pool.run(program.tasks[start:stop], job)
 
     def _connect_reports(self) -> None:
         """Store in the machine code the number of the collector that receives its reports."""
         if self._reports.sites:
             ctypes.c_int64.from_address(self._code.variable(REPORT_CONTEXT)).value = self._reports.context
+
+
+def _prints(sites: Sequence[Site]) -> bool:
+    return any(site["kind"] == "print" for site in sites)
 
 
 def _fill_slots(

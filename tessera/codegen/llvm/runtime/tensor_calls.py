@@ -2,8 +2,8 @@
 
 A call of a small program from Python takes longer for its arguments and results than for its arithmetic. Here machine
 code does what Python would: it checks and unwraps the tensors, makes the arrays of the results, launches without the
-interpreter lock, and wraps the results. It calls functions of CPython's C interface, and reads fields whose places are
-looked for once.
+interpreter lock, and wraps the results. An address call takes the addresses of memory instead. Both call functions of
+CPython's C interface, and read fields whose places are looked for once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tessera.codegen.llvm.runtime.native_calls import (
     HEADER,
     TYPE,
     NativeCall,
+    NativeLaunch,
     has_known_layout,
+    list_uses,
     read_word,
 )
 from tessera.core.device import array_address
@@ -38,13 +40,26 @@ TENSOR_WORDS = (
 )  # fmt: skip
 PYTHON_FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyObject_VectorcallDict", "PyType_GenericAlloc", "PyList_New", "PyList_SetItem",
-    "PyEval_SaveThread", "PyEval_RestoreThread", "PyThread_get_thread_ident",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyThread_get_thread_ident", "PyLong_AsLongLong",
 )  # fmt: skip
-_KINDS = {name: "i64" for name in ("inputs", "results", "thread", *(n for n in TENSOR_WORDS if n.endswith(".at")))}
-_LOADS = "\n".join(
-    f"  %{name}.p = getelementptr i64, ptr %words, i64 {i}\n  %{name} = load {_KINDS.get(name, 'ptr')}, ptr %{name}.p"
-    for i, name in enumerate(TENSOR_WORDS)
-)
+# The words of a call by addresses.
+ADDRESS_WORDS = (
+    "call", "params", "count", "uses", "slots", "acquire", "release", "failed", "other", "none", "false", "true",
+    "thread",
+)  # fmt: skip
+NUMBERS = {"inputs", "results", "thread", "params", "count", *(n for n in TENSOR_WORDS if n.endswith(".at"))}
+
+
+def _load_words(names: Sequence[str]) -> str:
+    return "\n".join(
+        f"  %{n}.p = getelementptr i64, ptr %words, i64 {i}\n"
+        f"  %{n} = load {'i64' if n in NUMBERS else 'ptr'}, ptr %{n}.p"
+        for i, n in enumerate(names)
+    )
+
+
+_LOADS, _ADDRESS_LOADS = _load_words(TENSOR_WORDS), _load_words(ADDRESS_WORDS)
+OWN, BUSY, ERROR = 0, 1, 2  # what came of asking for the lock of a program
 TENSOR_TEXT = f"""{CHECK_TEXT}
 %maker = type {{ ptr, i64, [2 x ptr] }}
 declare void @Py_IncRef(ptr)
@@ -56,6 +71,38 @@ declare i32 @PyList_SetItem(ptr, i64, ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare i64 @PyThread_get_thread_ident()
+declare i64 @PyLong_AsLongLong(ptr)
+
+define internal i64 @lock(ptr %acquire, ptr %false.p, ptr %true) {{
+entry:
+  %locked = call ptr @PyObject_VectorcallDict(ptr %acquire, ptr %false.p, i64 1, ptr null)
+  %asked = icmp ne ptr %locked, null
+  br i1 %asked, label %held, label %failed
+held:
+  call void @Py_DecRef(ptr %locked)
+  %own = icmp eq ptr %locked, %true
+  %found = select i1 %own, i64 {OWN}, i64 {BUSY}
+  ret i64 %found
+failed:
+  ret i64 {ERROR}
+}}
+
+define internal i1 @run.locked(ptr %call, ptr %release, ptr %failed) {{
+entry:
+  %state = call ptr @PyEval_SaveThread()
+  %code = call i64 @launch(ptr %call)
+  call void @PyEval_RestoreThread(ptr %state)
+  %fine = icmp eq i64 %code, {DONE}
+  %end = select i1 %fine, ptr %release, ptr %failed
+  %ended = call ptr @PyObject_VectorcallDict(ptr %end, ptr null, i64 0, ptr null)
+  %no.error = icmp ne ptr %ended, null
+  br i1 %no.error, label %finish, label %fail
+finish:
+  call void @Py_DecRef(ptr %ended)
+  ret i1 true
+fail:
+  ret i1 false
+}}
 
 define internal ptr @find_data(ptr %item, ptr %type, ptr %words) {{
 entry:
@@ -257,29 +304,18 @@ make:
   %complete = icmp eq i64 %made, %total
   br i1 %complete, label %lock, label %fail
 lock:
-  %locked = call ptr @PyObject_VectorcallDict(ptr %acquire, ptr %false.p, i64 1, ptr null)
-  %asked = icmp ne ptr %locked, null
-  br i1 %asked, label %held, label %fail
-held:
-  call void @Py_DecRef(ptr %locked)
-  %own = icmp eq ptr %locked, %true
-  br i1 %own, label %run, label %busy
+  %locked = call i64 @lock(ptr %acquire, ptr %false.p, ptr %true)
+  switch i64 %locked, label %fail [ i64 {OWN}, label %run
+                                    i64 {BUSY}, label %busy ]
 busy:
   call void @drop(ptr %kept, i64 0, i64 %total)
   br label %leave
 run:
   %binding = load ptr, ptr %call
   call void @fill(ptr %binding, ptr %kept)
-  %state = call ptr @PyEval_SaveThread()
-  %code = call i64 @launch(ptr %call)
-  call void @PyEval_RestoreThread(ptr %state)
-  %fine = icmp eq i64 %code, {DONE}
-  %end = select i1 %fine, ptr %release, ptr %failed
-  %ended = call ptr @PyObject_VectorcallDict(ptr %end, ptr null, i64 0, ptr null)
-  %no.error = icmp ne ptr %ended, null
+  %no.error = call i1 @run.locked(ptr %call, ptr %release, ptr %failed)
   br i1 %no.error, label %finish, label %fail
 finish:
-  call void @Py_DecRef(ptr %ended)
   %wrapped = call i64 @wrap(ptr %words, ptr %kept)
   %all = icmp eq i64 %wrapped, %results
   br i1 %all, label %give, label %fail
@@ -290,6 +326,64 @@ give:
 fail:
   %last = phi i64 [ %made, %make ], [ %total, %lock ], [ %total, %run ], [ %total, %finish ]
   call void @drop(ptr %kept, i64 0, i64 %last)
+  ret ptr null
+leave:
+  call void @Py_IncRef(ptr %other)
+  ret ptr %other
+}}
+
+define ptr @call.addresses(ptr %self, ptr %args, i64 %given) {{
+entry:
+  %words.p = getelementptr i8, ptr %self, i64 {DATA}
+  %words = load ptr, ptr %words.p
+{_ADDRESS_LOADS}
+  %kept = alloca i64, i64 %params
+  %own.thread = call i64 @PyThread_get_thread_ident()
+  %main = icmp eq i64 %own.thread, %thread
+  %right.count = icmp eq i64 %given, %params
+  %alike = and i1 %main, %right.count
+  br i1 %alike, label %next, label %leave
+next:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %keep ]
+  %more = icmp slt i64 %i, %params
+  br i1 %more, label %read, label %lock
+read:
+  %number.p = getelementptr ptr, ptr %args, i64 %i
+  %number = load ptr, ptr %number.p
+  %address = call i64 @PyLong_AsLongLong(ptr %number)
+  %none.there = icmp eq i64 %address, -1
+  br i1 %none.there, label %fail, label %keep
+keep:
+  %kept.p = getelementptr i64, ptr %kept, i64 %i
+  store i64 %address, ptr %kept.p
+  %i.next = add i64 %i, 1
+  br label %next
+lock:
+  %locked = call i64 @lock(ptr %acquire, ptr %false.p, ptr %true)
+  switch i64 %locked, label %fail [ i64 {OWN}, label %use
+                                    i64 {BUSY}, label %leave ]
+use:
+  %u = phi i64 [ 0, %lock ], [ %u.next, %store ]
+  %unfilled = icmp slt i64 %u, %count
+  br i1 %unfilled, label %store, label %run
+store:
+  %use.p = getelementptr %use, ptr %uses, i64 %u
+  %of = load i64, ptr %use.p
+  %slot.p = getelementptr %use, ptr %use.p, i64 0, i32 1
+  %slot = load i64, ptr %slot.p
+  %from = getelementptr i64, ptr %kept, i64 %of
+  %word = load i64, ptr %from
+  %to = getelementptr i64, ptr %slots, i64 %slot
+  store i64 %word, ptr %to
+  %u.next = add i64 %u, 1
+  br label %use
+run:
+  %no.error = call i1 @run.locked(ptr %call, ptr %release, ptr %failed)
+  br i1 %no.error, label %give, label %fail
+give:
+  call void @Py_IncRef(ptr %none)
+  ret ptr %none
+fail:
   ret ptr null
 leave:
   call void @Py_IncRef(ptr %other)
@@ -315,8 +409,15 @@ FAST_CALL = 0x0080  # METH_FASTCALL: arguments by place, as an array
 
 
 @cache
-def _get_tensor_method() -> PythonMethod:
-    return PythonMethod(b"call_tensors", _compile().address("call.tensors"), FAST_CALL, None)
+def _get_method(kind: str) -> PythonMethod:
+    return PythonMethod(f"call_{kind}".encode(), _compile().address(f"call.{kind}"), FAST_CALL, None)
+
+
+def _make_function(kind: str, words: Sequence[int | None]) -> Callable[..., Any]:
+    """A function of Python in machine code, on its words."""
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return make(ctypes.addressof(_get_method(kind)), np.array(words, np.int64), None)  # type: ignore[no-any-return]
 
 
 @cache
@@ -352,9 +453,7 @@ class TensorCall:
             interrupts.MainThread.number, *fields,
         )  # fmt: skip
         self._kept = (native, types, makers, acquire, release, failed, other)
-        make = ctypes.pythonapi.PyCFunction_NewEx
-        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-        self.run: Callable[..., Any] = make(ctypes.addressof(_get_tensor_method()), np.array(words, np.int64), None)
+        self.run = _make_function("tensors", words)
 
 
 def make_tensor_call(
@@ -365,3 +464,23 @@ def make_tensor_call(
     if native is None or fields is None or not all(given for _, given in native.binding.makers):
         return None
     return TensorCall(native, types, fields, lock, failed, other)
+
+
+class AddressCall:
+    """The launches of a program as a function of Python, `run`: it takes the address of each parameter's memory.
+
+    It gives None, or `other` where another thread than the main one calls it or has the program's `lock`; `failed` is
+    as in a tensor call.
+    """
+
+    def __init__(
+        self, launch: NativeLaunch, param_slots: Sequence[Any], slots: np.ndarray, lock: Any,
+        failed: Callable[[], None], other: object,
+    ) -> None:  # fmt: skip
+        uses, acquire, release = list_uses(param_slots), lock.acquire, lock.release
+        words = (
+            launch.address, len(param_slots), len(uses), array_address(uses), array_address(slots), id(acquire),
+            id(release), id(failed), id(other), id(None), id(False), id(True), interrupts.MainThread.number,
+        )  # fmt: skip
+        self._kept = (launch, uses, slots, acquire, release, failed, other)
+        self.run = _make_function("addresses", words)

@@ -1,59 +1,59 @@
-"""Thread pool: dynamic scheduling of programs in chunks, and cooperative launches with a grid barrier.
+"""Thread pool: dynamic scheduling of programs in chunks.
 
 Every thread walks the same list of tasks. Of each it takes chunks of programs from a shared counter until none is left,
 then waits until all are done, and goes on. A thread that starts late finds no chunk left and passes through; no Python
 runs between two launches. When the stop word of the text says so, every thread leaves; after a launch in which a
 program failed, none begins the next.
 
-A cooperative launch has a thread for each program. Its barrier state holds the arrivals of the current round, the
-number of the round, the programs that have ended, the address of the stop word of the text, the number of programs, and
-whether the launch is abandoned, so that a program that has not begun does nothing.
+Helper threads wait in machine code, each at a mailbox: a word that is 0, or the address of a job and whether the helper
+has begun it. A caller posts its job in the mailboxes that are empty, works, and takes back what no helper has begun; it
+returns when no helper is in its job. A helper that has nothing to do looks at its mailbox for a moment, then sleeps; a
+short job does not wake it.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import cache
-from threading import Thread, get_ident
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from tessera.codegen.llvm.runtime import interrupts
 from tessera.codegen.llvm.runtime.jit import MachineCode, compile_once
 from tessera.codegen.llvm.text.protocol import (
-    BARRIER_BROKEN,
-    BARRIER_CONTEXT,
-    BARRIER_FUNCTION,
     FAILURE_WORD,
     FIRST_KEY,
     INTERRUPTED,
-    NO_FAILURE,
     PENDING,
     POLL_FUNCTION,
 )
 from tessera.core.device import array_address
-from tessera.core.errors import ArgumentError, BarrierError
+from tessera.core.errors import ArgumentError
 from tessera.core.progress import CANCEL_TOKEN
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
 
 # Launches on several threads: machine code that schedules programs, called once by each thread.
 
 
 TASK_FIELDS = 4  # function, slots, number of programs, chunk
-STATE_WORDS = 8  # a cache line: the next program, programs done, and in the first state the threads in machine code
-USERS = 2
-NOTHING_LEFT = 1 << 62  # of both counts
+LINE_WORDS = 8  # of a cache line: a job's fields, then for each task the next program and the programs done
+MAX_HELPERS = 255
 SPINS_BEFORE_YIELD = 2000  # reads of the counter before each `sched_yield`
+POSTED, RUNNING, STATES = 2, 3, 3  # in a mailbox beside the address of a job, and their bits
+WAKE_NANOSECONDS = 100_000  # of the last run of a job from which on it wakes helpers that sleep: that takes up to 40 µs
+BURST_NANOSECONDS = 10_000  # the same for a job that soon follows another: a helper that woke would not sleep between
+LONG_JOB = 1 << 62  # nanoseconds of the last run of a job that was not run before, or that always wakes helpers
+LEAVE = POSTED  # without a job: the helper ends
+SPIN_NANOSECONDS = 100_000  # that a helper looks at its mailbox before it sleeps
+POST_BYTES = 320  # of a mailbox: word, whether its helper sleeps, what came of its thread, thread, mutex, condition
+STARTING, STARTED, CLOSED = 1, 2, 3  # what came of a helper's thread; 0: none has been asked for
+LOOKS = 64  # at the mailbox between two readings of the clock
 
 CHECK_STOP = f"""
   %word = load atomic i64, ptr %word.p monotonic, align 8
@@ -103,9 +103,7 @@ leave:{leave}
 
 SHARED_WORKER = _make_worker(
     "execute",
-    enter=f"""
-  %users = getelementptr i64, ptr %states, i64 {USERS}
-  %entered = atomicrmw add ptr %users, i64 1 seq_cst""",
+    enter="",
     start="""
   %next.p = getelementptr %state, ptr %states, i64 %i, i32 0
   %done.p = getelementptr %state, ptr %states, i64 %i, i32 1""",
@@ -132,8 +130,7 @@ yield:
   br i1 %ended, label %leave, label %rest
 rest:
   br label %wait""",
-    leave="""
-  %left = atomicrmw sub ptr %users, i64 1 seq_cst""",
+    leave="",
 )
 # The same on one thread, which needs no states.
 SERIAL_WORKER = _make_worker(
@@ -148,39 +145,312 @@ wait:
   br label %finished""",
     leave="",
 )
+# A job: tasks, their number, the stop word, the scratch memory of each thread, the helpers, the nanoseconds of its last
+# run, and LONG_JOB where these do not tell those of the next one, else 0; the states follow.
+JOB_TEXT = f"""
+%job = type {{ ptr, i64, ptr, ptr, i64, i64, i64, [8 x i8] }}
+%post = type {{ i64, i64, i64, ptr, [32 x i8], [128 x i8], [{POST_BYTES - 192} x i8] }}
+@posts = global [{MAX_HELPERS} x %post] zeroinitializer, align 64
+@spin = global i64 0
+@ended = global i64 0
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_join(ptr, ptr)
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_signal(ptr)
+declare i32 @clock_gettime(i32, ptr)
+
+define internal i64 @nanoseconds(ptr %now) {{
+  %ignored = call i32 @clock_gettime(i32 {time.CLOCK_MONOTONIC}, ptr %now)
+  %seconds = load i64, ptr %now
+  %rest.p = getelementptr i64, ptr %now, i64 1
+  %rest = load i64, ptr %rest.p
+  %whole = mul i64 %seconds, 1000000000
+  %all = add i64 %whole, %rest
+  ret i64 %all
+}}
+
+define internal void @wake(ptr %post) {{
+  %suspended.p = getelementptr %post, ptr %post, i64 0, i32 1
+  %suspended = load atomic i64, ptr %suspended.p seq_cst, align 8
+  %waits = icmp ne i64 %suspended, 0
+  br i1 %waits, label %signal, label %leave
+signal:
+  %mutex = getelementptr %post, ptr %post, i64 0, i32 5
+  %condition = getelementptr %post, ptr %post, i64 0, i32 6
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  %signalled = call i32 @pthread_cond_signal(ptr %condition)
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  br label %leave
+leave:
+  ret void
+}}
+
+define internal void @sleep(ptr %post) {{
+entry:
+  %suspended = getelementptr %post, ptr %post, i64 0, i32 1
+  %mutex = getelementptr %post, ptr %post, i64 0, i32 5
+  %condition = getelementptr %post, ptr %post, i64 0, i32 6
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  store atomic i64 1, ptr %suspended seq_cst, align 8
+  br label %ask
+ask:
+  %word = load atomic i64, ptr %post seq_cst, align 8
+  %empty = icmp eq i64 %word, 0
+  br i1 %empty, label %doze, label %up
+doze:
+  %woken = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %ask
+up:
+  store atomic i64 0, ptr %suspended seq_cst, align 8
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+define internal ptr @help(ptr %given) {{
+entry:
+  %now = alloca [2 x i64]
+  %number = ptrtoint ptr %given to i64
+  %post = getelementptr [{MAX_HELPERS} x %post], ptr @posts, i64 0, i64 %number
+  br label %rest
+rest:
+  %start = call i64 @nanoseconds(ptr %now)
+  %most = load atomic i64, ptr @spin monotonic, align 8
+  br label %look
+look:
+  %i = phi i64 [ 0, %rest ], [ %i.next, %again ], [ 0, %clock ]
+  %word = load atomic i64, ptr %post acquire, align 8
+  %empty = icmp eq i64 %word, 0
+  br i1 %empty, label %again, label %take
+again:
+  %i.next = add i64 %i, 1
+  %enough = icmp eq i64 %i.next, {LOOKS}
+  br i1 %enough, label %clock, label %look
+clock:
+  %time = call i64 @nanoseconds(ptr %now)
+  %spun = sub i64 %time, %start
+  %late = icmp sgt i64 %spun, %most
+  br i1 %late, label %sleep, label %look
+sleep:
+  call void @sleep(ptr %post)
+  br label %rest
+take:
+  %last = icmp eq i64 %word, {LEAVE}
+  br i1 %last, label %leave, label %begin
+begin:
+  %begun = or i64 %word, {RUNNING}
+  %pair = cmpxchg ptr %post, i64 %word, i64 %begun acq_rel monotonic
+  %own = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %own, label %work, label %rest
+work:
+  %address = and i64 %word, {~STATES}
+  %job = inttoptr i64 %address to ptr
+  %tasks = load ptr, ptr %job
+  %count.p = getelementptr %job, ptr %job, i64 0, i32 1
+  %count = load i64, ptr %count.p
+  %word.pp = getelementptr %job, ptr %job, i64 0, i32 2
+  %word.p = load ptr, ptr %word.pp
+  %arenas.p = getelementptr %job, ptr %job, i64 0, i32 3
+  %arenas = load ptr, ptr %arenas.p
+  %arena = add i64 %number, 1
+  %scratch.p = getelementptr ptr, ptr %arenas, i64 %arena
+  %scratch = load ptr, ptr %scratch.p
+  %states = getelementptr %job, ptr %job, i64 1
+  call void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p)
+  store atomic i64 0, ptr %post release, align 8
+  br label %rest
+leave:
+  ret ptr null
+}}
+
+define internal void @start(i64 %number) {{
+entry:
+  %post = getelementptr [{MAX_HELPERS} x %post], ptr @posts, i64 0, i64 %number
+  %started.p = getelementptr %post, ptr %post, i64 0, i32 2
+  %pair = cmpxchg ptr %started.p, i64 0, i64 {STARTING} acq_rel monotonic
+  %own = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %own, label %make, label %leave
+make:
+  %thread = getelementptr %post, ptr %post, i64 0, i32 3
+  %mutex = getelementptr %post, ptr %post, i64 0, i32 5
+  %condition = getelementptr %post, ptr %post, i64 0, i32 6
+  %made.mutex = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
+  %made.condition = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  %given = inttoptr i64 %number to ptr
+  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @help, ptr %given)
+  %fine = icmp eq i32 %failed, 0
+  %state = select i1 %fine, i64 {STARTED}, i64 0
+  store atomic i64 %state, ptr %started.p release, align 8
+  br label %leave
+leave:
+  ret void
+}}
+
+define void @close(i64 %number) {{
+entry:
+  %post = getelementptr [{MAX_HELPERS} x %post], ptr @posts, i64 0, i64 %number
+  %started.p = getelementptr %post, ptr %post, i64 0, i32 2
+  br label %ask
+ask:
+  %pair = cmpxchg ptr %started.p, i64 0, i64 {CLOSED} acq_rel acquire
+  %found = extractvalue {{ i64, i1 }} %pair, 0
+  switch i64 %found, label %leave [ i64 {STARTING}, label %soon
+                                    i64 {STARTED}, label %dismiss ]
+soon:
+  %ignored = call i32 @sched_yield()
+  br label %ask
+dismiss:
+  %told = cmpxchg ptr %post, i64 0, i64 {LEAVE} seq_cst monotonic
+  %free = extractvalue {{ i64, i1 }} %told, 1
+  br i1 %free, label %join, label %busy
+busy:
+  %yielded = call i32 @sched_yield()
+  br label %dismiss
+join:
+  call void @wake(ptr %post)
+  %thread.p = getelementptr %post, ptr %post, i64 0, i32 3
+  %thread = load ptr, ptr %thread.p
+  %joined = call i32 @pthread_join(ptr %thread, ptr null)
+  store atomic i64 {CLOSED}, ptr %started.p release, align 8
+  br label %leave
+leave:
+  ret void
+}}
+
+define void @execute_together(ptr %tasks, i64 %count, ptr %job, ptr %scratch, ptr %word.p) {{
+entry:
+  store ptr %tasks, ptr %job
+  %count.p = getelementptr %job, ptr %job, i64 0, i32 1
+  store i64 %count, ptr %count.p
+  %helpers.p = getelementptr %job, ptr %job, i64 0, i32 4
+  %helpers = load i64, ptr %helpers.p
+  %last.p = getelementptr %job, ptr %job, i64 0, i32 5
+  %last = load i64, ptr %last.p
+  %now = alloca [2 x i64]
+  %began = call i64 @nanoseconds(ptr %now)
+  %before = load atomic i64, ptr @ended monotonic, align 8
+  %gap = sub i64 %began, %before
+  %most = load atomic i64, ptr @spin monotonic, align 8
+  %follows = icmp slt i64 %gap, %most
+  %least = select i1 %follows, i64 {BURST_NANOSECONDS}, i64 {WAKE_NANOSECONDS}
+  %long = icmp sge i64 %last, %least
+  %states = getelementptr %job, ptr %job, i64 1
+  %address = ptrtoint ptr %job to i64
+  %posted = or i64 %address, {POSTED}
+  %running = or i64 %address, {RUNNING}
+  br label %state
+state:
+  %s = phi i64 [ 0, %entry ], [ %s.next, %clear ]
+  %unclear = icmp slt i64 %s, %count
+  br i1 %unclear, label %clear, label %offer
+clear:
+  %next.p = getelementptr %state, ptr %states, i64 %s, i32 0
+  %done.p = getelementptr %state, ptr %states, i64 %s, i32 1
+  store i64 0, ptr %next.p
+  store i64 0, ptr %done.p
+  %s.next = add i64 %s, 1
+  br label %state
+offer:
+  %h = phi i64 [ 0, %state ], [ %h.next, %offered ]
+  %unasked = icmp slt i64 %h, %helpers
+  br i1 %unasked, label %ask, label %work
+ask:
+  %post = getelementptr [{MAX_HELPERS} x %post], ptr @posts, i64 0, i64 %h
+  %started.p = getelementptr %post, ptr %post, i64 0, i32 2
+  %started = load atomic i64, ptr %started.p acquire, align 8
+  %none = icmp eq i64 %started, 0
+  br i1 %none, label %start, label %post.it
+start:
+  call void @start(i64 %h)
+  br label %post.it
+post.it:
+  %pair = cmpxchg ptr %post, i64 0, i64 %posted seq_cst monotonic
+  %free = extractvalue {{ i64, i1 }} %pair, 1
+  %rouse = and i1 %free, %long
+  br i1 %rouse, label %wake, label %offered
+wake:
+  call void @wake(ptr %post)
+  br label %offered
+offered:
+  %h.next = add i64 %h, 1
+  br label %offer
+work:
+  call void @execute(ptr %tasks, i64 %count, ptr %states, ptr %scratch, ptr %word.p)
+  br label %collect
+collect:
+  %c = phi i64 [ 0, %work ], [ %c.next, %collected ]
+  %left = icmp slt i64 %c, %helpers
+  br i1 %left, label %retract, label %leave
+retract:
+  %box = getelementptr [{MAX_HELPERS} x %post], ptr @posts, i64 0, i64 %c
+  %back = cmpxchg ptr %box, i64 %posted, i64 0 acq_rel acquire
+  %found = extractvalue {{ i64, i1 }} %back, 0
+  %busy = icmp eq i64 %found, %running
+  br i1 %busy, label %wait, label %collected
+wait:
+  %spins = phi i64 [ 0, %retract ], [ %spins.next, %still ], [ 0, %yield ]
+  %held = load atomic i64, ptr %box acquire, align 8
+  %inside = icmp eq i64 %held, %running
+  br i1 %inside, label %still, label %collected
+still:
+  %spins.next = add i64 %spins, 1
+  %tired = icmp sgt i64 %spins.next, {SPINS_BEFORE_YIELD}
+  br i1 %tired, label %yield, label %wait
+yield:
+  %ignored = call i32 @sched_yield()
+  br label %wait
+collected:
+  %c.next = add i64 %c, 1
+  br label %collect
+leave:
+  %end = call i64 @nanoseconds(ptr %now)
+  store atomic i64 %end, ptr @ended monotonic, align 8
+  %took = sub i64 %end, %began
+  %always.p = getelementptr %job, ptr %job, i64 0, i32 6
+  %always = load i64, ptr %always.p
+  %told = or i64 %took, %always
+  store i64 %told, ptr %last.p
+  ret void
+}}
+"""
 WORKER_TEXT = f"""
 %task = type {{ ptr, ptr, i64, i64 }}
 %state = type {{ i64, i64, [48 x i8] }}
 declare i32 @sched_yield()
 declare void @{POLL_FUNCTION}(ptr)
-{SHARED_WORKER}{SERIAL_WORKER}"""
+{SHARED_WORKER}{SERIAL_WORKER}{JOB_TEXT}"""
 
 
 @compile_once
 def _compile_worker() -> MachineCode:
     interrupts.register_poll_symbol()
-    return MachineCode(WORKER_TEXT)
+    code = MachineCode(WORKER_TEXT)
+    posts, close = code.variable("posts"), ctypes.CFUNCTYPE(None, ctypes.c_int64)(code.address("close"))
+
+    def end_helpers() -> None:  # before their machine code is freed; each finishes its job
+        for number in range(MAX_HELPERS):
+            close(number)
+
+    atexit.register(end_helpers)
+    if hasattr(os, "register_at_fork"):  # a child has none of the threads: its mailboxes are empty
+        os.register_at_fork(after_in_child=lambda: ctypes.memset(posts, 0, POST_BYTES * MAX_HELPERS))
+    return code
 
 
 @cache
-def get_worker_entry() -> tuple[ctypes._FuncPointer, int]:  # type: ignore[name-defined]
-    """The machine code that a thread runs, and its address; the interpreter lock is released meanwhile."""
-    pointer, place = ctypes.c_void_p, _compile_worker().address("execute")
-    return ctypes.CFUNCTYPE(None, pointer, ctypes.c_int64, pointer, pointer, pointer)(place), place
+def _get_worker_entry(name: str) -> ctypes._FuncPointer:  # type: ignore[name-defined]
+    """The machine code that runs tasks; the interpreter lock is released meanwhile."""
+    pointer = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(None, pointer, ctypes.c_int64, pointer, pointer, pointer)(_compile_worker().address(name))
 
 
 @cache
-def get_serial_address() -> int:
-    """The address of the machine code that runs tasks on one thread."""
-    return _compile_worker().address("execute_serial")
-
-
-@cache
-def get_helper_threads(count: int) -> ThreadPoolExecutor:
-    """Threads besides the caller's, kept between calls."""
-    from concurrent.futures import ThreadPoolExecutor  # not needed to load a program
-
-    return ThreadPoolExecutor(count, thread_name_prefix="tessera")
+def get_worker_address(serial: bool) -> int:
+    """The address of the machine code that runs tasks on one thread, or on the caller's and those of helpers."""
+    return _compile_worker().address("execute_serial" if serial else "execute_together")
 
 
 def choose_thread_count(given: int | None = None) -> int:
@@ -191,10 +461,15 @@ def choose_thread_count(given: int | None = None) -> int:
     """
     text = os.environ.get("TESSERA_THREADS") if given is None else str(given)
     if not text:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return count_processors()
     if not text.isdigit() or int(text) < 1:
         raise ArgumentError("the number of threads is not a positive number", received=text, expected="1, 2, ...")
     return int(text)
+
+
+def count_processors() -> int:
+    """The number of processors on which this process may run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StopWord:
@@ -231,49 +506,46 @@ class WorkerPool:
     def __init__(self, threads: int, scratch: int, stop: StopWord) -> None:
         self.threads, self._stop = threads, stop
         self._arenas = [allocate_aligned(scratch) for _ in range(threads)]
-        self._addresses = [array_address(a) for a in self._arenas]
+        self._addresses = np.array([array_address(a) for a in self._arenas], np.int64)
 
     @property
     def scratch(self) -> int:
         """The address of the scratch memory of the calling thread."""
-        return self._addresses[0]
+        return int(self._addresses[0])
 
-    def run(self, tasks: np.ndarray, serial: bool) -> None:
-        """Run every task; `serial`: on the calling thread, for work too small to share.
+    def make_job(self, tasks: np.ndarray, even: bool) -> np.ndarray | None:
+        """The job of tasks, of which one is run at a time; None where one thread alone runs them.
+
+        `even`: the time of one run tells that of the next.
+        """
+        chunks = max((-(-int(total) // int(chunk)) for _, _, total, chunk in tasks), default=0)
+        helpers = min(self.threads, chunks, MAX_HELPERS + 1) - 1
+        if helpers < 1:
+            return None
+        # Where threads share a processor, one that looks at its mailbox keeps another from its work.
+        spin = SPIN_NANOSECONDS if self.threads <= count_processors() else 0
+        ctypes.c_int64.from_address(_compile_worker().variable("spin")).value = spin
+        words = np.zeros((len(tasks) + 2) * LINE_WORDS, np.int64)
+        job = words[-array_address(words) % (8 * LINE_WORDS) // 8 :]
+        always = 0 if even else LONG_JOB
+        job[2:7] = self._stop.address, array_address(self._addresses), helpers, LONG_JOB, always
+        return job
+
+    def run(self, tasks: np.ndarray, job: np.ndarray | None) -> None:
+        """Run every task, with helpers where there is a job.
 
         Raises:
             KeyboardInterrupt: the handler of a signal raised it (or another exception); no thread uses the tasks.
         """
-        # a new array for each run: a late thread may still read the old one
-        states = np.zeros((max(1, len(tasks)), STATE_WORDS), np.int64)
-        run, entry = get_worker_entry()
-        arguments = (array_address(tasks), len(tasks), array_address(states), self._addresses[0], self._stop.address)
-        try:
-            if not serial:
-                for arena in self._addresses[1:]:
-                    if len(_QUEUED) >= MAX_QUEUED:  # other callers have all helpers
-                        break
-                    _QUEUED.append(None)
-                    get_helper_threads(self.threads - 1).submit(_run_helper, run, tasks, states, arena, self._stop)
-            if get_ident() == interrupts.MainThread.number:  # the one that runs signal handlers
-                interrupts.get_interruptible_entry()(entry, *arguments)
-            else:
-                with self._stop.cancellable():
-                    run(*arguments)
-        except BaseException:  # a signal while Python started the threads
-            self._expel_helpers(states)
-            raise
+        place = 0 if job is None else array_address(job)
+        arguments = (array_address(tasks), len(tasks), place, self.scratch, self._stop.address)
+        if get_ident() == interrupts.MainThread.number:  # the one that runs signal handlers
+            interrupts.get_interruptible_entry()(get_worker_address(job is None), *arguments)
+        else:
+            with self._stop.cancellable():
+                _get_worker_entry("execute_serial" if job is None else "execute_together")(*arguments)
         if self._stop.value == INTERRUPTED:
-            self._expel_helpers(states)
             interrupts.raise_interrupt()
-        if self._stop.value != NO_FAILURE:  # tasks remain; a late helper must not run them once the word is reset
-            states[:, :USERS] = NOTHING_LEFT
-
-    def _expel_helpers(self, states: np.ndarray) -> None:
-        """Wait until no thread is in machine code of this run; one that starts later finds nothing to do."""
-        self._stop.value = INTERRUPTED
-        states[:, :USERS] = NOTHING_LEFT
-        wait_for(lambda: not states[0, USERS])
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -283,17 +555,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
             time.sleep(1e-3)
         except KeyboardInterrupt:  # one was raised before, which the caller passes on
             continue
-
-
-# One entry for each job that no helper has begun. Many callers on a busy machine would queue more and more jobs that
-# find nothing to do once they begin, and keep their arrays meanwhile.
-_QUEUED: deque[None] = deque()
-MAX_QUEUED = 64
-
-
-def _run_helper(run: Callable[..., None], tasks: np.ndarray, states: np.ndarray, arena: int, stop: StopWord) -> None:
-    _QUEUED.pop()
-    run(array_address(tasks), len(tasks), array_address(states), arena, stop.address)
 
 
 # A replacement of the allocator of scratch arenas and workspaces (tessera/codegen/llvm/runtime/guards.py).
@@ -308,154 +569,3 @@ def allocate_aligned(count: int, to: int = 64) -> np.ndarray:
     raw = np.empty(count + to, np.uint8)
     start = -array_address(raw) % to
     return raw[start : start + count]
-
-
-# Cooperative launches: a thread for each program, and the machine code of the grid barrier.
-
-
-BARRIER_STATE_WORDS = 6
-ARRIVED, ROUND, ENDED, STOP_ADDRESS, PROGRAMS, ABANDONED = range(BARRIER_STATE_WORDS)
-BARRIER_TEXT = f"""
-declare i32 @sched_yield()
-
-define void @{BARRIER_FUNCTION}(i64 %context) {{
-entry:
-  %state = inttoptr i64 %context to ptr
-  %round.p = getelementptr i64, ptr %state, i64 {ROUND}
-  %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
-  %own.p = getelementptr i64, ptr %state, i64 {STOP_ADDRESS}
-  %programs.p = getelementptr i64, ptr %state, i64 {PROGRAMS}
-  %programs = load i64, ptr %programs.p
-  %round = load atomic i64, ptr %round.p acquire, align 8
-  %before = atomicrmw add ptr %state, i64 1 acq_rel
-  %came = add i64 %before, 1
-  %last = icmp eq i64 %came, %programs
-  br i1 %last, label %open, label %wait
-open:
-  store atomic i64 0, ptr %state release, align 8
-  %ignored = atomicrmw add ptr %round.p, i64 1 acq_rel
-  ret void
-wait:
-  ; the ended count is read first: a program that ends later has passed the round that is read next
-  %ended = load atomic i64, ptr %ended.p acquire, align 8
-  %now = load atomic i64, ptr %round.p acquire, align 8
-  %met = icmp ne i64 %now, %round
-  br i1 %met, label %leave, label %look
-look:
-  %lost = icmp sgt i64 %ended, 0
-  br i1 %lost, label %parted, label %ask
-ask:
-  %own = load ptr, ptr %own.p
-  %word = load atomic i64, ptr %own monotonic, align 8
-  %stopped = icmp ult i64 %word, {FIRST_KEY}
-  br i1 %stopped, label %leave, label %rest
-rest:
-  %more = call i32 @sched_yield()
-  br label %wait
-parted:
-  %broken = load ptr, ptr %own.p
-  %least = atomicrmw umin ptr %broken, i64 {BARRIER_BROKEN} acq_rel
-  ret void
-leave:
-  ret void
-}}
-
-define void @tessera_program(ptr %run, ptr %slots, i64 %program, ptr %scratch, ptr %state) {{
-  %abandoned.p = getelementptr i64, ptr %state, i64 {ABANDONED}
-  %abandoned = load atomic i64, ptr %abandoned.p acquire, align 8
-  %none = icmp ne i64 %abandoned, 0
-  br i1 %none, label %leave, label %begin
-begin:
-  %next = add i64 %program, 1
-  call void %run(ptr %slots, i64 %program, i64 %next, ptr %scratch)
-  %ended.p = getelementptr i64, ptr %state, i64 {ENDED}
-  %ignored = atomicrmw add ptr %ended.p, i64 1 acq_rel
-  br label %leave
-leave:
-  ret void
-}}
-"""
-
-
-class CooperativeLaunches:
-    """The cooperative launches of one artifact."""
-
-    def __init__(self, plan: Mapping[str, Any], code: MachineCode, stop: StopWord) -> None:
-        names = set(plan.get("meeting", ()))
-        self.names = {row: e["kernel"] for row, e in enumerate(plan["launches"]) if e["kernel"] in names}
-        self._scratch = {row: plan["scratch"][name] for row, name in self.names.items()}
-        self._stop = stop
-        if names:
-            self._context_word = ctypes.c_int64.from_address(code.variable(BARRIER_CONTEXT))
-
-    def split(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """Launches from `first` to before `last` as runs (first, last, cooperative); a cooperative launch is a run."""
-        start = first
-        for row in (r for r in sorted(self._scratch) if first <= r < last):
-            if row > start:
-                yield start, row, False
-            yield row, row + 1, True
-            start = row + 1
-        if last > start:
-            yield start, last, False
-
-    def run(self, row: int, task: np.ndarray) -> None:
-        """Run a launch with a thread for each program.
-
-        Raises:
-            BarrierError: a barrier could not complete.
-            KeyboardInterrupt: a signal handler raised it, or another exception; every thread has left.
-        """
-        entry, slots, total = (int(n) for n in task[:3])
-        arenas = [allocate_aligned(self._scratch[row]) for _ in range(total)]
-        state = np.zeros(BARRIER_STATE_WORDS, np.int64)
-        state[STOP_ADDRESS], state[PROGRAMS] = self._stop.address, total
-        self._context_word.value = array_address(state)
-        threads = [
-            Thread(target=_run_program, args=(entry, slots, i, arenas[i], state), name=f"tessera-program-{i}")
-            for i in range(total)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            with self._stop.cancellable():
-                for thread in threads:
-                    thread.join()
-        except BaseException:
-            state[ABANDONED], self._stop.value = 1, INTERRUPTED
-            wait_for(lambda: not any(thread.is_alive() for thread in threads))
-            raise
-        if self._stop.value == INTERRUPTED:
-            interrupts.raise_interrupt()
-        if self._stop.value == BARRIER_BROKEN:
-            raise self._make_barrier_error(row, total)
-
-    def _make_barrier_error(self, row: int, total: int) -> BarrierError:
-        return BarrierError(
-            f"some programs of {self.names[row]} wait at a grid barrier, and others have ended",
-            expected=f"all {total} programs of the launch at the same barrier",
-            suggestion="move it out of the `if` or loop whose condition differs between programs; the interpreter "
-            "names the programs that diverge",
-        )  # fmt: skip
-
-
-def _run_program(entry: int, slots: int, program: int, arena: np.ndarray, state: np.ndarray) -> None:
-    _get_program_entry()(entry, slots, program, array_address(arena), array_address(state))
-
-
-@compile_once
-def _compile_barrier() -> MachineCode:
-    return MachineCode(BARRIER_TEXT)
-
-
-@cache
-def _get_program_entry() -> ctypes._FuncPointer:  # type: ignore[name-defined]
-    """The machine code of a program's thread; the interpreter lock is released while it runs."""
-    kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-    return ctypes.CFUNCTYPE(None, *kinds)(_compile_barrier().address("tessera_program"))
-
-
-@cache
-def register_barrier_symbol() -> None:
-    """Give machine code the address of the barrier function."""
-    llvm.add_symbol(BARRIER_FUNCTION, _compile_barrier().address(BARRIER_FUNCTION))

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 # Element rules: rule(body, node, index) computes the elements of a fused node at an index.
 
-
 element_rule = Rules("llvm element")
 
 
@@ -65,7 +64,10 @@ def _compute_element(body: LoopBody, v: Value, index: LaneIndex) -> LaneValue:
         return round_accumulator(body, v, stored.dtype, memory.load_lane(body, stored, index))
     node = kernel.producers[v]
     with kernel.at_node(node):
-        return (element_rule.get(node.op) or emit_pointwise)(body, node, index)
+        lane: LaneValue = (element_rule.get(node.op) or emit_pointwise)(body, node, index)
+        if v in kernel.joined:
+            store_lane(body, kernel.joined[v], index, lane)
+        return lane
 
 
 def round_accumulator(body: LoopBody, v: Value, wide: DType, lane: LaneValue) -> LaneValue:
@@ -439,8 +441,6 @@ def cast_to_index(body: LoopBody, v: Value, lane: LaneValue) -> LaneValue:
 
 
 # Loop nests over a block.
-
-
 LoopBodyEmitter = Callable[[LoopBody, LaneIndex], None]
 
 

@@ -516,7 +516,9 @@ def _has_short_rows(kernel: LlvmKernelContext, node: Node, width: int) -> bool:
     if rank < 2 or len(rest) > rank or width == 1 or block[-2] < width:
         return False
     columns = block[-1]
-    if not 2 <= columns <= memory.MAX_SHUFFLED_STRIDE or m.shape[-1] != columns or m.strides[-2:] != (columns, 1):
+    if not 2 <= columns <= min(memory.MAX_SHUFFLED_STRIDE, width - 1):  # those of a register are one store
+        return False
+    if m.shape[-1] != columns or m.strides[-2:] != (columns, 1):
         return False
     starts = rest[:rank]
     unproven = kernel.ranges.find_unproven_axes(starts, block, m.shape) if node.attrs["edge"] == "clip" else ()

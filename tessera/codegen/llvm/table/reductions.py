@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tessera.codegen.contract import get_tensor_type, is_special_policy, static_shape
 from tessera.codegen.llvm.passes.bufferisation import is_block
 from tessera.codegen.llvm.table.emission import format_call, statement_rule
-from tessera.codegen.llvm.table.index_sets import strip_mine
+from tessera.codegen.llvm.table.index_sets import divide_axis, strip_mine
 from tessera.codegen.llvm.table.loop_fusion import (
     allocate_block,
     choose_vector_width,
@@ -50,7 +50,7 @@ from tessera.codegen.llvm.text.builder import (
     get_register_type,
 )
 from tessera.codegen.llvm.text.memory import StridedMemRef, fit_vector_width, store_lane
-from tessera.core.types import GLOBAL, RefType, f32, f64
+from tessera.core.types import GLOBAL, RefType, bool_, f32, f64
 from tessera.ir.core import Node, Value
 from tessera.ir.rules import Op, Rules
 from tessera.ops.dialects import tile
@@ -137,7 +137,7 @@ def find_streamed(kernel: LlvmKernelContext, v: Value) -> frozenset[Value]:
 
     Only those of a product of several: a processor foresees one plain stream, and fetching it again costs a third.
     """
-    loads = [(value, node) for value, node in _list_fused(kernel, v) if node.op is tile.load]
+    loads = [(value, node) for value, node in _list_fused(kernel, v, joined=True) if node.op is tile.load]
     return frozenset(value for value, node in loads if len(loads) > 1 and _is_streamed(node))
 
 
@@ -155,19 +155,39 @@ STREAMED_BYTES = 1 << 14  # smaller arrays stay in a cache between calls
 
 
 def _list_fused(
-    kernel: LlvmKernelContext, v: Value, through: Sequence[Op] | None = None
+    kernel: LlvmKernelContext, v: Value, through: Sequence[Op] | None = None, joined: bool = False
 ) -> Iterator[tuple[Value, Node]]:
-    """The fused values that a value is computed from, through movements and some pointwise ops (all by default)."""
+    """The fused values that a value is computed from, through movements and some pointwise ops (all by default).
+
+    `joined`: also through blocks that are stored as they are computed.
+    """
     work, seen = [v], set[Value]()
     while work:
         value = work.pop()
         node = kernel.producers.get(value)
-        if node is None or value in kernel.buffers or value in kernel.scalars or value in seen:
+        held = value in kernel.buffers or value in kernel.scalars or (value in kernel.joined and not joined)
+        if node is None or value in seen or held:
             continue
         seen.add(value)
         yield value, node
         if node.op in movement_rules or (node.op.pointwise if through is None else node.op in through):
             work += node.args
+
+
+def find_visited(kernel: LlvmKernelContext, x: Value) -> set[Value]:
+    """The values of which a reduction of x computes each element once, where it computes that of x."""
+    sizes, found, work = static_shape(x.type), set[Value](), [x]
+    if any(len(divide_axis(kernel, n)) > 1 for n in sizes):  # loops of their own are divided where a comparison changes
+        return found
+    while work:
+        v = work.pop()
+        node = kernel.producers.get(v)
+        if v in found or v in kernel.buffers or node is None or not is_block(v) or static_shape(v.type) != sizes:
+            continue
+        found.add(v)
+        if node.op.pointwise and node.op is not elementwise.where and v.type.dtype != bool_:  # these may skip operands
+            work += node.args
+    return found
 
 
 # Emission of reductions.
@@ -177,6 +197,7 @@ ACCUMULATOR_COUNT = 4  # independent accumulators hide the latency of an additio
 CHEAP_OPS = 16  # of an element that is computed for several rows in one loop body
 SHORT_ROW = 2  # registers of a row whose lanes are combined with those of others
 LANE_REGISTERS, MAX_LANE_REGISTERS = 4, 8  # of results computed together where lanes have their own; of a whole axis
+MANY_REGISTERS = 16  # of a whole axis of cheap results, where there are 32 registers: those of AVX-512
 
 
 class LlvmReductionEmitter:
@@ -192,8 +213,10 @@ class LlvmReductionEmitter:
         self.combiner: ReductionCombiner = find_combiner(node.op, get_tensor_type(self.x), count)
         self.target: StridedMemRef | None = allocate_block(kernel, node.out) if is_block(node.out) else None
         self.width = choose_vector_width(kernel, *self.combiner.dtypes[:1])
-        ops = sum(n.op.pointwise for _, n in _list_fused(kernel, self.x) if n.op not in movement_rules)
-        self.is_cheap = ops <= CHEAP_OPS
+        ops = [n.op for _, n in _list_fused(kernel, self.x) if n.op.pointwise and n.op not in movement_rules]
+        self.is_cheap = len(ops) <= CHEAP_OPS
+        many = kernel.vector_bytes == 64 and self.is_cheap and not any(op.is_transcendental for op in ops)
+        self.most_registers = MANY_REGISTERS if many else MAX_LANE_REGISTERS
         contractible = find_contractible(kernel, self.x) if node.op is reduce.sum else frozenset[Value]()
         same = self.combiner.element == get_tensor_type(self.x).dtype
         self._product = find_product(kernel, self.x) if node.op is reduce.sum and same else None
@@ -335,16 +358,16 @@ def _reduce_into_lanes(
         return
     count = reduction.shape[axis]
     width = fit_vector_width(reduction.width, count)
-    for start, stop, step, mask in _group_registers(count, width):
+    for start, stop, step, mask in _group_registers(count, width, reduction.most_registers):
         with LoopBuilder(reduction.kernel.text, start, stop, step) as loop:
             places = [reduction.kernel.text.add(loop.index, str(n)) for n in range(0, step, width)]
             _reduce_registers(reduction, reduced, rows, axis, places, width, mask)
 
 
-def _group_registers(count: int, width: int) -> list[tuple[str, str, int, str | None]]:
+def _group_registers(count: int, width: int, most: int) -> list[tuple[str, str, int, str | None]]:
     """The pieces of an axis of results, each of several registers: every piece reads all rows again."""
     whole = count // width
-    size = whole if whole <= MAX_LANE_REGISTERS else LANE_REGISTERS
+    size = whole if whole <= most else LANE_REGISTERS
     ends = [0, whole // size * size * width, whole * width] if whole else [0]
     groups = [(a, b, min(size * width, b - a)) for a, b in itertools.pairwise(ends) if a < b]
     rest = _strip_mine_from(whole * width, count, width) if count > whole * width else []
@@ -529,7 +552,7 @@ def _unroll_accumulators(
 def find_product(kernel: LlvmKernelContext, v: Value) -> Node | None:
     """The fused product of floats that a value is, which nothing rounds but itself; None for any other value."""
     node, type = kernel.producers.get(v), get_tensor_type(v)
-    if node is None or node.op is not elementwise.mul or v in kernel.buffers or v in kernel.scalars:
+    if node is None or node.op is not elementwise.mul or v in {**kernel.buffers, **kernel.joined, **kernel.scalars}:
         return None
     return node if type.dtype in (f32, f64) and not is_special_policy(type.policy) else None
 

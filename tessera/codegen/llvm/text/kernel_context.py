@@ -95,7 +95,7 @@ class LlvmKernelContext:
     """One tile function under emission.
 
     A value is in `scalars` (a register), in `memrefs` (refs), in `buffers` (blocks in scratch memory), or is fused:
-    computed from its producer in each loop that uses it.
+    computed from its producer in each loop that uses it, as `pending` blocks are, too.
     """
 
     def __init__(
@@ -118,6 +118,8 @@ class LlvmKernelContext:
         self.scalars: dict[Value, str] = {}
         self.memrefs: dict[Value, StridedMemRef] = {}
         self.buffers: dict[Value, StridedMemRef] = {}
+        self.pending: dict[Value, None] = {}  # blocks to be stored that no loop has computed yet, in their order
+        self.joined: dict[Value, StridedMemRef] = {}  # those that the loops at hand store as they compute them
         self.index_sites: dict[Node, int] = {}  # the sites of checked indices
         self.sizes = LlvmSizeRegisters()
         self._location: Location = function.loc

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ from tessera.codegen.llvm.table.loop_fusion import (
 )
 from tessera.codegen.llvm.table.matmul import accumulate_product
 from tessera.codegen.llvm.table.program_ops import GRID_RANK, MAX_UNCHECKED_ITERATIONS, emit_stop_check
+from tessera.codegen.llvm.table.reduction_combiners import COMBINERS
+from tessera.codegen.llvm.table.reductions import find_visited
 from tessera.codegen.llvm.table.transposes import keep_turned
 from tessera.codegen.llvm.text import protocol
 from tessera.codegen.llvm.text.builder import (
@@ -74,11 +77,18 @@ def emit_block(kernel: LlvmKernelContext, block: Block) -> None:
             kernel.producers[v] = node
         with kernel.at_node(node):
             _emit_node(kernel, node)
+    store_pending(kernel)
 
 
 def _emit_node(kernel: LlvmKernelContext, node: Node) -> None:
     _check_policy(node)
     rule = statement_rule.get(node.op)
+    if node.op in COMBINERS:
+        with join_pending(kernel, node):
+            statement_rule.of(node.op)(kernel, node)
+        return
+    if not is_fusible(node.op) or node.op is shape.permute or any(is_block(a) for a in node.args) > is_block(node.out):
+        store_pending(kernel)
     if node.results and node.results[0] in kernel.plan.fused_dots:
         accumulate_product(kernel, node, kernel.plan.fused_dots[node.out])
     elif rule is not None:
@@ -90,9 +100,41 @@ def _emit_node(kernel: LlvmKernelContext, node: Node) -> None:
     elif node.op is shape.permute and keep_turned(kernel, node):
         return
     elif node.out in kernel.plan.stored:
-        target = allocate_block(kernel, node.out)
-        materialise_block(kernel, node.out, target)
-        kernel.buffers[node.out] = target
+        kernel.pending[node.out] = None
+        if node.out in kernel.plan.target:
+            store_pending(kernel)
+
+
+# Pending blocks: a block to be stored waits for the next statement. If that is a reduction which visits each of its
+# elements, its loops compute and store them; else a loop of its own does.
+
+
+def store_pending(kernel: LlvmKernelContext) -> None:
+    """Compute the blocks that wait into memory."""
+    for v in list(kernel.pending):
+        target = allocate_block(kernel, v)
+        del kernel.pending[v]
+        with kernel.at_node(kernel.producers[v]):
+            materialise_block(kernel, v, target)
+        kernel.buffers[v] = target
+
+
+@contextmanager
+def join_pending(kernel: LlvmKernelContext, node: Node) -> Iterator[None]:
+    """The loops of a reduction, within the `with` block, store the blocks that wait; others are stored before."""
+    if not kernel.pending.keys() <= find_visited(kernel, node.args[0]):
+        store_pending(kernel)
+    kernel.joined = {v: allocate_block(kernel, v) for v in kernel.pending}
+    _record_accesses(kernel)
+    yield
+    _record_accesses(kernel)  # they are live through all of the loops
+    kernel.buffers |= kernel.joined
+    kernel.joined, kernel.pending = {}, {}
+
+
+def _record_accesses(kernel: LlvmKernelContext) -> None:
+    for memory in kernel.joined.values():
+        kernel.scratch.record_access(memory)
 
 
 def _check_policy(node: Node) -> None:

@@ -119,12 +119,13 @@ def test_tensors_of_wse2_take_a_cycle_for_an_element():
 
 
 def send_through_a_paced_queue(
-    count: int, reads: list[tuple[int, int]], second: int = 25, delay: int = 0, controls: tuple[int, ...] = ()
-) -> tuple[list[tuple[int, int]], list[int], int, list[int]]:
+    count: int, reads: list[tuple[int, int]], controls: tuple[int, ...] = (), beside: tuple[int, int] = (25, 3),
+    delay: int = 0,
+) -> tuple[list[tuple[int, int]], list[int], int, list[int]]:  # fmt: skip
     """Two colors of a PE of WSE-3 send, the second from a cycle, in a call that was added `delay` cycles before.
 
-    `controls` are the places of control wavelets. The receiver reads `(cycle, words)`: the arrivals that it saw, and
-    those of words that it left.
+    The receiver reads `(cycle, words)`: the arrivals that it saw, and those of words that it left. `controls` are the
+    places of control wavelets; the other color sends `beside` `(cycle, words)`.
     """
     east = {n: ColorConfig(("RAMP",), ("EAST",)) for n in (0, 1)}
     ends = {n: ColorConfig(("WEST",), ("RAMP",)) for n in (0, 1)}
@@ -139,8 +140,8 @@ def send_through_a_paced_queue(
         )
     sent = [n | CONTROL_FLAG if n in controls else n for n in range(count)]
     fabric.events.at(0, lambda: view.push(0, sent))
-    push = lambda: view.push(1, list(range(3)))  # noqa: E731
-    fabric.events.at(second - delay, lambda: fabric.events.at(second, push))
+    push = lambda: view.push(1, list(range(beside[1])))  # noqa: E731
+    fabric.events.at(beside[0] - delay, lambda: fabric.events.at(beside[0], push))
     fabric.events.run()
     left = [time for time, _ in fabric.nodes[1, 0].get_input(1).words]
     return seen, fabric.nodes[0, 0].links, fabric.nodes[0, 0].ramp, left
@@ -155,13 +156,13 @@ def test_a_retry_of_a_paced_queue_equals_the_general_step(count, reads, monkeypa
     assert quick[0]
 
 
-@pytest.mark.parametrize(("controls", "second"), [((8,), 25), ((1,), 8), ((), 8), ((), 12)])
-def test_a_retry_behind_words_that_a_run_does_not_hold_equals_the_general_step(controls, second, monkeypatch):
+@pytest.mark.parametrize(("controls", "beside"), [((8,), (25, 3)), ((1,), (8, 3)), ((), (12, 1)), ((), (8, 9))])
+def test_a_retry_behind_words_that_a_run_does_not_hold_equals_the_general_step(controls, beside, monkeypatch):
     reads = [(t, 1) for t in range(12, 300, 3)]
     monkeypatch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
-    quick = send_through_a_paced_queue(30, reads, second, controls=controls)
+    quick = send_through_a_paced_queue(30, reads, controls, beside)
     monkeypatch.setattr(OutputQueue, "_send_next", lambda self, now: False)
-    assert quick == send_through_a_paced_queue(30, reads, second, controls=controls)
+    assert quick == send_through_a_paced_queue(30, reads, controls, beside)
 
 
 def test_the_quick_retry_is_used(monkeypatch):
@@ -178,9 +179,9 @@ def test_words_sent_ahead_are_retracted_for_another_color(delay, monkeypatch):
     for second in range(8, 44):
         with monkeypatch.context() as patch:
             patch.setattr(OutputQueue, "_send_ahead", lambda self, now: False)
-            expected = send_through_a_paced_queue(40, [(200, 40)], second, delay)
+            expected = send_through_a_paced_queue(40, [(200, 40)], (), (second, 3), delay)
             patch.setattr(OutputQueue, "_send_ahead", lambda self, now: counts.append(step(self, now)) or counts[-1])
-            assert send_through_a_paced_queue(40, [(200, 40)], second, delay) == expected
+            assert send_through_a_paced_queue(40, [(200, 40)], (), (second, 3), delay) == expected
     assert sum(map(bool, counts)) > 20
 
 
