@@ -47,7 +47,7 @@ GROUP_SHARES = {
 }  # of the seconds of a recording
 COMPONENTS: dict[str, Component] = {
     "simplify": Component(
-        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis/*.py"), ("levels",)
+        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"), ("levels",)
     ),
     "passes": Component(("tessera/lower/passes/*.py",), ("levels", "llvm", "ptx")),
     "lowering": Component(
