@@ -285,8 +285,8 @@ def _linearise_indices(items: list[Any], sizes: list[Any], first: int = 0) -> Te
     pairs = enumerate(zip(items, sizes, strict=True), first)
     tensors = [check_index(as_tensor(i), size=size, along=axis) for axis, (i, size) in pairs]
     broadcast(*(t.shape for t in tensors))  # report a mismatch in terms of the indices
-    linear: Any = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
+    linear = tensors[0]
+    for tensor, size in zip(tensors[1:], sizes[1:], strict=True):
         linear = linear * size + tensor
     return linear
 
@@ -400,7 +400,8 @@ def _find_index_axes(index: Any, x: Tensor) -> tuple[int, list[Any]] | None:
 def _update_along(x: Tensor, first: int, items: list[Any], new: Tensor, scattered: Callable[..., Any]) -> Tensor:
     """The update at indices of axes that are merged into one."""
     after = first + len(items)
-    places = _linearise_indices(items, list(x.shape[first:after]), first)
+    alone = as_tensor(items[0]) if len(items) == 1 else None  # which the op checks itself
+    places = _linearise_indices(items, list(x.shape[first:after]), first) if alone is None else alone
     lead, rest = x.shape[:first], x.shape[after:]
     merged = reshape(x, shape=(*lead, count_elements(x.shape[first:after]), *rest))
     updates = broadcast_to(new, shape=(*lead, *places.shape, *rest))
