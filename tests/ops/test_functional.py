@@ -359,3 +359,11 @@ def test_interpolation_of_long_axes():
     x = np.arange(600, dtype="f4").reshape(1, 1, 600)
     np.testing.assert_array_equal(ts.interpolate(x, 300).numpy()[0, 0], x[0, 0, ::2])
     np.testing.assert_allclose(ts.interpolate(x, 300, mode="linear").numpy()[0, 0], x[0, 0, ::2] + 0.5, rtol=1e-6)
+
+
+def test_columns_of_taps_that_all_windows_have_in_the_padding():
+    """Those of a window with dilation that reaches from one side of the padding to the other."""
+    columns = np.arange(24, dtype=np.float32).reshape(1, 12, 2)
+    folded = ts.col2im(columns, (2, 2), (2, 3), dilation=(1, 3), padding=(0, 3), stride=(1, 1))
+    middle = columns.reshape(2, 2, 3, 2)[:, :, 1]  # the other columns of a window are outside
+    np.testing.assert_array_equal(folded.numpy()[0], middle)

@@ -30,3 +30,11 @@ def test_a_pool_of_large_windows_is_that_of_pytorch(name):
     weights = torch.randn(pool(x, *settings).shape)
     pulled = [torch.autograd.grad((f(x, *settings).relu() * weights).sum(), x)[0] for f in (compiled, pool)]
     torch.testing.assert_close(*pulled)
+
+
+@pytest.mark.parametrize("kernel", [3, 5], ids=["as a whole", "by axis"])
+def test_windows_of_the_lowest_number_have_the_index_of_an_element_of_theirs(kernel):
+    """Not of one between the elements of a window with dilation, where its first ones are padding."""
+    x = torch.full((1, 1, 9, 9), -float("inf"))
+    pool = lambda x: POOLS[2](x, kernel, 3, kernel // 2, 2, return_indices=True)  # noqa: E731
+    assert torch.equal(torch.compile(pool, backend="tessera")(x)[1], pool(x)[1])

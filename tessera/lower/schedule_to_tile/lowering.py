@@ -246,13 +246,14 @@ def lower_kernel(node: Node, number: int) -> tuple[Function, tuple[Size, ...]]:
     found = analyse_body(block, dims)
     emit = TileEmitter(found, tiles, dict(zip(block.params, params, strict=True)))
     uses = UseDef(block)
-    grid = GridTiling.of(dims, tiles, loop)
+    grid, peel = GridTiling.of(dims, tiles, loop), bool(node.attrs["schedule"].get("peel"))
     with emit.builder.at(node.loc):
         _emit_tile_starts(emit, grid)
         for stage in split_into_stages(block, found, loop):
-            _emit_stage(emit, stage, loop, uses, bool(node.attrs["schedule"].get("peel")))
+            _emit_stage(emit, stage, loop, uses, peel)
     body = eliminate_dead_nodes(merge_equal_nodes(emit.builder.block(params, ())))
-    return Function(f"k{number}_{name_kernel(block)}", body, Attrs({"group": 1}), node.loc), grid.shape
+    attrs = {"group": 1, "peel": True} if peel else {"group": 1}  # which tile has an element makes no difference
+    return Function(f"k{number}_{name_kernel(block)}", body, Attrs(attrs), node.loc), grid.shape
 
 
 def _emit_tile_starts(emit: TileEmitter, grid: GridTiling) -> None:

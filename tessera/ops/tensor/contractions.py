@@ -13,6 +13,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, user_location
 from tessera.core.shapes import broadcast, normalize_axis
 from tessera.core.types import DType, TensorType, as_dtype, bool_, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8
+from tessera.ir.builder import CURRENT_NUMERICS
 from tessera.ir.numerics import error_rules
 from tessera.ir.rules import ACCUMULATE, AxisFactors, Op, batch, error, jvp, op, sharding, transpose
 from tessera.ir.tensor import Tensor, as_tensor, bind_op
@@ -99,6 +100,8 @@ def matmul(a: Any, b: Any, *, dtype: Any = None) -> Tensor:
     a, b = as_tensor(a), as_tensor(b)
     try:
         if a.dtype is not b.dtype and not allows_mixed_dtypes(a.dtype, b.dtype):
+            context = CURRENT_NUMERICS.get()
+            a, b = (a, b) if context is None else map(context.cast_state, (a, b))
             common = promote_types([a.type, b.type])
             a, b = (t if t.dtype == common else cast(t, dtype=common) for t in (a, b))
         if a.dtype == bool_ and dtype is None:  # as in NumPy: whether any pair is true

@@ -464,12 +464,15 @@ def col2im(
     cut = reshape(x, shape=(x.shape[0], x.shape[1] // size, size, *counts))
     if max(steps) > 1 and set(reach) == {1} and all(isinstance(n, int) for n in (*sizes, *x.shape)):
         return _fold_phases(cut, sizes, kernel, steps, around)
-    total: Any = 0
+    total = full(shape=(*cut.shape[:2], *sizes), value=0, dtype=cut.dtype)
     for i, place in enumerate(itertools.product(*(range(k) for k in kernel))):
         part = squeeze(slice_(cut, start=(0, 0, i, 0, 0), stop=(*cut.shape[:2], i + 1, *counts), step=(1,) * 5), 2)
         for axis, step in enumerate(steps):
             part = insert_zeros(part, axis + 2, step)
         low = [k * d - p for k, (*_, p, d) in zip(place, axes, strict=True)]
+        ends = [(a, a + m, n) for a, m, n in zip(low, part.shape[2:], sizes, strict=True)]
+        if any(isinstance(n, int) and a >= n or isinstance(end, int) and end <= 0 for a, end, n in ends):
+            continue  # all windows have this tap in the padding
         high = [n - a - m for n, a, m in zip(sizes, low, part.shape[2:], strict=True)]
         total = pad_spatial(part, list(zip(low, high, strict=True)), 0) + total
     return total

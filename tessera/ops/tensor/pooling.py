@@ -54,8 +54,9 @@ class Windows:
         for axis in range(rank):
             inner = math.prod(self.kernel[axis + 1 :])
             offset = (element // inner) % self.kernel[axis] * self.step[axis]
-            place = offset + along_axis(cast(self.starts[axis], dtype=dtype), axis, rank)
-            found = found * self.sizes[axis] + maximum(place, 0)  # of a window of -inf alone the padding is first
+            start = along_axis(cast(self.starts[axis], dtype=dtype), axis, rank)
+            # Of a window of -inf alone the padding is first, in place of which its first element of the input counts.
+            found = found * self.sizes[axis] + maximum(offset + start, start % self.step[axis])
         return cast(found, dtype=int64)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera import tile
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.generator import TEXT_FILE
 from tessera.interp.tile import interpreter
@@ -17,6 +18,19 @@ FUNCTIONS = {
     "rows and numbers": lambda x: (ts.softmax(x, axis=-1) * 2.0, x.max(axis=-1)),
     "numbers": lambda x: ts.logsumexp(x, axis=-1),
 }
+
+
+@ts.kernel
+def scale_blocks(x, out, *, N: int, B: int):
+    """The rows of `x` in blocks, each of which is divided by its maximum, and what is left doubled."""
+    r = tile.program_id(0)
+    for i in range(0, N // B * B, B):
+        block = tile.cast(x[r, i : i + B], ts.f32)
+        most = tile.max(block)
+        if most > 0.0:
+            most = most + 1.0
+        out[r, i : i + B] = tile.cast(block / most, ts.f16)
+    out[r, N // B * B : N] = x[r, N // B * B : N] * 2.0
 
 
 def draw(*shape):
@@ -74,3 +88,12 @@ def test_rows_of_two_leading_axes():
 )
 def test_other_rows_stay(function, x):
     assert not run_pass(lower(function, x))[1]
+
+
+def test_blocks_of_a_kernel_of_the_user_stay():
+    x = draw(5, 2051)
+    traced = ts.jit(lambda x: ts.launch(scale_blocks, (5,), x, ts.like(x), N=2051, B=1024)).trace(x)
+    module = driver.lower(traced.function, "ptx")["tile"]
+    (wanted,), (aligned, changed) = interpreter.run(module, [x]), run_pass(module)
+    assert not changed
+    np.testing.assert_allclose(interpreter.run(aligned, [x])[0].astype("f4"), wanted.astype("f4"), rtol=1e-3)

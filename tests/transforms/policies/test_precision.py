@@ -239,3 +239,12 @@ def test_tensor_cores_multiply_in_mixed_precision():
         prepare(ts.jit(layer), [x, x], target="ptx").levels["tile"], {"arch": "sm_90a", "debug": False}
     )
     assert ".f32.f16.f16" in artifact.text(TEXT_FILE)
+
+
+def test_layers_with_wide_parameters_take_narrow_results():
+    """Of a context that stores results in a narrower type: operands of a product are cast as those of other ops."""
+    hidden = ts.Tensor(G.normal(size=(W.shape[1], 3)).astype(np.float32))
+    with ts.precision(compute=ts.bf16, accumulate=ts.f32, store=ts.bf16):
+        y = ts.relu(ts.Tensor(X) @ ts.Tensor(W)) @ hidden
+    assert y.dtype is ts.bf16
+    np.testing.assert_allclose(y.numpy().astype("f4"), np.maximum(X @ W, 0) @ hidden.numpy(), rtol=0.05, atol=0.05)

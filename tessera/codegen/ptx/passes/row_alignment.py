@@ -4,6 +4,9 @@
 A row of 50,257 elements begins at an odd address in every second program, so that no vector of its elements can be
 loaded. Here a program begins at the last vector before its row instead. Its first and its last block have a few
 elements of other rows: they are neither stored nor part of a reduction. All blocks between are whole.
+
+The blocks have other elements than before. That is right for loops that the lowering made: a kernel of the user may
+compute something of each block, as of one that scales blocks by their maxima, and something else of what is left.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ class MisalignedRows:
         """The rows of a function, or None where it does something else, or its rows are aligned."""
         accesses = [n for n in function.body.walk() if n.op in ACCESSES and _count_block(n) > 1]
         refs = [n.args[0] for n in accesses]
-        loops = any(n.op is control_flow.for_ for n in function.body.nodes)
-        if not loops or not accesses or not all(r in function.params and _is_plain(r) for r in refs):
+        known = all(r in function.params and _is_plain(r) for r in refs)
+        if not function.attrs.get("peel") or not accesses or not known:
             return None
         sizes = {tuple(map(int, _get_ref(r).shape)) for r in refs}
         (*lead, size), unit = next(iter(sizes)), VECTOR_BYTES * 8 // min(_get_ref(r).dtype.bits for r in refs)
