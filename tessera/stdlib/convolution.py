@@ -100,10 +100,14 @@ def multiply_windows(weights, image, out, *, parts, pieces, taps, steps, channel
 
 
 @kernel
-def check_windows(sums, weights, image, out, *, joined, taps, gaps, BO, BH, BW):
+def check_windows(sums, weights, image, out, *, joined, taps, gaps, phases, window, stacked, BO, BH, BW):
     """out [Z, O, D, H, W] = the sum of sums [S, Z, O, D', H', W'], or [S, O, Z, …] if joined, at the windows, or where
     a block is not finite the convolution of the image [Z, C, D', H', W'] by weights [G, O, C · taps] in f32; on the
-    grid (Z · D, blocks of O, blocks of H · W)."""
+    grid (Z · D, blocks of O, blocks of H · W).
+
+    Channels are those of `stacked` shifts along the last axis, and of `phases` along each: a tap of a phase that the
+    `window` does not have is left out, which makes NaN of an infinity times its weight, 0.
+    """
     depth, across = out.shape[2], tile.cdiv(out.shape[4], BW)
     z, d, o = tile.program_id(0) // depth, tile.program_id(0) % depth, tile.program_id(1) * BO
     h, w = tile.program_id(2) // across * BH, tile.program_id(2) % across * BW
@@ -125,7 +129,14 @@ def check_windows(sums, weights, image, out, *, joined, taps, gaps, BO, BH, BW):
                     y, x = h + j * gaps[1], w + k * gaps[2]
                     left = tile.reshape(tile.load(weights[group, o : o + BO, tap : tap + 1], edge="clip"), (BO, 1, 1))
                     seen = tile.load(image[z, c : c + 1, d + i * gaps[0], y : y + BH, x : x + BW], edge="clip")
-                    total = total + left * seen
+                    more = tile.cast(left, "f32") * tile.cast(seen, "f32")
+                    if phases != (1, 1, 1):
+                        within = c % (image.shape[1] // stacked)
+                        first, second = within // (phases[1] * phases[2]) % phases[0], within // phases[2] % phases[1]
+                        third = (k + c // (image.shape[1] // stacked)) * phases[2] + within % phases[2]
+                        there = (i * phases[0] + first < window[0]) & (j * phases[1] + second < window[1])
+                        more = tile.where(there & (third < window[2]), more, 0.0)
+                    total = total + more
     tile.store(out[z, o : o + BO, d, h : h + BH, w : w + BW], total, edge="clip")
 
 
@@ -159,15 +170,16 @@ class WindowProduct:
         if self.narrow is not None:
             image, weights = (basic.cast(x, dtype=self.narrow) for x in (image, weights))
         weights = shape.reshape(weights, shape=(groups, outputs, -1, *windows.taps))
-        taps, gaps = windows.taps, windows.dilations
-        if any(s > 1 for s in windows.strides):
+        taps, gaps, strides = windows.taps, windows.dilations, windows.strides
+        if any(s > 1 for s in strides):
             taps, gaps = _fold_taps(windows), (1,) * len(taps)
             image, weights = _fold_phases(image, weights, windows)
         batch, sizes = int(image.shape[0]), tuple(int(n) for n in image.shape[2:])
         missing = (1,) * (AXES - len(taps))
         convolution = PositionConvolution(
-            missing + tuple(taps), missing + tuple(gaps), missing + sizes, missing + windows.counts
-        )
+            missing + tuple(taps), missing + tuple(gaps), missing + sizes, missing + windows.counts, missing + strides,
+            missing + windows.taps,
+        )  # fmt: skip
         image = shape.reshape(image, shape=(batch * groups, -1, math.prod(sizes)))
         weights = shape.reshape(weights, shape=(groups, outputs, -1, math.prod(taps)))
         return shape.reshape(convolution.compute(image, weights, dtype), shape=self.result)
@@ -213,6 +225,14 @@ class PositionConvolution:
     gaps: tuple[int, ...]  # positions along the axis from one tap to the next
     sizes: tuple[int, ...]  # of the image
     counts: tuple[int, ...]  # of the windows
+    phases: tuple[int, ...]  # along each axis, which are channels
+    kernel: tuple[int, ...]  # the taps of all phases
+    stacked: int = 1  # taps along the last axis that are channels, too
+
+    @property
+    def has_missing_taps(self) -> bool:
+        """Whether some phases have fewer taps than others: the weights of the missing ones are 0."""
+        return any(taps % count for taps, count in zip(self.kernel, self.phases, strict=True))
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -244,7 +264,10 @@ class PositionConvolution:
         moved = _join_images(moved) if joined else moved
         pieces = self._choose_pieces((int(moved.shape[0]), outputs, int(moved.shape[1])), channels)
         left = self._order_taps(weights, round_up(channels, DEPTH * pieces))
-        sums = self._launch(moved, left, 1, pieces, channels, f32 if pieces > 1 else dtype)
+        checked = self.has_missing_taps
+        sums = self._launch(moved, left, 1, pieces, channels, f32 if pieces > 1 or checked else dtype)
+        if checked:
+            return basic.cast(self._check(sums, weights, image, joined), dtype=dtype)
         lead = (outputs, count) if joined else (count, outputs)
         parts = resize(shape.reshape(sums, shape=(pieces, *lead, *self.sizes)), (pieces, *lead, *self.counts))
         found = basic.cast(reduce.sum(parts, axis=(0,)), dtype=dtype) if pieces > 1 else shape.squeeze(parts, axis=0)
@@ -286,7 +309,7 @@ class PositionConvolution:
         groups, outputs, _, taps = weights.shape
         moved = shape.reshape(weights, shape=(groups, outputs, channels, taps // last, last))
         moved = shape.reshape(shape.permute(moved, axes=(0, 1, 4, 2, 3)), shape=(groups, outputs, -1, taps // last))
-        return replace(self, taps=(*self.taps[:-1], 1)).compute(stacked, moved, dtype)
+        return replace(self, taps=(*self.taps[:-1], 1), stacked=last).compute(stacked, moved, dtype)
 
     def _order_taps(self, weights: Tensor, depth: int) -> Tensor:
         """Weights [G, O, C, taps] as [G, O, taps · depth]."""
@@ -339,6 +362,9 @@ class PositionConvolution:
             "joined": joined,
             "taps": self.taps,
             "gaps": self.gaps,
+            "phases": self.phases,
+            "window": self.kernel,
+            "stacked": self.stacked,
             "BO": CHECKED_OUTPUTS,
             "BH": rows,
             "BW": columns,

@@ -94,6 +94,18 @@ def test_long_sums_are_cut_by_channels(channels, most, pieces, found, monkeypatc
     assert [named["pieces"] for k, named in made if k is convolution.multiply_windows] == [pieces]
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("channels", [3, 40], ids=["taps are channels", "many channels"])
+@pytest.mark.parametrize(("size", "stride"), [((3, 3), 2), ((7, 5), (3, 2)), ((4, 4), 2)], ids=str)
+def test_infinities_reach_no_taps_that_a_phase_lacks(size, stride, channels, dtype, found):
+    x, w = draw(2, channels, 11, 12, dtype=dtype), draw(20, channels, *size, dtype=dtype)
+    x[0, 2, 4, 5], x[1, 1, 3, 7] = np.inf, np.nan
+    named = {"padding": 1, "stride": stride}
+    got, want = compute(2, named, x, w).astype("f8"), expect(2, named, x, w)
+    assert found[0] is not None and np.isnan(want).any() and np.isinf(want).any()
+    np.testing.assert_allclose(got, want, atol=1e-4 if dtype == "f4" else 3e-2, rtol=1e-5 if dtype == "f4" else 2e-3)
+
+
 def test_tiny_numbers_keep_their_digits(found):
     x, w = draw(1, 4, 6, 6) * np.float32(1e-36), draw(8, 4, 3, 3) * np.float32(1e3)
     got, want = compute(2, {}, x, w), expect(2, {}, x, w)
