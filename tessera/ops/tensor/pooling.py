@@ -55,8 +55,7 @@ class Windows:
             inner = math.prod(self.kernel[axis + 1 :])
             offset = (element // inner) % self.kernel[axis] * self.step[axis]
             start = along_axis(cast(self.starts[axis], dtype=dtype), axis, rank)
-            # Of a window of -inf alone the padding is first, in place of which its first element of the input counts.
-            found = found * self.sizes[axis] + maximum(offset + start, start % self.step[axis])
+            found = found * self.sizes[axis] + maximum(offset + start, start % self.step[axis])  # not in the padding
         return cast(found, dtype=int64)
 
 
