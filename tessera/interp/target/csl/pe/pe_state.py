@@ -30,6 +30,7 @@ TaskCall = tuple[str, Callable[..., Any], tuple[Any, ...]]  # name, function, ar
 CALLS_PER_REPORT = 1 << 13  # of progress
 FOREVER = (True,)  # the condition of a run to its end
 MANY_WORDS = 5_000  # new objects after which the collector's next walk would be long
+FOUND_FROZEN: list[bool] = []  # not empty once objects of this process were found to be frozen
 MAX_CALLS_PER_CYCLE = 1 << 21  # calls of one cycle: more are a loop that makes no progress
 
 
@@ -46,11 +47,17 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            # The count of frozen objects walks through all of them.
-            if gc.get_count()[0] > MANY_WORDS and not gc.get_freeze_count():
+            if gc.get_count()[0] > MANY_WORDS and not _holds_frozen_objects():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+def _holds_frozen_objects() -> bool:
+    """Whether this process has frozen objects; the count walks through all of them, so what it found once is kept."""
+    if not FOUND_FROZEN and gc.get_freeze_count():
+        FOUND_FROZEN.append(True)
+    return bool(FOUND_FROZEN)
 
 
 class ProgressReports:
