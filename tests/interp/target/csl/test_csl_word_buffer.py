@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tessera.interp.target.csl.fabric.output_queue import split_runs
 from tessera.interp.target.csl.fabric.word_buffer import WordBuffer
+from tessera.interp.target.csl.pe import pe_state
 from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
 
 CONTROL = 1 << 32
@@ -107,7 +108,8 @@ def test_a_run_ends_when_the_last_pe_is_free():
     assert events.now == 7
 
 
-def test_the_collector_does_not_walk_through_the_words_of_a_run():
+def test_the_collector_does_not_walk_through_the_words_of_a_run(monkeypatch):
+    monkeypatch.setattr(pe_state, "FOUND_FROZEN", [])
     kept, collected, frozen = [], [], gc.get_freeze_count()
     gc.unfreeze()  # what the tests of this process hold
     gc.callbacks.append(lambda phase, info: collected.append(info["generation"]))
@@ -121,3 +123,15 @@ def test_the_collector_does_not_walk_through_the_words_of_a_run():
         gc.callbacks.pop()
         if frozen:
             gc.freeze()
+
+
+def test_frozen_objects_are_counted_once(monkeypatch):
+    """The count walks through all of them, and runs are many."""
+    counts = []
+    monkeypatch.setattr(pe_state, "FOUND_FROZEN", [])
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(7) or 7)
+    kept = []
+    for _ in range(3):
+        with without_collection():
+            kept += [[number] for number in range(20_000)]
+    assert len(counts) == 1
