@@ -105,8 +105,8 @@ def check_windows(sums, weights, image, out, *, joined, taps, gaps, phases, wind
     a block is not finite the convolution of the image [Z, C, D', H', W'] by weights [G, O, C · taps] in f32; on the
     grid (Z · D, blocks of O, blocks of H · W).
 
-    Channels are those of `stacked` shifts along the last axis, and of `phases` along each: a tap of a phase that the
-    `window` does not have is left out, which makes NaN of an infinity times its weight, 0.
+    Channels are those of `stacked` shifts along the last axis, and of `phases` along each. Taps of a phase that the
+    `window` does not have are left out: their weights are 0, and 0 times an infinity is NaN.
     """
     depth, across = out.shape[2], tile.cdiv(out.shape[4], BW)
     z, d, o = tile.program_id(0) // depth, tile.program_id(0) % depth, tile.program_id(1) * BO
@@ -226,13 +226,13 @@ class PositionConvolution:
     sizes: tuple[int, ...]  # of the image
     counts: tuple[int, ...]  # of the windows
     phases: tuple[int, ...]  # along each axis, which are channels
-    kernel: tuple[int, ...]  # the taps of all phases
+    window: tuple[int, ...]  # the taps of all phases
     stacked: int = 1  # taps along the last axis that are channels, too
 
     @property
     def has_missing_taps(self) -> bool:
         """Whether some phases have fewer taps than others: the weights of the missing ones are 0."""
-        return any(taps % count for taps, count in zip(self.kernel, self.phases, strict=True))
+        return any(taps % count for taps, count in zip(self.window, self.phases, strict=True))
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -363,7 +363,7 @@ class PositionConvolution:
             "taps": self.taps,
             "gaps": self.gaps,
             "phases": self.phases,
-            "window": self.kernel,
+            "window": self.window,
             "stacked": self.stacked,
             "BO": CHECKED_OUTPUTS,
             "BH": rows,

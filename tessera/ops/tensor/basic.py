@@ -246,13 +246,14 @@ def round_once(rule: Callable[..., Tensor | None], result: Op | None = None) -> 
         wide = out.type.compute
         if out.dtype == wide:
             return rule(out, primals, tangents, **attrs)
+
+        def widen(x: Tensor) -> Tensor:  # operands may have other policies than the result
+            return cast(x, dtype=wide) if x.dtype.is_float and x.dtype != wide else x
+
         wide_primals = [widen(x) for x in primals]
         whole = widen(out) if result is None else result(*wide_primals, **attrs)
         moved = rule(whole, wide_primals, [t if t is None else widen(t) for t in tangents], **attrs)
         return None if moved is None else cast(moved, dtype=out.type.policy or out.dtype)
-
-    def widen(x: Tensor) -> Tensor:
-        return cast(x, dtype=x.type.compute) if x.dtype.is_float and x.dtype != x.type.compute else x
 
     return rounded
 

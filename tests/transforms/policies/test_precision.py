@@ -248,3 +248,25 @@ def test_layers_with_wide_parameters_take_narrow_results():
         y = ts.relu(ts.Tensor(X) @ ts.Tensor(W)) @ hidden
     assert y.dtype is ts.bf16
     np.testing.assert_allclose(y.numpy().astype("f4"), np.maximum(X @ W, 0) @ hidden.numpy(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("loss", [
+    lambda z: ts.cross_entropy(z, np.arange(8)), lambda z: (z / (z * z + 1.0)).sum(),
+    lambda z: (z / ts.Tensor(np.full(8, 3.0, "f4"))).sum(),
+], ids=["cross entropy", "quotient", "quotient of two policies"])  # fmt: skip
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_a_loss_after_the_context_has_a_derivative(loss, target):
+    """Operands of the context's policy and of none: derivatives compute in the type of the result."""
+
+    def run(name, x, w):
+        with ts.precision(name):
+            z = x @ w
+        return loss(z)
+
+    narrow, wide = (
+        ts.jit(ts.grad(lambda x, w, name=name: run(name, x, w), argnums=(0, 1)), target=target)(X, W)
+        for name in ("mixed", "full")
+    )
+    for g, h in zip(narrow, wide, strict=True):
+        assert g.dtype is ts.f32
+        np.testing.assert_allclose(g.numpy(), h.numpy(), rtol=0.1, atol=0.02 * np.abs(h.numpy()).max())

@@ -116,12 +116,7 @@ class OutputQueue:
         if self.node.ahead is self:
             self.retract()
         if self._due is None or time < self._due:
-            self._due = time
-            calls = self._slots.get(time)
-            if calls is None:
-                self.events.at(time, self._again)
-            else:
-                calls.append(self._again)
+            self._schedule(time)
 
     def _retry(self) -> None:
         now = self.events.now
