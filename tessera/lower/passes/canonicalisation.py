@@ -318,41 +318,6 @@ def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
     return rewriter.add(node.op, *parts, **node.attrs)
 
 
-turned_products = RewritePatterns("turned products", same_types=True)
-
-
-def turn_products(function: Function) -> Function:
-    """Products whose results alone are turned as products of their turned operands, of which one was turned before."""
-    return rewrite_function(function, turned_products, remove_dead=True)
-
-
-@turned_products(shape.permute)
-def _(rewriter, node, args):
-    product = rewriter.find_producer(args[0], contractions.dot)
-    if product is None or rewriter.uses.count_uses(node.args[0]) > 1 or not _turns_matrices(node):
-        return None
-    left, right = product.args
-    turned = [n for v in (left, right) if (n := rewriter.find_producer(v, shape.permute)) and _turns_matrices(n)]
-    small = any(v.type.dtype.bits < 16 for v in (left, right))  # a target may read these along the contraction alone
-    if not turned or small or any(v.type.policy is not None for v in (left, right, product.out)):
-        return None
-    return rewriter.add(contractions.dot, _turn(rewriter, right), _turn(rewriter, left), dtype=product.attrs["dtype"])
-
-
-def _turns_matrices(node: Node) -> bool:
-    """Whether a permutation exchanges the last two axes."""
-    axes = list(node.attrs["axes"])
-    return len(axes) > 1 and axes == [*range(len(axes) - 2), len(axes) - 1, len(axes) - 2]
-
-
-def _turn(rewriter: Rewriter, value: Value) -> Value:
-    """A matrix, or a batch of them, turned."""
-    node, rank = rewriter.find_producer(value, shape.permute), value.type.rank  # type: ignore[union-attr]
-    if node is not None and _turns_matrices(node):
-        return node.args[0]
-    return rewriter.add(shape.permute, value, axes=(*range(rank - 2), rank - 1, rank - 2))
-
-
 def sink_widening(function: Function) -> Function:
     """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
     waiting: dict[Value, Node] = {}
