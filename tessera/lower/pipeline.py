@@ -45,7 +45,12 @@ from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
 from tessera.lower.passes.multi_output_fusion import fuse_loop_steps, fuse_multi_output
-from tessera.lower.passes.product_rewrites import form_vector_products, multiply_once, turn_products
+from tessera.lower.passes.product_rewrites import (
+    form_vector_products,
+    multiply_once,
+    round_windows_early,
+    turn_products,
+)
 from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
@@ -199,6 +204,7 @@ MULTI_OUTPUT = "multi-output fusion"  # programs that ask for a fusion of their 
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("uniform operands", with_ops(rewrite_main(multiply_once), contractions.dot)),
+    ("early rounding", with_ops(rewrite_main(round_windows_early), shape.concatenate)),
     ("expand", expand_for_target),
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),

@@ -4,16 +4,17 @@ reductions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tessera.core.types import TensorType
+from tessera.core.types import DType, TensorType
 from tessera.ir.core import Function, Node, Value
 from tessera.ir.rewrite import RewritePatterns, Rewriter, UseDef, rewrite_function
 from tessera.ir.rules import REGISTRY
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.passes.canonicalisation import MOVEMENTS
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 
 turned_products = RewritePatterns("turned products", same_types=True)
@@ -102,6 +103,71 @@ def _narrow_broadcast(rewriter: Rewriter, node: Node, axis: int) -> Value | None
 
 def _set_one(sizes: Sequence[Any], axis: int) -> tuple[Any, ...]:
     return (*sizes[:axis], 1, *sizes[axis + 1 :])
+
+
+early_rounding = RewritePatterns("early rounding", same_types=True)
+EXACT_CLAUSES = {"compute", "accumulate"}  # of a policy: a cast to such a type of the same storage rounds nothing
+
+
+def round_windows_early(function: Function) -> Function:
+    """Products of windows that are rounded as products of windows of the rounded image, which has fewer elements."""
+    return rewrite_function(function, early_rounding, remove_dead=True)
+
+
+@early_rounding(contractions.dot)
+def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
+    """The elements are widened again, as those of a convolution of 16 bits are, to the type of its result."""
+    out = node.attrs["dtype"]
+    found = [_round_early(rewriter, x, out) if isinstance(out, DType) else None for x in args]
+    if found == [None, None]:
+        return None
+    operands = [_widen(rewriter, x, out) if early is None else early for x, early in zip(args, found, strict=True)]
+    return rewriter.add(contractions.dot, *operands, **node.attrs)
+
+
+def _round_early(rewriter: Rewriter, value: Value, out: DType) -> Value | None:
+    """A value that is rounded after its elements were moved and repeated: rounded before that, then of type `out`."""
+    narrow = get_tensor_type(value).dtype
+    moved: dict[Value, Node] = {}
+    leaves: dict[Value, None] = {}
+    if not narrow.is_float or not _list_movements(rewriter, value, narrow, moved, leaves) or len(leaves) > 1:
+        return None
+    (source,) = leaves
+    wide = get_tensor_type(source).dtype
+    repeats = any(n.op in (shape.concatenate, basic.broadcast_to) for n in moved.values())
+    if not repeats or not wide.is_float or wide.bits <= narrow.bits:
+        return None
+    rounded = rewriter.add(basic.cast, source, dtype=narrow)
+    rounded = rounded if out == narrow else rewriter.add(basic.cast, rounded, dtype=out)
+    return _move_rounded(rewriter, value, moved, {source: rounded})
+
+
+def _list_movements(
+    rewriter: Rewriter, value: Value, narrow: DType, moved: dict[Value, Node], leaves: dict[Value, None]
+) -> bool:
+    """The nodes that move a value's elements, and what they move; whether rounding to `narrow` commutes with them."""
+    node = rewriter.find_producer(value, *MOVEMENTS, basic.cast)
+    type = get_tensor_type(value)
+    rounds = node is not None and node.op is basic.cast and get_tensor_type(node.args[0]).dtype != type.dtype
+    if node is None or (rounds and type.dtype != narrow):  # it rounds a second time
+        leaves[value] = None
+        return True
+    if value in moved:
+        return True
+    moved[value] = node
+    exact = type.policy is None or set(type.policy.clauses()) <= EXACT_CLAUSES
+    if not exact or node.attrs.get("value", 0) != 0:
+        return False
+    return all(_list_movements(rewriter, x, narrow, moved, leaves) for x in node.args)
+
+
+def _move_rounded(rewriter: Rewriter, value: Value, moved: Mapping[Value, Node], made: dict[Value, Value]) -> Value:
+    """The movements of a value, of rounded elements."""
+    if value not in made:
+        node = moved[value]
+        parts = [_move_rounded(rewriter, x, moved, made) for x in node.args]
+        made[value] = parts[0] if node.op is basic.cast else rewriter.add(node.op, *parts, **node.attrs)
+    return made[value]
 
 
 def form_vector_products(function: Function, most: int, across: int | None = None) -> Function:

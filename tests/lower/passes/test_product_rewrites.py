@@ -96,3 +96,42 @@ def test_what_the_epilogue_of_a_product_stores_is_read_by_split_sums():
     kernels = [n for n in driver.lower(traced, "ptx")["schedule"].main.body.nodes if n.op.name == "schedule.kernel"]
     relus = [k for k in kernels if any(n.op.name == "ts.maximum" for n in k.regions[0].walk())]
     assert len(relus) == 1 and any(n.op.name == "schedule.contract" for n in relus[0].regions[0].walk())
+
+
+@pytest.mark.parametrize("compute", ["bf16", "f16"])
+def test_windows_of_a_rounded_image(compute, rng):
+    """A convolution in mixed precision rounds its image and its weights, not each window."""
+    torch = pytest.importorskip("torch")
+    x, w = rng.standard_normal((2, 5, 9, 8)).astype("f4"), rng.standard_normal((6, 5, 3, 3)).astype("f4")
+
+    def convolve(x, w):
+        with ts.precision(compute=getattr(ts, compute)):
+            return ts.conv2d(x, w, padding=1)
+
+    passes = dict(driver.iterate_passes(ts.jit(convolve).trace(x, w).function, driver.find_plan("ptx")))
+    casts = [
+        n for n in passes["early rounding"].main.body.walk() if n.op.name == "ts.cast" and n.out.type.dtype.bits == 16
+    ]
+    assert sorted(n.out.type.shape for n in casts) == [(2, 5, 9, 8), (6, 5, 3, 3)]
+    narrow = torch.bfloat16 if compute == "bf16" else torch.float16
+    rounded = [torch.tensor(a).to(narrow).double() for a in (x, w)]
+    want = torch.nn.functional.conv2d(*rounded, padding=1).numpy()
+    for target in ("interp", "llvm", "ptx"):
+        found = np.asarray(ts.jit(convolve, target=target)(x, w))
+        np.testing.assert_allclose(found, want, rtol=1e-2, atol=1e-2)
+
+
+def test_windows_that_are_rounded_otherwise_stay():
+    """Rounding toward zero does not commute with what follows, nor does a cast that rounds twice."""
+
+    def multiply(x, w, between):
+        windows = ts.stack([ts.cast(x[i : i + 4], dtype=between) for i in range(3)])
+        return ts.cast(windows, dtype=ts.fp8_e4m3) @ w
+
+    x, w = np.zeros((6, 8), np.float32), ts.zeros((8, 2), dtype=ts.fp8_e4m3)
+    nearest = ts.f32 @ ts.compute(ts.fp8_e4m3)
+    for between, shape in ((nearest, (6, 8)), (nearest @ ts.toward_zero, (3, 4, 8)), (ts.f16, (3, 4, 8))):
+        traced = ts.jit(lambda x, w, between=between: multiply(x, w, between)).trace(x, w).function
+        module = dict(driver.iterate_passes(traced, driver.find_plan("ptx")))["early rounding"]
+        casts = [n for n in module.main.body.walk() if n.op.name == "ts.cast" and n.out.type.dtype == ts.fp8_e4m3]
+        assert [n.out.type.shape for n in casts] == [shape], between
