@@ -7,6 +7,7 @@ import pytest
 from ptxcheck import emit_checked, numbers, run
 from tilekernels import Kernel
 
+import tessera as ts
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, bool_, f16, f32, f64, int32, int64
