@@ -32,7 +32,8 @@ from tessera.stdlib.split_keys import match_split_attention
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
 DEEP_HEADS, DEEPEST_HEADS = {64, 128}, {256}  # features of heads whose blocks differ; the deepest have half the keys
-LEAST_PADDED, MOST_PADDED = 512, 1.8  # positions of heads whose features are padded, and how much at most
+# Heads whose features are padded, and how much at most: short and long ones, by their positions.
+PADDED = ((1024, 2.0), (100, 1.8))
 LEAST_WIDE = 64  # features of heads of f32 beyond which blocks have fewer keys
 
 
@@ -165,13 +166,13 @@ def _pad_features(plan: LoweringPlan, widths: set[Size], lengths: tuple[Size, Si
 
     Tensor maps fill the others with zeros, where rows begin at multiples of 16 bytes.
     """
-    known = [n for n in (*widths, *lengths) if isinstance(n, int)]
-    if not plan.flash_deep or len(known) < len(widths) + 2 or min(known[len(widths) :]) < LEAST_PADDED:
+    if not plan.flash_deep or not all(isinstance(n, int) for n in (*widths, *lengths)):
         return 0
-    most = max(known[: len(widths)])
-    if any(n % 8 for n in known[: len(widths)]) or widths <= DEEP_HEADS or widths == DEEPEST_HEADS:
+    sizes, length = [int(n) for n in widths], min(int(n) for n in lengths)  # type: ignore[call-overload]
+    if any(n % 8 for n in sizes) or widths <= DEEP_HEADS or widths == DEEPEST_HEADS:
         return 0
-    return next((n for n in sorted(DEEP_HEADS | DEEPEST_HEADS) if most <= n <= MOST_PADDED * most), 0)
+    factor = next((most for least, most in PADDED if length >= least), 0.0)
+    return next((n for n in (64, 128, 256) if max(sizes) <= n <= factor * max(sizes)), 0)
 
 
 def _choose_blocks(plan: LoweringPlan, widths: set[Size], rounded: bool) -> tuple[int, int]:

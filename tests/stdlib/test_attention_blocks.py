@@ -56,7 +56,7 @@ def test_any_length(sizes, causal, rng):
 )
 def test_heads_of_other_features_are_padded_for_warpgroups(width, causal, turned, rng, monkeypatch):
     """Tensor maps fill the columns that a block has beyond a head's features with zeros; stores drop them."""
-    monkeypatch.setattr(attention_launches, "LEAST_PADDED", 1)
+    monkeypatch.setattr(attention_launches, "PADDED", ((1, 2.0),))
     shape = (1, 70, 3, width) if turned else (1, 3, 70, width)
     q, k, v = (rng.normal(size=shape).astype("f2") for _ in range(3))
     op = positional_attention if turned else scaled_dot_product_attention
@@ -74,7 +74,7 @@ def test_heads_of_other_features_are_padded_for_warpgroups(width, causal, turned
 
 
 def test_short_heads_are_not_padded():
-    q = np.zeros((1, 2, 100, 80), "f2")
+    q = np.zeros((1, 2, 90, 80), "f2")
     module = driver.lower(ts.jit(attend(False)).trace(q, q, q).function, "ptx")["tile"]
     assert all(
         n.attrs["shape"][-1] == 80 for f in module.functions[1:] for n in f.body.walk() if n.op.name == "tile.load"

@@ -355,9 +355,6 @@ def _has_costly_epilogue(tiling: TileSizeSearch, product: Node, m: Sequence[int]
     return any(node.op.is_transcendental for node in rest) or any(dims & set(m) and dims & set(n) for dims in loaded)
 
 
-FEW_ELEMENTS, FEW_PROGRAMS = 1 << 17, 32  # of a sum along an outer axis, which then reads parts of sectors
-
-
 def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
     plan = tiling.plan
     rows = tiling.find_widest_rows()
@@ -398,23 +395,13 @@ def _tile_reduction(tiling: TileSizeSearch, node: Node) -> None:
         budget = max(budget, _count_rows_together(tiling, row, others))
     tiling.fill(reversed(rest_dims), budget)
     apart = bool(lanes) and plan.result_lanes is not None
-    if apart:
-        _spread_columns(tiling, lanes, rest_dims)
-    else:
-        tiling.shrink([(others, 1)])
+    if apart and plan.parallel is not None:
+        tiling.shrink([(lanes, NARROW_LANES)], plan.parallel)
+    tiling.shrink([(rest_dims, 1), (lanes, LEAST_LANES)] if apart else [(others, 1)])
     longest = elements // (math.prod(tiling.tile[d] for d in others) * rest)
     if apart and tiling.loop and tiling.is_static(row) and longest > tiling.tile[row]:  # fewer rounds wait for memory
         tiling.tile[row] = tiling.cut_to_rows(row, tiling.cut(row, longest))
         tiling.loop = [row] if tiling.tile[row] < tiling.extents[row] else []
-
-
-def _spread_columns(tiling: TileSizeSearch, lanes: Sequence[int], rest: Sequence[int]) -> None:
-    """Give the columns of a sum along an outer axis to more programs, where there are few."""
-    if tiling.plan.parallel is not None:
-        tiling.shrink([(lanes, NARROW_LANES)], tiling.plan.parallel)
-    tiling.shrink([(rest, 1), (lanes, LEAST_LANES)])
-    if math.prod(tiling.extents) <= FEW_ELEMENTS:  # a launch of few programs takes as long as one of them
-        tiling.shrink([(lanes, 1)], FEW_PROGRAMS)
 
 
 def _hold_columns(tiling: TileSizeSearch, row: int, rest: int, lanes: Sequence[int]) -> bool:
