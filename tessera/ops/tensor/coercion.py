@@ -13,7 +13,7 @@ from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import as_size, broadcast, size_to_number
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, find_number_dtype, int8
-from tessera.ir.builder import CURRENT_NUMERICS
+from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS
 from tessera.ir.rules import Op
 from tessera.ir.tensor import Tensor, WeakTensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import F, check_arguments
@@ -150,9 +150,14 @@ def unify_parts(operands: Sequence[Any]) -> list[Tensor]:
 
 def _convert_size_or_array(x: Any) -> Any:
     if not isinstance(x, SIZE_TYPES):
-        return as_tensor(x)
+        return _make_constant(x) if isinstance(x, np.generic) and CURRENT_BUILDER.get() else as_tensor(x)
     size = resolve_size(as_size(x))
     return size_to_number(size) if isinstance(size, int) or ABSTRACT_TRACE.get() else size
+
+
+def _make_constant(x: np.generic) -> Tensor:
+    """A number of NumPy's as part of a traced program: not an array that the program reads."""
+    return splat(x.item(), TensorType((), as_dtype(x.dtype)))
 
 
 def _widest_python_type(numbers: Sequence[Any]) -> type:
