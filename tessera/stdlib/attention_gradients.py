@@ -36,7 +36,6 @@ LEAST_LENGTH = 64  # of queries and of keys; the weights of fewer are stored
 MOST_PADDED = 1.8  # columns of a block for each feature of a head
 MOST_FEATURES = 128
 PACKED_FEATURES = (64, 128)  # of heads whose columns tensor maps load side by side
-SHALLOW = 64  # features of a head up to which a program's own block has more rows
 OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its rounds
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -156,11 +155,6 @@ class DifferentiableAttention:
         return "packed" in self.attrs
 
     @property
-    def own(self) -> int:
-        """The rows of a program's own block: as many as registers hold the results of."""
-        return OWN_ROWS if max(self.q[3], self.v[3]) <= SHALLOW else ROUND_ROWS
-
-    @property
     def features(self) -> int:
         """The columns of blocks, where heads have fewer than tensor cores multiply best; 0: as many as heads have."""
         sizes = (self.q[3], self.v[3])
@@ -214,10 +208,10 @@ class DifferentiableAttention:
         given = [*self.list_sources(tuple(sources)), g, shape.reshape(sums, shape=self.q[:3]), deltas]
         by_head = [(*each, *x[2:]) for x in (self.k, self.v)]
         memories = [OutputMemory(TensorType(self.fold(like), dtype)) for like in (*by_head, self.q)]
-        rows, keys = self.blocks or (ROUND_ROWS, self.own)
+        rows, keys = self.blocks or (ROUND_ROWS, OWN_ROWS)
         named = self.name_constants(rows, keys)
         found = launch(differentiate_keys, (*each, ceil_divide(self.k[2], keys)), *given, *memories[:2], **named)
-        rows, keys = self.blocks or (self.own, ROUND_ROWS)
+        rows, keys = self.blocks or (OWN_ROWS, ROUND_ROWS)
         named = self.name_constants(rows, keys)
         dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], rows)), *given, memories[2], **named)
         dk, dv = (self.add_groups(self.take(x, like)) for x, like in zip(found, by_head, strict=True))

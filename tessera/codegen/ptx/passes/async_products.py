@@ -40,7 +40,7 @@ ASYNC_MMA_COLUMNS = (64, 128, 256)
 # Of blocks by columns, whose rows in memory are those of the swizzle: of shallow ones a whole row is fetched.
 NARROW_COLUMNS, SHALLOW_DEPTHS = (16, 32), (16, 32)
 ASYNC_MMA_DEPTHS = (64, 128, 256)
-MAX_LOOP_REGISTERS = 200  # registers of a thread, for the accumulators and left operands of all products
+MAX_LOOP_REGISTERS = 224  # registers of a thread, for the accumulators and left operands of all products
 VIEW_OPS = (shape.permute, shape.reshape, basic.cast)
 
 
