@@ -13,6 +13,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where in the package it failed
@@ -100,6 +101,19 @@ def pytest_sessionfinish():
     """pytest collects twice before it ends: what lives now is no garbage of the tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """A worker reports the call of a test, and of its setup and teardown only what has not passed.
+
+    Six messages for each test, to say that it started, passed three times and ended, took a fiftieth of all time.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture
