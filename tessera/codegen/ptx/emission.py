@@ -54,6 +54,7 @@ from tessera.codegen.ptx.ops import (
 )
 from tessera.codegen.ptx.passes.branch_formation import COMBINING
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
+from tessera.codegen.ptx.passes.loop_unrolling import folds_rows
 from tessera.codegen.ptx.passes.multistage_pipelining import count_rounds
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.store_layouts import MOST_EXCHANGED
@@ -292,6 +293,9 @@ def choose_team_size(function: Function) -> int:
         if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
         else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
     )
+    if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor
+        resident = max(SHARED_LIMIT[get_fact(function, "arch")] // cached, 1)
+        wanted = max(wanted, min(most // ELEMENTS_PER_THREAD, TEAM_THREADS[1] // resident))
     return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
 
 
@@ -324,7 +328,7 @@ def choose_vector_width(function: Function) -> int:
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
         stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
         most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once
-    columns = _find_column_permutes(function) | _find_exchanged_permutes(function)
+    columns = _find_column_permutes(function) | _find_exchanged_permutes(function) | _find_folded_views(function)
     combined = any(_combines_neighbours(n) for n in function.body.walk() if n not in columns)
     if get_fact(function, "kernel") != UNIFORM or combined:
         return most
@@ -375,6 +379,13 @@ def _find_column_permutes(function: Function) -> frozenset[Node]:
     loops = [n for n in function.body.walk() if n.op is control_flow_ops.for_]
     carried = {v: out for n in loops for v, out in zip(n.regions[0].results, n.results, strict=True)}
     return frozenset(n for n in permutes if _is_reduced_alone(uses, n, carried))
+
+
+def _find_folded_views(function: Function) -> frozenset[Node]:
+    """The views of large rows that partial sums fold."""
+    uses = UseDef(function)
+    views = (uses.find(n.args[0], shape_ops.reshape) for n in function.body.walk() if folds_rows(n))
+    return frozenset(view for view in views if view is not None)
 
 
 def _find_exchanged_permutes(function: Function) -> frozenset[Node]:

@@ -40,8 +40,8 @@ def unroll_loops(function: Function, threads: int) -> Function:
     return replace(function, body=replace(function.body, nodes=tuple(order)))
 
 
-def _folds(node: Node) -> bool:
-    """Whether a thread adds up what it holds itself: the rows of a block that partial sums fold."""
+def folds_rows(node: Node) -> bool:
+    """Whether a node adds up the rows of a block that partial sums fold: each thread what it holds itself."""
     return node.op in COMBINERS and node.attrs["axis"] == (0,) and len(static_shape(node.out)) == 1
 
 
@@ -64,7 +64,7 @@ class UnrollableLoop:
         start, stop, step = (b.attrs["value"] for b in bounds if b is not None)
         (body,) = loop.regions
         loads = tuple(n for n in body.nodes if n.op is tile.load)
-        plain = all(n.op.pointwise or n.op in MOVED_OPS or _folds(n) for n in body.nodes)
+        plain = all(n.op.pointwise or n.op in MOVED_OPS or folds_rows(n) for n in body.nodes)
         if not (plain and loads and step > 0 and all(is_movable_load(n, written) for n in loads)):
             return None
         return cls(loop, start, step, -(-(stop - start) // step), loads)

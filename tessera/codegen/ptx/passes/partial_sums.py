@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.multistage_pipelining import count_rounds
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef, eliminate_dead_code
 from tessera.lower.passes.canonicalisation import COMBINERS
@@ -41,6 +42,8 @@ def _carry_in_block(block: Block, uses: UseDef, threads: int) -> Block:
 def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
     """A loop as it is, or with blocks in place of their sums, between what fills the blocks and what sums them up."""
     (body,) = loop.regions
+    if count_rounds(uses, loop) < 2:
+        return [loop]
     before, after, dropped = list[Node](), list[Node](), set[Node]()
     args, params, results, outs = list(loop.args), list(body.params), list(body.results), list(loop.results)
     added: list[Node] = []

@@ -26,7 +26,7 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 
 ACCESSES = (tile.load, tile.store)
-LEAST_UNIT = 4  # elements of a vector, so few of which are loaded as fast one by one
+LEAST_UNIT = 2  # elements of a vector, so few of which are loaded as fast one by one
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min)
 SHAPED = (tile.load, basic.full, basic.broadcast_to, shape.reshape)  # ops whose attributes have the result's shape
 
