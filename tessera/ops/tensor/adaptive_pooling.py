@@ -30,7 +30,7 @@ def _adaptive_windows(name: str, rank: int, input: Any, output_size: Any, fill: 
         cut = _split_axis(cut, 2 + 2 * axis, start, length, size, fill)
     order = (0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)))
     values = reshape(permute(cut, axes=order), shape=(*x.shape[:2], count_elements(kernel), *counts))
-    total = as_tensor(1)
+    total: Any = 1
     for axis, length in enumerate(lengths):
         total = total * along_axis(length, axis, rank)
     return Windows(values, kernel, starts, (1,) * rank, x.shape[2:]), total
@@ -119,12 +119,12 @@ def adaptive_avg_pool3d(input: Any, output_size: Any) -> Tensor:
 
 def _adaptive_average(rank: int, input: Any, output_size: Any) -> Tensor:
     x = check_pooled(f"an adaptive {rank}D pool", rank, input)
-    total, number, axes = x, as_tensor(1), _adaptive_axes(x, output_size)
+    total, axes = x, _adaptive_axes(x, output_size)
     if all(start.shape[0] == 1 for start, _, _ in axes):  # one window: one reduction
-        count = cast(as_tensor(count_elements(x.shape[2:])), dtype=x.dtype)
-        return sum(x, axis=tuple(range(2, 2 + rank)), keepdims=True) / count
+        return sum(x, axis=tuple(range(2, 2 + rank)), keepdims=True) / count_elements(x.shape[2:])
     if rank > 1 and all(_divides(n, start) for n, (start, _, _) in zip(x.shape[2:], axes, strict=True)):
         return _average_equal_windows(x, [int(start.shape[0]) for start, _, _ in axes])
+    number: Any = 1
     for axis, (start, length, size) in enumerate(axes):
         # Outer axes first: their windows are whole rows of memory, and leave little to add along the last axis.
         total = _sum_windows(total, 2 + axis, start, length, size)
@@ -141,7 +141,7 @@ def _average_equal_windows(x: Tensor, counts: Sequence[int]) -> Tensor:
     lengths = [n // count for n, count in zip(x.shape[2:], counts, strict=True)]
     apart = [n for pair in zip(counts, lengths, strict=True) for n in pair]
     total = sum(reshape(x, shape=(*x.shape[:2], *apart)), axis=tuple(range(3, 3 + 2 * len(counts), 2)))
-    return total / cast(as_tensor(count_elements(lengths)), dtype=total.dtype)
+    return total / count_elements(lengths)
 
 
 @check_arguments
