@@ -8,23 +8,32 @@ DOCS_STAMP := .venv/.docs-ready
 # Tests start the package in many processes: each would compile its source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: package demo test check lint docs picture bench gpu-test soak fuzz clean
+.PHONY: package demo test all-tests check lint style types docs picture bench gpu-test soak fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.minilm.demo
 
-test: $(STAMP) lint
+# The types are checked beside the tests, by one process: two take a seventh more work, and one waits for the other.
+test: $(STAMP) style
+	$(MAKE) --jobs 2 types all-tests MYPY=mypy
+
+all-tests: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # Quick checks, in less than a minute: the linters, the types, and the tests that tests/conftest.py marks as quick.
 check: $(STAMP) lint
 	$(BIN)/python -m pytest -q -n 2 -m quick
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_words.py
-	$(BIN)/mypy --num-workers 2 tessera
+
+MYPY ?= mypy --num-workers 2
+types: $(STAMP)
+	$(BIN)/$(MYPY) tessera
 
 # The documentation site, in build/site. A warning is an error.
 docs: $(DOCS_STAMP) picture

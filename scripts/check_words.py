@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Each phrase, as a regular expression, with what to write instead.
 PHRASES = {
-    r"what stands? (?:behind|before|after|there|in|on|at)\b": "name the code: the predecessor, the operand",
+    r"\bwhat stands? (?:behind|before|after|there|in|on|at)\b": "name the code: the predecessor, the operand",
     r"\bstands? (?:there|beside)\b": "name the object: is adjacent to, is defined in",
     r"\b(?:lie|lies|lying|leave) beside\b": "is adjacent to; for sizes, state the needed and the available number",
     r"\b(?:is|are|was|were) (?:to be )?had\b": "is available",
@@ -43,6 +43,8 @@ PHRASES = {
     r"\ba slip in\b": "an error in",
 }
 RULES = [(re.compile(pattern, re.IGNORECASE), term) for pattern, term in PHRASES.items()]
+# Each begins with a word: one pass over a text, from word to word, finds whether its lines need to be looked at.
+ANY = re.compile(rf"\b(?=[a-z])(?:{'|'.join(PHRASES)})", re.IGNORECASE)
 
 
 def list_files() -> list[Path]:
@@ -53,6 +55,8 @@ def list_files() -> list[Path]:
 
 def find_phrases(text: str) -> Iterator[tuple[int, str, str]]:
     """Each refused phrase in a text: its line number, the phrase, the term to write instead."""
+    if not ANY.search(text):
+        return
     for number, line in enumerate(text.splitlines(), 1):
         for pattern, term in RULES:
             for match in pattern.finditer(line):

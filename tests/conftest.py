@@ -13,6 +13,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where in the package it failed
@@ -36,6 +37,17 @@ def is_quick(file: Path) -> bool:
     """Whether the tests of a file are quick: by recorded duration (scripts/record_durations.py), else by folder."""
     folder = file.relative_to(ROOT / "tests").parts[0]
     return DURATIONS.get(file, 0.0 if folder in QUICK_FOLDERS else QUICK_SECONDS) < QUICK_SECONDS
+
+
+def pytest_configure(config):
+    """Every other worker collects the folders from the last to the first.
+
+    Python compiles what a fresh machine imports: two workers then compile half of it each, and read the rest.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if number % 2 and [Path(each).resolve() for each in config.args] == [ROOT / "tests"]:
+        parts = [each for each in (ROOT / "tests").iterdir() if each.is_dir() or each.match("test_*.py")]
+        config.args = [str(each) for each in sorted(parts, reverse=True) if each.name != "__pycache__"]
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -73,7 +85,7 @@ def find_place(chosen, values) -> int:
 def pytest_collection_modifyitems(items):
     """Mark the quick tests; the longest come first, so that no worker waits for one at the end."""
     items[:] = [item for item in items if is_in_turn(item)]
-    items.sort(key=lambda item: item.path.name != "test_conformance.py")
+    items.sort(key=lambda item: (item.path.name != "test_conformance.py", item.path))
     for item in items:
         if is_quick(item.path):
             item.add_marker(pytest.mark.quick)
@@ -89,6 +101,19 @@ def pytest_sessionfinish():
     """pytest collects twice before it ends: what lives now is no garbage of the tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """A worker reports the call of a test, and of its setup and teardown only what has not passed.
+
+    Six messages for each test, to say that it started, passed three times and ended, took a fiftieth of all time.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture

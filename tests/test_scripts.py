@@ -55,6 +55,11 @@ def test_a_refused_phrase_is_found_with_its_line():
     assert list(check_words.find_phrases("one\nThe tile is asleep.")) == [(2, "asleep", "blocked, suspended")]
 
 
+def test_each_refused_phrase_begins_with_a_word():
+    """The check looks at the lines of a text only if a phrase begins at one of its words."""
+    assert all(pattern.startswith(r"\b") for pattern in check_words.PHRASES)
+
+
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tessera\.[\w.]+)`", GLOSSARY))))
 def test_each_module_of_the_glossary_exists(name):
     assert name in MODULES

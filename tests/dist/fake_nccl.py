@@ -40,6 +40,11 @@ class Hub:
         self.lock, self.barriers, self.posted = threading.Lock(), {}, defaultdict(dict)
         self.mail, self.made = defaultdict(Queue), 0
 
+    def find_mail(self, *key):
+        """The queue of a pair of ranks: two that ask for it first at once get the same one."""
+        with self.lock:
+            return self.mail[key]
+
 
 class Comm:
     def __init__(self, hub, name, rank, size):
@@ -159,11 +164,11 @@ class FakeNccl:
 
     def send(self, sendbuff, count, datatype, peer, comm, stream):
         data = view(sendbuff, count, datatype).copy()
-        mail = self.hub.mail[comm.name, comm.rank, peer]
+        mail = self.hub.find_mail(comm.name, comm.rank, peer)
         self._queue(0, lambda: mail.put(data))
 
     def recv(self, recvbuff, count, datatype, peer, comm, stream):
-        mail = self.hub.mail[comm.name, peer, comm.rank]
+        mail = self.hub.find_mail(comm.name, peer, comm.rank)
 
         def run():
             data = mail.get(timeout=SECONDS)

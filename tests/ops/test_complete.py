@@ -112,9 +112,9 @@ COLUMNS = {
 }
 
 
-def find_gaps(op):
-    """The columns that an op lacks without a declared reason."""
-    return [column for column, has in COLUMNS.items() if not has(op)]
+def find_gaps(op, columns=tuple(COLUMNS)):
+    """Of these columns, those that an op lacks without a declared reason."""
+    return [column for column in columns if not COLUMNS[column](op)]
 
 
 @pytest.mark.parametrize("op", REGISTRY.values(), ids=lambda op: op.name)
@@ -173,7 +173,7 @@ def test_each_deleted_row_is_reported(target, monkeypatch):
                     without(patch, table, op)
             if op in coverage.refused:
                 patch.delitem(coverage.refused, op)
-            assert f"row for {target}" in find_gaps(op)
+            assert find_gaps(op, [f"row for {target}"])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_each_deleted_rule_is_reported(column, table, monkeypatch):
         with monkeypatch.context() as patch:
             without(patch, table, op)
             implied = {"derivative": op in lower or op in linearisation.call_jvp_rules, "batching rule": op in lower}
-            assert column in find_gaps(op) or implied.get(column)
+            assert find_gaps(op, [column]) or implied.get(column)  # no case can be prepared without some of the rules
 
 
 def test_a_missing_case_is_reported(monkeypatch):

@@ -32,6 +32,7 @@ def garbage():
 
     gc.collect()
     gc.disable()
+    gc.freeze()  # what is alive is not walked over again
     yield find
     gc.enable()
 

@@ -44,6 +44,7 @@ from tessera.codegen.ptx.ops import (
     WARP_SPECIALISED,
     LaunchFacts,
     async_mma,
+    folds_rows,
     gemm_mainloop,
     get_fact,
     matmul_accumulate,
@@ -54,7 +55,6 @@ from tessera.codegen.ptx.ops import (
 )
 from tessera.codegen.ptx.passes.branch_formation import COMBINING
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
-from tessera.codegen.ptx.passes.loop_unrolling import folds_rows
 from tessera.codegen.ptx.passes.multistage_pipelining import count_rounds
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.store_layouts import MOST_EXCHANGED

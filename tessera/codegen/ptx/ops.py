@@ -57,6 +57,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.levels import TARGET_OPS, define_target_level
 from tessera.ir.rules import STORAGE, Op
+from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.dialects.control_flow import refuse_direct_call
 from tessera.ops.tensor import basic, contractions, elementwise, reduce
@@ -500,6 +501,11 @@ MMA_OPERAND_TYPES = {
 # Operand types as PTX instructions spell them.
 MMA_TYPE_NAMES = {bf16: "bf16", f16: "f16", fp8_e4m3: "e4m3", fp8_e5m2: "e5m2", int8: "s8", uint8: "u8"}
 MIN_MMA_EXTENT = 8  # rows and columns from which tensor cores pay
+
+
+def folds_rows(node: Node) -> bool:
+    """Whether a node adds up the rows of a block that partial sums fold: each thread what it holds itself."""
+    return node.op in COMBINERS and node.attrs["axis"] == (0,) and len(node.out.type.shape) == 1
 
 
 def uses_tensor_cores(node: Node) -> bool:

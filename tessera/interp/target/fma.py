@@ -84,7 +84,10 @@ def _fma_double(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     top_low = _compute_sum_error(high, middle, top)
     rest = top_low + middle_low
     out = top + round_to_odd(rest, _compute_sum_error(top_low, middle_low, rest))
-    hard = ~(_is_moderate(a) & _is_moderate(b) & (_is_moderate(c) | (c == 0)) & (top != 0))
+    # A product that is zero, infinite or NaN is exact: zeros are common, as in what pads a tile.
+    exact = (a == 0) | (b == 0) | ~(np.isfinite(a) & np.isfinite(b))
+    out = np.where(exact, high + c, out)
+    hard = ~(exact | (_is_moderate(a) & _is_moderate(b) & (_is_moderate(c) | (c == 0)) & (top != 0)))
     if hard.any():
         out[hard] = [_fma_exact(*three) for three in zip(a[hard], b[hard], c[hard], strict=True)]
     return out

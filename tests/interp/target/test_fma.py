@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tessera.interp.target.fma as fma_module
 from tessera.interp.target.fma import fma, round_to_format
 
 
@@ -89,6 +90,21 @@ def test_special():
         assert not np.signbit(fma(one, one, -one)[0])
         assert fma(big, one * 10, -big)[0] == np.inf
         assert fma(big, one * 2, -big)[0] == 1e308
+
+
+def test_zeros_infinities_and_nans_need_no_rational_arithmetic(monkeypatch):
+    """Of doubles: what pads a tile is zero. The sum rounds once, since the product is exact."""
+    values = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, -3.0, 1e308, 5e-324])
+    a, b, c = (each.ravel() for each in np.meshgrid(values, values, values))
+    exact = (a == 0) | (b == 0) | ~np.isfinite(a) | ~np.isfinite(b)
+    with np.errstate(all="ignore"):
+        want = np.array([fma_module._fma_exact(*three) for three in zip(a, b, c, strict=True)])
+        monkeypatch.setattr(fma_module, "_fma_exact", None)
+        found = fma(*(each[exact] for each in (a, b, c)))
+    assert exact.sum() > 500
+    np.testing.assert_array_equal(found, want[exact])
+    numbers = ~np.isnan(found)
+    np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(want[exact][numbers]))
 
 
 def test_narrow_to_bfloat():

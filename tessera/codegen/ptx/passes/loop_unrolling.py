@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tessera.codegen.ptx.ops import folds_rows
 from tessera.codegen.ptx.passes.layout_inference import static_shape
 from tessera.codegen.ptx.passes.shared_memory import is_movable_load
 from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
-from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, shape
 
@@ -38,11 +38,6 @@ def unroll_loops(function: Function, threads: int) -> Function:
         factor = 1 if found is None else found.choose_factor(threads)
         order += found.unroll(factor) if found is not None and factor > 1 else [node]
     return replace(function, body=replace(function.body, nodes=tuple(order)))
-
-
-def folds_rows(node: Node) -> bool:
-    """Whether a node adds up the rows of a block that partial sums fold: each thread what it holds itself."""
-    return node.op in COMBINERS and node.attrs["axis"] == (0,) and len(static_shape(node.out)) == 1
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from tessera.interp.target.tokens import MAX_DIGITS, check_digits
 # PTX lexer: tokens, and a cursor over them.
 
 
+# Spaces may also come before the group of a token: a match for each space takes as long as one for a token.
 _TOKEN = re.compile(
-    r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
+    r"""\s*(?:(?P<space>\s+|//[^\n]*|/\*.*?\*/)
   | (?P<word>[%$_a-zA-Z][\w$]*(?:(?:\.|::)\w+)*)
   | (?P<punct><<|>>|<=|>=|==|!=|&&|\|\||[-+~!@|,;:=(){}<>\[\]*/%&^?])
   | (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)
   | (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
   | (?P<string>"(?:[^"\\]|\\.)*")
-  | (?P<directive>\.[a-zA-Z_]\w*)""",
+  | (?P<directive>\.[a-zA-Z_]\w*))""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -46,13 +47,15 @@ class PtxTokenCursor:
             start, stop = match.span()
             if start != position:
                 break
-            position, kind = stop, match.lastgroup
-            if stop - start > MAX_DIGITS and kind not in ("space", "string"):
-                check_digits(match.group(), self._locate(start))
-            if kind != "space":
-                kinds.append(kind or "")
-                texts.append(match.group())
-                offsets.append(start)
+            position, kind = stop, match.lastgroup or ""
+            if kind == "space":
+                continue
+            found = match[kind]
+            if len(found) > MAX_DIGITS and kind != "string":
+                check_digits(found, self._locate(stop - len(found)))
+            kinds.append(kind)
+            texts.append(found)
+            offsets.append(stop - len(found))
         if position != len(text):
             raise ParseError(f"unknown character {text[position]!r}", location=self._locate(position))
         for _ in range(2):  # so that every token has a successor
