@@ -27,15 +27,16 @@ class CostModel:
     dsd_start: tuple[int, int] = (1, 2)  # an operation on loaded registers: a stencil of six operations of one element
     descriptor_load: int = 2  # a constant descriptor into a register: STREAM
     fabric_load: int = 1  # a constant fabric descriptor: slides of vectors
-    variable_load: int = 6  # a descriptor that a variable holds: products, a student's product of vectors
+    local_load: tuple[int, int] = (4, 4)  # a descriptor that a local variable holds
+    global_load: tuple[int, int] = (8, 4)  # a descriptor that a global variable holds
     constant_operand: int = 1  # a constant scalar operand: STREAM
     register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr` of a memory descriptor: the stencil in tiles
     fabric_register_load: int = 3  # of a fabric descriptor: allreduce
     task_call: int = 4  # `@activate`: slides of vectors
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
-    map_call: int = 18  # a call of `@map`: a product of a matrix and a vector on one PE
-    descriptor_change: int = 12  # `@increment_dsd_offset` and its relatives, with the store: products
+    map_call: int = 1  # a call of `@map`: a product of a matrix and a vector on one PE
+    descriptor_change: int = 5  # `@increment_dsd_offset` and its relatives, with the store: products
     descriptor: int = 2  # `@get_dsd` within a function
     iteration: int = 5  # of a loop that is not unrolled: scalar loops
     branch: int = 2  # `if`
@@ -69,8 +70,9 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "register_load": ((2, 2), (4, 3)),
     "task_call": (2, 5),
     "task_block": ((1, 4), (2, 5)),
-    "variable_load": (4, 8),
-    "descriptor_change": (6, 16),
+    "local_load": ((4, 4), (4, 6)),
+    "global_load": ((6, 2), (8, 6)),
+    "descriptor_change": (5, 12),
     "call": (0, 5),
     "argument": (0, 2),
     "injection": ((2, 6), (6, 10)),
