@@ -32,6 +32,7 @@ from benchmarks.csl_programs import KERNELS, run_kernel
 from benchmarks.machine import keep, kept
 from tessera.interp.target.csl import host_tools_folder
 
+LIBRARIES = "benchmark-libs"  # of the vendor's examples, beside the programs
 NEAR = 0.1  # the error that a count may have
 
 
@@ -58,8 +59,11 @@ def run_figure(figure: Figure, checkouts: Path, costs: str = "") -> list[float]:
 def _run(figure: Figure, checkouts: Path, steps: int, costs: str) -> tuple[str, dict[str, Any]]:
     """The output and the trace of a program. Its own check may fail: the tiled stencil differs on WSE-3."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "program"
-        shutil.copytree(checkouts / figure.repository.replace("/", "+") / figure.folder, folder)
+        source = checkouts / figure.repository.replace("/", "+") / figure.folder
+        folder = Path(place) / "programs" / "program"
+        shutil.copytree(source, folder)
+        if (source.parent / LIBRARIES).is_dir():
+            (folder.parent / LIBRARIES).symlink_to(source.parent / LIBRARIES)
         if figure.count == "window":
             _add_stamps(folder)
         trace = Path(place) / "trace.json"

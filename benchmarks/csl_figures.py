@@ -68,6 +68,27 @@ def _list_vendor() -> Iterator[Figure]:
         )
 
 
+def _list_solvers() -> Iterator[Figure]:
+    """The vendor's solvers on 5 x 5 PEs, on the device and from the host; counts of FABRICA (WSE-3, SDK 1.4)."""
+    for name, suffix, iterations, device, host in (
+        ("power-method", "power", (10, 1), 43436, 4877), ("conjugate-gradient", "cg", (2, 2), 11635, 14958),
+        ("preconditioned-conjugate-gradient", "pcg", (2, 2), 13826, 17197),
+        ("bicgstab", "bicgstab", (20, 2), 59385, 25970), ("7pt-stencil-spmv", "", (0, 0), 0, 2129),
+    ):  # fmt: skip
+        colors = " ".join(f"--params=C{number}_ID:{number}" for number in range(9))
+        flags = _flags(5, 5, "width:5,height:5,MAX_ZDIM:5,BLOCK_SIZE:2") + f" {colors} --width-west-buf=0"
+        for layout, script, count, cycles in (
+            (f"layout_{suffix}.csl", "device_run.py", iterations[0], device), ("layout.csl", "run.py", iterations[1], host)
+        ):  # fmt: skip
+            more = f" --max-ite={count}" if count else ""
+            if cycles:
+                yield Figure(
+                    f"{name}, {script}", VENDOR, f"benchmarks/{name}", f"src/{layout} {flags} --width-east-buf=0",
+                    f"{script} -m=5 -n=5 -k=5 --latestlink out --channels=1 --width-west-buf=0 --width-east-buf=0 "
+                    f"--zDim=5 --run-only{more}", r"cycles_send = (\d+)", (cycles,), False,
+                )  # fmt: skip
+
+
 def _list_transforms() -> Iterator[Figure]:
     """The vendor's 3D Fourier transform; the counts are those of lingzhi227/MIMD_dataflow (WSE-3, SDK 2.10)."""
     for side, size, cycles in ((8, 32, 224394), (16, 64, 519341)):
@@ -188,5 +209,5 @@ def _list_slides() -> Iterator[Figure]:
 
 def list_figures() -> list[Figure]:
     """All figures."""
-    programs = (_list_vendor, _list_transforms, _list_stream, _list_graph, _list_stencils, _list_homework, _list_slides)
+    programs = (_list_vendor, _list_solvers, _list_transforms, _list_stream, _list_graph, _list_stencils, _list_homework, _list_slides)
     return [figure for program in programs for figure in program()]

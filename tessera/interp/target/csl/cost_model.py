@@ -27,8 +27,8 @@ class CostModel:
     dsd_start: tuple[int, int] = (1, 2)  # an operation on loaded registers: a stencil of six operations of one element
     descriptor_load: int = 2  # a constant descriptor into a register: STREAM
     fabric_load: int = 1  # a constant fabric descriptor: slides of vectors
-    local_load: tuple[int, int] = (4, 4)  # a descriptor that a local variable holds
-    global_load: tuple[int, int] = (8, 4)  # a descriptor that a global variable holds
+    local_load: tuple[int, int] = (4, 5)  # a descriptor that a local variable holds
+    global_load: tuple[int, int] = (6, 5)  # a descriptor that a global variable holds
     constant_operand: int = 1  # a constant scalar operand: STREAM
     register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr` of a memory descriptor: the stencil in tiles
     fabric_register_load: int = 3  # of a fabric descriptor: allreduce
@@ -36,8 +36,9 @@ class CostModel:
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
     map_call: int = 1  # a call of `@map`: a product of a matrix and a vector on one PE
-    descriptor_change: int = 5  # `@increment_dsd_offset` and its relatives, with the store: products
-    descriptor: int = 2  # `@get_dsd` within a function
+    local_change: int = 5  # `@increment_dsd_offset` and its relatives, of a local variable: products
+    global_change: int = 11  # of a global variable, with the store: allreduce
+    descriptor: int = 3  # `@get_dsd` of a local variable: slides to the right
     iteration: int = 5  # of a loop that is not unrolled: scalar loops
     branch: int = 2  # `if`
     element: int = 3  # an element at a computed index: scalar loops
@@ -71,8 +72,9 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "task_call": (2, 5),
     "task_block": ((1, 4), (2, 5)),
     "local_load": ((4, 4), (4, 6)),
-    "global_load": ((6, 2), (8, 6)),
-    "descriptor_change": (5, 12),
+    "global_load": ((4, 3), (8, 8)),
+    "local_change": (5, 8),
+    "global_change": (8, 12),
     "call": (0, 5),
     "argument": (0, 2),
     "injection": ((2, 6), (6, 10)),

@@ -53,7 +53,7 @@ def _update_descriptor(
         return make_known(
             o.type, DSD_UPDATES[node.name[1:]](o.const, by.const * scale if scale else by.const), node.loc
         )
-    f.cost += COSTS.descriptor_change
+    f.cost += COSTS.global_change if _is_in_memory(o) else COSTS.local_change
     extra = f"{render_code(f, by)} * {scale}" if scale else render_code(f, by)
     return make_runtime(o.type, f"{node.name[1:]}({render_code(f, o)}, {extra})", node.loc)
 
@@ -173,8 +173,12 @@ def _count_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
 
 def _count_variable_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
     """The cycles to load a descriptor from a global variable, or from the processor's registers."""
-    in_memory = o.place is not None and bool(o.place.array)
-    return (COSTS.global_load if in_memory else COSTS.local_load)[f.unit.options.arch == "wse3"]
+    return (COSTS.global_load if _is_in_memory(o) else COSTS.local_load)[f.unit.options.arch == "wse3"]
+
+
+def _is_in_memory(o: ExprValue) -> bool:
+    """Whether a global variable holds a value."""
+    return o.place is not None and bool(o.place.array)
 
 
 def _describe_forms(op: DsdOp) -> str:
