@@ -173,7 +173,7 @@ def _count_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
 
 def _count_variable_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
     """The cycles to load a descriptor from a global variable, or from the processor's registers."""
-    return (COSTS.global_load if _is_in_memory(o) else COSTS.local_load)[f.unit.options.arch == "wse3"]
+    return COSTS.global_load if _is_in_memory(o) else COSTS.local_load[f.unit.options.arch == "wse3"]
 
 
 def _is_in_memory(o: ExprValue) -> bool:
