@@ -17,7 +17,7 @@ from tessera.ops.tensor import basic, shape
 # A row of the result, and a multiply-add on it from registers, with the loop around it; the same of a column.
 ROW_SETUP, ROW_OVERHEAD = 36, 15
 COLUMN_SETUP, COLUMN_OVERHEAD = 22, 31
-# A product and a sum of vectors with the loop around them: of a whole matrix, with a setup on WSE-2 and on WSE-3, and of
+# A product and a sum of vectors with the loop around them: of a whole matrix (its setup on WSE-2 and on WSE-3), and of
 # one element.
 OUTER_SETUP, OUTER_OVERHEAD, INNER_OVERHEAD = (120, 150), 39, 57
 # A transfer along an axis, before its first word.
