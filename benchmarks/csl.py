@@ -61,7 +61,7 @@ CASES = (
     *(
         Case(
             f"gemv-collectives {p}x{p}", GEMV, "layout.csl", (p, p),
-            f"kernel_rows:{p},kernel_cols:{p},matrix_rows:32,matrix_cols:16", cycles,
+            f"kernel_rows:{p},kernel_cols:{p},matrix_rows:{8 * p},matrix_cols:{4 * p}", cycles,
         )
         for p, cycles in ((2, 3212), (4, 3670), (8, 3921))
     ),

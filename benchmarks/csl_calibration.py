@@ -32,6 +32,7 @@ from benchmarks.csl_programs import KERNELS, run_kernel
 from benchmarks.machine import keep, kept
 from tessera.interp.target.csl import host_tools_folder
 
+LIBRARIES = "benchmark-libs"  # of the vendor's examples, beside the programs
 NEAR = 0.1  # the error that a count may have
 
 
@@ -39,8 +40,12 @@ def run_figure(figure: Figure, checkouts: Path, costs: str = "") -> list[float]:
     """The counts of one run, with the cost model of a name."""
     if figure.count != "iteration":
         output, trace = _run(figure, checkouts, 0, costs)
+        launches = trace["otherData"]["launches"]
         if figure.count == "launch":
-            return [max(one["end"] - one["start"] for one in trace["otherData"]["launches"])]
+            return [max(one["end"] - one["start"] for one in launches)]
+        if figure.count == "window":
+            starts = {one["name"]: one["start"] for one in launches}
+            return [starts["f_toc"] - starts["f_tic"]]
         return [float(text) for text in re.findall(figure.count, output)]
     ends = []
     for steps in (2, 4):
@@ -54,8 +59,13 @@ def run_figure(figure: Figure, checkouts: Path, costs: str = "") -> list[float]:
 def _run(figure: Figure, checkouts: Path, steps: int, costs: str) -> tuple[str, dict[str, Any]]:
     """The output and the trace of a program. Its own check may fail: the tiled stencil differs on WSE-3."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "program"
-        shutil.copytree(checkouts / figure.repository.replace("/", "+") / figure.folder, folder)
+        source = checkouts / figure.repository.replace("/", "+") / figure.folder
+        folder = Path(place) / "programs" / "program"
+        shutil.copytree(source, folder)
+        if (source.parent / LIBRARIES).is_dir():
+            (folder.parent / LIBRARIES).symlink_to(source.parent / LIBRARIES)
+        if figure.count == "window":
+            _add_stamps(folder)
         trace = Path(place) / "trace.json"
         environment = {
             **os.environ, **figure.environment, "PATH": f"{host_tools_folder()}{os.pathsep}{os.environ['PATH']}",
@@ -70,6 +80,36 @@ def _run(figure: Figure, checkouts: Path, steps: int, costs: str) -> tuple[str, 
             if done.returncode and not (tool == "cs_python" and trace.is_file()):
                 raise RuntimeError(f"{figure.name}: {done.stdout[-300:]}{done.stderr[-500:]}")
         return output, json.loads(trace.read_text())
+
+
+STAMPS = """
+const stamp_time = @import_module("<time>");
+var stamp = @zeros([stamp_time.tsc_size_words]u16);
+fn f_tic() void {
+  stamp_time.get_timestamp(&stamp);
+  sys_mod.unblock_cmd_stream();
+}
+fn f_toc() void { f_tic(); }
+comptime {
+  @export_symbol(f_tic);
+  @export_symbol(f_toc);
+}
+"""
+EXPORTS = '  @export_name("f_tic", fn()void);\n  @export_name("f_toc", fn()void);\n'
+
+
+def _add_stamps(folder: Path) -> None:
+    """Let the host launch a time stamp before the program and one behind it, as FABRICA did for its first counts."""
+    for path in folder.glob("*.csl"):
+        text = path.read_text()
+        if "sys_mod = @import_module" in text:
+            path.write_text(text + STAMPS)
+        elif re.search(r"^layout *{", text, re.M):
+            end = text.rindex("}")
+            path.write_text(text[:end] + EXPORTS + text[end:])
+    run = folder / "run.py"
+    launch = r"^( *)(runner\.launch\()(\"\w+\")(.*)$"
+    run.write_text(re.sub(launch, r'\1\2"f_tic"\4\n\1\2\3\4\n\1\2"f_toc"\4', run.read_text(), flags=re.M))
 
 
 def measure(checkouts: Path, only: str) -> Iterator[dict[str, Any]]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 class Figure:
     """Counts that the authors of a program recorded on the vendor's simulator.
 
-    `count` says where a run's own counts are: a pattern in its output, "launch" (the longest launch), or "iteration"
-    (the difference of the ends of two runs on PE (1, 1), of 2 and 4 iterations STEPS). `fitted` says whether a part of
-    the cost model was chosen by it; the others are the holdout.
+    `count` says where a run's own counts are: a pattern in its output, "launch" (the longest launch), "window" (from a
+    time stamp that the host launches before the program to one that it launches behind it), or "iteration" (the
+    difference of the ends of two runs on PE (1, 1), of 2 and 4 iterations STEPS). `fitted` says whether a part of the
+    cost model was chosen by it; the others are the holdout.
     """
 
     name: str
@@ -36,31 +37,55 @@ def _flags(width: int, height: int, params: str, arch: str = "wse3", frame: tupl
 
 
 def _list_vendor() -> Iterator[Figure]:
-    """The vendor's examples; the counts are those of the FABRICA benchmark (WSE-3, SDK 1.4)."""
+    """The vendor's examples; the counts are those of the FABRICA benchmark (WSE-3, SDK 1.4).
+
+    Its first counts are windows of the host, the later ones those of the device.
+    """
+    gemm, gemv = "P:4,Mt:14,Kt:14,Nt:14", "kernel_rows:{0},kernel_cols:{0},matrix_rows:{1},matrix_cols:{2}"
     rows = (
-        ("gemm-collectives_2d", "layout.csl", 4, "P:4,Mt:14,Kt:14,Nt:14", 51425, True),
-        *(
-            ("gemv-collectives_2d", "layout.csl", p, f"kernel_rows:{p},kernel_cols:{p},matrix_rows:32,matrix_cols:16",
-             cycles, p < 8)
-            for p, cycles in ((2, 3212), (4, 3670), (8, 3921))
-        ),
-        ("cholesky", "layout.csl", 10, "P:10,Nt:4", 12479, False),
-        ("residual", "layout.csl", 2, "width:2,height:2,LOCAL_OUT_SZ:3,LOCAL_IN_SZ:2", 674, False),
-        ("single-tile-matvec", "src/layout_matvec.csl", 2, "width:2,height:2,tile_size:25,iters:1", 780, True),
+        ("gemm-collectives_2d", 4, gemm, 51425, "launch", True),
+        ("gemm-collectives_2d", 4, gemm, 51738, "window", False),
+        ("gemv-collectives_2d", 2, gemv.format(2, 16, 8), 3212, "launch", True),
+        ("gemv-collectives_2d", 4, gemv.format(4, 32, 16), 3670, "launch", True),
+        ("gemv-collectives_2d", 4, gemv.format(4, 32, 16), 3999, "window", False),
+        ("gemv-collectives_2d", 8, gemv.format(8, 64, 32), 3921, "launch", False),
+        ("cholesky", 10, "P:10,Nt:4", 12479, "window", True),
+        ("residual", 2, "width:2,height:2,LOCAL_OUT_SZ:3,LOCAL_IN_SZ:2", 674, "window", False),
     )  # fmt: skip
-    for name, layout, side, params, cycles, fitted in rows:
-        run = "run.py --name out" + (" --verify" if name == "single-tile-matvec" else "")
-        title = f"{name} {side}x{side}"
+    for name, side, params, cycles, count, fitted in rows:
+        title = f"{name} {side}x{side}" + (" with the host" if count == "window" else "")
+        flags = f"layout.csl {_flags(side, side, params)}"
+        yield Figure(title, VENDOR, f"benchmarks/{name}", flags, "run.py --name out", count, (cycles,), fitted)
+    yield Figure(
+        "single-tile-matvec 2x2", VENDOR, "benchmarks/single-tile-matvec",
+        f"src/layout_matvec.csl {_flags(2, 2, 'width:2,height:2,tile_size:25,iters:1')}", "run.py --name out --verify",
+        r"Max cycles \(.*\):\s+(\d+)", (780,),
+    )  # fmt: skip
+
+
+def _list_solvers() -> Iterator[Figure]:
+    """The vendor's solvers on 5 x 5 PEs, on the device and from the host; counts of FABRICA (WSE-3, SDK 1.4)."""
+    colors = " ".join(f"--params=C{number}_ID:{number}" for number in range(9))
+    flags = _flags(5, 5, "width:5,height:5,MAX_ZDIM:5,BLOCK_SIZE:2") + f" {colors}"
+    buffers = "--width-west-buf=0 --width-east-buf=0"
+    for name, layout, script, iterations, cycles in (
+        ("power-method", "layout_power", "device_run", 10, 43436),
+        ("power-method", "layout", "run", 1, 4877),
+        ("conjugate-gradient", "layout_cg", "device_run", 2, 11635),
+        ("conjugate-gradient", "layout", "run", 2, 14958),
+        ("preconditioned-conjugate-gradient", "layout_pcg", "device_run", 2, 13826),
+        ("preconditioned-conjugate-gradient", "layout", "run", 2, 17197),
+        ("bicgstab", "layout_bicgstab", "device_run", 20, 59385),
+        ("bicgstab", "layout", "run", 2, 25970),
+        ("7pt-stencil-spmv", "layout", "run", 0, 2129),
+    ):  # fmt: skip
+        options = f"-m=5 -n=5 -k=5 --zDim=5 --latestlink out --channels=1 {buffers} --run-only"
+        options += f" --max-ite={iterations}" if iterations else ""
         yield Figure(
-            title,
-            VENDOR,
-            f"benchmarks/{name}",
-            f"{layout} {_flags(side, side, params)}",
-            run,
-            "launch",
-            (cycles,),
-            fitted,
-        )
+            f"{name}, {script}.py", VENDOR, f"benchmarks/{name}", f"src/{layout}.csl {flags} {buffers}",
+            f"{script}.py {options}", r"cycles_send = (\d+)", (cycles,),
+            cycles in (11635, 2129),
+        )  # fmt: skip
 
 
 def _list_transforms() -> Iterator[Figure]:
@@ -183,5 +208,14 @@ def _list_slides() -> Iterator[Figure]:
 
 def list_figures() -> list[Figure]:
     """All figures."""
-    programs = (_list_vendor, _list_transforms, _list_stream, _list_graph, _list_stencils, _list_homework, _list_slides)
+    programs = (
+        _list_vendor,
+        _list_solvers,
+        _list_transforms,
+        _list_stream,
+        _list_graph,
+        _list_stencils,
+        _list_homework,
+        _list_slides,
+    )
     return [figure for program in programs for figure in program()]

@@ -101,7 +101,7 @@ def _choose_method(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArray
 
 def _emit_row_products(ctx: CslContext, out: PeArrayView, a: PeArrayView, b: PeArrayView, batch: list[str]) -> None:
     """Compute one row of the result at a time, or one column where that takes fewer cycles."""
-    by_rows, by_columns = estimate_row_cycles(out.shape[-2], out.shape[-1], a.shape[-1], ctx.is_wse3)
+    by_rows, by_columns = estimate_row_cycles(out.shape[-2], out.shape[-1], a.shape[-1])
     if by_rows > by_columns:  # the transposed product
         out, b, a = (v.permute_axes([*range(len(batch)), len(batch) + 1, len(batch)]) for v in (out, a, b))
     m, k = (f"{n}{next(ctx.names)}" for n in "mk")

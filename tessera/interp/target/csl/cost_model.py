@@ -27,16 +27,18 @@ class CostModel:
     dsd_start: tuple[int, int] = (1, 2)  # an operation on loaded registers: a stencil of six operations of one element
     descriptor_load: int = 2  # a constant descriptor into a register: STREAM
     fabric_load: int = 1  # a constant fabric descriptor: slides of vectors
-    variable_load: int = 6  # a descriptor that a variable holds: products, a student's product of vectors
+    local_load: tuple[int, int] = (4, 5)  # a descriptor in a local variable: products of matrices
+    global_load: int = 6  # a descriptor in a global variable: a student's product, solvers
     constant_operand: int = 1  # a constant scalar operand: STREAM
     register_load: tuple[int, int] = (3, 2)  # `@load_to_dsr` of a memory descriptor: the stencil in tiles
     fabric_register_load: int = 3  # of a fabric descriptor: allreduce
     task_call: int = 4  # `@activate`: slides of vectors
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
     launch: int = 0  # an asynchronous operation, beside its descriptors
-    map_call: int = 18  # a call of `@map`: a product of a matrix and a vector on one PE
-    descriptor_change: int = 12  # `@increment_dsd_offset` and its relatives, with the store: products
-    descriptor: int = 2  # `@get_dsd` within a function
+    map_call: int = 1  # a call of `@map`: a product of a matrix and a vector on one PE
+    local_change: int = 5  # `@increment_dsd_offset` and its relatives, of a local variable: products
+    global_change: int = 10  # of a global variable, with the store: allreduce
+    descriptor: int = 3  # `@get_dsd` of a local variable: slides to the right
     iteration: int = 5  # of a loop that is not unrolled: scalar loops
     branch: int = 2  # `if`
     element: int = 3  # an element at a computed index: scalar loops
@@ -49,10 +51,8 @@ class CostModel:
     call: int = 0  # of a function: the vendor's compiler inlines
     argument: int = 0
     timestamp: int = 5  # `get_timestamp`: STREAM
-    injection: tuple[int, int] = (
-        4,
-        9,
-    )  # a word from its operation into the router: stencils, a wavelet through PEs
+    injection: tuple[int, int] = (4, 7)  # a word from its operation into the router: stencils, traces of a message
+    hop: tuple[int, int] = (1, 2)  # from router to router: documented, traces of a message
     configuration: int = 10  # a call of `<tile_config>` that changes the router
     collective_setup: int = 510  # `<collectives_2d>`: before the first word of an operation
     collective_forwarding: int = 215  # more on a PE that forwards words
@@ -69,8 +69,11 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "register_load": ((2, 2), (4, 3)),
     "task_call": (2, 5),
     "task_block": ((1, 4), (2, 5)),
-    "variable_load": (4, 8),
-    "descriptor_change": (6, 16),
+    "local_load": ((4, 4), (6, 6)),
+    "global_load": (4, 8),
+    "local_change": (4, 8),
+    "global_change": (8, 12),
+    "map_call": (0, 5),
     "call": (0, 5),
     "argument": (0, 2),
     "injection": ((2, 6), (6, 10)),

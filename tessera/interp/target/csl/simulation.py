@@ -247,7 +247,7 @@ class Simulation:
         rows: dict[int, int] = {}
         arrivals: dict[PeCoordinate, int] = {}
         for x, y in sorted(places):
-            arrivals[x, y] = rows.get(y, start) + x
+            arrivals[x, y] = rows.get(y, start) + self.fabric.hop * x
             rows[y] = rows.get(y, start) + words
         self._busy = max(rows.values(), default=start)
         return arrivals

@@ -1,14 +1,17 @@
 """The cost model: its ends, its text form, and programs whose counts its parts were read off."""
 
+import numpy as np
 import pytest
 from csl_harness import simulate
 
 from tessera.core.errors import ArgumentError
 from tessera.interp.target.csl.cost_model import COSTS, RANGES, CostModel, load_costs
+from tessera.interp.target.csl.pe.dsd_operations import count_bank_conflicts
+from tessera.interp.target.csl.sema.values import Mem1d
 
 TIMED = """
-const time = @import_module("<time>"); var t0: [3]u16; var t1: [3]u16; var b: [4]f32;
-const vb = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> b[i] });
+const time = @import_module("<time>"); var t0: [3]u16; var t1: [3]u16; var b: [5]f32;
+const vb = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{4} -> b[i + 1] });
 export fn main() void { time.get_timestamp(&t0); %s time.get_timestamp(&t1); }
 """
 
@@ -33,8 +36,47 @@ def test_an_operation_takes_the_cycles_that_stream_recorded(statement, expected,
     assert cycles(tmp_path, statement) == expected
 
 
-def test_fmacs_in_place_takes_two_elements_a_cycle_on_wse2(tmp_path):
-    assert cycles(tmp_path, "@fmacs(va, va, vb, 2.0);") == 12 + 1 + 2
+@pytest.mark.parametrize("arch", ["wse2", "wse3"])
+def test_vectors_of_fmacs_at_equal_addresses_modulo_16_bytes_take_two_cycles_for_an_element(arch, tmp_path):
+    apart, equal = (cycles(tmp_path, f"@fmacs(va, va, {other}, 2.0);", arch) for other in ("vb", "vo"))
+    assert equal == apart + 4
+
+
+def count_conflicts_one_by_one(first, second, count):
+    places = ([o.byte // 4 + n * o.stride for n in range(count)] for o in (first, second))
+    return sum((a - b) % 4 == 0 for a, b in zip(*places, strict=True))
+
+
+def test_bank_conflicts_are_those_of_the_elements():
+    rng, array = np.random.default_rng(5), np.zeros(64, np.float32)
+    for _ in range(300):
+        first, second = (Mem1d(array, 4 * int(rng.integers(0, 9)), int(rng.integers(-5, 6)), 4) for _ in range(2))
+        count = int(rng.integers(0, 12))
+        assert count_bank_conflicts(first, second, count) == count_conflicts_one_by_one(first, second, count)
+    assert count_bank_conflicts(first, 2.0, 4) == 0
+
+
+CHANGE = """
+const time = @import_module("<time>"); var t0: [3]u16; var t1: [3]u16; var far: mem1d_dsd = va;
+export fn main() void {
+  var near: mem1d_dsd = va;
+  time.get_timestamp(&t0);
+  %s
+  time.get_timestamp(&t1);
+}
+"""
+
+
+def test_a_descriptor_in_a_global_variable_takes_more_cycles_than_one_in_a_local_variable(tmp_path):
+    def count(text):
+        pe = simulate(tmp_path, CHANGE % text, "wse2")
+        first, last = (int(pe.get_variable(name)[0]) for name in ("t0", "t1"))
+        return last - first
+
+    near, far = (count(f"{name} = @increment_dsd_offset({name}, 1, f32);") for name in ("near", "far"))
+    assert far - near == COSTS.global_change - COSTS.local_change
+    near, far = (count(f"@fmovs(vo, {name});") for name in ("near", "far"))
+    assert far - near == COSTS.global_load - COSTS.local_load[0]
 
 
 @pytest.mark.parametrize("sign", ["+", "*", "&"])

@@ -33,8 +33,8 @@ class Recorder:
         return [item[2] for item in self.got if item != "drained"]
 
 
-def grid(width, colors, height=1, seed=None):
-    fabric = Fabric(EventQueue(), width, height, colors, seed=seed)
+def grid(width, colors, height=1, seed=None, arch=""):
+    fabric = Fabric(EventQueue(), width, height, colors, seed=seed, arch=arch)
     for (x, y), node in fabric.nodes.items():
         node.pe = Recorder(fabric.view(x, y))
     return fabric, [fabric.nodes[x, 0].pe for x in range(width)]
@@ -57,6 +57,18 @@ def test_one_word_per_cycle_and_one_cycle_per_hop():
     assert [time - first[2] for time, _, _ in pes[3].got] == [0, 1, 2]
     assert all(pe.words == [7, 8, 9] for pe in pes[1:])
     assert fabric.nodes[1, 0].traffic == [0, 3, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize(("arch", "hop"), [("wse2", 1), ("wse3", 2)])
+@pytest.mark.parametrize("words", [[7], [7, 8, 9], [7, 1 << 32 | encode_payload([(Opcode.NOP, False)]), 9]])
+def test_a_hop_takes_two_cycles_on_wse3(words, arch, hop):
+    fabric, pes = grid(4, line(4), arch=arch)
+    for pe in pes:
+        pe.open = False
+    assert pes[0].view.push(0, words) == len(words)
+    fabric.events.run()
+    near, far = ([time for time, _ in fabric.nodes[x, 0].get_input(0).words] for x in (1, 3))
+    assert near and [b - a for a, b in zip(near, far, strict=True)] == [2 * hop] * len(words)
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -118,6 +118,9 @@ def test_tensors_of_wse2_take_a_cycle_for_an_element():
     assert count_cycles(DSD_OPS["fadds"], (tile, tile, tile), 0) == 1 + 36
 
 
+PACED = 9  # cycles to the router, more than a queue of WSE-3 has slots
+
+
 def send_through_a_paced_queue(
     count: int, reads: list[tuple[int, int]], controls: tuple[int, ...] = (), beside: tuple[int, int] = (25, 3),
     delay: int = 0,
@@ -130,6 +133,7 @@ def send_through_a_paced_queue(
     east = {n: ColorConfig(("RAMP",), ("EAST",)) for n in (0, 1)}
     ends = {n: ColorConfig(("WEST",), ("RAMP",)) for n in (0, 1)}
     fabric = Fabric(EventQueue(), 2, 1, {(0, 0): east, (1, 0): ends}, arch="wse3")
+    fabric.injection = PACED
     for node in fabric.nodes.values():
         node.pe = SimpleNamespace(receive_wavelet=lambda color: None, resume_senders=lambda color: None)
     view, queue, seen = fabric.view(0, 0), fabric.nodes[1, 0].get_input(0), []
@@ -189,6 +193,7 @@ def send_one_color(limit: int | None = None, early: int | None = None) -> list[o
     """A PE of WSE-3 sends 30 words; its router looks for words in the cycle `early`. What happens until the limit."""
     colors = {(0, 0): {0: ColorConfig(("RAMP",), ("EAST",))}, (1, 0): {0: ColorConfig(("WEST",), ("RAMP",))}}
     fabric = Fabric(EventQueue(), 2, 1, colors, arch="wse3")
+    fabric.injection = PACED
     told, queue = [], fabric.nodes[1, 0].get_input(0)
     for node in fabric.nodes.values():
         node.pe = SimpleNamespace(

@@ -83,9 +83,9 @@ class RouterChannel:
     """One color at one PE's router: a finite buffer for each direction, and its route."""
 
     __slots__ = (
-        "_here", "_last", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead", "color",
-        "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color", "route",
-        "sink", "steady",
+        "_here", "_last", "_later", "_links", "_log", "_origin", "_serve", "_slots", "_traffic", "_ways", "ahead",
+        "color", "config", "depth", "due", "events", "granted", "inputs", "marked", "neighbours", "node", "ramp_color",
+        "route", "sink", "steady",
     )  # fmt: skip
 
     def __init__(self, node: RouterNode, color: int, route: ColorRoute, config: ColorConfig) -> None:
@@ -100,7 +100,7 @@ class RouterChannel:
         self.marked = 0  # the words in the buffers that are not plain data
         self.granted = 0  # words in the buffers whose way is known to be clear
         self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
-        self._last = 0
+        self._last, self._later = 0, node.fabric.hop - 1  # cycles more of a hop than of the way down the ramp
         self.due: int | None = None
         self._links, self._traffic, self._log = node.links, node.traffic, node.fabric.log
         self._serve, self._slots = self._service, self.events.slots
@@ -288,7 +288,7 @@ class RouterChannel:
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, run[0] - 1, last - 1, count)
-            target.append(side, run, count)
+            target.append(side, run if direction == RAMP or not self._later else (run[0] + self._later, run[1]), count)
 
     def _deliver(self, sent: list[Run], count: int, ahead: bool) -> None:
         """Forward the words of a burst; `ahead`: because their whole way is clear."""
@@ -301,7 +301,8 @@ class RouterChannel:
             traffic[direction] += count
             if log is not None:
                 log(self.node.x, self.node.y, direction, sent[0][0] - 1, last - 1, count)
-            target.extend(side, sent, count)
+            later = 0 if direction == RAMP else self._later
+            target.extend(side, [(time + later, words) for time, words in sent] if later else sent, count)
             if ahead:
                 target.granted += count
 

@@ -233,7 +233,7 @@ class Fabric:
         events: the event queue, whose `now` is the cycle.
         width, height: PEs of the rectangle.
         colors: the color configurations of each PE from the layout.
-        seed: randomises link delays (1 to 3 cycles per hop) to expose races; None: 1 cycle.
+        seed: randomises link delays (up to 2 cycles more per hop) to expose races; None: those of the cost model.
         depth: capacity of each buffer and queue in words.
         arch: "wse2" or "wse3".
 
@@ -254,7 +254,8 @@ class Fabric:
         self.arch, self.log = arch, TRAFFIC_LOG.get()
         self.injection = COSTS.injection[arch == "wse3"]  # cycles of a word between its operation and the router
         self.events, self.width, self.height, self.depth = events, width, height, depth
-        self.steady = seed is None  # each hop takes one cycle
+        self.steady = seed is None  # each hop takes equally many cycles
+        self.hop = COSTS.hop[arch == "wse3"]
         self.nodes = {(x, y): RouterNode(self, x, y) for y in range(height) for x in range(width)}
         for place, configs in colors.items():
             node = self.nodes[place]
@@ -263,7 +264,9 @@ class Fabric:
         self.shared: dict[str, Any] = {}  # library state that all PEs share
         self.streams = self.steady  # whether an operation that reads a stream into memory runs once, at its last word
         dice = random.Random(seed)
-        self.delay: Callable[[], int] = (lambda: 1) if seed is None else (lambda: dice.randint(1, 3))
+        self.delay: Callable[[], int] = (
+            (lambda: self.hop) if seed is None else (lambda: dice.randint(self.hop, self.hop + 2))
+        )
 
     def queue_depth(self, node: RouterNode, way: str, color: int) -> int:
         """The capacity of a PE's input ("in") or output queue of a color in words."""

@@ -1,6 +1,6 @@
 """Message passing: the library `<message_passing>` of WSE-3, which sends short messages from any PE to any other.
 
-The vendor's source is closed. Here a message arrives whole, one cycle later per hop, after its words have left one per
+The vendor's source is closed. Here a message arrives whole, the cycles of its hops after its words have left one per
 cycle; messages to one PE arrive in order. No wavelet appears on the library's colors.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.pe.pe_state import WaitCondition
 from tessera.interp.target.csl.pe.scheduler import activate, notify, spawn, unblock
 from tessera.interp.target.csl.sema import types as t
@@ -59,7 +60,7 @@ def send_message(pe: Any, column: int, row: int, buffer: Pointer, count: int, en
     if not 0 < count <= MAX_MESSAGE:
         raise CslFault(f"send_message: a message has 1 to {MAX_MESSAGE} wavelets", received=f"{count} elements")
     words = _view_buffer("send_message", buffer, count).copy()
-    hops = abs(pe.x - column) + abs(pe.y - row)
+    hops = (abs(pe.x - column) + abs(pe.y - row)) * COSTS.hop[pe.wide]
     spawn(pe, _send(pe, target.pe, words, hops), lambda: _finish(pe, ending), "send_message")
 
 

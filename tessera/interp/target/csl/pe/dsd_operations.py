@@ -349,12 +349,14 @@ def reduce_into_pointer(op: DsdOp, dest: Pointer, sources: list[Any], count: int
 def compute(pe: PeState, op: DsdOp, operands: tuple[Any, ...]) -> None:
     """Execute an operation on memory operands, and advance the clock."""
     dest, wide = operands[0], pe.wide
-    if type(dest) is Mem1d and (wide or op.name != "fmacs"):
+    if type(dest) is Mem1d:
         count = _accumulate_product(op, operands) if op.accumulates else None
         if count is None:
             count = _apply_to_vectors(op, operands)
         if count is not None:
             pe.clock += COSTS.dsd_start[wide] - (-count // op.width[wide])
+            if op.accumulates and op.width[wide] == 1:
+                pe.clock += count_bank_conflicts(operands[1], operands[2], count)
             return
     execute_operation(op, operands)
     pe.clock += count_cycles(op, operands, wide)
@@ -364,11 +366,12 @@ def count_cycles(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
     """The cycles of an operation in memory."""
     dest, *sources = operands
     if type(dest) is not Pointer:
-        rate = op.width[wide] if wide or op.name != "fmacs" else _elements_per_cycle(op, operands, wide)
+        rate, count = op.width[wide], operation_length(operands)
         tensor = next((o for o in operands if type(o) is Mem4d), None)
         if tensor is not None:
             return COSTS.dsd_start[wide] + _count_tensor_cycles(op, operands, tensor, rate, wide)
-        return COSTS.dsd_start[wide] + -(-operation_length(operands) // rate)
+        conflicts = count_bank_conflicts(operands[1], operands[2], count) if op.name == "fmacs" else 0
+        return COSTS.dsd_start[wide] + -(-count // rate) + conflicts
     vector = any(isinstance(o, (Mem1d, Mem4d)) for o in sources)
     return COSTS.dsd_start[wide] + (COSTS.descriptor_load + operation_length(operands) if vector else 1)
 
@@ -386,19 +389,20 @@ def _count_tensor_cycles(op: DsdOp, operands: tuple[Any, ...], tensor: Mem4d, ra
     return count // max(tensor.extents[-1], 1) * row
 
 
-def _elements_per_cycle(op: DsdOp, operands: tuple[Any, ...], wide: int) -> int:
-    """The rate of an operation in memory: `@fmacs` of WSE-2 that does not accumulate in place takes half of it."""
-    dest, first = operands[0], operands[1]
-    if op.name != "fmacs" or wide or type(dest) is not Mem1d or type(first) is not Mem1d:
-        return op.width[wide]
-    return op.width[wide] if dest.byte == first.byte and _is_one_variable(dest.array, first.array) else 1
+def count_bank_conflicts(first: Any, second: Any, count: int) -> int:
+    """The elements of two 32-bit vectors that a cycle cannot read together: of equal address modulo 16 bytes.
 
-
-def _is_one_variable(a: Any, b: Any) -> bool:
-    """Whether two arrays, or two variables of a recording, are the same memory."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return _same_memory(a, b)
-    return bool(getattr(a, "number", a) == getattr(b, "number", b))
+    Variables begin at multiples of 16 bytes. `docs/csl-cycles.md` has the evidence.
+    """
+    if type(first) is not Mem1d or type(second) is not Mem1d:
+        return 0
+    start, step = (first.byte - second.byte) // 4 % 4, (first.stride - second.stride) % 4
+    if not step:
+        return 0 if start else count
+    if step == 2:
+        return 0 if start % 2 else (count + (start == 0)) // 2
+    before = -start * step % 4  # elements before the first conflict: 1 and 3 are their own inverses modulo 4
+    return max(count - before + 3, 0) // 4
 
 
 def execute_operation(op: DsdOp, operands: tuple[Any, ...]) -> None:

@@ -165,7 +165,7 @@ DSD_OPS: dict[str, DsdOp] = {
         DsdOp("fscales", _F32, (_F32, t.I16), ("PSS",), np.ldexp),
         DsdOp("faddhs", _F32, (_F32, _F16), _REDUCING, np.add, (2, 4), (_F16, _F32)),
         DsdOp("fmach", _F16, (_F16, _F16, _F16), ("DDDS",), _multiply_add, (4, 8)),
-        DsdOp("fmacs", _F32, (_F32, _F32, _F32), ("DDDS",), _multiply_add, (2, 4)),
+        DsdOp("fmacs", _F32, (_F32, _F32, _F32), ("DDDS",), _multiply_add, (1, 1)),
         DsdOp("fmachs", _F32, (_F32, _F16, _F16), ("DDDS",), _multiply_add, (2, 4)),
         DsdOp("fh2s", _F32, (_F16,), _UNARY, _identity, (2, 4)),
         DsdOp("fs2h", _F16, (_F32,), _UNARY, _identity, (2, 4)),

@@ -83,7 +83,7 @@ def make_local(f: AnalysisContext, node: s.VariableDecl, value: ExprValue, compt
         return make_comptime_variable(value)
     if value.type.comptime_only or value.type is t.VOID:
         fail(node.loc, f"variable of type '{value.type}' must be const or comptime")
-    f.cost += COSTS.declaration
+    f.cost += COSTS.declaration + (COSTS.descriptor if value.known and value.type in t.DSDS else 0)
     name, mutable = f.make_name(node.name), node.kind == "var"
     if value.type.aggregate:
         f.emit(f"{name} = {render_code(f, value)}.copy()", node.loc)

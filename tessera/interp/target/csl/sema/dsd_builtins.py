@@ -53,7 +53,7 @@ def _update_descriptor(
         return make_known(
             o.type, DSD_UPDATES[node.name[1:]](o.const, by.const * scale if scale else by.const), node.loc
         )
-    f.cost += COSTS.descriptor_change
+    f.cost += COSTS.global_change if _is_in_memory(o) else COSTS.local_change
     extra = f"{render_code(f, by)} * {scale}" if scale else render_code(f, by)
     return make_runtime(o.type, f"{node.name[1:]}({render_code(f, o)}, {extra})", node.loc)
 
@@ -158,17 +158,27 @@ def _evaluate_operation(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     for o, kind, type_, arg in zip(args[1:], form[1:], op.sources, node.args[1 : len(args)], strict=True):
         texts.append(render_code(f, o) if kind == "D" else _render_scalar(f, o, type_, op, arg.loc))
     _check_fabric_operands(f, node, args, options)
-    f.cost += sum(_count_load_cycles(o) for o in args if o.type in t.DSDS)
+    f.cost += sum(_count_load_cycles(f, o) for o in args if o.type in t.DSDS)
     f.cost += COSTS.constant_operand * sum(o.known for o, kind in zip(args, form, strict=True) if kind == "S")
     f.flush(node.loc)
     return _emit_operation(f, node, op, texts, [o.type for o in args], options)
 
 
-def _count_load_cycles(o: ExprValue) -> int:
+def _count_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
     """The cycles to load the descriptor of an operand into a register."""
     if not o.known:
-        return COSTS.variable_load
+        return _count_variable_load_cycles(f, o)
     return COSTS.fabric_load if o.type in (t.FABIN, t.FABOUT) else COSTS.descriptor_load
+
+
+def _count_variable_load_cycles(f: AnalysisContext, o: ExprValue) -> int:
+    """The cycles to load a descriptor from a global variable, or from the processor's registers."""
+    return COSTS.global_load if _is_in_memory(o) else COSTS.local_load[f.unit.options.arch == "wse3"]
+
+
+def _is_in_memory(o: ExprValue) -> bool:
+    """Whether a global variable holds a value."""
+    return o.place is not None and bool(o.place.array)
 
 
 def _describe_forms(op: DsdOp) -> str:
@@ -285,7 +295,7 @@ def _load_to_dsr(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
         return VOID
     fabric = dsd.type in (t.FABIN, t.FABOUT)
     f.cost += COSTS.fabric_register_load if fabric else COSTS.register_load[f.unit.options.arch == "wse3"]
-    f.cost += 0 if dsd.known else COSTS.variable_load
+    f.cost += 0 if dsd.known else _count_variable_load_cycles(f, dsd)
     f.emit(text, node.loc)
     return VOID
 
