@@ -161,9 +161,18 @@ def _policies() -> Iterator[Case]:
     yield Case("graph/found/compared-without-memory", lambda: (Jit(compared_without_memory), (small,)), exact=True)
 
 
+def padded_by_infinity(x: Any) -> Any:
+    """One element of padding on each side: csl assigns it as a literal, which for narrow floats had the type f32."""
+    sides = ts.pad(x, ((1, 1),), value=float("-inf"))
+    return sides, ts.max_pool1d(x[None, None], 3, stride=2, padding=1), ts.where(x > 0, x, float("inf"))
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     yield from _policies()
+    for dtype in ("f16", "bf16", "fp8_e5m2"):
+        x = edge_values("ramp", 4, (1,), dtype)
+        yield Case(f"graph/found/padded-by-infinity-{dtype}", lambda x=x: (Jit(padded_by_infinity), (x,)), exact=True)  # type: ignore[misc]
     turned = tensor("turned-rows", (6, 9, 5), "f32")
     yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)
     yield from _long_lines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import multiprocessing
 import signal
@@ -31,6 +32,8 @@ CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
 def run_workers(request: CampaignRequest, jobs: int) -> Summary:
     """Run a campaign in several processes, each with its own seeds. However it ends, the processes end with it."""
     total, end = Summary(), time.perf_counter() + request.seconds
+    gc.collect()
+    gc.freeze()  # the package's own objects: collections in the processes leave them out
     workers: list[Worker] = []
     with tempfile.TemporaryDirectory() as folder, _exit_on_sigterm():
         try:
@@ -43,6 +46,7 @@ def run_workers(request: CampaignRequest, jobs: int) -> Summary:
         finally:
             for worker in workers:
                 worker.stop()
+            gc.unfreeze()
     return total
 
 
@@ -150,6 +154,7 @@ class Worker:
 
 def _work(request: CampaignRequest, number: int, first: int, record: Path, sender: Connection) -> None:
     _follow_parent()
+    gc.set_threshold(20_000, 20, 50)  # a program makes many objects, which count references free
     try:
         summary = run_campaign(request, number, first, record, lambda part: sender.send(("part", part)))
         sender.send(("end", summary))

@@ -1,0 +1,191 @@
+"""Variants of a random program that must not change its results (metamorphic relations).
+
+Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
+through `ts.jit` with donated arguments, and its derivatives in forward and in reverse mode. Of a kernel: other blocks,
+swizzles and paddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tessera.core.errors import TesseraError
+from tessera.frontend.jit.tracing import Jit
+from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.core import Module
+from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
+from tessera.ir.tensor import Tensor
+from tessera.ir.verify import verify
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
+from tessera.lower.pipeline import list_steps
+from tessera.runtime.program import PreparedProgram, prepare
+from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
+
+# Passes that may be left out, repeated and reordered before the lowering to Schedule.
+OPTIONAL = (canonicalise, eliminate_common_subexpressions, eliminate_dead_code, sink_widening)
+Variant = tuple[str, Callable[[], list[np.ndarray]]]
+
+
+class NotComparableError(Exception):
+    """A variant that a program does not have: a transform refuses one of its ops, by a typed error."""
+
+
+class RelationError(Exception):
+    """Two ways to compute the same have different results."""
+
+
+def list_variants(
+    program: RandomProgram, prepared: PreparedProgram, random: Random, targets: Sequence[str] = ()
+) -> list[Variant]:
+    """Variants of a program whose results must be those of the program: of a function, one drawn at random."""
+    if program.is_kernel:
+        return [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
+    module = prepared.levels["graph"]
+    arrays = list(prepared.arrays)
+    # The lowering relies on `canonicalise` to fold reductions of empty axes: it is always one of them.
+    passes = [*(random.choice(OPTIONAL) for _ in range(random.randint(0, 4))), canonicalise]
+    tiles = _draw_plan(random)
+    planned = random.random() < 0.5
+    target = random.choice(("interp", *targets))
+    number = random.randrange(1 << 30)
+    found: list[Variant] = [
+        ("random passes", lambda: _run_with_passes(module, passes, planned, arrays)),
+        ("other tiles", lambda: _run_with_plan(module, tiles, arrays)),
+        ("batch", lambda: _run_batch(program)),
+        ("symbolic sizes", lambda: _run_with_symbolic_sizes(program, target, Random(number))),
+        ("donated arguments", lambda: _run_donated(program, target)),
+        ("forward mode", lambda: _compare_modes(program, Random(number))),
+    ]
+    return [random.choice(found)]
+
+
+def _draw_plan(random: Random) -> LoweringPlan:
+    return LoweringPlan(
+        m=random.choice((1, 8, 128)), n=random.choice((2, 16, 128)), k=random.choice((3, 32, 512)),
+        whole_k=random.choice((4, 64, 512)), multiple=random.choice((1, 4, 16)), rows=random.choice((1, 64, 8192)),
+        row_limit=random.choice((4, 64, 8192)), pointwise=random.choice((4, 64, 8192)), lanes=random.choice((1, 8, 64)),
+        result_lanes=random.choice((None, 4, 256)), collapse=random.random() < 0.5, peel=random.random() < 0.5,
+        stack_views=random.random() < 0.5, vector_products=random.choice((0, 1, 4)), own_row=random.choice((0, 4096)),
+        serial_scans=random.random() < 0.5, parallel=random.choice((None, 528)),
+    )  # fmt: skip
+
+
+def _run_with_passes(module: Module, passes: Sequence[Any], plan_memory: bool, arrays: list[Any]) -> list[np.ndarray]:
+    """Lower with other passes of the Graph level, and without the memory plan if `plan_memory` is false."""
+    own = {"simplify", "common subexpressions", "dead code", "sink casts", *(() if plan_memory else ("memory plan",))}
+    for name, step in list_steps(LoweringPlan()):
+        if name == "simplify":
+            for rewrite in passes:
+                module = verify(module.replace(rewrite(module.main), *module.functions[1:]))
+        if name not in own:
+            module = verify(step(module))
+    return tile_interpreter.run(module, arrays)
+
+
+def _run_with_plan(module: Module, plan: LoweringPlan, arrays: list[Any]) -> list[np.ndarray]:
+    for _, step in list_steps(plan):
+        module = verify(step(module))
+    return tile_interpreter.run(module, arrays)
+
+
+def _run_batch(program: RandomProgram) -> list[np.ndarray]:
+    """The program under vmap on two lanes of different values: the results of the second."""
+    entry = Jit(TESSERA.vmap(program.load().function))
+    arguments = {i.name: np.stack([replace(i, seed=i.seed + 1).make(), i.make()]) for i in program.inputs}
+    return [r[1] for r in prepare(entry, arguments).run("graph")]
+
+
+def _run_with_symbolic_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """The program with names for a random selection of its inputs' sizes; equal sizes have one name or several.
+
+    Raises:
+        NotComparableError: an op needs a size as a number.
+    """
+    shared = random.random() < 0.5
+    dynamic = {
+        i.name: {
+            axis: f"N{size}" if shared else f"{i.name}_{axis}"
+            for axis, size in enumerate(i.shape) if size > 1 and random.random() < 0.6
+        }
+        for i in program.inputs
+    }  # fmt: skip
+    dynamic = {name: axes for name, axes in dynamic.items() if axes}
+    if not dynamic:
+        raise NotComparableError
+    try:
+        made = prepare(program.load(), program.arguments(), target, dynamic=dynamic)
+    except TesseraError as error:
+        raise NotComparableError from error
+    return made.run("tile" if target == "interp" else "device", target)
+
+
+def _run_donated(program: RandomProgram, target: str) -> list[np.ndarray]:
+    """Calls through `ts.jit`: with arguments that are kept, which must not change, and then with donated ones.
+
+    Raises:
+        RelationError: a call changed an argument.
+    """
+    function, arguments = program.load().function, program.arguments()
+    kept = {name: x.copy() for name, x in arguments.items()}
+    Jit(function, target=target)(**arguments)
+    changed = [name for name, x in kept.items() if x.tobytes() != arguments[name].tobytes()]
+    if changed:
+        raise RelationError(f"the call changes its argument {changed[0]}")
+    donating = Jit(function, target=target, donate=tuple(kept))
+    for _ in range(2):  # compiled, and known
+        found = donating(**{name: Tensor(x.copy()) for name, x in kept.items()})
+    return [r.numpy() for r in (found if isinstance(found, tuple) else (found,))]
+
+
+def _compare_modes(program: RandomProgram, random: Random) -> list[np.ndarray]:
+    """One element of a gradient, in reverse and in forward mode; the results are those of the program.
+
+    Raises:
+        NotComparableError: the program has no derivative.
+        RelationError: the derivatives differ by more than their bounds.
+    """
+    inputs = [i for i in program.inputs if i.dtype in ("f32", "f64") and np.prod(i.shape) > 0]
+    if not inputs:
+        raise NotComparableError
+    chosen = random.choice(inputs)
+    direction = np.zeros(chosen.shape, chosen.make().dtype)
+    direction.reshape(-1)[random.randrange(direction.size)] = 1.0
+    try:
+        reverse, forward = _bound_modes(program, chosen, direction)
+    except TesseraError as error:
+        raise NotComparableError from error
+    distance = np.abs(reverse.value - forward.value)
+    if np.any(distance > (reverse.radius + forward.radius) * 1.01):
+        raise RelationError(f"the derivatives are {reverse} in reverse and {forward} in forward mode")
+    return prepare(program.load(), program.arguments()).run("graph")
+
+
+def _bound_modes(program: RandomProgram, chosen: Input, direction: np.ndarray) -> tuple[Any, Any]:
+    """The derivative of the sum of a program's float results along a direction, in both modes, with bounds."""
+    function = program.load().function
+    rest = {name: Tensor(x) for name, x in program.arguments().items() if name != chosen.name}
+
+    def total(x: Any) -> Any:
+        found = function(**{**rest, chosen.name: x})
+        floats = [r for r in (found if isinstance(found, tuple) else (found,)) if r.dtype.is_float]
+        return sum((TESSERA.sum(TESSERA.cast(r, dtype=TESSERA.f64)) for r in floats), TESSERA.zeros((), TESSERA.f64))
+
+    def both(x: Any, v: Any) -> Any:
+        reverse = TESSERA.cast(TESSERA.sum(TESSERA.grad(total)(x) * v), dtype=TESSERA.f64)
+        return reverse, TESSERA.cast(TESSERA.jvp(total, (x,), (v,))[1], dtype=TESSERA.f64)
+
+    reverse, forward = prepare(Jit(both), (chosen.make(), direction), lower=False).bounds()
+    return reverse, forward
+
+
+def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarray]:
+    grid, constants = changed
+    other = replace(program, grid=grid, constants={**program.constants, **constants})
+    return prepare(other.load(), other.arguments(), "interp", other.grid, other.group).run("tile")
