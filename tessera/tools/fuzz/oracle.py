@@ -58,8 +58,8 @@ def list_fuzz_engines(targets: Sequence[str]) -> list[Engine]:
     return engines
 
 
-def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0) -> Verdict:
-    """Run a program everywhere; `seed` draws the variants."""
+def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0, targets: Sequence[str] = ()) -> Verdict:
+    """Run a program on the engines and in variants, some of which run on a target; `seed` draws them."""
     verdict = Verdict()
     try:
         with np.errstate(all="ignore"):
@@ -77,7 +77,6 @@ def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0) ->
     for engine in engines:
         if engine.level in prepared.levels or engine.level in ("target", "device"):
             _try(verdict, program, engine.name, lambda e=engine: e.run(prepared), bounds)  # type: ignore[misc]
-    targets = tuple(e.target for e in engines if e.level == "device")
     for name, run in list_variants(program, prepared, Random(seed), targets):
         _try(verdict, program, name, run, bounds)
     return verdict

@@ -2,12 +2,12 @@
 
 Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
 through `ts.jit` with donated arguments, and its derivatives in forward and in reverse mode. Of a kernel: other blocks,
-swizzles and paddings.
+swizzles, paddings and pipeline stages. Of both: other machines of a target (vectors, architectures, meshes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.codegen.contract import get_backend, get_capable_backend, load_interpreter
 from tessera.core.errors import TesseraError
+from tessera.core.schedule import Schedule
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module
@@ -25,12 +27,24 @@ from tessera.ir.verify import verify
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
 from tessera.lower.pipeline import list_steps
-from tessera.runtime.program import PreparedProgram, prepare
+from tessera.runtime import driver
+from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
 from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
 
 # Passes that may be left out, repeated and reordered before the lowering to Schedule.
 OPTIONAL = (canonicalise, eliminate_common_subexpressions, eliminate_dead_code, sink_widening)
 Variant = tuple[str, Callable[[], list[np.ndarray]]]
+
+
+# For each target the options of other machines, and the fields of their lowering plan.
+MACHINES: dict[str, tuple[Mapping[str, Sequence[Any]], Mapping[str, Sequence[Any]]]] = {
+    "llvm": ({"vector_bytes": (16, 32, 64), "pair_products": (False,), "byte_products": (1,)}, {}),
+    "ptx": ({"arch": ("sm_80", "sm_90a")}, {}),
+    "csl": (
+        {"arch": ("wse2", "wse3"), "optimize": (False, True)},
+        {"mesh": ((1, 1), (1, 3), (2, 2), (3, 1), (2, 5)), "mesh_product": ("summa", "cannon")},
+    ),
+}
 
 
 class NotComparableError(Exception):
@@ -45,8 +59,15 @@ def list_variants(
     program: RandomProgram, prepared: PreparedProgram, random: Random, targets: Sequence[str] = ()
 ) -> list[Variant]:
     """Variants of a program whose results must be those of the program: of a function, one drawn at random."""
+    machines = [t for t in targets if t in MACHINES]
+    machine = random.choice(machines) if machines else ""
+    place = random.randrange(1 << 30)
+    others: list[Variant] = [("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place)))]
     if program.is_kernel:
-        return [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
+        stages: list[Variant] = [("other stages", lambda: _run_other_stages(program, machine, Random(place)))]
+        drawn = random.choice([*others, *stages]) if machine else None
+        constants = [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
+        return [*constants, *([drawn] if drawn else [])]
     module = prepared.levels["graph"]
     arrays = list(prepared.arrays)
     # The lowering relies on `canonicalise` to fold reductions of empty axes: it is always one of them.
@@ -62,6 +83,7 @@ def list_variants(
         ("symbolic sizes", lambda: _run_with_symbolic_sizes(program, target, Random(number))),
         ("donated arguments", lambda: _run_donated(program, target)),
         ("forward mode", lambda: _compare_modes(program, Random(number))),
+        *(others if machine else []),
     ]
     return [random.choice(found)]
 
@@ -93,6 +115,26 @@ def _run_with_plan(module: Module, plan: LoweringPlan, arrays: list[Any]) -> lis
     for _, step in list_steps(plan):
         module = verify(step(module))
     return tile_interpreter.run(module, arrays)
+
+
+def _run_on_other_machine(prepared: PreparedProgram, target: str, random: Random) -> list[np.ndarray]:
+    """The program for a machine of a target that is not the default one: checked, or in the emulator of its text."""
+    options, fields = ({name: random.choice(values) for name, values in each.items()} for each in MACHINES[target])
+    graph = prepared.levels.get("graph")
+    levels = driver.lower(graph.main, target, fields) if graph else prepared.lower_for_target(target)
+    artifact = prepared.emit(target, options, levels["tile"])
+    generator = get_backend(target)
+    guarded = getattr(generator, "guarded", None)
+    function = guarded(artifact) if guarded else load_interpreter(get_capable_backend(target, "interpreter"), artifact)
+    return ExecutableProgram(prepared, function)()
+
+
+def _run_other_stages(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """A kernel with another number of pipeline stages and warps."""
+    schedule = Schedule(stages=random.choice((1, 2, 3, 4)), warps=random.choice((1, 2, 4, 8)))
+    entry = program.load().with_schedule(schedule)
+    made = prepare(entry, program.arguments(), "interp", program.grid, program.group)
+    return _run_on_other_machine(made, target, random)
 
 
 def _run_batch(program: RandomProgram) -> list[np.ndarray]:

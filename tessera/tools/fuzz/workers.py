@@ -165,7 +165,7 @@ def _work(request: CampaignRequest, number: int, first: int, record: Path, sende
 def _examine(running: dict[str, Any], values: Sequence[int], request: CampaignRequest) -> None:
     _follow_parent()
     program = GENERATORS[running["kind"]](Choices(values), None)
-    examine(program, list_fuzz_engines(request.targets), running["seed"])
+    examine(program, list_fuzz_engines(request.targets), running["seed"], request.targets)
 
 
 def _try_in_process(run: Callable[[], None]) -> str:

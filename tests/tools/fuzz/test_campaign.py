@@ -76,10 +76,10 @@ def test_a_reference_that_fails_is_counted(error, monkeypatch):
 def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, monkeypatch):
     real = oracle.examine
 
-    def dies(program, engines, seed=0):
+    def dies(program, engines, seed=0, targets=()):
         if "exp" in program.source:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(program, engines, seed)
+        return real(program, engines, seed, targets)
 
     monkeypatch.setattr(campaign, "examine", dies)
     monkeypatch.setattr(workers, "examine", dies)

@@ -18,13 +18,14 @@ SOURCE = """def program(x0, x1):
     return v0, ts.max(v0, axis=1)
 """
 PROGRAM = RandomProgram(SOURCE, (Input("x0", (5, 3), "f32", "uniform", 1), Input("x1", (3,), "f32", "uniform", 2)))
-NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "donated arguments", "forward mode"}
+NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "donated arguments", "forward mode",
+         "other machine"}  # fmt: skip
 
 
 def run_all(program=PROGRAM):
-    """The results of every variant that is drawn in 60 draws."""
-    prepared, targets = prepare(program.load(), program.arguments()), ("llvm",)
-    drawn = [v for seed in range(60) for v in variants.list_variants(program, prepared, Random(seed), targets)]
+    """The results of every variant that is drawn in 90 draws."""
+    prepared, targets = prepare(program.load(), program.arguments()), ("llvm", "csl")
+    drawn = [v for seed in range(90) for v in variants.list_variants(program, prepared, Random(seed), targets)]
     found = {}
     for name, run in drawn:
         with suppress(variants.NotComparableError):
@@ -83,3 +84,30 @@ def test_a_program_without_such_a_variant_is_not_comparable():
 
 def test_the_engines_with_guard_bytes_give_their_target():
     assert [e.target for e in list_fuzz_engines(("llvm",)) if e.level == "device"] == ["llvm"]
+
+
+KERNEL = """@ts.kernel
+def program(x, out, B: ts.constexpr):
+    at = tile.program_id(0) * B
+    tile.store(out[at : at + B], tile.load(x[at : at + B], other=0.0) * 2.0, edge="clip")
+"""
+
+
+def test_a_kernel_is_drawn_with_other_blocks_stages_and_machines():
+    blocks = [((1,), {"B": 16}), ((9,), {"B": 1})]
+    inputs = (Input("x", (9,), "f32", "uniform", 1), Input("out", (9,), "f32", "zeros"))
+    kernel = RandomProgram(KERNEL, inputs, (2,), None, {"B": 8}, tuple(blocks))
+    found = run_all(kernel)
+    assert set(found) == {"other constants", "other stages", "other machine"}
+    for results in found.values():
+        np.testing.assert_array_equal(results[0], inputs[0].make() * 2)
+
+
+@pytest.mark.parametrize("target", variants.MACHINES)
+def test_each_machine_of_a_target_exists(target):
+    """An option that a generator does not have, or a value that it refuses, would count as a failure of programs."""
+    prepared = prepare(PROGRAM.load(), PROGRAM.arguments())
+    want = prepared.run("graph")
+    for seed in range(8):
+        for result, reference in zip(variants._run_on_other_machine(prepared, target, Random(seed)), want, strict=True):
+            np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
