@@ -6,10 +6,12 @@ from functools import cache
 import pytest
 from declared_reasons import NO_CASE, NO_ERROR_RULE
 
+import tessera as ts
 import tessera.ops  # noqa: F401
 from conformance.case import all_cases
 from tessera.codegen.contract import get_backend
 from tessera.codegen.coverage import list_required_ops, make_refusal_error
+from tessera.dist.engines import run_ranks
 from tessera.ir.core import Node
 from tessera.ir.rules import REGISTRY, batch, error, jvp, lower
 from tessera.lower.graph_to_schedule import host_ops, lowering
@@ -47,7 +49,15 @@ def list_ops_of_case(number):
     """The names of the ops that a conformance case has, at any level."""
     case = CASES[number]
     entry, arguments = case.entry()
-    levels = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic).levels.values()
+
+    def prepare_rank():
+        return prepare(entry, [x[ts.get_rank()] for x in arguments])
+
+    if case.mesh is None:
+        program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
+    else:
+        program = run_ranks(case.mesh, prepare_rank)[0]
+    levels = program.levels.values()
     return frozenset(n.op.name for m in levels for f in m.functions for n in f.body.walk())
 
 

@@ -18,7 +18,7 @@ from tessera.core.size_guards import assume_at_most
 from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, proves_at_most, proves_less, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.ops.tensor.basic import broadcast_to, full
+from tessera.ops.tensor.basic import broadcast_to, dim_value, full
 from tessera.ops.tensor.coercion import find_common_type, unify_dtypes
 from tessera.ops.tensor.elementwise import equal, greater_equal, less, maximum, minimum, mul, where
 from tessera.ops.tensor.rearrange import flip
@@ -445,7 +445,7 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
         return join(x, reshape(spread, shape=x.shape))
     start, stop, step = recipe.cut or ((0,) * x.ndim, x.shape, (1,) * x.ndim)
     sizes = tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True))
-    if 0 in sizes:
+    if 0 in sizes or any(not assume_at_most(1, n) and assume_at_most(n, 0) for n in sizes):
         return x
     spread, kept = reshape(spread, shape=sizes), []
     for axis, (low, by, size) in enumerate(zip(start, step, sizes, strict=True)):
@@ -461,14 +461,16 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
 
 def _map_to_source(length: Size, low: Size, step: Any, size: Size, backward: bool) -> tuple[Tensor, Tensor]:
     """For each index of an axis, the clamped index into the values, and whether the slice contains it."""
-    if isinstance(size, Dim) or isinstance(low, Dim):
+    symbolic = isinstance(size, Dim) or isinstance(low, Dim)
+    if symbolic and step == 1:
         return _map_symbolic_sizes(length, low, size)
-    offset = iota(shape=(length,)) - low
+    first, count = (dim_value(size=n) if isinstance(n, Dim) else n for n in (low, size))
+    offset = iota(shape=(length,)) - first
     number = offset // step if step > 1 else offset
-    inside = greater_equal(number, 0) & less(number, size)
+    inside = greater_equal(number, 0) & less(number, count)
     inside = inside & equal(offset % step, 0) if step > 1 else inside
-    number = minimum(maximum(number, 0), size - 1)
-    return (size - 1 - number if backward else number), inside
+    number = minimum(maximum(number, 0), count - 1)
+    return (count - 1 - number if backward else number), inside
 
 
 def _map_symbolic_sizes(length: Size, low: Size, size: Size) -> tuple[Tensor, Tensor]:

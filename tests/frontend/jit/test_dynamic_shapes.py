@@ -219,6 +219,26 @@ def test_slices_are_guarded():
         np.testing.assert_array_equal(f(rows(size, 2)).numpy(), rows(size, 2)[:4] * 2)
 
 
+UPDATES = {
+    "every second": lambda x: x.at[::2].set(0),
+    "every second with values": lambda x: x.at[::2].set(x[::2] * 2),
+    "every third from the second": lambda x: x.at[1::3].multiply(5),
+    "but the last": lambda x: x.at[:-1:2].add(2),
+    "within the end": lambda x: x.at[-3:-1:2].set(7),
+    "rows that may be none": lambda x: x.at[:-3].set(x[3:]),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_updates_of_slices_with_steps(update, target):
+    """Found by fuzzing: the step was lost where the size was symbolic, and slices without elements were an error."""
+    f = ts.jit(update, target=target)
+    for size in (9, 8, 5, 7, 12, 4, 3):
+        x = rows(size, 2)
+        np.testing.assert_array_equal(f(x).numpy(), update(ts.Tensor(x)).numpy())
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])
 def test_other_types(dtype):
     function = lambda x: ts.max(x, axis=0) + ts.sum(x, axis=0)  # noqa: E731

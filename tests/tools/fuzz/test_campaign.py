@@ -90,6 +90,22 @@ def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, mon
     assert "exp" in next(tmp_path.glob("*.py")).read_text() and summary.programs > 10
 
 
+def test_a_program_that_hangs_is_a_failure_and_the_campaign_goes_on(monkeypatch):
+    """The record of the program before must not end the next process."""
+    real = oracle.examine
+
+    def hangs(program, engines, seed=0, targets=()):
+        while "exp" in program.source:
+            pass
+        return real(program, engines, seed, targets)
+
+    monkeypatch.setattr(campaign, "examine", hangs)
+    monkeypatch.setattr(workers, "HANG_SECONDS", 0.5)
+    summary = run_workers(CampaignRequest(("interp",), ("graph",), programs=30), 1)
+    assert [f.key for f, _ in summary.failures.values()] == ["process: hangs"]
+    assert 5 <= summary.programs <= 30  # the counts that a process had not yet sent are lost
+
+
 def test_a_corpus_is_kept_and_read(tmp_path):
     run_campaign(replace(SMALL, programs=10, corpus=tmp_path))
     lines = (tmp_path / "0-corpus.jsonl").read_text().splitlines()
