@@ -172,18 +172,27 @@ def _run_donated(program: RandomProgram, target: str) -> list[np.ndarray]:
     """Calls through `ts.jit`: with arguments that are kept, which must not change, and then with donated ones.
 
     Raises:
-        RelationError: a call changed an argument.
+        RelationError: a call changed an argument, or its results change with the arguments.
     """
     function, arguments = program.load().function, program.arguments()
     kept = {name: x.copy() for name, x in arguments.items()}
-    Jit(function, target=target)(**arguments)
+    first = _list_arrays(Jit(function, target=target)(**arguments))
     changed = [name for name, x in kept.items() if x.tobytes() != arguments[name].tobytes()]
     if changed:
         raise RelationError(f"the call changes its argument {changed[0]}")
+    before = [x.tobytes() for x in first]
+    for x in arguments.values():
+        x[...] = np.zeros((), x.dtype)
+    if [x.tobytes() for x in first] != before:
+        raise RelationError("a result shares the memory of an argument")
     donating = Jit(function, target=target, donate=tuple(kept))
     for _ in range(2):  # compiled, and known
         found = donating(**{name: Tensor(x.copy()) for name, x in kept.items()})
-    return [r.numpy() for r in (found if isinstance(found, tuple) else (found,))]
+    return _list_arrays(found)
+
+
+def _list_arrays(results: Any) -> list[np.ndarray]:
+    return [r.numpy() for r in (results if isinstance(results, tuple) else (results,))]
 
 
 def _compare_modes(program: RandomProgram, random: Random) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.core.errors import OutOfBoundsError, ShapeError
 from tessera.core.symbolic_dim import UnknownSizeError
+from tessera.runtime.program import prepare
 
 SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 200])
 
@@ -237,6 +238,14 @@ def test_updates_of_slices_with_steps(update, target):
     for size in (9, 8, 5, 7, 12, 4, 3):
         x = rows(size, 2)
         np.testing.assert_array_equal(f(x).numpy(), update(ts.Tensor(x)).numpy())
+
+
+def test_an_update_of_all_but_a_row_of_two_symbolic_sizes():
+    """Found by fuzzing: the bounds of a checked index asked whether the axis has elements, which no size says."""
+    x = np.arange(24, dtype=np.int8).reshape(4, 6)
+    update = ts.jit(lambda x: x.at[1:].add(x[1:] * 2))
+    program = prepare(update, (x,), "llvm", dynamic={"x": {0: "N", 1: "M"}})
+    np.testing.assert_array_equal(program.run("device", "llvm")[0], np.concatenate([x[:1], x[1:] * 3]))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])

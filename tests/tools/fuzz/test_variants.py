@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.runtime import driver
 from tessera.runtime.program import prepare
 from tessera.tools.fuzz import variants
 from tessera.tools.fuzz.oracle import list_fuzz_engines
@@ -72,6 +73,13 @@ def test_a_call_that_writes_its_argument_is_found(monkeypatch):
     monkeypatch.setattr(variants.Jit, "__call__", call)
     with pytest.raises(variants.RelationError, match="the call changes its argument x1"):
         variants._run_donated(PROGRAM, "interp")
+
+
+def test_a_result_that_shows_an_argument_is_found(monkeypatch):
+    monkeypatch.setattr(driver, "_copy_views", lambda results, arguments: list(results))
+    turned = replace(PROGRAM, source=SOURCE.replace("return v0", "return x0.T"))
+    with pytest.raises(variants.RelationError, match="shares the memory of an argument"):
+        variants._run_donated(turned, "interp")
 
 
 def test_a_program_without_such_a_variant_is_not_comparable():
