@@ -240,6 +240,15 @@ def test_updates_of_slices_with_steps(update, target):
         np.testing.assert_array_equal(f(x).numpy(), update(ts.Tensor(x)).numpy())
 
 
+@pytest.mark.parametrize("pool", [ts.max_pool1d, ts.avg_pool1d])
+def test_a_window_that_is_too_large_is_refused_for_later_sizes(pool):
+    f = ts.jit(lambda x: pool(x, 3), target="llvm")
+    for size in (9, 8, 4):
+        assert f(rows(1, size)[None]).shape == (1, 1, size // 3)
+    with pytest.raises(ShapeError, match="larger than the padded input"):
+        f(rows(1, 2)[None])
+
+
 def test_an_update_of_all_but_a_row_of_two_symbolic_sizes():
     """Found by fuzzing: the bounds of a checked index asked whether the axis has elements, which no size says."""
     x = np.arange(24, dtype=np.int8).reshape(4, 6)
