@@ -11,6 +11,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import edge_values, tensor
+from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 
 
@@ -167,12 +168,24 @@ def padded_by_infinity(x: Any) -> Any:
     return sides, ts.max_pool1d(x[None, None], 3, stride=2, padding=1), ts.where(x > 0, x, float("inf"))
 
 
-def cases() -> Iterator[Case]:
-    """Each function at the sizes around a vector."""
-    yield from _policies()
+def whole_numbers(x: Any) -> Any:
+    """Whole numbers of every code of a format: fp6_e2m3 ends at 7.5, whose nearest whole number it does not have."""
+    return ts.round(x), ts.floor(x), ts.ceil(x), ts.trunc(x)
+
+
+def _narrow_formats() -> Iterator[Case]:
+    for dtype, codes in (("fp6_e2m3", 64), ("fp6", 64), ("fp4", 16)):
+        every = np.arange(codes, dtype=np.uint8).view(as_dtype(dtype).numpy)
+        yield Case(f"graph/found/whole-numbers-{dtype}", lambda x=every: (Jit(whole_numbers), (x,)), exact=True)  # type: ignore[misc]
     for dtype in ("f16", "bf16", "fp8_e5m2"):
         x = edge_values("ramp", 4, (1,), dtype)
         yield Case(f"graph/found/padded-by-infinity-{dtype}", lambda x=x: (Jit(padded_by_infinity), (x,)), exact=True)  # type: ignore[misc]
+
+
+def cases() -> Iterator[Case]:
+    """Each function at the sizes around a vector."""
+    yield from _policies()
+    yield from _narrow_formats()
     turned = tensor("turned-rows", (6, 9, 5), "f32")
     yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)
     yield from _long_lines()

@@ -83,6 +83,12 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
     return make_interval(value, _corner_spread(site, value, operands, attrs))
 
 
+def bound_whole_numbers(site: ErrorSite, x: IntervalArray) -> IntervalArray:
+    """For floor, ceil and round: as `selection`, and stored if the format ends between whole numbers (fp6_e2m3)."""
+    found = bound_selection(site, x)
+    return found if site.storage.top == np.floor(site.storage.top) else site.stored(found.value, found.radius)
+
+
 def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
     """For ops monotone in each operand (for fixed others): as `selection`, then the op's own rounding."""
     value = np.asarray(site.reference(*operands, **attrs))
