@@ -26,7 +26,7 @@ DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
 # Composites whose bound is wider than that of their lowering.
 WIDER_THAN_LOWERING = {
     "ts.rough_cast": "targets may flush subnormal numbers to 0",
-    "ts.cumsum": "targets may add in any order",
+    **dict.fromkeys(("ts.cumsum", "ts.scatter_add"), "targets may add in any order"),
     **dict.fromkeys(("ts.prod", "ts.cumprod"), "targets may multiply in any order, in which parts may overflow"),
 }
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that implies them.

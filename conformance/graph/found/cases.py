@@ -168,12 +168,20 @@ def padded_by_infinity(x: Any) -> Any:
     return sides, ts.max_pool1d(x[None, None], 3, stride=2, padding=1), ts.where(x > 0, x, float("inf"))
 
 
+def added_to_one_row(x: Any) -> Any:
+    """Whole updates of one row: their sum has no rounding error, but a row to which they are added one by one has."""
+    return ts.scatter_add(x, ts.Tensor([0, 0, 0, 0]), ts.ones_like(x[:4]), axis=0), x.at[[1, 1, -1, 1]].add(3)
+
+
 def whole_numbers(x: Any) -> Any:
     """Whole numbers of every code of a format: fp6_e2m3 ends at 7.5, whose nearest whole number it does not have."""
     return ts.round(x), ts.floor(x), ts.ceil(x), ts.trunc(x)
 
 
 def _narrow_formats() -> Iterator[Case]:
+    for dtype in ("f64", "f32", "f16", "bf16"):
+        x = edge_values("positive", 0, (5, 64), dtype)
+        yield Case(f"graph/found/added-to-one-row-{dtype}", lambda x=x: (Jit(added_to_one_row), (x,)))  # type: ignore[misc]
     for dtype, codes in (("fp6_e2m3", 64), ("fp6", 64), ("fp4", 16)):
         every = np.arange(codes, dtype=np.uint8).view(as_dtype(dtype).numpy)
         yield Case(f"graph/found/whole-numbers-{dtype}", lambda x=every: (Jit(whole_numbers), (x,)), exact=True)  # type: ignore[misc]

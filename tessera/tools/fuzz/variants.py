@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.contract import get_backend, get_capable_backend, load_interpreter
-from tessera.core.errors import TesseraError
+from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.core.schedule import Schedule
 from tessera.frontend.jit.tracing import Jit
+from tessera.interp.bound import compare_with_bound
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module
 from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
@@ -81,6 +82,7 @@ def list_variants(
         ("other tiles", lambda: _run_with_plan(module, tiles, arrays)),
         ("batch", lambda: _run_batch(program)),
         ("symbolic sizes", lambda: _run_with_symbolic_sizes(program, target, Random(number))),
+        ("later sizes", lambda: _run_at_later_sizes(program, target, Random(number))),
         ("donated arguments", lambda: _run_donated(program, target)),
         ("forward mode", lambda: _compare_modes(program, Random(number))),
         *(others if machine else []),
@@ -166,6 +168,41 @@ def _run_with_symbolic_sizes(program: RandomProgram, target: str, random: Random
     except TesseraError as error:
         raise NotComparableError from error
     return made.run("tile" if target == "interp" else "device", target)
+
+
+def _run_at_later_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """Calls with other sizes: the function is compiled with symbols for the second, which serves the third.
+
+    Raises:
+        NotComparableError: the program does not exist at these sizes.
+        RelationError: its results there are not those of a program of these sizes, or it refuses them.
+    """
+    function = Jit(program.load().function, target=target)
+    first = _list_arrays(function(**program.arguments()))
+    for _ in range(2):
+        other = {
+            n: random.choice((n + 1, n + 2, 2 * n, n - 1, n - 1)) for i in program.inputs for n in i.shape if n > 1
+        }
+        inputs = tuple(replace(i, shape=tuple(other.get(n, n) for n in i.shape)) for i in program.inputs)
+        changed = replace(program, inputs=inputs)
+        try:
+            bounds = prepare(changed.load(), changed.arguments(), lower=False).bounds()
+        except TesseraError as error:  # a size is written in the program
+            raise NotComparableError from error
+        for number, (result, bound) in enumerate(zip(_call_later(function, changed), bounds, strict=True)):
+            agreement = compare_with_bound(result, bound)
+            if not agreement.ok:
+                raise RelationError(f"of {[i.shape for i in inputs]} output {number} {agreement}")
+    return first
+
+
+def _call_later(function: Jit, changed: RandomProgram) -> list[np.ndarray]:
+    try:
+        return _list_arrays(function(**changed.arguments()))
+    except (UnsupportedOpError, ResourceError):
+        raise
+    except TesseraError as error:
+        raise RelationError(f"{[i.shape for i in changed.inputs]} are refused: {error}") from error
 
 
 def _run_donated(program: RandomProgram, target: str) -> list[np.ndarray]:
