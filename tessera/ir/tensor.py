@@ -323,6 +323,13 @@ class Tensor(OperatorStubs):
         return f"Tensor({text}, {element}{empty}{grad}{place})"
 
 
+class WeakTensor(Tensor):
+    """A traced Python number, or what ops make of such numbers alone: beside tensors it takes their element type, as a
+    number in the program does (weak types, as in JAX)."""
+
+    __slots__ = ()
+
+
 def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any:
     """Record an op in the open trace, or run it where no operand is traced."""
     builder = CURRENT_BUILDER.get()

@@ -37,7 +37,6 @@ from tessera.lower.passes.canonicalisation import (
     share_reductions,
     sink_widening,
     split_concatenations,
-    turn_products,
 )
 from tessera.lower.passes.collective_scheduling import schedule_collectives
 from tessera.lower.passes.fusion_groups import fuse_horizontally, separate_groups
@@ -46,7 +45,13 @@ from tessera.lower.passes.launch_fusion import fuse_launches
 from tessera.lower.passes.memory_planning import plan_memory
 from tessera.lower.passes.moment_merging import merge_moments
 from tessera.lower.passes.multi_output_fusion import fuse_loop_steps, fuse_multi_output
-from tessera.lower.passes.reduction_splitting import form_vector_products, split_reductions
+from tessera.lower.passes.product_rewrites import (
+    form_vector_products,
+    multiply_once,
+    round_windows_early,
+    turn_products,
+)
+from tessera.lower.passes.reduction_splitting import split_reductions
 from tessera.lower.passes.stochastic_rounding import expand_stochastic_rounding
 from tessera.lower.passes.window_sums import gather_window_sums
 from tessera.lower.passes.window_views import flatten_windows, form_window_views
@@ -86,13 +91,17 @@ def _has_policies(body: Block) -> bool:
     return any(v.type.policy is not None for v in held)
 
 
+def _has_products(function: Function) -> bool:
+    return any(n.op is contractions.dot for n in function.body.walk())
+
+
 def expand_for_target(module: Module, plan: LoweringPlan) -> Module:
     """Replace composite ops by their lowering, except those of the kernel library and of the host."""
 
     def keep(op: Op) -> bool:
         return _has_library_launch(main, op, plan) or _runs_on_host(main, op, plan)
 
-    main = turn_products(module.main) if plan.tensor_cores else module.main
+    main = turn_products(module.main) if plan.tensor_cores and _has_products(module.main) else module.main
     main = expand_composites(main, lambda op: keep(op) or op in library_lowerings)
     while (made := use_library_lowerings(main, plan)) is not main:  # they may use ops that have one
         main = made
@@ -194,6 +203,8 @@ def split_long_reductions(module: Module, plan: LoweringPlan) -> Module:
 MULTI_OUTPUT = "multi-output fusion"  # programs that ask for a fusion of their own have none of the compiler's choice
 # For targets with one memory: LLVM and PTX.
 PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
+    ("uniform operands", with_ops(rewrite_main(multiply_once), contractions.dot)),
+    ("early rounding", with_ops(rewrite_main(round_windows_early), shape.concatenate)),
     ("expand", expand_for_target),
     ("stochastic rounding", with_policies(rewrite_main(expand_stochastic_rounding))),
     ("simplify", rewrite_main(canonicalise)),
@@ -205,7 +216,7 @@ PIPELINE: tuple[tuple[str, LoweringPass], ...] = (
     ("window sums", with_ops(rewrite_window_sums, shape.pad, shape.concatenate)),
     ("window views", with_ops(rewrite_windows, shape.concatenate, shape.gather, contractions.dot)),
     ("wide concatenations", with_ops(rewrite_main(split_concatenations), shape.concatenate)),
-    ("vector products", rewrite_vector_products),
+    ("vector products", with_ops(rewrite_vector_products, contractions.dot)),
     ("moment merging", with_ops(merge_row_moments, elementwise.mul)),
     ("reduction splitting", split_long_reductions),
     ("launch fusion", with_ops(rewrite_main(fuse_launches), control_flow.launch)),

@@ -44,7 +44,7 @@ LOG2_E = math.log2(math.e)
 def attend(
     q, k, v, mask, lengths, out, seed=None, sums=None, *, causal: bool, scale: float, BM: int = BLOCK_ROWS,
     BN: int = BLOCK_COLS, narrow: bool = False, p_drop: float = 0.0, turned: bool = False,
-    window: int = 0, softcap: float = 0.0, packed: tuple = UNPACKED,
+    window: int = 0, softcap: float = 0.0, packed: tuple = UNPACKED, features: int = 0,
 ):  # fmt: skip
     """out = softmax(q kᵀ · scale + mask) v, on the grid (B, H, ceil(S / BM)).
 
@@ -59,15 +59,17 @@ def attend(
     logarithm to base 2 of the sum of the exponentials of each row's scores (0 without an unmasked key).
     Where `packed` is ((H, G), (D, i), (D, j), (E, l)), q, k, v and out are [B, S or T, columns]: the columns of a
     position hold heads side by side, those of q, k and v from the i-th, j-th and l-th on, so that one array may be all.
+    `features` are at least D and E: blocks have so many columns, those beyond D or E with zeros; 0: as many as there
+    are.
     """
     (H, S), (G, T) = heads_and_length(q, turned, packed[0][:1]), heads_and_length(v, turned, packed[0][1:])
-    E = features_of(v, packed[3])
+    E = features or features_of(v, packed[3])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
     shared = head if H == G else head // (H // G)
     T = T if lengths is None else lengths[batch]
     past = 0 if lengths is None else T - S
     rows = first + past + tile.arange(0, BM)
-    queries = load_head_rows(q, batch, head, first, BM, turned, None, packed[1])
+    queries = load_head_rows(q, batch, head, first, BM, turned, None, packed[1], features)
     acc, m, l = tile.zeros((BM, E)), tile.full((BM,), -math.inf), tile.zeros((BM,))
     # Weights are powers of two. A scale that keeps the order of scores is part of the factor of the exponent.
     scaled = mask is not None or scale <= 0 or softcap > 0
@@ -79,8 +81,8 @@ def attend(
     for start in tile.range(begin, last, BN):
         cols = start + tile.arange(0, BN)
         held = None if lengths is None else (cols < T)[:, None]  # 0 · NaN after a cache's end is NaN
-        keys = load_head_rows(k, batch, shared, start, BN, turned, held, packed[2])
-        values = load_head_rows(v, batch, shared, start, BN, turned, held, packed[3])
+        keys = load_head_rows(k, batch, shared, start, BN, turned, held, packed[2], features)
+        values = load_head_rows(v, batch, shared, start, BN, turned, held, packed[3], features)
         place = (batch, head, first, start)
         scores = scale_and_mask(queries @ keys.T, scale if scaled else None, softcap, mask, place)
         scores = hide_keys(scores, rows, cols, T, lengths is not None or T % BN != 0, causal, window)
@@ -115,15 +117,17 @@ def features_of(v, packed):
     return packed[0] if packed else v.shape[3]
 
 
-def load_head_rows(x, batch, head, first, count, turned, held, packed=()):
-    """The block of a head's rows from `first` on; 0 where `held` is false. `packed`: features, and the first head."""
+def load_head_rows(x, batch, head, first, count, turned, held, packed=(), features=0):
+    """The block of a head's rows from `first` on; 0 where `held` is false. `packed`: features, and the first head;
+    `features`: the columns of a block, if they are more than there are."""
+    width = features or x.shape[-1]
     if packed:
         column = (head + packed[1]) * packed[0]
         block = tile.load(x[batch, first : first + count, column : column + packed[0]], mask=held, edge="clip")
     elif turned:
-        block = tile.load(x[batch, first : first + count, head, :], mask=held, edge="clip")
+        block = tile.load(x[batch, first : first + count, head, 0:width], mask=held, edge="clip")
     else:
-        block = tile.load(x[batch, head, first : first + count, :], mask=held, edge="clip")
+        block = tile.load(x[batch, head, first : first + count, 0:width], mask=held, edge="clip")
     return block
 
 
@@ -133,9 +137,9 @@ def store_head_rows(out, batch, head, first, block, turned, packed=()):
     if packed:
         tile.store(out[batch, first : first + count, head * features : head * features + features], block, edge="clip")
     elif turned:
-        tile.store(out[batch, first : first + count, head, :], block, edge="clip")
+        tile.store(out[batch, first : first + count, head, 0:features], block, edge="clip")
     else:
-        tile.store(out[batch, head, first : first + count, :], block, edge="clip")
+        tile.store(out[batch, head, first : first + count, 0:features], block, edge="clip")
 
 
 def scale_and_mask(scores, scale, softcap, mask, place):
@@ -198,7 +202,15 @@ def specialise_attention(types: Mapping[str, Type], *, causal: bool, scale: floa
     heads, length = middle[::-1] if blocks.get("turned") else middle
     constants: dict[str, Any] = {n: None for n in ("mask", "lengths", "seed", "sums") if n not in types}
     constants |= {"causal": causal, "scale": scale, "BM": size, "BN": BLOCK_COLS, "narrow": False}
-    constants |= {"p_drop": 0.0, "turned": False, "window": 0, "softcap": 0.0, "packed": UNPACKED, **blocks}
+    constants |= {
+        "p_drop": 0.0,
+        "turned": False,
+        "window": 0,
+        "softcap": 0.0,
+        "packed": UNPACKED,
+        "features": 0,
+        **blocks,
+    }
     return attend.specialize({n: types[n] for n in names}, constants, (batch, heads, ceil_divide(length, size)))
 
 

@@ -33,6 +33,7 @@ from tessera.stdlib.attention import (
 )
 
 LEAST_LENGTH = 64  # of queries and of keys; the weights of fewer are stored
+MOST_PADDED = 1.8  # columns of a block for each feature of a head
 MOST_FEATURES = 128
 PACKED_FEATURES = (64, 128)  # of heads whose columns tensor maps load side by side
 SHALLOW = 64  # features of a head up to which a program's own block has more rows
@@ -44,27 +45,28 @@ OWN_ROWS, ROUND_ROWS = 128, 64  # of a program's own block, and of one of its ro
 @kernel
 def differentiate_keys(
     q, k, v, g, sums, deltas, dk, dv, *, causal: bool, scale: float, window: int, BM: int, BN: int,
-    packed: tuple = UNPACKED,
+    packed: tuple = UNPACKED, features: int = 0,
 ):  # fmt: skip
     """The gradients dk [B, H, T, D] and dv [B, H, T, E] by each head of queries, on the grid (B, H, ceil(T / BN)).
 
     g [B, H, S, E] is the gradient of the output, `sums` are those of `attend`, and `deltas` [B, H, S] the sums of the
-    products of g and the output. `packed` is as in `attend`; g, dk and dv are packed, too, their heads from the first.
+    products of g and the output. `packed` and `features` are as in `attend`; g, dk and dv are packed, too, their heads
+    from the first.
     """
     (H, S), (G, _) = heads_and_length(q, False, packed[0][:1]), heads_and_length(k, False, packed[0][1:])
-    D, E = features_of(q, packed[1]), features_of(v, packed[3])
+    D, E = features or features_of(q, packed[1]), features or features_of(v, packed[3])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BN
     shared = head // (H // G)
-    keys = load_head_rows(k, batch, shared, first, BN, False, None, packed[2])
-    values = load_head_rows(v, batch, shared, first, BN, False, None, packed[3])
+    keys = load_head_rows(k, batch, shared, first, BN, False, None, packed[2], features)
+    values = load_head_rows(v, batch, shared, first, BN, False, None, packed[3], features)
     total_k, total_v = tile.zeros((BN, D)), tile.zeros((BN, E))
     cols = first + tile.arange(0, BN)
     begin = first // BM * BM if causal else 0
     last = S if window == 0 else min(first + BN + window - 1, S)
     for start in tile.range(begin, last, BM):
         rows = start + tile.arange(0, BM)
-        queries = load_head_rows(q, batch, head, start, BM, False, None, packed[1])
-        slopes = load_head_rows(g, batch, head, start, BM, False, None, without_offset(packed[3]))
+        queries = load_head_rows(q, batch, head, start, BM, False, None, packed[1], features)
+        slopes = load_head_rows(g, batch, head, start, BM, False, None, without_offset(packed[3]), features)
         high = tile.load(sums[batch, head, start : start + BM], edge="clip")
         delta = tile.load(deltas[batch, head, start : start + BM], edge="clip")
         weights = find_weights((keys @ queries.T) * (scale * LOG2_E) - high[None, :])
@@ -79,24 +81,24 @@ def differentiate_keys(
 @kernel
 def differentiate_queries(
     q, k, v, g, sums, deltas, dq, *, causal: bool, scale: float, window: int, BM: int, BN: int,
-    packed: tuple = UNPACKED,
+    packed: tuple = UNPACKED, features: int = 0,
 ):  # fmt: skip
     """The gradient dq [B, H, S, D], on the grid (B, H, ceil(S / BM)), from the operands of `differentiate_keys`."""
     (H, _), (G, T) = heads_and_length(q, False, packed[0][:1]), heads_and_length(k, False, packed[0][1:])
     batch, head, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * BM
     shared = head // (H // G)
-    queries = load_head_rows(q, batch, head, first, BM, False, None, packed[1])
-    slopes = load_head_rows(g, batch, head, first, BM, False, None, without_offset(packed[3]))
+    queries = load_head_rows(q, batch, head, first, BM, False, None, packed[1], features)
+    slopes = load_head_rows(g, batch, head, first, BM, False, None, without_offset(packed[3]), features)
     high = tile.load(sums[batch, head, first : first + BM], edge="clip")
     delta = tile.load(deltas[batch, head, first : first + BM], edge="clip")
-    total = tile.zeros((BM, features_of(q, packed[1])))
+    total = tile.zeros((BM, features or features_of(q, packed[1])))
     rows = first + tile.arange(0, BM)
     last = min(first + BM, T) if causal else T
     begin = 0 if window == 0 else max(first - window + 1, 0) // BN * BN
     for start in tile.range(begin, last, BN):
         cols = start + tile.arange(0, BN)
-        keys = load_head_rows(k, batch, shared, start, BN, False, None, packed[2])
-        values = load_head_rows(v, batch, shared, start, BN, False, None, packed[3])
+        keys = load_head_rows(k, batch, shared, start, BN, False, None, packed[2], features)
+        values = load_head_rows(v, batch, shared, start, BN, False, None, packed[3], features)
         weights = find_weights((queries @ keys.T) * (scale * LOG2_E) - high[:, None])
         weights = hide_weights(weights, rows[:, None], cols[None, :], causal, window)
         if T % BN != 0:
@@ -159,6 +161,15 @@ class DifferentiableAttention:
         return OWN_ROWS if max(self.q[3], self.v[3]) <= SHALLOW else ROUND_ROWS
 
     @property
+    def features(self) -> int:
+        """The columns of blocks, where heads have fewer than tensor cores multiply best; 0: as many as heads have."""
+        sizes = (self.q[3], self.v[3])
+        if self.blocks or self.is_packed or min(self.q[2], self.k[2]) < LEAST_LENGTH or any(n % 8 for n in sizes):
+            return 0
+        most = max(sizes)
+        return next((n for n in PACKED_FEATURES if most < n <= MOST_PADDED * most), 0)
+
+    @property
     def result(self) -> tuple[int, ...]:
         """The shape of the result of attention."""
         return (*self.q[:3], self.v[3])
@@ -186,11 +197,11 @@ class DifferentiableAttention:
 
     def attend(self, *operands: Tensor) -> tuple[Tensor, Tensor]:
         """The results of `attention_with_sums`, [B, H, S, E] and [B, H, S]."""
-        own = 2 * ROUND_ROWS if {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
+        own = 2 * ROUND_ROWS if self.features or {self.q[3], self.v[3]} <= {64, 128} else ROUND_ROWS
         (rows, keys), dtype = self.blocks or (own, own), operands[0].dtype
         memories = [OutputMemory(TensorType(self.fold(self.result), dtype)), None]
         memories += [OutputMemory(TensorType(self.q[:3], f32))]
-        grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), {**self.attrs, "BM": rows, "BN": keys}
+        grid, named = (*self.q[:2], ceil_divide(self.q[2], rows)), self.name_constants(rows, keys)
         out, sums = launch(attend, grid, *self.list_sources(operands), None, None, *memories, **named, narrow=True)
         return self.take(out, self.result), sums
 
@@ -204,13 +215,17 @@ class DifferentiableAttention:
         by_head = [(*each, *x[2:]) for x in (self.k, self.v)]
         memories = [OutputMemory(TensorType(self.fold(like), dtype)) for like in (*by_head, self.q)]
         rows, keys = self.blocks or (ROUND_ROWS, self.own)
-        named = {**self.attrs, "BM": rows, "BN": keys}
+        named = self.name_constants(rows, keys)
         found = launch(differentiate_keys, (*each, ceil_divide(self.k[2], keys)), *given, *memories[:2], **named)
         rows, keys = self.blocks or (self.own, ROUND_ROWS)
-        named = {**self.attrs, "BM": rows, "BN": keys}
+        named = self.name_constants(rows, keys)
         dq = launch(differentiate_queries, (*each, ceil_divide(self.q[2], rows)), *given, memories[2], **named)
         dk, dv = (self.add_groups(self.take(x, like)) for x, like in zip(found, by_head, strict=True))
         return self.take(dq, self.q), dk, dv
+
+    def name_constants(self, rows: int, keys: int) -> dict[str, Any]:
+        """The constants of a launch by blocks of so many queries and keys."""
+        return {**self.attrs, "BM": rows, "BN": keys, "features": self.features}
 
     def find_deltas(self, g: Tensor, out: Tensor) -> Tensor:
         """For each query the sum of the products of the gradient and the output, [B, H, S]."""

@@ -32,6 +32,8 @@ from tessera.stdlib.split_keys import match_split_attention
 RANK = 4
 MIN_BLOCK = 16  # the smallest rows and columns of a block
 DEEP_HEADS, DEEPEST_HEADS = {64, 128}, {256}  # features of heads whose blocks differ; the deepest have half the keys
+# Heads whose features are padded, and how much at most: short and long ones, by their positions.
+PADDED = ((1024, 2.0), (100, 1.8))
 LEAST_WIDE = 64  # features of heads of f32 beyond which blocks have fewer keys
 
 
@@ -143,16 +145,34 @@ def _make_launch(node: Node, plan: LoweringPlan, turned: bool) -> LibraryLaunch 
     names = ("q", "k", "v", "mask")
     types = {n: _make_ref(v, s) for n, v, s in zip(names, node.args, shapes, strict=False)}
     types["out"] = _make_ref(node.out, result)
-    rows, columns = _choose_blocks(plan, {heads_first[0][3], heads_first[2][3]}, _rounds_weights(node))
+    widths = {heads_first[0][3], heads_first[2][3]}
+    features = _pad_features(plan, widths, (heads_first[0][2], heads_first[1][2])) if _rounds_weights(node) else 0
+    rows, columns = _choose_blocks(plan, {features} if features else widths, _rounds_weights(node))
     (length, keys), causal = (s[2] for s in heads_first[:2]), bool(node.attrs["causal"])
     blocks: dict[str, Any] = {
         "BM": _choose_block_length(rows, length, plan.flash_least, plan.flash_rows_cost, causal),
         "BN": _choose_block_length(columns, keys, MIN_BLOCK, plan.flash_keys_cost, causal),
     }
     attrs = {k: v for k, v in node.attrs.items() if k not in ("weights", "enable_gqa")}
-    module = specialise_attention(types, **attrs, narrow=_rounds_weights(node), turned=turned, **blocks)
+    module = specialise_attention(
+        types, **attrs, narrow=_rounds_weights(node), turned=turned, features=features, **blocks
+    )
     function = module.functions[1]
     return LibraryLaunch(function, tuple(function.attrs["grid"]), tuple(shapes), result)
+
+
+def _pad_features(plan: LoweringPlan, widths: set[Size], lengths: tuple[Size, Size]) -> int:
+    """The features of long heads' blocks that warp-specialised products take, where heads have fewer; 0: as they are.
+
+    Tensor maps fill the others with zeros, where rows begin at multiples of 16 bytes.
+    """
+    if not plan.flash_deep or not all(isinstance(n, int) for n in (*widths, *lengths)):
+        return 0
+    sizes, length = [int(n) for n in widths], min(int(n) for n in lengths)  # type: ignore[call-overload]
+    if any(n % 8 for n in sizes) or widths <= DEEP_HEADS or widths == DEEPEST_HEADS:
+        return 0
+    factor = next((most for least, most in PADDED if length >= least), 0.0)
+    return next((n for n in (64, 128, 256) if max(sizes) <= n <= factor * max(sizes)), 0)
 
 
 def _choose_blocks(plan: LoweringPlan, widths: set[Size], rounded: bool) -> tuple[int, int]:

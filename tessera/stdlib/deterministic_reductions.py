@@ -234,8 +234,51 @@ def combine_few_segments(memory, order, places, updates, *, state, cols, mode):
         tile.store(memory[lead, row, first : first + cols], tile.cast(total, memory.dtype), edge="clip")
 
 
+REPEATED = 8  # updates of a row beyond the first, up to which each is looked for among all
+
+
+@kernel
+def combine_unsorted(memory, places, updates, *, state, block, cols, check):
+    """memory[l, places[p]] plus the updates[l, p] in order, on the grid (L, P, ceil(R / cols)).
+
+    The program of the first update of a row adds all of them, and the others end. There are at most `block` places.
+    """
+    lead, p, first = tile.program_id(0), tile.program_id(1), tile.program_id(2) * cols
+    row, number, size = check(places[p]), tile.arange(0, block), memory.shape[1]
+    others = tile.load(places[0:block], edge="clip")
+    same = (tile.where(others < 0, others + size, others) == row) & (number < places.shape[0])
+    if tile.sum(tile.cast(same & (number < p), "int32")) == 0:
+        later = tile.sum(tile.cast(same & (number > p), "int32"))
+        total = tile.cast(tile.load(memory[lead, row, first : first + cols], edge="clip"), state)
+        total, at = total + tile.cast(tile.load(updates[lead, p, first : first + cols], edge="clip"), state), p
+        if later <= REPEATED:
+            for _ in tile.range(0, tile.cast(later, "int64"), 1):
+                at = tile.min(tile.where(same & (number > at), number, block - 1))
+                total += tile.cast(tile.load(updates[lead, at, first : first + cols], edge="clip"), state)
+        else:
+            for q in tile.range(p + 1, places.shape[0], 1):
+                if (places[q] == row) | (places[q] + size == row):
+                    total += tile.cast(tile.load(updates[lead, q, first : first + cols], edge="clip"), state)
+        tile.store(memory[lead, row, first : first + cols], tile.cast(total, memory.dtype), edge="clip")
+
+
 FEW_PLACES = 4  # rows for each update, from which on rows without updates are most of the work
+MOST_UNSORTED = 512  # updates that take less time than a sort
 MOST_SHORT = 1 << 16  # rows whose numbers have 16 bits
+
+
+def is_unsorted(sizes: tuple[int, ...], updates: int) -> bool:
+    """Whether `add_unsorted` is for so many updates of an operand [L, N, R]: few, of long rows, most without any."""
+    return updates <= MOST_UNSORTED and updates * FEW_PLACES <= sizes[1] and sizes[2] >= NARROW_COLS
+
+
+def add_unsorted(x: Any, places: Any, updates: Any, check: PlaceCheck) -> Any:
+    """`x` [L, N, R] whose rows at places [P] are added to updates [L, P, R], in the order of P, in x's own memory."""
+    lead, _, width = (int(n) for n in x.shape)
+    many, state = int(places.shape[0]), compute_dtype(x.dtype) if x.dtype.is_float else x.dtype
+    cols, block = min(1 << (width - 1).bit_length(), SEGMENT_ELEMENTS), 1 << (many - 1).bit_length()
+    grid = (lead, many, ceil_divide(width, cols))
+    return launch(combine_unsorted, grid, x, places, updates, state=state, block=block, cols=cols, check=check)
 
 
 def combine_sorted(x: Any, places: Any, updates: Any, mode: str) -> Any:

@@ -38,7 +38,13 @@ from tessera.ops.tensor.scatter import pick_updates, scatter, scatter_add
 from tessera.stdlib import attention_launches, row_scans, row_selection, row_sorting
 from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
-from tessera.stdlib.deterministic_reductions import PlaceCheck, combine_sorted, update_in_place
+from tessera.stdlib.deterministic_reductions import (
+    PlaceCheck,
+    add_unsorted,
+    combine_sorted,
+    is_unsorted,
+    update_in_place,
+)
 from tessera.stdlib.digit_sorting import sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
@@ -164,11 +170,12 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
     if not _has_many_pairs(node, serial) or dtype.bits < 8 or dtype == bool_:
         return None
-    if serial:
-        return _lower_serially(node, uses, "add")
+    folded = tuple(map(int, (lead, sizes[at], rest))) if not serial else (0, 0, 0)
+    if serial or is_unsorted(folded, int(count)):
+        return _lower_in_place(node, uses, "add", serial)
     if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
         return None  # a sum of the chosen updates for each row: one program would walk the many updates of a row
-    exact = is_exact(dtype, (int(lead), int(sizes[at]), int(rest)), int(count))
+    exact = is_exact(dtype, folded, int(count))
 
     def add(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
@@ -180,14 +187,15 @@ def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowerin
     return LibraryLowering(node.args, lambda *operands: _on_folded(function, node, True, *operands))
 
 
-def _lower_serially(node: Node, uses: UseDef, mode: str) -> LibraryLowering:
-    """One update after the other, each place checked as it is read: the check of all places becomes its own."""
+def _lower_in_place(node: Node, uses: UseDef, mode: str, serial: bool = True) -> LibraryLowering:
+    """One update after the other, or a program for each of few, which checks each place as it is read: the check of all
+    places becomes its own."""
     x, places, updates = node.args
     along = node.attrs["axis"] + len(get_shape(x))
     known = uses.find(places, shape.check_index)
     attrs = known.attrs if known is not None else {"size": get_shape(x)[along], "along": along}
     check = PlaceCheck(Attrs(shape.check_index.complete(attrs)), node.loc if known is None else known.loc)
-    way = partial(_update_serially, mode=mode, check=check)
+    way = partial(_update_serially, mode=mode, check=check) if serial else partial(add_unsorted, check=check)
     operands = (x, known.args[0] if known is not None else places, updates)
     return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
@@ -225,7 +233,7 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if not _has_many_pairs(node, serial) or (dtype.bits < 8 and dtype != bool_):
         return None
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
-    return _lower_serially(node, uses, mode) if serial else _lower_folded(node, ways[mode])
+    return _lower_in_place(node, uses, mode) if serial else _lower_folded(node, ways[mode])
 
 
 def _update_serially(x: Tensor, places: Tensor, updates: Tensor, mode: str, check: PlaceCheck) -> Tensor:

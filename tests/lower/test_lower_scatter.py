@@ -9,8 +9,9 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.contract import get_backend
+from tessera.core.errors import OutOfBoundsError
 from tessera.runtime import driver
-from tessera.stdlib import exact_sums, launches
+from tessera.stdlib import deterministic_reductions, exact_sums, launches
 
 CASES = {"rows": ((40, 70), 0, (9,)), "middle": ((2, 30, 5), 1, (4, 3)), "last": ((6, 50), -1, (11,))}
 
@@ -250,8 +251,9 @@ def test_places_are_checked_as_they_are_read():
 
 @pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
 @pytest.mark.parametrize(("rows", "width", "count"), [(60, 70, 9), (300, 64, 70), (40, 1500, 10)])
-def test_few_updates_walk_their_segments_alone(rows, width, count, dtype):
+def test_few_updates_walk_their_segments_alone(rows, width, count, dtype, monkeypatch):
     """Rows without an update are copied, and each other one has the program of its first update."""
+    monkeypatch.setattr(deterministic_reductions, "MOST_UNSORTED", 0)
     rng = np.random.default_rng(0)
     x, updates = ((rng.standard_normal(s) * 4).astype(dtype) for s in ((rows, width), (count, width)))
     at = rng.integers(0, rows, count)
@@ -267,3 +269,27 @@ def test_few_updates_walk_their_segments_alone(rows, width, count, dtype):
         np.testing.assert_allclose(
             np.asarray(found).astype("f8"), wanted, rtol=2e-3, atol=2e-2 if dtype == "f2" else 1e-4
         )
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
+@pytest.mark.parametrize("repeated", [1, 5, 40])
+def test_few_updates_of_many_rows_are_not_sorted(dtype, repeated, rng):
+    """On a GPU the program of a row's first update adds all of them in order, found among all or walked."""
+    x, u = ((rng.normal(size=(2, n, 70)) * 9).astype(dtype) for n in (400, 40))
+    i = rng.integers(-400, 400, 40)
+    i[rng.permutation(40)[:repeated]] = -7
+    levels = driver.lower(ts.jit(program(1)).trace(x, i, u).function, "ptx")
+    (launched,) = (n.attrs["kernel"] for n in levels["schedule"].main.body.nodes if n.op.name == "host.launch")
+    assert launched.startswith("combine_unsorted")
+    want = x.astype("f8" if dtype != "i4" else "i8")
+    np.add.at(want, (slice(None), i), u)
+    artifact = get_backend("ptx").emit(levels["tile"], {"arch": "sm_90a"})
+    found = [driver.run_level(levels, "tile", [x, i, u])[0], get_backend("ptx").sanitized(artifact)([x, i, u])[0]]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0].astype("f8"), want, rtol=1e-3 if dtype == "f2" else 1e-5, atol=1e-4)
+
+
+def test_one_of_few_updates_outside():
+    x, u = np.zeros((400, 70), "f4"), np.zeros((2, 70), "f4")
+    with pytest.raises(OutOfBoundsError, match="index 400 is outside axis 0 of size 400"):
+        ts.jit(program(0), target="ptx")(x, np.array([3, 400]), u)

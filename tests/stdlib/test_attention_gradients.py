@@ -50,6 +50,7 @@ CASES = {
     "window": ((1, 1, 150, 100, 64, 64, ts.bf16), True, 70),
     "narrow heads": ((1, 1, 100, 100, 32, 48, ts.f16), True, None),
     "wide heads": ((1, 1, 100, 130, 128, 128, ts.bf16), True, None),
+    "padded heads": ((2, 1, 100, 130, 72, 80, ts.f16), True, None),  # to 128 features
 }
 
 

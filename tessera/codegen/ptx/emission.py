@@ -54,6 +54,8 @@ from tessera.codegen.ptx.ops import (
 )
 from tessera.codegen.ptx.passes.branch_formation import COMBINING
 from tessera.codegen.ptx.passes.layout_inference import read_layouts
+from tessera.codegen.ptx.passes.loop_unrolling import folds_rows
+from tessera.codegen.ptx.passes.multistage_pipelining import count_rounds
 from tessera.codegen.ptx.passes.persistent_prefetch import emit_prefetching, plan_prefetch
 from tessera.codegen.ptx.passes.store_layouts import MOST_EXCHANGED
 from tessera.codegen.ptx.passes.tile_scheduler import ThreadBlockCluster, choose_requested_cluster
@@ -79,7 +81,7 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_by
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
 from tessera.core.types import GLOBAL, TensorType
-from tessera.ir.core import Function, Module, Node, Value, find_size_names
+from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
@@ -291,6 +293,9 @@ def choose_team_size(function: Function) -> int:
         if most // ELEMENTS_PER_THREAD <= PREFERRED_THREADS
         else max(PREFERRED_THREADS, most // WIDE_ELEMENTS_PER_THREAD)
     )
+    if cached := get_fact(function, "cached", 0):  # few blocks share the memory of a multiprocessor
+        resident = max(SHARED_LIMIT[get_fact(function, "arch")] // cached, 1)
+        wanted = max(wanted, min(most // ELEMENTS_PER_THREAD, TEAM_THREADS[1] // resident))
     return min(max(1 << max(wanted - 1, 0).bit_length(), TEAM_THREADS[0]), TEAM_THREADS[1])
 
 
@@ -323,7 +328,7 @@ def choose_vector_width(function: Function) -> int:
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
         stored = [element_bytes(n.args[0].type.dtype) for n in function.body.walk() if n.op is tile.store]
         most = min(most, max(1, VECTOR_BYTES // max(stored, default=1)))  # whole sectors are written at once
-    columns = _find_column_permutes(function) | _find_exchanged_permutes(function)
+    columns = _find_column_permutes(function) | _find_exchanged_permutes(function) | _find_folded_views(function)
     combined = any(_combines_neighbours(n) for n in function.body.walk() if n not in columns)
     if get_fact(function, "kernel") != UNIFORM or combined:
         return most
@@ -334,19 +339,30 @@ def choose_vector_width(function: Function) -> int:
     rows, threads = _find_reduced_rows(function), choose_team_size(function)
 
     def cost(width: int) -> float:
-        shuffles = sum(_count_shuffles(*each, threads, width) for each in rows)
+        shuffles = sum(rounds * _count_shuffles(*each, threads, width) for each, rounds in rows)
         return sum(each.elements * each.cost(width) for each in found) + shuffles
 
     return min(widths, key=cost)
 
 
-def _find_reduced_rows(function: Function) -> list[tuple[int, int]]:
-    """The rows and columns, as powers of two, of the blocks that are reduced along their last axis."""
-    columns = _find_column_reductions(function)
-    reductions = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
-    nodes = [n for n in reductions if n not in columns]
-    shapes = [static_shape(n.args[0]) for n in nodes if n.args[0].type.rank - 1 in reduction_axes(n)]  # type: ignore[union-attr]
-    return [(1 << sum(map(bit_width, sizes[:-1])), 1 << bit_width(sizes[-1])) for sizes in shapes]
+def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:
+    """The rows and columns, as powers of two, of the blocks that are reduced along their last axis, and how often."""
+    columns, found = _find_column_reductions(function), []
+    for node, rounds in _walk_rounds(function.body, UseDef(function)):
+        reduces = node.op in (reduce.sum, reduce.max, reduce.min) and node not in columns
+        if reduces and node.args[0].type.rank - 1 in reduction_axes(node):  # type: ignore[union-attr]
+            sizes = static_shape(node.args[0])
+            found.append(((1 << sum(map(bit_width, sizes[:-1])), 1 << bit_width(sizes[-1])), rounds))
+    return found
+
+
+def _walk_rounds(block: Block, uses: UseDef, rounds: int = 1) -> Iterator[tuple[Node, int]]:
+    """The nodes of a block and of its regions, with how often they are executed; loops of unknown length count once."""
+    for node in block.nodes:
+        yield node, rounds
+        times = count_rounds(uses, node) if node.op is control_flow_ops.for_ else 1
+        for region in node.regions:
+            yield from _walk_rounds(region, uses, rounds * int(times) if times < math.inf else rounds)
 
 
 def _count_shuffles(rows: int, columns: int, threads: int, width: int) -> float:
@@ -363,6 +379,13 @@ def _find_column_permutes(function: Function) -> frozenset[Node]:
     loops = [n for n in function.body.walk() if n.op is control_flow_ops.for_]
     carried = {v: out for n in loops for v, out in zip(n.regions[0].results, n.results, strict=True)}
     return frozenset(n for n in permutes if _is_reduced_alone(uses, n, carried))
+
+
+def _find_folded_views(function: Function) -> frozenset[Node]:
+    """The views of large rows that partial sums fold."""
+    uses = UseDef(function)
+    views = (uses.find(n.args[0], shape_ops.reshape) for n in function.body.walk() if folds_rows(n))
+    return frozenset(view for view in views if view is not None)
 
 
 def _find_exchanged_permutes(function: Function) -> frozenset[Node]:
@@ -447,7 +470,7 @@ def _measure_accesses(function: Function, most: int) -> Iterator[GlobalAccess]:
     producers |= {n.regions[0].params[0]: n for n in function.body.walk() if n.op is control_flow_ops.for_}
     known = get_fact(function, "alignments")
     aligned = dict(zip(function.params, known or [VECTOR_BYTES] * len(function.params), strict=True))
-    for node in function.body.walk():
+    for node, rounds in _walk_rounds(function.body, UseDef(function)):
         if node.op not in GLOBAL_ACCESSES or node.args[0] not in aligned:
             continue
         ref, *operands = node.args
@@ -461,7 +484,7 @@ def _measure_accesses(function: Function, most: int) -> Iterator[GlobalAccess]:
             starts = operands[writes : writes + len(block)]
             longest, known = min(most, VECTOR_BYTES // size), node.attrs["vector"]
             vector = find_vector_length(producers, memory, starts, block, longest, known)
-        yield GlobalAccess(math.prod(block), size, vector, writes)
+        yield GlobalAccess(math.prod(block) * rounds, size, vector, writes)
 
 
 def _element_count(v: Value) -> int:

@@ -108,6 +108,7 @@ for_team: Callable[..., Rewrite] = lambda rewrite: lambda f: rewrite(f, choose_t
 _narrow_comparisons = with_ops(loops.narrow_index_comparisons, *loops.COMPARISON_OPS)
 SELECTION: NamedPasses = (
     ("row alignment", with_ops(loops.align_rows, control_flow.for_)),
+    ("row caching", with_ops(loops.cache_rows, control_flow.for_)),
     ("invariant code motion", with_ops(loops.hoist_scalars, control_flow.for_)),
     ("code sinking", with_ops(loops.sink_past_products, contractions.dot)),
     ("exp2 selection", with_ops(selection.select_exp2_ftz, elementwise.exp2)),

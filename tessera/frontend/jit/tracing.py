@@ -73,7 +73,7 @@ from tessera.ir.builder import (
     separate_regions,
 )
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.tensor import TAPE_HOOK, Tensor, as_tensor, get_elements
+from tessera.ir.tensor import TAPE_HOOK, Tensor, WeakTensor, as_tensor, get_elements
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
@@ -153,9 +153,14 @@ class BoundCall:
     static: tuple[tuple[str, Any], ...]
     tree: TreeDef
 
+    @property
+    def numbers(self) -> frozenset[str]:
+        """The leaves that are Python numbers."""
+        return frozenset(n for n, x in zip(self.names, self.leaves, strict=True) if x.__class__ in (int, float))
+
     def key(self) -> Hashable:
         """The cache key of a trace."""
-        return self.names, self.types, tuple((k, make_hashable_key(v)) for k, v in self.static), self.tree
+        return self.names, self.types, self.numbers, self.tree, *((k, make_hashable_key(v)) for k, v in self.static)
 
 
 def resolve_static_names(names: Sequence[str], by_name: Any, by_place: Any) -> set[str]:
@@ -539,7 +544,7 @@ class Jit:
     def _record(self, call: BoundCall, lines: bool, keep_updates: bool) -> TracedFunction:
         builder = Builder()
         params = tuple(Value(t, n) for n, t in zip(call.names, call.types, strict=True))
-        values = {p.hint: Tensor(p) for p in params} | dict(call.static)
+        values = {p.hint: (WeakTensor if p.hint in call.numbers else Tensor)(p) for p in params} | dict(call.static)
         seed, first = (Value(TensorType((), int64), name) for name in RANDOM_STATE_NAMES)
         random, breakpoints = RandomState(Tensor(seed), Tensor(first)), list[Location]()
         TRACE_DEVICE.set(self.target or default_device())
@@ -649,9 +654,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Where a second size of an axis is seen, the function is compiled once more, for every size of it; `dynamic=True`
     does so at the first call (for the sizes that annotations name, or for every axis), `dynamic=False` never. On ptx,
-    whose fastest kernels need the sizes, only `dynamic=True` does. Where
-    the Python code needs a size as a number, the function is compiled for each of its values. The environment variable
-    `TESSERA_LOG=compile` prints each compilation.
+    whose fastest kernels need the sizes, only `dynamic=True` does. Where the Python code needs a size as a number, the
+    function is compiled for each of its values. The environment variable `TESSERA_LOG=compile` prints compilations.
 
     `donate=("cache",)` gives the tensors of these arguments up: results may take their memory, and to use one after the
     call is an error that names the call.
@@ -660,8 +664,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     and keeps the fastest in a file (`docs/tuning.md`); each combination of sizes is then a program of its own.
 
     Options: `static_argnums`, `static_argnames` (passed by value, one trace for each), `target` or `device`
-    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars, but for defaults that a
-    call leaves as they are; strings, bools and None are static.
+    ("interp", "cpu", "cuda:0", "wse", "csl:4x4", ...). Python numbers are traced as scalars that take the element type
+    of what they meet, but for defaults that a call leaves as they are; strings, bools and None are static.
 
     Raises:
         TraceError: Python control flow depends on the value of a traced tensor.

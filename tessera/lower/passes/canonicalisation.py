@@ -318,41 +318,6 @@ def _find_narrow_source(rewriter: Rewriter, value: Value) -> Value | None:
     return rewriter.add(node.op, *parts, **node.attrs)
 
 
-turned_products = RewritePatterns("turned products", same_types=True)
-
-
-def turn_products(function: Function) -> Function:
-    """Products whose results alone are turned as products of their turned operands, of which one was turned before."""
-    return rewrite_function(function, turned_products, remove_dead=True)
-
-
-@turned_products(shape.permute)
-def _(rewriter, node, args):
-    product = rewriter.find_producer(args[0], contractions.dot)
-    if product is None or rewriter.uses.count_uses(node.args[0]) > 1 or not _turns_matrices(node):
-        return None
-    left, right = product.args
-    turned = [n for v in (left, right) if (n := rewriter.find_producer(v, shape.permute)) and _turns_matrices(n)]
-    small = any(v.type.dtype.bits < 16 for v in (left, right))  # a target may read these along the contraction alone
-    if not turned or small or any(v.type.policy is not None for v in (left, right, product.out)):
-        return None
-    return rewriter.add(contractions.dot, _turn(rewriter, right), _turn(rewriter, left), dtype=product.attrs["dtype"])
-
-
-def _turns_matrices(node: Node) -> bool:
-    """Whether a permutation exchanges the last two axes."""
-    axes = list(node.attrs["axes"])
-    return len(axes) > 1 and axes == [*range(len(axes) - 2), len(axes) - 1, len(axes) - 2]
-
-
-def _turn(rewriter: Rewriter, value: Value) -> Value:
-    """A matrix, or a batch of them, turned."""
-    node, rank = rewriter.find_producer(value, shape.permute), value.type.rank  # type: ignore[union-attr]
-    if node is not None and _turns_matrices(node):
-        return node.args[0]
-    return rewriter.add(shape.permute, value, axes=(*range(rank - 2), rank - 1, rank - 2))
-
-
 def sink_widening(function: Function) -> Function:
     """Code sinking: each cast to a wider type is directly before its first use; registers then hold narrow values."""
     waiting: dict[Value, Node] = {}
@@ -386,6 +351,8 @@ def _(rewriter, node, args):
     sizes = x.type.shape
     if node.op is reduce.sum and any(sizes[a] == 0 for a in axes):
         return make_splat(rewriter, node.out, 0)
+    if (joined := _join_reductions(rewriter, node, x, axes)) is not None:
+        return joined
     many = [a for a in axes if sizes[a] != 1]
     alone = len(many) > 1 or not node.attrs["keepdims"]  # else it is one of a kernel, as of a norm, that keeps the axes
     if many and alone and (order := _find_memory_order(rewriter, x)) is not None:
@@ -394,12 +361,47 @@ def _(rewriter, node, args):
         same = make_reshape(rewriter, x, node.out.type.shape)
         dtype = node.out.type.dtype
         same = same if same.type.dtype == dtype else rewriter.add(basic.cast, same, dtype=dtype)
-        if node.op is not reduce.sum or not axes or not dtype.is_float:
+        if node.op is not reduce.sum or not axes or not dtype.is_float or _is_sum(rewriter, same):
             return same
         return rewriter.add(elementwise.add, same, make_splat(rewriter, node.out, 0))  # a sum starts at +0: -0 is +0
     if len(axes) == 1:
         return _combine_slices(rewriter, node, x, axes[0])
     return make_reshape(rewriter, _reduce_one_axis(rewriter, node, x, many), node.out.type.shape)
+
+
+def _is_sum(rewriter: Rewriter, x: Value) -> bool:
+    """Whether a value is a sum, which is never -0."""
+    view = rewriter.find_producer(x, shape.reshape)
+    return rewriter.find_producer(view.args[0] if view else x, reduce.sum) is not None
+
+
+MAX_JOINED = 64  # elements of a result whose axes were reduced one after the other
+
+
+def _join_reductions(rewriter: Rewriter, node: Node, x: Value, axes: Sequence[int]) -> Value | None:
+    """A reduction of few elements that reduces another one's results, reshaped or not, as one of all axes."""
+    view = rewriter.find_producer(x, shape.reshape)
+    inner = rewriter.find_producer(view.args[0] if view else x, node.op)
+    before = rewriter.uses.find(node.args[0], shape.reshape) if view else None
+    read = [node.args[0], *(before.args if before else ())]
+    if inner is None or any(rewriter.uses.count_uses(v) > 1 for v in read):
+        return None
+    (source,) = inner.args
+    if view is not None:  # rows that are reduced stay rows
+        if inner.attrs["axis"] != (-1,) or inner.attrs["keepdims"]:
+            return None
+        source = make_reshape(rewriter, source, (*get_shape(x), get_shape(source)[-1]))
+    type, out = get_tensor_type(source), get_tensor_type(node.out)
+    first = [a + type.rank for a in inner.attrs["axis"]]
+    kept = [a for a in range(type.rank) if a not in first or inner.attrs["keepdims"]]
+    both = sorted({*first, *(kept[a] for a in axes)})
+    sizes = [n for a in both if isinstance(n := type.shape[a], int)]
+    few = len(sizes) == len(both) and 0 < math.prod(sizes) <= MAX_JOINED
+    rounds = node.op is reduce.sum and (type.accumulate != type.dtype or out.dtype != type.dtype)
+    if not few or rounds or type.policy is not None or len(both) == len(first):
+        return None
+    many = [a for a in both if type.shape[a] != 1]
+    return make_reshape(rewriter, _reduce_axes(rewriter, node, source, many), out.shape) if many else None
 
 
 COMBINERS = {reduce.sum: elementwise.add, reduce.max: elementwise.maximum, reduce.min: elementwise.minimum}

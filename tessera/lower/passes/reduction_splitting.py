@@ -1,5 +1,4 @@
-"""Reduction splitting (rfactor): long reductions with few results become partial results and their combination; vector
-products: matrix products with few rows or columns become reductions.
+"""Reduction splitting (rfactor): long reductions with few results become partial results and their combination.
 
 A kernel gives each result to one program. Where that leaves most of a GPU idle, or lets a processor walk few columns
 of long rows, the reduced axis is folded into parts of equal length, which programs reduce side by side, and a second
@@ -21,6 +20,7 @@ from tessera.ir.tensor import Tensor
 from tessera.lower.indexing_maps import get_shape, get_tensor_type
 from tessera.lower.lowering_plan import LEAST_LANES, NARROW_LANES, LoweringPlan
 from tessera.lower.passes.canonicalisation import COMBINERS
+from tessera.lower.passes.product_rewrites import is_turned
 from tessera.ops.tensor import basic, contractions, elementwise, reduce, shape
 from tessera.ops.tensor.basic import cast
 from tessera.ops.tensor.rearrange import narrow
@@ -170,7 +170,8 @@ def _merge_reduced_axes(sizes: tuple[Size, ...], axes: Axes) -> tuple[tuple[Size
 def find_flat_chain(uses: UseDef, value: Value) -> frozenset[Value] | None:
     """The pointwise ops and reshapes that compute a value from memory of its size, so that rows may be cut anywhere.
 
-    None where an element depends on others. Where several ops use an expensive result, it counts as memory.
+    None where an element depends on others. Where several ops use an expensive result, or one that the epilogue of a
+    product computes, it counts as memory.
     """
     chain: set[Value] = set()
     producer = uses.get(value)
@@ -186,13 +187,29 @@ def _extend_chain(uses: UseDef, v: Value, block: Block | None, chain: set[Value]
     if node.op is shape.reshape:
         chain.add(v)
         return _extend_chain(uses, node.args[0], block, chain)
-    if node.op.pointwise and not (node.op.is_transcendental and uses.count_uses(v) > 1):
+    kept = uses.count_uses(v) > 1 and (node.op.is_transcendental or _ends_product(uses, v))
+    if node.op.pointwise and not kept:
         chain.add(v)
         return len(chain) <= MAX_CHAIN and all(_extend_chain(uses, x, block, chain) for x in node.args)
     if node.op is basic.full or (node.op is basic.broadcast_to and all(n == 1 for n in get_shape(node.args[0]))):
         chain.add(v)
         return True
     return node.op not in REARRANGEMENTS
+
+
+def _ends_product(uses: UseDef, value: Value) -> bool:
+    """Whether a few pointwise ops, each with one use, compute a value from a matrix product."""
+    node = uses.get(value)
+    for _ in range(MAX_COMPUTED_AGAIN):
+        if node is None or not node.op.pointwise:
+            break
+        made = [
+            n
+            for x in node.args
+            if (n := uses.get(x)) and n.op not in (basic.full, basic.broadcast_to) and uses.count_uses(x) == 1
+        ]
+        node = made[0] if made else None
+    return node is not None and node.op is contractions.dot
 
 
 def find_merged_axes(uses: UseDef, value: Value) -> dict[int, tuple[int, ...]]:
@@ -312,76 +329,9 @@ def _cast_to(x: Tensor, dtype: DType) -> Tensor:
 # blocks would cost more than the product.
 
 
-def form_vector_products(function: Function, most: int, across: int | None = None) -> Function:
-    """Rewrite products of at most `most` rows or columns.
-
-    Sums that run across the rows of a matrix in memory have at most `across` results for each of its batch (None: any).
-    """
-    patterns, uses = RewritePatterns("vector products", same_types=True), UseDef(function)
-
-    @patterns(contractions.dot)
-    def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
-        *_, m, k = get_shape(args[0])
-        n = get_shape(args[1])[-1]
-        if not all(isinstance(size, int) for size in (m, n, k)) or min(m, n) > most or k < 2:
-            return None
-        matrix, results, turned = (node.args[1], n, True) if m < n else (node.args[0], m, False)
-        if across is not None and results > across and _is_turned(uses, matrix) is not turned:
-            return None
-        return _reduce_products(rewriter, node, args) if _has_plain_floats(node, args) else None
-
-    return rewrite_function(function, patterns, remove_dead=True) if most else function
-
-
-def _is_turned(uses: UseDef, value: Value) -> bool:
-    """Whether a matrix is the transpose of what is in memory."""
-    node = uses.get(value)
-    if node is not None and node.op in (shape.reshape, basic.broadcast_to, basic.cast):
-        return _is_turned(uses, node.args[0])
-    return (
-        node is not None
-        and node.op is shape.permute
-        and node.attrs["axes"][-1] % len(get_shape(value)) != len(get_shape(value)) - 1
-    )
-
-
 def _reads_along_sum(uses: UseDef, node: Node) -> bool:
     """Whether a reduction over the last axis but one is that of a vector product with a matrix turned in memory."""
     product = uses.get(node.args[0])
     if product is None or product.op is not elementwise.mul or node.attrs["axis"] != (-2,):
         return False
-    return any(_is_turned(uses, factor) for factor in product.args)
-
-
-def _has_plain_floats(node: Node, args: list[Value]) -> bool:
-    types = [get_tensor_type(v) for v in args]
-    return all(t.policy is None and t.dtype.is_float and t.dtype.bits >= 16 for t in types) and (
-        types[0].dtype == types[1].dtype and get_tensor_type(node.out).policy is None
-    )
-
-
-def _reduce_products(rewriter: Rewriter, node: Node, args: list[Value]) -> Value:
-    """The sum over k of left[…, m, k, 1] · right[…, 1, k, n]; where there are few columns, over the last axis."""
-    (*batch, m, k), n = get_shape(args[0]), get_shape(args[1])[-1]
-    rank, wide = len(batch), get_tensor_type(args[0]).accumulate
-    left, right = (_widen(rewriter, v, wide) for v in args)
-    if n <= m:  # [m, 1, k] · [1, n, k]
-        right = rewriter.add(shape.permute, right, axes=(*range(rank), rank + 1, rank))
-        whole, axis = (*batch, m, n, k), -1
-        sides = (*batch, m, 1, k), (*batch, 1, n, k)
-    else:
-        whole, axis = (*batch, m, k, n), -2
-        sides = (*batch, m, k, 1), (*batch, 1, k, n)
-    factors = []
-    for value, side in zip((left, right), sides, strict=True):
-        value = rewriter.add(shape.reshape, value, shape=side)
-        factors.append(value if side == whole else rewriter.add(basic.broadcast_to, value, shape=whole))
-    product = rewriter.add(elementwise.mul, *factors)
-    out = rewriter.add(reduce.sum, product, axis=(axis,), keepdims=False)
-    type = node.out.type
-    assert isinstance(type, TensorType)
-    return out if type.dtype == wide else rewriter.add(basic.cast, out, dtype=type.dtype)
-
-
-def _widen(rewriter: Rewriter, value: Value, wide: object) -> Value:
-    return value if get_tensor_type(value).dtype == wide else rewriter.add(basic.cast, value, dtype=wide)
+    return any(is_turned(uses, factor) for factor in product.args)

@@ -85,7 +85,7 @@ def _(x):
 @round_once
 def _(out, primals, tangents):
     (x,) = primals
-    return tangents[0] * where(x < -3.0, 0.0, where(x <= 3.0, x / 3.0 + 0.5, 1.0))
+    return tangents[0] * where(x <= -3.0, 0.0, where(x >= 3.0, 1.0, x / 3.0 + 0.5))
 
 
 @op(coerce=coerce_floating)

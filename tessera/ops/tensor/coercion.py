@@ -12,10 +12,10 @@ import numpy as np
 from tessera.core.errors import DTypeError, TesseraError, user_location
 from tessera.core.shapes import as_size, broadcast, size_to_number
 from tessera.core.symbolic_dim import ABSTRACT_TRACE, Dim, resolve_size
-from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, int8
+from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, f64, find_number_dtype, int8
 from tessera.ir.builder import CURRENT_NUMERICS
 from tessera.ir.rules import Op
-from tessera.ir.tensor import Tensor, as_tensor, bind_op
+from tessera.ir.tensor import Tensor, WeakTensor, as_tensor, bind_op
 from tessera.ops.tensor.argument_checks import F, check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, check_operand_count, round_number, splat
 
@@ -27,9 +27,19 @@ def coerce_pointwise(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) 
     """Bind with all operands of one element type and one shape."""
     check_operand_count(op, operands)
     try:
-        return bind_op(op, broadcast_operands(unify_dtypes(operands)), attrs)
+        return _keep_weak(bind_op(op, broadcast_operands(unify_dtypes(operands)), attrs), operands)
     except TesseraError as error:
         raise error.at(user_location()) from None
+
+
+def _keep_weak(out: Any, operands: Sequence[Any]) -> Any:
+    """The result of an op, which is weak where operands are, and the others are numbers."""
+    weak = any(x.__class__ is WeakTensor for x in operands) and out.__class__ is Tensor and out.dtype.kind != "bool"
+    return WeakTensor(out.data) if weak and not any(_is_strong(x) for x in operands) else out
+
+
+def _is_strong(x: Any) -> bool:
+    return x.__class__ is not WeakTensor and x.__class__ not in PYTHON_NUMBERS
 
 
 # What arithmetic on bools means, as in NumPy; ops without an entry refuse bools. elementwise.py fills it.
@@ -53,7 +63,8 @@ def coerce_floating(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -
     check_operand_count(op, operands)
     try:
         tensors = unify_dtypes(operands)
-        return bind_op(op, broadcast_operands([t if t.dtype.is_float else cast(t, dtype=f32) for t in tensors]), attrs)
+        floats = [t if t.dtype.is_float else cast(t, dtype=f32) for t in tensors]
+        return _keep_weak(bind_op(op, broadcast_operands(floats), attrs), operands)
     except TesseraError as error:
         raise error.at(user_location()) from None
 
@@ -101,7 +112,8 @@ def coerce_select(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> 
             suggestion="compare first: where(x > 0, a, b)",
         )  # fmt: skip
     try:
-        return bind_op(op, broadcast_operands([condition, *unify_parts(operands[1:])]), attrs)
+        out = bind_op(op, broadcast_operands([condition, *unify_parts(operands[1:])]), attrs)
+        return out if _is_strong(condition) else _keep_weak(out, operands[1:])
     except TesseraError as error:
         raise error.at(user_location()) from None
 
@@ -110,6 +122,10 @@ def find_common_type(operands: Sequence[Any]) -> TensorType:
     """The common scalar type of tensors and Python numbers; numbers take the tensors' type."""
     known = [t for t in operands if isinstance(t, Tensor)]
     numbers = [x for x in operands if not isinstance(x, Tensor)]
+    strong = [t for t in known if t.__class__ is not WeakTensor]
+    if strong and all(t.dtype != f64 for t in strong):  # a number that was rounded to f32 is none of f64
+        numbers += [1 if t.dtype.is_integer else 1.0 for t in known if t.__class__ is WeakTensor]
+        known = strong
     dtype = promote_types([t.type for t in known]) if known else as_dtype(_widest_python_type(numbers))
     for number in numbers:
         dtype = find_number_dtype(number, dtype)

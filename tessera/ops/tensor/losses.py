@@ -158,9 +158,9 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     """
     distance = as_tensor(input) - as_tensor(target)
     size = abs(distance)
-    near = less(size, delta)
-    inner = where(near, distance, 0.0)  # its square does not overflow, and is smooth at 0
-    return apply_reduction(where(near, inner * inner * 0.5, (size - 0.5 * delta) * delta), reduction)
+    far = greater_equal(size, delta)  # not of NaN, whose derivative is NaN
+    inner = where(far, 0.0, distance)  # its square does not overflow, and is smooth at 0
+    return apply_reduction(where(far, (size - 0.5 * delta) * delta, inner * inner * 0.5), reduction)
 
 
 @composite
@@ -179,9 +179,9 @@ def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float
     size = abs(distance)
     if beta == 0:
         return apply_reduction(size, reduction)
-    near = less(size, beta)
-    inner = where(near, distance, 0.0)
-    return apply_reduction(where(near, inner * inner * (0.5 / beta), size - 0.5 * beta), reduction)
+    far = greater_equal(size, beta)
+    inner = where(far, 0.0, distance)
+    return apply_reduction(where(far, size - 0.5 * beta, inner * inner * (0.5 / beta)), reduction)
 
 
 @composite

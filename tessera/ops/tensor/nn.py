@@ -136,6 +136,11 @@ def _(x):
     return maximum(x, 0)
 
 
+@jvp(relu)
+def _(out, primals, tangents):
+    return where(out <= 0, 0.0, tangents[0])  # of the result, which later ops hold anyway
+
+
 @op(coerce=coerce_floating)
 def silu(x):
     """`x` times its sigmoid (swish)."""

@@ -7,6 +7,7 @@ import pytest
 from ptxcheck import emit_checked, numbers, run
 from tilekernels import Kernel
 
+import tessera as ts
 from tessera.codegen.ptx import BACKEND
 from tessera.codegen.ptx.runtime.emulated_program import TEXT_FILE
 from tessera.core.types import bf16, bool_, f16, f32, f64, int32, int64
@@ -74,3 +75,14 @@ def test_partial_sums_are_read_four_at_a_time():
     BACKEND.interpreter(artifact)([x, out])
     np.testing.assert_array_equal(out, x.reshape(4, 8, 32).sum(1))
     assert set(re.findall(r"ld\.shared\.(\S+) ", artifact.text(TEXT_FILE))) == {"v4.f32"}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((1, 3, 2), -1), ((4, 8), 0), ((4, 64), 1), ((3, 5), 1), ((64, 1024), None)]
+)
+def test_sums_of_negative_zeros_are_zero(shape, axis, dtype):
+    """A sum starts at +0: an infinity's sign depends on it after a division."""
+    x = np.full(shape, -0.0, dtype)
+    found = [np.asarray(ts.jit(lambda x: x.sum(axis), target=t)(x)) for t in ("interp", "llvm", "ptx")]
+    assert not any(np.signbit(f).any() for f in found)

@@ -54,21 +54,21 @@ def run_pass(module):
     raise AssertionError
 
 
-@pytest.mark.parametrize("size", [2051, 2054, 3001])
+@pytest.mark.parametrize("size", [2057, 2062, 9001])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_aligned_rows_are_those_of_the_program(name, size):
     x = draw(5, size) if name != "norm" else np.nan_to_num(draw(5, size), neginf=0)
     module = lower(FUNCTIONS[name], x)
     wanted, (aligned, changed) = interpreter.run(module, [x]), run_pass(module)
     artifact = BACKEND.emit(module, {"arch": "sm_90a"})
-    assert changed and "ld.global.v4" in artifact.text(TEXT_FILE)
+    assert changed and "ld.global.v" in artifact.text(TEXT_FILE)
     for found in (interpreter.run(aligned, [x]), BACKEND.sanitized(artifact)([x])):
         for ours, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(ours, "f8"), want.astype("f8"), rtol=2e-3, atol=2e-5)
 
 
 def test_rows_of_two_leading_axes():
-    x = draw(2, 3, 2051)
+    x = draw(2, 3, 2061)
     module = lower(FUNCTIONS["log_softmax"], x)
     aligned, changed = run_pass(module)
     assert changed
@@ -80,19 +80,20 @@ def test_rows_of_two_leading_axes():
     [
         (FUNCTIONS["log_softmax"], draw(5, 2048)),  # aligned
         (FUNCTIONS["log_softmax"], draw(5, 1001)),  # one block
-        (FUNCTIONS["log_softmax"], draw(5, 2051).astype("f4")),  # loads of single elements are as fast
-        (lambda x: ts.argmax(x, axis=-1), draw(5, 2051)),  # which counts elements
-        (lambda x: ts.softmax(x + ts.Tensor(np.ones(2051, "f2")), axis=-1), draw(5, 2051)),  # a vector beside the rows
+        (FUNCTIONS["log_softmax"], draw(5, 2051)),  # less is left than may lie before a vector
+        (FUNCTIONS["log_softmax"], draw(5, 2061).astype("f8")),  # loads of single elements are as fast
+        (lambda x: ts.argmax(x, axis=-1), draw(5, 2061)),  # which counts elements
+        (lambda x: ts.softmax(x + ts.Tensor(np.ones(2061, "f2")), axis=-1), draw(5, 2061)),  # a vector beside the rows
     ],
-    ids=["aligned", "short", "f32", "argmax", "vector"],
+    ids=["aligned", "short", "little left", "f64", "argmax", "vector"],
 )
 def test_other_rows_stay(function, x):
     assert not run_pass(lower(function, x))[1]
 
 
 def test_blocks_of_a_kernel_of_the_user_stay():
-    x = draw(5, 2051)
-    traced = ts.jit(lambda x: ts.launch(scale_blocks, (5,), x, ts.like(x), N=2051, B=1024)).trace(x)
+    x = draw(5, 2061)
+    traced = ts.jit(lambda x: ts.launch(scale_blocks, (5,), x, ts.like(x), N=2061, B=1024)).trace(x)
     module = driver.lower(traced.function, "ptx")["tile"]
     (wanted,), (aligned, changed) = interpreter.run(module, [x]), run_pass(module)
     assert not changed

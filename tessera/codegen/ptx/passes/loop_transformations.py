@@ -56,6 +56,15 @@ def align_rows(function: Function) -> Function:
     return row_alignment.align_rows(function)
 
 
+def cache_rows(function: Function) -> Function:
+    """The function with rows that it walks several times in shared memory (`row_caching.py`)."""
+    if sum(n.op is control_flow.for_ for n in function.body.nodes) < 2:
+        return function
+    from tessera.codegen.ptx.passes import row_caching  # few programs walk rows in loops
+
+    return row_caching.cache_rows(function)
+
+
 # Invariant code motion: scalars that a loop computes alike in each round are computed before it. Matching of loops
 # (`mainloop.py`) then finds blocks at the loop's index and at scalars that are known before.
 

@@ -16,6 +16,7 @@ from tessera.codegen.ptx.text.builder import element_bytes
 from tessera.core.types import TensorType, int64
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
+from tessera.lower.passes.canonicalisation import COMBINERS
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, shape
 
@@ -39,6 +40,11 @@ def unroll_loops(function: Function, threads: int) -> Function:
     return replace(function, body=replace(function.body, nodes=tuple(order)))
 
 
+def folds_rows(node: Node) -> bool:
+    """Whether a node adds up the rows of a block that partial sums fold: each thread what it holds itself."""
+    return node.op in COMBINERS and node.attrs["axis"] == (0,) and len(static_shape(node.out)) == 1
+
+
 @dataclass(frozen=True)
 class UnrollableLoop:
     """A loop with known bounds whose rounds only load from global memory and compute."""
@@ -58,7 +64,7 @@ class UnrollableLoop:
         start, stop, step = (b.attrs["value"] for b in bounds if b is not None)
         (body,) = loop.regions
         loads = tuple(n for n in body.nodes if n.op is tile.load)
-        plain = all(n.op.pointwise or n.op in MOVED_OPS for n in body.nodes)
+        plain = all(n.op.pointwise or n.op in MOVED_OPS or folds_rows(n) for n in body.nodes)
         if not (plain and loads and step > 0 and all(is_movable_load(n, written) for n in loads)):
             return None
         return cls(loop, start, step, -(-(stop - start) // step), loads)

@@ -503,7 +503,7 @@ def pipeline_operand_copies(
     loops = {
         n: f
         for n, f in found.items()
-        if f.loads and _find_trip_count(uses, n) >= MIN_STAGES and _has_tensor_cores(n) and not _is_exceptional(uses, n)
+        if f.loads and count_rounds(uses, n) >= MIN_STAGES and _has_tensor_cores(n) and not _is_exceptional(uses, n)
     }
     asked = function.attrs.get("stages")
     stages = _choose_stages(function, loops, threads, limit) if asked is None else int(asked)
@@ -538,7 +538,7 @@ def _count_result_registers(v: Value) -> int:
     return math.prod(static_shape(v)) * (2 if wide else 1)
 
 
-def _find_trip_count(uses: UseDef, loop: Node) -> float:
+def count_rounds(uses: UseDef, loop: Node) -> float:
     """The trip count of a loop; infinite if it is not known."""
     ends = [uses.get(v) for v in loop.args[:3]]
     if any(n is None or n.op is not basic.full for n in ends):

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from tessera.codegen.ptx.passes.layout_inference import static_shape
+from tessera.codegen.ptx.passes.multistage_pipelining import count_rounds
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef, eliminate_dead_code
 from tessera.lower.passes.canonicalisation import COMBINERS
@@ -18,6 +19,7 @@ from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import basic, reduce, shape
 
 MAX_HELD = 16  # elements of a block of partial sums that a thread holds
+FOLDED = 8  # of a larger block, which is folded first
 MAX_VECTOR = 8  # neighbours that a thread holds: fewer sums than threads with so many are parts of several threads
 
 
@@ -40,6 +42,8 @@ def _carry_in_block(block: Block, uses: UseDef, threads: int) -> Block:
 def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
     """A loop as it is, or with blocks in place of their sums, between what fills the blocks and what sums them up."""
     (body,) = loop.regions
+    if count_rounds(uses, loop) < 2:
+        return [loop]
     before, after, dropped = list[Node](), list[Node](), set[Node]()
     args, params, results, outs = list(loop.args), list(body.params), list(body.results), list(loop.results)
     added: list[Node] = []
@@ -49,6 +53,9 @@ def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
             continue
         (total, join), initial = found, args[3 + i]
         x, attrs_of_total = _find_summed_block(total, uses)
+        if (folded := _fold(x, total, threads)) is not None:
+            added += folded
+            x, attrs_of_total = folded[-1].out, Attrs({**total.attrs, "axis": (-1,)})
         filled, held, joined, last, summed = (Value(v.type) for v in (x, x, x, x, total.out))
         neutral = reduce.find_neutral_element(KINDS[total.op], x.type.dtype)  # type: ignore[union-attr]
         attrs = Attrs({"shape": x.type.shape, "value": neutral, "dtype": x.type.dtype})  # type: ignore[union-attr]
@@ -75,6 +82,16 @@ def _find_summed_block(total: Node, uses: UseDef) -> tuple[Value, Attrs]:
     return x, Attrs({**attrs, "axis": tuple(range(-x.type.rank, 0))})  # type: ignore[union-attr]
 
 
+def _fold(x: Value, total: Node, threads: int) -> list[Node] | None:
+    """The nodes that add up parts of a large row, of which a thread holds the same places; None for other blocks."""
+    (*rows, columns), length = static_shape(x), FOLDED * threads
+    if math.prod(rows) != 1 or columns <= MAX_HELD * threads or columns % length or static_shape(total.out):
+        return None
+    parts, folded = (Value(x.type.with_shape(s)) for s in ((columns // length, length), (length,)))  # type: ignore[union-attr]
+    view = Node(shape.reshape, (x,), Attrs({"shape": static_shape(parts)}), (parts,), (), total.loc)
+    return [view, Node(total.op, (parts,), Attrs({**total.attrs, "axis": (0,)}), (folded,), (), total.loc)]
+
+
 def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
     """The sum of a block that a loop adds to a carried value, and the addition, if nothing else reads either."""
     join = uses.find(result, *COMBINERS.values())
@@ -91,5 +108,7 @@ def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: i
     if total.op is reduce.sum and x.accumulate != x.dtype:  # type: ignore[union-attr]  # each sum is rounded once
         return None
     block, _ = _find_summed_block(total, uses)
+    if _fold(block, total, threads) is not None:
+        return total, join
     held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (block, total.out))
     return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None

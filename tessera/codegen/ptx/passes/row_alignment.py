@@ -2,8 +2,8 @@
 (peeling for alignment, as compilers of vector code do).
 
 A row of 50,257 elements begins at an odd address in every second program, so that no vector of its elements can be
-loaded. Here a program begins at the last vector before its row instead. Its first and its last block have a few
-elements of other rows: they are neither stored nor part of a reduction. All blocks between are whole.
+loaded. Here the loops of a program begin at the first vector of its row instead. The block of what is left has the
+elements behind their last block and then those before the first vector: columns modulo the size of the row.
 
 The blocks have other elements than before. That is right for loops that the lowering made: a kernel of the user may
 compute something of each block, as of one that scales blocks by their maxima, and something else of what is left.
@@ -12,24 +12,22 @@ compute something of each block, as of one that scales blocks by their maxima, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from tessera.codegen.ptx.context import VECTOR_BYTES
 from tessera.codegen.ptx.ops import index_constant
-from tessera.core.symbolic_dim import round_up
 from tessera.core.types import RefType, TensorType, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
-from tessera.lower.indexing_maps import get_shape, get_tensor_type
+from tessera.lower.indexing_maps import get_shape
 from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, reduce, shape
-from tessera.ops.tensor.reduce import find_neutral_element
 
 ACCESSES = (tile.load, tile.store)
-LEAST_UNIT = 4  # elements of a vector, so few of which are loaded as fast one by one
-NEUTRAL = {reduce.sum: "sum", reduce.max: "max", reduce.min: "min"}
+LEAST_UNIT = 2  # elements of a vector, so few of which are loaded as fast one by one
+REDUCTIONS = (reduce.sum, reduce.max, reduce.min)
 SHAPED = (tile.load, basic.full, basic.broadcast_to, shape.reshape)  # ops whose attributes have the result's shape
 
 
@@ -54,7 +52,7 @@ class MisalignedRows:
     lead: tuple[int, ...]
     unit: int
     builder: Builder = field(default_factory=Builder)
-    shift: Value | None = None  # the elements between the beginning of the first vector and that of the row
+    shift: Value | None = None  # the elements of the row before its first vector
 
     @staticmethod
     def find(function: Function) -> MisalignedRows | None:
@@ -77,7 +75,7 @@ class MisalignedRows:
         """Whether loops at the top walk all whole blocks of the row, and what is left comes after them."""
         uses, outer = UseDef(self.function), set(self.function.body.nodes)
         whole = self.size // self.block * self.block
-        if self.rest != self.size - whole or self.block % self.unit:
+        if self.rest != self.size - whole or self.rest < self.unit or self.block % self.unit:
             return False
         variables = {n.regions[0].params[0] for n in outer if n.op is control_flow.for_ and self._walks(uses, n, whole)}
         at_top = {v for n in outer for v in n.results}
@@ -104,7 +102,7 @@ class MisalignedRows:
                 continue
             if any(math.prod(get_shape(v)[:-1]) != 1 for v in wide):  # type: ignore[arg-type]
                 return False
-            reduces = node.op in NEUTRAL and node.attrs["axis"] == (-1,)
+            reduces = node.op in REDUCTIONS and node.attrs["axis"] == (-1,)
             if not (node.op.pointwise or node.op in (*ACCESSES, *SHAPED) or reduces) or node.regions:
                 return False
         return True
@@ -112,89 +110,67 @@ class MisalignedRows:
     def rewrite(self) -> Function:
         """The function with aligned blocks."""
         env: dict[Value, Value] = {}
-        for node in self.function.body.nodes:
-            with self.builder.at(node.loc):
-                self._copy_at_top(node, env)
-        body = Block(self.function.body.params, self.builder.block((), ()).nodes, ())
-        return Function(self.function.name, body, self.function.attrs, self.function.loc)
+        body = self._copy_block(self.function.body.nodes, env)
+        return Function(
+            self.function.name, Block(self.function.body.params, body, ()), self.function.attrs, self.function.loc
+        )
 
-    def _copy_at_top(self, node: Node, env: dict[Value, Value]) -> None:
-        wide = node.op is control_flow.for_ or (node.op in ACCESSES and _count_block(node) > 1)
-        if wide and self.shift is None:
-            self.shift = self._compute_shift([env.get(v, v) for v in self.row])
-        if node.op is not control_flow.for_:
-            self._copy(node, env, self.size // self.block * self.block)
-            return
-        (region,), carried = node.regions, [env.get(v, v) for v in node.args[3:]]
-        inner = {**env, **dict(zip(region.params, (index_constant(self.builder, 0), *carried), strict=True))}
-        for each in region.nodes:
-            self._copy(each, inner, 0)
-        found = [inner.get(v, v) for v in region.results]
-        if self.size >= 2 * self.block:
-            found = self._copy_loop(node, env, found)
-        env.update(zip(node.results, found, strict=True))
-
-    def _copy_loop(self, node: Node, env: Mapping[Value, Value], carried: list[Value]) -> list[Value]:
-        """The rounds of a loop after the first one, whose blocks are within the row."""
-        (region,) = node.regions
-        bounds = [
-            index_constant(self.builder, n) for n in (self.block, self.size // self.block * self.block, self.block)
-        ]
-        params = tuple(Value(v.type, v.hint) for v in region.params)
+    def _copy_block(self, nodes: Sequence[Node], env: dict[Value, Value]) -> tuple[Node, ...]:
         with self.builder.region() as body:
-            inner = {**env, **dict(zip(region.params, params, strict=True))}
-            for each in region.nodes:
-                self._copy(each, inner, None)
-        made = Block(params, tuple(body), tuple(inner.get(v, v) for v in region.results))
-        types = tuple(v.type for v in node.results)
-        return list(self.builder.add(node.op, [*bounds, *carried], node.attrs, types=types, regions=(made,)).results)
+            for node in nodes:
+                with self.builder.at(node.loc):
+                    self._copy(node, env)
+        return tuple(body)
 
-    def _compute_shift(self, row: Sequence[Value]) -> Value:
+    def _copy(self, node: Node, env: dict[Value, Value]) -> None:
+        args, access = [env.get(v, v) for v in node.args], node.op in ACCESSES and _count_block(node) > 1
+        if self.shift is None and (access or node.op is control_flow.for_):
+            self.shift = self._count_before([env.get(v, v) for v in self.row])
+        if access:
+            made = self._access(node, args)
+        else:
+            regions = tuple(Block(r.params, self._copy_block(r.nodes, env), r.results) for r in node.regions)
+            regions = tuple(replace(r, results=tuple(env.get(v, v) for v in r.results)) for r in regions)
+            types = tuple(v.type for v in node.results)
+            made = self.builder.add(node.op, args, node.attrs, types=types, regions=regions)
+        env.update(zip(node.results, made.results, strict=True))
+
+    def _count_before(self, row: Sequence[Value]) -> Value:
+        """The elements of the row that lie before its first vector."""
         number = index_constant(self.builder, 0)
         for index, count in zip(row, self.lead, strict=True):
             scaled = self.builder.add(elementwise.mul, [number, index_constant(self.builder, count)]).out
             number = self.builder.add(elementwise.add, [scaled, index]).out
-        first = self.builder.add(elementwise.mul, [number, index_constant(self.builder, self.size)]).out
-        return self.builder.add(elementwise.bitwise_and, [first, index_constant(self.builder, self.unit - 1)]).out
+        before = self.builder.add(elementwise.mul, [number, index_constant(self.builder, -self.size)]).out
+        return self.builder.add(elementwise.bitwise_and, [before, index_constant(self.builder, self.unit - 1)]).out
 
-    def _copy(self, node: Node, env: dict[Value, Value], edge: int | None) -> None:
-        """A node on blocks that begin at the vector: `edge` is the column of the first or last block of a row."""
-        args, attrs = [env.get(v, v) for v in node.args], dict(node.attrs)
-        if node.op in SHAPED:
-            attrs["shape"] = self._widen(attrs["shape"])
-        if node.op in ACCESSES and _count_block(node) > 1:
-            column = (1 if node.op is tile.load else 2) + len(self.row)
-            args[column] = self.builder.add(elementwise.sub, [args[column], self.shift]).out  # type: ignore[list-item]
-            attrs |= {"vector": self.unit, "edge": "error" if edge is None else "clip"}
-        if node.op in NEUTRAL and edge is not None and self._is_wide(node.args[0]):
-            neutral = find_neutral_element(NEUTRAL[node.op], get_tensor_type(args[0]).dtype)
-            args[0] = self._mask(args[0], neutral, edge)
-        made = self.builder.add(node.op, args, Attrs(attrs), loc=node.loc)
-        env.update(zip(node.results, made.results, strict=True))
+    def _access(self, node: Node, args: list[Value]) -> Node:
+        """A load or store of a block of a loop, which begins at a vector, or of what is left."""
+        column = (1 if node.op is tile.load else 2) + len(self.row)
+        start = self.builder.add(elementwise.add, [args[column], self.shift]).out  # type: ignore[list-item]
+        sizes = _get_block(node)
+        if sizes[-1] == self.block:
+            args[column] = start
+            return self.builder.add(node.op, args, Attrs({**node.attrs, "vector": self.unit}))
+        args[column] = self._list_columns(start, sizes)
+        return self.builder.add(tile.gather if node.op is tile.load else tile.scatter, args)
 
-    def _widen(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a block: the last one of a row is longer by what comes before the row, in whole vectors."""
-        if not sizes or sizes[-1] != self.rest:
-            return tuple(sizes)
-        return (*sizes[:-1], round_up(self.rest + self.unit - 1, self.unit))
+    def _list_columns(self, start: Value, sizes: Sequence[int]) -> Value:
+        """The columns from `start` on, modulo the size of the row."""
+        add = self.builder.add
+        places = add(shape.iota, [], {"shape": sizes, "axis": len(sizes) - 1, "dtype": int64}).out
+        column = add(elementwise.add, [places, self._spread(start, sizes)]).out
+        size = add(basic.full, [], {"shape": sizes, "value": self.size, "dtype": int64}).out
+        inside = add(elementwise.less, [column, size]).out
+        return add(elementwise.where, [inside, column, add(elementwise.sub, [column, size]).out]).out
+
+    def _spread(self, value: Value, sizes: Sequence[int]) -> Value:
+        one = self.builder.add(shape.reshape, [value], {"shape": (1,) * len(sizes)}).out
+        return self.builder.add(basic.broadcast_to, [one], {"shape": sizes}).out
 
     def _is_wide(self, value: Value) -> bool:
         sizes = get_shape(value) if isinstance(value.type, TensorType) else ()
         return bool(sizes) and sizes[-1] in (self.block, self.rest)
-
-    def _mask(self, value: Value, number: float, edge: int) -> Value:
-        """A block with a number in place of the elements of other rows."""
-        add, sizes, dtype = self.builder.add, get_shape(value), get_tensor_type(value).dtype
-        offset = add(elementwise.sub, [index_constant(self.builder, edge), self.shift]).out  # type: ignore[list-item]
-        places = add(shape.iota, [], {"shape": sizes, "axis": len(sizes) - 1, "dtype": int64}).out
-        spread = add(
-            basic.broadcast_to, [add(shape.reshape, [offset], {"shape": (1,) * len(sizes)}).out], {"shape": sizes}
-        ).out
-        places = add(elementwise.add, [places, spread]).out
-        limit = add(basic.full, [], {"shape": sizes, "value": 0 if edge == 0 else self.size, "dtype": int64}).out
-        inside = add(elementwise.greater_equal if edge == 0 else elementwise.less, [places, limit]).out
-        kind = {"shape": sizes, "value": number, "dtype": dtype}
-        return add(elementwise.where, [inside, value, add(basic.full, [], kind).out]).out
 
 
 def _get_starts(node: Node) -> tuple[Value, ...]:

@@ -104,7 +104,10 @@ def _(ctx: EmissionContext, node: Node) -> None:
         held = [(*part, index) for part, index in zip(held, indices, strict=True)]
         parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
     else:
-        parts = TreeReduction(ctx, make_combiner(node.op, dtype), layout, axes).emit(held)
+        combiner = make_combiner(node.op, dtype)
+        parts = TreeReduction(ctx, combiner, layout, axes).emit(held)
+        if node.op is reduce.sum and dtype.is_float:  # a sum starts at +0: that of -0 is +0
+            parts = [combiner.join(ctx.text, part, (str(combiner.constants()[0]),)) for part in parts]
     reduced = layout.reduced(axes, keep=bool(node.attrs["keepdims"]))
     found = [parts[reduced.index[offset]][-1] for offset in ctx.layout(node.out).offsets]
     result_type = int64 if node.op in ARGREDUCE_OPS else dtype

@@ -1,0 +1,88 @@
+"""Row caching: rows that a program walks several times, from shared memory, after the pass and in the emulator."""
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.codegen.ptx import BACKEND
+from tessera.codegen.ptx.generator import TEXT_FILE
+from tessera.codegen.ptx.passes import row_caching
+from tessera.interp.tile import interpreter
+from tessera.runtime import driver
+
+SHORT = {"row_limit": 1024, "row_tile": 1024, "rows": 1024}  # rows of more elements are walked in blocks
+FUNCTIONS = {  # and the loads of global memory that are left, of a loop and of what is left after it
+    "log_softmax": (lambda x: ts.log_softmax(x, axis=-1), 2),
+    "numbers": (lambda x: ts.logsumexp(x, axis=-1), 2),
+    "two rows": (lambda x: ts.softmax(x + ts.flip(x, axis=0), axis=-1), 4),
+}
+
+
+@pytest.fixture(autouse=True)
+def _rows_of_any_size(monkeypatch):
+    monkeypatch.setattr(row_caching, "LEAST_BYTES", 0)
+
+
+def lower(function, x):
+    return driver.lower(ts.jit(function).trace(x).function, "ptx", SHORT)["tile"]
+
+
+def run_pass(module):
+    """The module after the pass, and whether it changed."""
+    for each in BACKEND.passes(module, {"arch": "sm_90a"}):
+        before, module = module, each.run(module)
+        if each.name == "row caching":
+            return module, module.functions[1:] != before.functions[1:]
+    raise AssertionError
+
+
+def count_loads(function):
+    return sum(n.op.name in ("tile.load", "tile.gather") and n.args[0] in function.params for n in function.body.walk())
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+@pytest.mark.parametrize("size", [2048, 2061, 3001])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_cached_rows_are_those_of_the_program(name, size, dtype, rng):
+    function, left = FUNCTIONS[name]
+    x = rng.standard_normal((5, size)).astype(dtype)
+    module = lower(function, x)
+    wanted, (cached, changed) = interpreter.run(module, [x]), run_pass(module)
+    assert changed and count_loads(cached.functions[-1]) == (left if size % 1024 else left // 2)
+    artifact = BACKEND.emit(module, {"arch": "sm_90a"})
+    assert "ld.shared.v" in artifact.text(TEXT_FILE)
+    for found in (interpreter.run(cached, [x]), BACKEND.sanitized(artifact)([x])):
+        for ours, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(ours, "f8"), want.astype("f8"), rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.max(axis=-1), (5, 2061)),
+        (FUNCTIONS["numbers"][0], (5, 1001)),
+        (FUNCTIONS["numbers"][0], (2, 90_001)),
+    ],
+    ids=["once", "registers", "large"],
+)
+def test_other_rows_stay(function, shape):
+    assert not run_pass(lower(function, np.zeros(shape, "f4")))[1]
+
+
+def test_small_rows_stay(monkeypatch):
+    monkeypatch.undo()
+    assert not run_pass(lower(FUNCTIONS["log_softmax"][0], np.zeros((5, 2061), "f2")))[1]
+
+
+def test_teams_grow_with_the_cache():
+    """One block of 200 KB for each multiprocessor has all of its threads; three of 64 KB share them."""
+    found = []
+    for size in (33_000, 100_001):
+        artifact = BACKEND.emit(
+            driver.lower(ts.jit(FUNCTIONS["log_softmax"][0]).trace(np.zeros((2048, size), "f2")).function, "ptx")[
+                "tile"
+            ],
+            {"arch": "sm_90a"},
+        )
+        found.append(next(iter(artifact.manifest["plan"]["entries"].values()))["threads"])
+    assert found == [512, 1024]
