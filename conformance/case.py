@@ -16,10 +16,10 @@ from tessera.core.errors import ArgumentError, TesseraError
 # Each area is a module with `cases() -> Iterator[Case]`; its folder names level and area.
 AREAS = (
     "graph.elementwise", "graph.functions", "graph.reduce", "graph.shape", "graph.scatter", "graph.linalg",
-    "graph.composites", "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.numerics",
-    "graph.sizes", "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control", "tile.memory",
-    "tile.groups", "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors", "tile.debug",
-    "tile.stdlib", "tile.language", "tile.spec", "tile.tutorials", "tile.sizes", "tile.found",
+    "graph.composites", "graph.networks", "graph.flow", "graph.launches", "graph.gradients", "graph.collectives",
+    "graph.numerics", "graph.sizes", "graph.found", "graph.errors", "tile.blocks", "tile.products", "tile.control",
+    "tile.memory", "tile.groups", "tile.cooperation", "tile.scans", "tile.atomics", "tile.random", "tile.errors",
+    "tile.debug", "tile.stdlib", "tile.language", "tile.spec", "tile.tutorials", "tile.sizes", "tile.found",
 )  # fmt: skip
 
 
@@ -32,7 +32,9 @@ class Case:
     `alike` requires the bits of the interpreter of the highest level, as for stochastic rounding. With `debug` the Tile
     interpreter also runs it in debug mode, which must raise the error, or report nothing. `lines` are the lines that it
     prints. `dynamic` names symbolic sizes, as in `tessera.build`. With `unknown` an
-    element without a finite bound may be anything, also NaN; else it must be finite where the reference is.
+    element without a finite bound may be anything, also NaN; else it must be finite where the reference is. With a
+    `mesh` each of its ranks runs the program on its slice of each argument, and the stacked results must be those of
+    `whole`, a jit function of the whole arguments.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Case:
     lines: tuple[str, ...] = ()
     dynamic: Any = None
     unknown: bool = False
+    mesh: Any = None
+    whole: Any = None
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,15 @@ class Outcome:
 SWEEPS = ("graph.sweep",)
 # Profiles: the cases whose names match one of these patterns (fnmatch), and none of those after "not".
 PROFILES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "core": (("graph/*",), ("*gradient*", "graph/numerics/*", "*fp8*", "*fp6*", "*fp4*", "*int4*")),
+    "core": (
+        ("graph/*",),
+        ("*gradient*", "graph/collectives/*", "graph/numerics/*", "*fp8*", "*fp6*", "*fp4*", "*int4*"),
+    ),
     "kernels": (("tile/*",), ()),
     "tensor-cores": (("*product*", "*matmul*", "*dot*", "*gemm*", "graph/linalg/*"), ()),
     "low-precision": (("graph/numerics/*", "*f16*", "*bf16*", "*fp8*", "*fp6*", "*fp4*", "*int4*", "*int8*"), ()),
     "autodiff": (("graph/gradients/*", "graph/sweep/gradient/*"), ()),
+    "collectives": (("graph/collectives/*",), ()),
     "sweep": (("graph/sweep/*",), ()),
     "all": (("*",), ()),
 }
@@ -89,9 +97,13 @@ def find_profile(name: str) -> list[Case]:
     """
     if name not in PROFILES:
         raise ArgumentError(f"{name!r} is not a profile", expected=", ".join(PROFILES))
+    return [c for area in (*AREAS, *SWEEPS) for c in read_area(area) if in_profile(c, name)]
+
+
+def in_profile(case: Case, name: str) -> bool:
+    """Whether a profile selects a case."""
     wanted, unwanted = PROFILES[name]
-    found = [c for area in (*AREAS, *SWEEPS) for c in read_area(area)]
-    return [c for c in found if _matches(c.name, wanted) and not _matches(c.name, unwanted)]
+    return _matches(case.name, wanted) and not _matches(case.name, unwanted)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -28,6 +28,7 @@ class ForeignEngine(Engine):
 
     command: str = ""
     process: list[Any] = field(default_factory=list, compare=False)
+    communicates = False  # a command has one program at a time: none that waits for other ranks
 
     def run(self, program: PreparedProgram) -> list[np.ndarray]:
         """The results of the command.

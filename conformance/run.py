@@ -19,6 +19,8 @@ from tessera.codegen.contract import find_broken_backends, get_backend, list_bac
 from tessera.codegen.coverage import OpCoverage, list_mesh_ops, list_required_ops
 from tessera.core.device import INTERP
 from tessera.core.errors import ArgumentError, ResourceError, TesseraError, UnsupportedOpError
+from tessera.dist.engines import run_ranks
+from tessera.dist.ranks import get_rank
 from tessera.interp.bound import compare_with_bound
 from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
 from tessera.tools.debug import checked
@@ -57,6 +59,26 @@ class SanitizedEngine(Engine):
         """The results; a race, a missing wait, barrier or fence, or an access outside a buffer is an error."""
         function = get_backend(self.target).sanitized(program.emit(self.target))  # type: ignore[attr-defined]
         return ExecutableProgram(program, function)()
+
+
+@dataclass(frozen=True)
+class RankEngine(Engine):
+    """An engine of which each rank of a case's mesh has one, side by side in this process."""
+
+    inner: Engine
+    case: Case
+
+    def run(self, program: PreparedProgram) -> list[np.ndarray]:
+        """The results of all ranks, stacked; `program` is that of the whole arguments, which only gives the bounds."""
+        if not getattr(self.inner, "communicates", True):
+            raise UnsupportedOpError(f"{self.name} runs one rank alone")
+        entry, arguments = self.case.entry()
+
+        def run_rank() -> list[np.ndarray]:
+            return self.inner.run(prepare(entry, [x[get_rank()] for x in arguments]))
+
+        found = run_ranks(self.case.mesh, run_rank)
+        return [np.stack(each) for each in zip(*(found[rank] for rank in sorted(found)), strict=True)]
 
 
 @runtime_checkable
@@ -112,6 +134,7 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         return
     try:
         entry, arguments = case.entry()
+        entry = entry if case.mesh is None else case.whole
         program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
         with _capture_output(case):
             bounds = program.bounds()
@@ -126,7 +149,8 @@ def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
         if isinstance(engine, ValidatingEngine):
             yield engine.validate(case, program, bounds)
         elif engine.level in program.levels or engine.level in ("target", "device"):
-            yield _run_on_engine(case, engine, program, bounds, alike)
+            ranked = engine if case.mesh is None else RankEngine(engine.name, engine.level, engine.target, engine, case)
+            yield _run_on_engine(case, ranked, program, bounds, alike)
 
 
 def _run_on_engine(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from declared_reasons import NO_CASE
 
+import tessera as ts
 from conformance.case import AREAS, Case, all_cases, read_area
 from conformance.inputs import tensor
 from conformance.run import (
@@ -32,7 +33,8 @@ MESH = list_engines(["csl:2x3"], ["target"])
 # Kernels under a transform: the kernels alone (`jit`) run on the mesh above.
 SMALL_MESH = list_engines(["csl:1x2"], ["target"])
 TRANSFORMED = tuple(f"graph/launches/{name}/" for name in ("grad", "vmap", "scan", "checkpoint"))
-WITHOUT_MESH = ("graph.errors", "graph.host", "graph.flow")  # no case of these fits on a mesh
+# No case of these fits on a mesh of elements, which is one rank.
+WITHOUT_MESH = ("graph.errors", "graph.host", "graph.flow", "graph.collectives")
 GUARDED = {"graph.found", "tile.found", "tile.memory"}  # also run with guard bytes around every buffer
 
 
@@ -136,6 +138,18 @@ def test_products_synchronise_their_threads(target):
     cases = [c for c in read_area("tile.products") if target != "ptx" or "turned" not in c.name]
     outcomes = [o for c in cases for o in run_case(c, [engine])]
     assert not [f"{o.case}: {o.detail}" for o in outcomes if o.status != "pass"]
+
+
+def test_a_rank_with_a_wrong_result_fails():
+    """Rank 1 of three has its neighbour's part."""
+    (case,) = [c for c in CASES if c.name == "graph/collectives/reduce_scatter-3-f32"]
+
+    class Turned(Engine):
+        def run(self, program):
+            return [np.roll(r, 1, axis=0) if ts.get_rank() == 1 else r for r in super().run(program)]
+
+    right, wrong = Engine("graph", "graph", "interp"), Turned("turned", "graph", "interp")
+    assert [o.status for o in run_case(case, [right, wrong])] == ["pass", "fail"]
 
 
 def test_there_are_enough_and_each_has_its_own_name():

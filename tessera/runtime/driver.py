@@ -139,7 +139,13 @@ def _compile_graph(
     target = find_generator_name(device)
     if target == INTERP:
         extended = apply_graph_extensions(function)
-        return lambda arrays: graph_interpreter.run(extended, _copy_to_host(arrays))
+        kept = [i for i in range(len(function.params)) if i not in donated]
+
+        def interpret(arrays: Sequence[Any]) -> list[np.ndarray]:
+            given = _copy_to_host(arrays)
+            return _copy_views(graph_interpreter.run(extended, given), [given[i] for i in kept])
+
+        return interpret
     module = lower(function, target, choice)["tile"]
     if donated and get_backend(target).capabilities.donation:
         module = reuse_donated(module, donated)
@@ -147,6 +153,22 @@ def _compile_graph(
     if hasattr(runtime, "call"):
         return functools.partial(runtime.call, constants=constants) if constants else runtime.call
     return HostRun(runtime)
+
+
+def _copy_views(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results with memory of their own, as every target gives them: views of arguments and of others are copied."""
+    taken, own = {_find_owner(x) for x in arguments}, []
+    for result in results:
+        own.append(result.copy() if isinstance(result, np.ndarray) and _find_owner(result) in taken else result)
+        taken.add(_find_owner(own[-1]))
+    return own
+
+
+def _find_owner(array: Any) -> int:
+    """The number of the object whose memory an array shows."""
+    while getattr(array, "base", None) is not None:
+        array = array.base
+    return id(array)
 
 
 class HostRun:

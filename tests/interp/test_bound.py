@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 import tessera as ts
 import tessera.ops  # noqa: F401
+from conformance.inputs import edge_values
 from tessera.core.errors import ExecutionError, ShapeError
 from tessera.core.types import TensorType, bf16, bool_, f16, f32, f64, int64
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp import bound, graph
+from tessera.interp.bound import compare_with_bound
 from tessera.ir.builder import Builder
 from tessera.ir.core import Block, Function, Value
 from tessera.ir.numerics.conversion import convert
@@ -22,6 +24,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ops.dialects import control_flow
 from tessera.ops.tensor import attention, elementwise, nn, reduce
 from tessera.ops.tensor.basic import full
+from tessera.runtime.program import prepare
 
 FLOATS = (f64, f32, f16, bf16)
 COMPOSITES = {
@@ -261,3 +264,31 @@ def test_the_ends_of_an_interval_lie_outside_it(value, radius, scale):
     assert low <= Fraction(value) - Fraction(radius) and Fraction(value) + Fraction(radius) <= high
     slack = Fraction(2) ** -50 * (abs(Fraction(value)) + Fraction(radius)) + Fraction(2) ** -1073
     assert high - low <= 2 * Fraction(radius) + 2 * slack
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_updates_of_one_place_may_be_added_in_any_order(dtype):
+    """Found by fuzzing: the bound was that of one addition of an exact sum; targets add one by one."""
+    x = edge_values("positive", 0, (3, 64), dtype)
+    add = ts.jit(lambda x: ts.scatter_add(x, ts.Tensor([0] * 20), ts.ones((20, 64), dtype=x.dtype), axis=0))
+    (bound,) = prepare(add, (x,)).bounds()
+    one_by_one = x.copy()
+    for _ in range(20):
+        one_by_one[0] += 1
+    assert compare_with_bound(one_by_one, bound).ok and np.any(one_by_one[0] != bound.value[0])
+    assert not bound.radius[1:].any() and np.array_equal(bound.value[1:], x[1:])
+    moved = one_by_one * (1 + 64 * np.finfo(x.dtype).eps)
+    assert not compare_with_bound(moved.astype(x.dtype), bound).ok
+
+
+def test_an_update_whose_place_is_not_known_may_be_anywhere():
+    def add(x, y):
+        place = ts.cast(ts.reshape(y, (1,)) * 30.0 - y * 20.0, dtype=ts.int64)  # 1, or by rounding 0
+        return ts.scatter_add(x, place, ts.full((1,), 5.0), axis=0)
+
+    zeros = np.zeros(3, np.float32)
+    (bound,) = prepare(ts.jit(add), (zeros, np.float32(0.1))).bounds()
+    for place in range(3):
+        assert compare_with_bound(np.eye(3, dtype=np.float32)[place] * 5, bound).ok
+    (sure,) = prepare(ts.jit(add), (zeros, np.float32(0.15))).bounds()
+    assert compare_with_bound(np.float32([0.0, 5.0, 0.0]), sure).ok and not sure.radius.any()

@@ -29,12 +29,14 @@ NO_CASE = {
     **dict.fromkeys([op for op in REGISTRY if op.startswith("transform.")], "traced by transforms: tests/transforms"),
     **dict.fromkeys([op for op in REGISTRY if op.startswith("mesh.")], "made by the mesh lowering: tests/lower/mesh"),
     **dict.fromkeys(("tile.line", "tile.pause"), "made by the debugger: tests/tools/debug"),
-    **dict.fromkeys(COLLECTIVES, "runs in ranks, which a case does not have: tests/dist/test_collectives.py"),
+    **dict.fromkeys(
+        [f"ts.{name}" for name in "reduce_to place_part send receive".split()],
+        "made by derivatives and by cutting arguments, or messages between two ranks: tests/dist",
+    ),
     "ts.strided_view": "made of slices by the lowering: tests/lower/test_lower_levels.py",
     "ts.fusion_barrier": "made by ts.fusion: tests/compiler/test_fusion.py",
     "ts.kept": "marks a value for ts.checkpoint: tests/transforms/autodiff/test_checkpoint.py",
     **dict.fromkeys(("host.start", "host.wait"), "made of collectives: tests/lower/passes/test_collective_scheduling"),
-    "host.call": "runs NumPy on the host, at every level the same",
     "tile.grid_size": "made by the lowering of stochastic rounding for grids of rank 2: tests/lower/passes",
     "tile.group_size": "a constant in every specialised kernel",
 }

@@ -49,3 +49,13 @@ def test_reduced_precision_is_that_of_the_format(name, rng):
         want = x.astype(format).astype("f4")
     want = np.where(np.abs(want) < float(info.smallest_normal), 0, want)
     np.testing.assert_array_equal(ts.reduce_precision(x, info.nexp, info.nmant).numpy(), want)
+
+
+@pytest.mark.parametrize("target", ["interp", "cpu"])
+def test_counts_of_bits_of_int4(target):
+    """Found by fuzzing: int4 has no unsigned type of its width."""
+    x = np.arange(-8, 8).astype(ml_dtypes.int4)
+    words = [f"{v & 15:04b}" for v in range(-8, 8)]
+    ones, zeros = ts.jit(lambda x: (ts.population_count(x), ts.count_leading_zeros(x)), target=target)(x)
+    assert ones.tolist() == [w.count("1") for w in words]
+    assert zeros.tolist() == [len(w) - len(w.lstrip("0")) for w in words]

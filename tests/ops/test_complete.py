@@ -6,10 +6,12 @@ from functools import cache
 import pytest
 from declared_reasons import NO_CASE, NO_ERROR_RULE
 
+import tessera as ts
 import tessera.ops  # noqa: F401
 from conformance.case import all_cases
 from tessera.codegen.contract import get_backend
 from tessera.codegen.coverage import list_required_ops, make_refusal_error
+from tessera.dist.engines import run_ranks
 from tessera.ir.core import Node
 from tessera.ir.rules import REGISTRY, batch, error, jvp, lower
 from tessera.lower.graph_to_schedule import host_ops, lowering
@@ -24,7 +26,7 @@ DIALECTS = ("ts", "transform", "tile", "host", "schedule", "mesh")
 # Composites whose bound is wider than that of their lowering.
 WIDER_THAN_LOWERING = {
     "ts.rough_cast": "targets may flush subnormal numbers to 0",
-    "ts.cumsum": "targets may add in any order",
+    **dict.fromkeys(("ts.cumsum", "ts.scatter_add"), "targets may add in any order"),
     **dict.fromkeys(("ts.prod", "ts.cumprod"), "targets may multiply in any order, in which parts may overflow"),
 }
 # The reason why an op has neither a derivative nor a batching rule, nor a lowering that implies them.
@@ -47,7 +49,15 @@ def list_ops_of_case(number):
     """The names of the ops that a conformance case has, at any level."""
     case = CASES[number]
     entry, arguments = case.entry()
-    levels = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic).levels.values()
+
+    def prepare_rank():
+        return prepare(entry, [x[ts.get_rank()] for x in arguments])
+
+    if case.mesh is None:
+        program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
+    else:
+        program = run_ranks(case.mesh, prepare_rank)[0]
+    levels = program.levels.values()
     return frozenset(n.op.name for m in levels for f in m.functions for n in f.body.walk())
 
 

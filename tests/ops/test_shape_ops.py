@@ -66,6 +66,20 @@ def test_any_subscript(items, dots):
     assert np.array_equal(X[index].numpy(), A[index])
 
 
+picks = st.one_of(st.just([0, -1]), st.just([[1], [0]]), st.just([[1, 0]]), st.integers(-2, 1))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(picks | item, max_size=3), st.integers(0, 3))
+def test_indices_beside_dots(items, at):
+    """Arrays and integers on both sides of `...` go first, also where it covers no axis."""
+    index = tuple(np.array(i, int) if isinstance(i, list) else i for i in (*items[:at], ..., *items[at:]))
+    assert np.array_equal(X[index].numpy(), A[index])
+    changed = A.copy()
+    changed[index] = rows = np.arange(A[index].size, dtype=A.dtype).reshape(A[index].shape)
+    assert np.array_equal(X.at[index].set(rows).numpy(), changed)
+
+
 def test_a_tensor_as_subscript():
     picks = np.array([[1, 0], [1, 1]])
     assert np.array_equal(X[Tensor(picks)].numpy(), A[picks])

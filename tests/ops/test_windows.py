@@ -146,3 +146,20 @@ def test_a_maximum_leaves_out_what_is_padded(dtype):
     if dtype.is_float:
         bags = ts.embedding_bag(ts.Tensor(x[0].T), ts.tensor([0, 1, 2]), ts.tensor([0, 1]), mode="max")
         np.testing.assert_array_equal(bags.numpy().astype(int), [[-3], [-3]])
+
+
+@pytest.mark.parametrize("target", ("interp", "llvm"))
+@pytest.mark.parametrize("kernel", (5, 100, (9, 9)))
+def test_the_index_of_a_maximum_is_that_of_the_last_nan_or_the_first_tie(kernel, target):
+    """As in PyTorch, for windows compared one by one, as a whole, and along one axis after the other."""
+    rank, shape = (1, (1, 2, 103)) if isinstance(kernel, int) else (2, (1, 2, 13, 12))
+    x = np.round(G.normal(size=shape)).astype(np.float32)
+    x[G.random(shape) < 0.02] = np.nan
+    pool = getattr(ts, f"max_pool{rank}d")
+    _, found = ts.jit(lambda x: pool(x, kernel, 2, return_indices=True), target=target)(x)
+    plane, size = np.arange(math.prod(shape[2:])).reshape(shape[2:]), np.broadcast_to(kernel, rank)
+    for place in np.ndindex(*found.shape):
+        window = tuple(slice(2 * i, 2 * i + k) for i, k in zip(place[2:], size, strict=True))
+        values, numbers = x[place[:2]][window].ravel(), plane[window].ravel()
+        nans = np.flatnonzero(np.isnan(values))
+        assert found.numpy()[place] == numbers[nans[-1] if nans.size else values.argmax()]

@@ -11,6 +11,7 @@ import numpy as np
 import tessera as ts
 from conformance.case import Case
 from conformance.inputs import edge_values, tensor
+from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
 
 
@@ -161,9 +162,38 @@ def _policies() -> Iterator[Case]:
     yield Case("graph/found/compared-without-memory", lambda: (Jit(compared_without_memory), (small,)), exact=True)
 
 
+def padded_by_infinity(x: Any) -> Any:
+    """One element of padding on each side: csl assigns it as a literal, which for narrow floats had the type f32."""
+    sides = ts.pad(x, ((1, 1),), value=float("-inf"))
+    return sides, ts.max_pool1d(x[None, None], 3, stride=2, padding=1), ts.where(x > 0, x, float("inf"))
+
+
+def added_to_one_row(x: Any) -> Any:
+    """Whole updates of one row: their sum has no rounding error, but a row to which they are added one by one has."""
+    return ts.scatter_add(x, ts.Tensor([0, 0, 0, 0]), ts.ones_like(x[:4]), axis=0), x.at[[1, 1, -1, 1]].add(3)
+
+
+def whole_numbers(x: Any) -> Any:
+    """Whole numbers of every code of a format: fp6_e2m3 ends at 7.5, whose nearest whole number it does not have."""
+    return ts.round(x), ts.floor(x), ts.ceil(x), ts.trunc(x)
+
+
+def _narrow_formats() -> Iterator[Case]:
+    for dtype in ("f64", "f32", "f16", "bf16"):
+        x = edge_values("positive", 0, (5, 64), dtype)
+        yield Case(f"graph/found/added-to-one-row-{dtype}", lambda x=x: (Jit(added_to_one_row), (x,)))  # type: ignore[misc]
+    for dtype, codes in (("fp6_e2m3", 64), ("fp6", 64), ("fp4", 16)):
+        every = np.arange(codes, dtype=np.uint8).view(as_dtype(dtype).numpy)
+        yield Case(f"graph/found/whole-numbers-{dtype}", lambda x=every: (Jit(whole_numbers), (x,)), exact=True)  # type: ignore[misc]
+    for dtype in ("f16", "bf16", "fp8_e5m2"):
+        x = edge_values("ramp", 4, (1,), dtype)
+        yield Case(f"graph/found/padded-by-infinity-{dtype}", lambda x=x: (Jit(padded_by_infinity), (x,)), exact=True)  # type: ignore[misc]
+
+
 def cases() -> Iterator[Case]:
     """Each function at the sizes around a vector."""
     yield from _policies()
+    yield from _narrow_formats()
     turned = tensor("turned-rows", (6, 9, 5), "f32")
     yield Case("graph/found/extremes-of-turned-rows", lambda: (Jit(extremes_of_turned_rows), (turned,)), exact=True)
     yield from _long_lines()

@@ -83,6 +83,12 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
     return make_interval(value, _corner_spread(site, value, operands, attrs))
 
 
+def bound_whole_numbers(site: ErrorSite, x: IntervalArray) -> IntervalArray:
+    """For floor, ceil and round: as `selection`, and stored if the format ends between whole numbers (fp6_e2m3)."""
+    found = bound_selection(site, x)
+    return found if site.storage.top == np.floor(site.storage.top) else site.stored(found.value, found.radius)
+
+
 def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:
     """For ops monotone in each operand (for fixed others): as `selection`, then the op's own rounding."""
     value = np.asarray(site.reference(*operands, **attrs))
@@ -356,15 +362,39 @@ def bound_cumulative_sum(site: ErrorSite, x: IntervalArray, *, axis: int) -> Int
 
 
 def _bound_accumulation(
-    site: ErrorSite, value: Any, radius: Any, size: Any, count: int, products: int, exact: Any = False
+    site: ErrorSite, value: Any, radius: Any, size: Any, count: Any, products: int, exact: Any = False
 ) -> IntervalArray:
     """A sum whose terms' sizes add up to `size`, after `count` roundings each, none where `exact`; then the store's."""
     tiny = np.where(size > 0, products * site.compute.tiny, 0.0)
-    relative = _relative_error(site, count) if count else 0.0
+    numbers, which = np.unique(count, return_inverse=True)
+    relative = np.array([_relative_error(site, int(n)) if n else 0.0 for n in numbers])[which].reshape(np.shape(count))
     wide = radius + np.where(size > 0, relative * size, 0.0) + tiny
     # Some order of the sum may overflow on its way although the sum itself does not.
     wide = np.where((size * (1 + relative) > site.compute.top) & ~np.isnan(value), np.inf, wide)
     return site.stored(value, np.where(exact, radius, wide))
+
+
+def bound_scatter_add(
+    site: ErrorSite, x: IntervalArray, indices: IntervalArray, updates: IntervalArray, *, axis: int
+) -> IntervalArray:
+    """For scatter_add: each element and its updates in any order; an index that may be another changes every slice."""
+    value = np.asarray(site.reference(x, indices, updates, axis=axis))
+    magnitudes = [finite_magnitude(each.value) + each.radius for each in (x, updates)]
+    unsure = (indices.radius > 0).reshape(indices.shape + (1,) * (-axis - 1))
+    first = axis + updates.ndim - indices.ndim + 1
+
+    def add_up(base: Any, changes: Any) -> Any:
+        moved = np.sum(np.where(unsure, changes, 0.0), axis=tuple(range(first, first + indices.ndim)))
+        return site.op.ref(base, indices.value, changes, axis=axis) + np.expand_dims(moved, axis)
+
+    radius = add_up(x.radius, np.where(unsure, magnitudes[1], updates.radius))
+    if value.dtype.kind != "f":
+        return make_interval(value, radius)
+    count, size = add_up(np.zeros(x.shape), np.ones(updates.shape)), add_up(*magnitudes)
+    terms = IntervalArray(
+        *(np.concatenate([np.ravel(getattr(e, n)) for e in (x, updates)]) for n in ("value", "radius"))
+    )
+    return _bound_accumulation(site, value, radius, size, count, 0, _find_exact_sums(site, size, terms))
 
 
 def bound_product(site: ErrorSite, x: IntervalArray, *, axis: tuple[int, ...], keepdims: bool) -> IntervalArray:

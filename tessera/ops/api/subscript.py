@@ -18,7 +18,7 @@ from tessera.core.size_guards import assume_at_most
 from tessera.core.symbolic_dim import SIZE_GUARDS, Dim, Size, proves_at_most, proves_less, resolve_size
 from tessera.core.types import bool_, int64
 from tessera.ir.tensor import Tensor, as_tensor
-from tessera.ops.tensor.basic import broadcast_to, full
+from tessera.ops.tensor.basic import broadcast_to, dim_value, full
 from tessera.ops.tensor.coercion import find_common_type, unify_dtypes
 from tessera.ops.tensor.elementwise import equal, greater_equal, less, maximum, minimum, mul, where
 from tessera.ops.tensor.rearrange import flip
@@ -56,9 +56,10 @@ def subscript(x: Tensor, index: Any) -> Tensor:
     if key is not None:
         return _apply_basic_index(x, key)
     items = [_normalise_item(item) for item in (index if isinstance(index, tuple) else (index,))]
+    split = _has_dots_between(items)
     items = _expand_masks(fill_subscript(items, x.shape), x.shape)
-    if _has_joint_indices(items):
-        return _gather_jointly(x, items)
+    if split or _has_joint_indices(items):
+        return _gather_jointly(x, items, split)
     out, axis = _slice_axes(x, [i for i in items if i is not None]), 0
     for item in items:
         out, axis = _take_along(out, item, axis)
@@ -262,10 +263,19 @@ def _has_joint_indices(items: list[Any]) -> bool:
     return len(arrays) > 1 or (len(arrays) == 1 and len(spots) != spots[-1] - spots[0] + 1)
 
 
-def _gather_jointly(x: Tensor, items: list[Any]) -> Tensor:
+def _has_dots_between(items: list[Any]) -> bool:
+    """Whether `...` is between indices of which one is an array: the index axes go first, also if it covers no axis."""
+    if not any(i is Ellipsis for i in items):
+        return False
+    at = next(n for n, i in enumerate(items) if i is Ellipsis)
+    sides = [[i for i in side if isinstance(i, (int, Tensor))] for side in (items[:at], items[at + 1 :])]
+    return all(sides) and any(isinstance(i, Tensor) for side in sides for i in side)
+
+
+def _gather_jointly(x: Tensor, items: list[Any], split: bool) -> Tensor:
     """Arrays on more than one axis: the axes are merged, and one gather takes the linear indices."""
     spots = [n for n, i in enumerate(items) if isinstance(i, int) or not isinstance(i, BASIC_ITEM_TYPES)]
-    together = spots == list(range(spots[0], spots[-1] + 1))
+    together = not split and spots == list(range(spots[0], spots[-1] + 1))
     basic = [slice(None) if n in spots else i for n, i in enumerate(items)]
     out, axis, axes = _slice_axes(x, [i for i in basic if i is not None]), 0, []
     for n, item in enumerate(basic):
@@ -388,7 +398,10 @@ def apply_update(x: Tensor, index: Any, values: Any, change: str) -> Tensor:
 def _find_index_axes(index: Any, x: Tensor) -> tuple[int, list[Any]] | None:
     """The first of the axes that integers and their arrays index, and these; None if they are not side by side, or
     something else than whole axes is beside them."""
-    items = fill_subscript([_normalise_item(i) for i in (index if isinstance(index, tuple) else (index,))], x.shape)
+    items = [_normalise_item(i) for i in (index if isinstance(index, tuple) else (index,))]
+    if _has_dots_between(items):
+        return None
+    items = fill_subscript(items, x.shape)
     spots = [n for n, i in enumerate(items) if isinstance(i, (int, Tensor))]
     found = items[spots[0] : spots[-1] + 1] if spots else []
     masks = any(isinstance(i, Tensor) and i.dtype.kind == "bool" for i in items)
@@ -432,7 +445,7 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
         return join(x, reshape(spread, shape=x.shape))
     start, stop, step = recipe.cut or ((0,) * x.ndim, x.shape, (1,) * x.ndim)
     sizes = tuple((hi - lo + by - 1) // by for lo, hi, by in zip(start, stop, step, strict=True))
-    if 0 in sizes:
+    if 0 in sizes or any(not assume_at_most(1, n) and assume_at_most(n, 0) for n in sizes):
         return x
     spread, kept = reshape(spread, shape=sizes), []
     for axis, (low, by, size) in enumerate(zip(start, step, sizes, strict=True)):
@@ -448,14 +461,16 @@ def _update_region(x: Tensor, recipe: SlicePlan, new: Tensor, join: JoinFunction
 
 def _map_to_source(length: Size, low: Size, step: Any, size: Size, backward: bool) -> tuple[Tensor, Tensor]:
     """For each index of an axis, the clamped index into the values, and whether the slice contains it."""
-    if isinstance(size, Dim) or isinstance(low, Dim):
+    symbolic = isinstance(size, Dim) or isinstance(low, Dim)
+    if symbolic and step == 1:
         return _map_symbolic_sizes(length, low, size)
-    offset = iota(shape=(length,)) - low
+    first, count = (dim_value(size=n) if isinstance(n, Dim) else n for n in (low, size))
+    offset = iota(shape=(length,)) - first
     number = offset // step if step > 1 else offset
-    inside = greater_equal(number, 0) & less(number, size)
+    inside = greater_equal(number, 0) & less(number, count)
     inside = inside & equal(offset % step, 0) if step > 1 else inside
-    number = minimum(maximum(number, 0), size - 1)
-    return (size - 1 - number if backward else number), inside
+    number = minimum(maximum(number, 0), count - 1)
+    return (count - 1 - number if backward else number), inside
 
 
 def _map_symbolic_sizes(length: Size, low: Size, size: Size) -> tuple[Tensor, Tensor]:

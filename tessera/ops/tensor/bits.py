@@ -111,9 +111,13 @@ def _decode(bits: Tensor, to: DType) -> Tensor:
 
 
 def _unsigned(x: Tensor) -> Tensor:
+    """The bits of integers as whole numbers of 0 or more; those of int4, which has no unsigned type, in uint8."""
     if not x.dtype.is_integer:
         raise DTypeError("the elements are not integers", location=user_location(), received=str(x.type))
-    return cast(x, dtype=BY_NAME[f"uint{x.dtype.bits}"]) if x.dtype.kind == "int" else x
+    if x.dtype.kind != "int":
+        return x
+    bits = cast(x, dtype=BY_NAME[f"uint{max(x.dtype.bits, 8)}"])
+    return bits if x.dtype.bits >= 8 else bitwise_and(bits, 2**x.dtype.bits - 1)
 
 
 @check_arguments

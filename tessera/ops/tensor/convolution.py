@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.size_guards import assume_at_most
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import cast, full
@@ -375,7 +376,7 @@ def _count_windows(x: Tensor, kernel: Any, stride: Sequence[int], dilation: Sequ
     """The number of windows along each spatial axis."""
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     counts = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
-    if any(isinstance(n, int) and n < 1 for n in counts):
+    if not all(assume_at_most(1, n) for n in counts):
         raise ShapeError(
             f"a window of {tuple(reach)} is larger than the padded input",
             location=user_location(),

@@ -117,7 +117,7 @@ def _define_bitwise(kinds: tuple[str, ...], **columns: Any) -> DefineOp:
 
 
 _define_rounding = _define_op(
-    error_rules.bound_selection, infer=infer_same, coerce=coerce_rounding, kinds=FLOATS, method=True
+    error_rules.bound_whole_numbers, infer=infer_same, coerce=coerce_rounding, kinds=FLOATS, method=True
 )
 _define_extremum = _define_op(error_rules.bound_selection, infer=infer_same, coerce=coerce_pointwise, method=True)
 

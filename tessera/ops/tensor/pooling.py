@@ -16,8 +16,8 @@ from tessera.ops.tensor.argument_checks import check_arguments
 from tessera.ops.tensor.basic import broadcast_to, cast, full
 from tessera.ops.tensor.coercion import composite
 from tessera.ops.tensor.convolution import AXIS_NAMES, IntPair, expand_per_axis, extract_windows, pad_spatial
-from tessera.ops.tensor.elementwise import equal, greater_equal, less, less_equal, maximum, minimum, where
-from tessera.ops.tensor.logic import logical_and, logical_not
+from tessera.ops.tensor.elementwise import equal, greater, greater_equal, less, maximum, minimum, not_equal, where
+from tessera.ops.tensor.logic import logical_and, logical_or
 from tessera.ops.tensor.random import Generator, rand
 from tessera.ops.tensor.rearrange import take_along_axis
 from tessera.ops.tensor.reduce import apply_root, argmax, find_neutral_element, max, mean, sum
@@ -60,23 +60,22 @@ class Windows:
 
 
 def _find_largest(values: Tensor) -> Tensor:
-    """The number of the first largest element, or of the first NaN, of windows [B, C, elements, counts].
-
-    Those of few elements are compared one after the other, so that no windows are stored.
-    """
+    """The number of the first largest element, or of the last NaN, of windows [B, C, elements, counts]."""
     count = values.shape[2]
-    if not isinstance(count, int) or count > MAX_COMPARED:
-        return argmax(values, axis=2)
-    return _pick_number(values, [full(shape=(), value=i, dtype=int32) for i in range(count)])
+    if isinstance(count, int) and count <= MAX_COMPARED:  # one after the other, so that no windows are stored
+        return _pick_number(values, [full(shape=(), value=i, dtype=int32) for i in range(count)])
+    numbers = reshape(iota(shape=(count,)), shape=(count, *(1,) * (values.ndim - 3)))
+    last = max(where(not_equal(values, values), broadcast_to(numbers, shape=values.shape), -1), axis=2)
+    return where(less(last, 0), argmax(values, axis=2), last) if values.dtype.is_float else argmax(values, axis=2)
 
 
 def _pick_number(values: Tensor, numbers: Sequence[Tensor]) -> Tensor:
-    """The number of the first largest element, or of the first NaN, of windows [B, C, elements, counts]."""
+    """The number of the first largest element, or of the last NaN, of windows [B, C, elements, counts]."""
     best, found = _take_element(values, 0), numbers[0]
     for i, number in enumerate(numbers[1:], 1):
         each = _take_element(values, i)
-        better = logical_not(less_equal(each, best))  # also where it is NaN
-        better = logical_and(better, equal(best, best)) if values.dtype.is_float else better
+        better = greater(each, best)
+        better = logical_or(better, not_equal(each, each)) if values.dtype.is_float else better
         best, found = where(better, each, best), where(better, number, found)
     return broadcast_to(found, shape=best.shape)
 
@@ -87,9 +86,8 @@ def find_index_type(sizes: Sequence[Any]) -> DType:
 
 
 def _take_element(values: Tensor, number: int) -> Tensor:
-    start, stop = [0] * values.ndim, list(values.shape)
-    start[2], stop[2] = number, number + 1
-    return squeeze(slice_(values, start=tuple(start), stop=tuple(stop), step=(1,) * values.ndim), 2)
+    start, stop = (0, 0, number, *(0,) * (values.ndim - 3)), (*values.shape[:2], number + 1, *values.shape[3:])
+    return squeeze(slice_(values, start=start, stop=stop, step=(1,) * values.ndim), 2)
 
 
 def along_axis(vector: Tensor, axis: int, rank: int) -> Tensor:
@@ -206,7 +204,8 @@ def max_pool2d(
     """The largest element of each window of `input` [B, C, H, W]; `stride` is the window's size unless given.
 
     Padding counts as smaller than everything. `ceil_mode` adds windows that extend beyond the padding. With
-    `return_indices` the result is a pair; the index of an element counts along the flattened axes H, W.
+    `return_indices` the result is a pair; the index of an element (the first of equal ones, the last NaN) counts along
+    the flattened axes H, W.
 
     >>> max_pool2d(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 2)
     Tensor([[[[4.]]]], f32)

@@ -11,7 +11,8 @@ from tessera.core.errors import ArgumentError, DTypeError, ShapeError
 from tessera.core.shapes import format_shape, normalize_axis
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import TensorType, int64
-from tessera.ir.rules import ACCUMULATE, batch, jvp, lower, op, transpose
+from tessera.ir.numerics import error_rules
+from tessera.ir.rules import ACCUMULATE, batch, error, jvp, lower, op, transpose
 from tessera.ir.tensor import Tensor
 from tessera.ops.tensor.basic import (
     broadcast_to,
@@ -88,6 +89,9 @@ def _scatter_reference(change: Callable[..., Any], x: Any, indices: Any, updates
         np.moveaxis(updates, range(at, at + indices.ndim), range(indices.ndim)),
     )
     return np.moveaxis(out, 0, at)
+
+
+error(scatter_add)(error_rules.bound_scatter_add)
 
 
 @lower(scatter_add)

@@ -12,7 +12,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, user_location
 from tessera.core.shapes import as_size, format_shape, normalize_axes, normalize_axis
 from tessera.core.size_guards import assume_divisible, assume_unequal, list_floor_divisions, suggest_divisor
-from tessera.core.symbolic_dim import Size, proves_less
+from tessera.core.symbolic_dim import Size, find_size_bounds, proves_less
 from tessera.core.types import DType, TensorType, as_dtype, int64
 from tessera.ir.analysis import AffineForm, affine_rules, interval_rules, move_ramps
 from tessera.ir.numerics import error_rules
@@ -278,7 +278,7 @@ jvp(check_index)(zero_jvp)
 
 @interval_rules(check_index)
 def _(analysis, node):
-    return 0, max(node.attrs["size"] - 1, 0)
+    return 0, max(find_size_bounds(node.attrs["size"])[1] - 1, 0)
 
 
 def _infer_gather(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from conformance.case import Case, Outcome, all_cases, find_profile, read_cases
 from conformance.foreign import ForeignEngine, make_foreign_engines
+from conformance.manifest import make_manifest
 from conformance.passes import list_pass_engines
 from conformance.report import FORMATS
 from conformance.run import Engine, find_checked_engines, list_engines, rank_missing_ops, run_case, select_cases
@@ -33,6 +34,9 @@ def main(options: argparse.Namespace) -> int:
         raise ArgumentError(
             f"no case matches {options.select!r}", suggestion="tessera conformance --list prints the names of all cases"
         )
+    if options.manifest:
+        write_file(check_writable(options.manifest), lambda file: file.write(make_manifest(cases)))
+        return 0
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0

@@ -259,7 +259,7 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--report", metavar="FILE", help="write the results as .json, JUnit .xml or .html")
     command.add_argument(
-        "--profile", metavar="NAME", help="core, kernels, tensor-cores, low-precision, autodiff, all …"
+        "--profile", metavar="NAME", help="core, kernels, tensor-cores, low-precision, autodiff, collectives, all …"
     )
     command.add_argument("--checked", action="store_true", help="also with guard bytes (llvm), in debug mode (ptx)")
     command.add_argument(
@@ -269,6 +269,9 @@ def _conformance(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--engine", action="append", default=[], metavar="CMD", help="a foreign engine: a command")
     command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
+    command.add_argument(
+        "--manifest", metavar="FILE", help="write the selected cases as JSON: profiles, comparison, ranks; run none"
+    )
     command.add_argument("--cases", metavar="FILE", help="run the cases of a Python file, as `tessera fuzz` writes")
 
 

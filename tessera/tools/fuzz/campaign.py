@@ -113,7 +113,7 @@ def _run_one(
     engines: Sequence[Engine], seed: int, kept: list[list[int]],
 ) -> None:  # fmt: skip
     """Run a program, keep it if it covers something new, and report its new failures."""
-    verdict = examine(program, engines, seed)
+    verdict = examine(program, engines, seed, request.targets)
     summary.outcomes += verdict.outcomes
     new = list_features(verdict.modules) - summary.features
     if new:
@@ -164,7 +164,7 @@ def reduce_failure(
             program = GENERATORS[kind](choices, None)
         except Exception:  # a generator that fails is not this failure
             return None
-        for found in examine(program, engines, seed).failures:
+        for found in examine(program, engines, seed, targets).failures:
             if found.key == failure.key:
                 latest[str(choices.taken)] = (program, found)
                 return choices

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -23,7 +25,8 @@ from tessera.tools.fuzz.oracle import Failure, examine, list_fuzz_engines
 
 # The parent runs no program, so that its threads do not disturb a fork.
 CONTEXT = multiprocessing.get_context("fork")
-HANG_SECONDS = 120.0  # a program that takes longer is a failure
+HANG_SECONDS = 120.0  # of the processor: a program that takes longer is a failure
+DEADLOCK_SECONDS = 1800.0  # by the clock: it waits for what never comes
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
 
@@ -31,6 +34,8 @@ CRASH_SECONDS = 60.0  # for the reduction of a program that ends its process
 def run_workers(request: CampaignRequest, jobs: int) -> Summary:
     """Run a campaign in several processes, each with its own seeds. However it ends, the processes end with it."""
     total, end = Summary(), time.perf_counter() + request.seconds
+    gc.collect()
+    gc.freeze()  # the package's own objects: collections in the processes leave them out
     workers: list[Worker] = []
     with tempfile.TemporaryDirectory() as folder, _exit_on_sigterm():
         try:
@@ -43,6 +48,7 @@ def run_workers(request: CampaignRequest, jobs: int) -> Summary:
         finally:
             for worker in workers:
                 worker.stop()
+            gc.unfreeze()
     return total
 
 
@@ -80,6 +86,8 @@ class Worker:
         self._start(0, request.seconds)
 
     def _start(self, first: int, seconds: float) -> None:
+        self.record.unlink(missing_ok=True)  # of the process before: its program has run
+        self.seen = (-1, 0.0)  # the program that was seen to run, and the seconds of its process before it
         self.receiver, sender = CONTEXT.Pipe(duplex=False)
         request = replace(self.request, seconds=seconds)
         self.process = CONTEXT.Process(target=_work, args=(request, self.number, first, self.record, sender))
@@ -115,7 +123,16 @@ class Worker:
             self.process = None
 
     def _hangs(self) -> bool:
-        return self.record.exists() and time.time() - self.record.stat().st_mtime > HANG_SECONDS
+        """Whether the program takes too long: of the processor, since other programs may have it, too."""
+        try:
+            changed = self.record.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        used = _count_seconds(self.process.pid)
+        if self.seen[0] != changed:
+            self.seen = (changed, used)
+        waited = time.time() - changed / 1e9
+        return waited > DEADLOCK_SECONDS or (waited > HANG_SECONDS and used - self.seen[1] > HANG_SECONDS)
 
     def _report_crash(self, total: Summary, end: float, how: str = "") -> None:
         self.process.join()
@@ -148,8 +165,18 @@ class Worker:
         return shrink(running["choices"], replay, CRASH_SECONDS) if replay(running["choices"]) else running["choices"]
 
 
+def _count_seconds(pid: int) -> float:
+    """The seconds of the processor that a process has used; where the system does not say, those of the clock."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return time.time()
+
+
 def _work(request: CampaignRequest, number: int, first: int, record: Path, sender: Connection) -> None:
     _follow_parent()
+    gc.set_threshold(20_000, 20, 50)  # a program makes many objects, which count references free
     try:
         summary = run_campaign(request, number, first, record, lambda part: sender.send(("part", part)))
         sender.send(("end", summary))
@@ -160,7 +187,7 @@ def _work(request: CampaignRequest, number: int, first: int, record: Path, sende
 def _examine(running: dict[str, Any], values: Sequence[int], request: CampaignRequest) -> None:
     _follow_parent()
     program = GENERATORS[running["kind"]](Choices(values), None)
-    examine(program, list_fuzz_engines(request.targets), running["seed"])
+    examine(program, list_fuzz_engines(request.targets), running["seed"], request.targets)
 
 
 def _try_in_process(run: Callable[[], None]) -> str:

@@ -87,6 +87,18 @@ def test_shared_memory_is_not_overwritten(target):
     assert np.array_equal(pair(x, x).numpy(), X + X)
 
 
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_results_have_memory_of_their_own(target):
+    """A buffer that is filled again, as a loader of data does, leaves the results of calls before as they were."""
+    function = ts.jit(lambda x: (x, x.T, x[1:], x + 0.0, x), target=target)
+    array = X.copy()
+    found = [y.numpy() for y in function(array)]
+    array[:] = 0.0
+    want = (X, X.T, X[1:], X, X)
+    assert all(np.array_equal(y, w) for y, w in zip(found, want, strict=True))
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
 def test_trees_are_donated_whole():
     @ts.jit(target="llvm", donate=("state",))
     def step(state, rate):

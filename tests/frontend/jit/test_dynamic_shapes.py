@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.core.errors import OutOfBoundsError, ShapeError
 from tessera.core.symbolic_dim import UnknownSizeError
+from tessera.runtime.program import prepare
 
 SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 31, 63, 64, 65, 127, 129, 200])
 
@@ -217,6 +218,43 @@ def test_slices_are_guarded():
     f = ts.jit(lambda x: x[:4] * 2.0, target="llvm")
     for size in (6, 7, 5, 3, 4, 2):
         np.testing.assert_array_equal(f(rows(size, 2)).numpy(), rows(size, 2)[:4] * 2)
+
+
+UPDATES = {
+    "every second": lambda x: x.at[::2].set(0),
+    "every second with values": lambda x: x.at[::2].set(x[::2] * 2),
+    "every third from the second": lambda x: x.at[1::3].multiply(5),
+    "but the last": lambda x: x.at[:-1:2].add(2),
+    "within the end": lambda x: x.at[-3:-1:2].set(7),
+    "rows that may be none": lambda x: x.at[:-3].set(x[3:]),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@pytest.mark.parametrize("target", ["interp", "llvm"])
+def test_updates_of_slices_with_steps(update, target):
+    """Found by fuzzing: the step was lost where the size was symbolic, and slices without elements were an error."""
+    f = ts.jit(update, target=target)
+    for size in (9, 8, 5, 7, 12, 4, 3):
+        x = rows(size, 2)
+        np.testing.assert_array_equal(f(x).numpy(), update(ts.Tensor(x)).numpy())
+
+
+@pytest.mark.parametrize("pool", [ts.max_pool1d, ts.avg_pool1d])
+def test_a_window_that_is_too_large_is_refused_for_later_sizes(pool):
+    f = ts.jit(lambda x: pool(x, 3), target="llvm")
+    for size in (9, 8, 4):
+        assert f(rows(1, size)[None]).shape == (1, 1, size // 3)
+    with pytest.raises(ShapeError, match="larger than the padded input"):
+        f(rows(1, 2)[None])
+
+
+def test_an_update_of_all_but_a_row_of_two_symbolic_sizes():
+    """Found by fuzzing: the bounds of a checked index asked whether the axis has elements, which no size says."""
+    x = np.arange(24, dtype=np.int8).reshape(4, 6)
+    update = ts.jit(lambda x: x.at[1:].add(x[1:] * 2))
+    program = prepare(update, (x,), "llvm", dynamic={"x": {0: "N", 1: "M"}})
+    np.testing.assert_array_equal(program.run("device", "llvm")[0], np.concatenate([x[:1], x[1:] * 3]))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])

@@ -44,6 +44,19 @@ def test_profiles_have_cases():
     assert names["autodiff"] < names["all"] and "graph/sweep/cast/f32-fp4-special" in names["low-precision"]
 
 
+def test_the_manifest_names_every_case_and_its_profiles(tmp_path):
+    path = tmp_path / "manifest.json"
+    assert main(["conformance", "--profile", "all", "--manifest", str(path)]) == 0
+    manifest, cases = json.loads(path.read_text()), find_profile("all")
+    assert [c["name"] for c in manifest["cases"]] == [c.name for c in cases] and len(cases) >= 4000
+    assert manifest["profiles"] == {name: len(find_profile(name)) for name in PROFILES}
+    by_name = {c["name"]: c for c in manifest["cases"]}
+    ring = by_name["graph/collectives/ring-2x2-all-f64"]
+    assert ring["ranks"] == 4 and ring["profiles"] == ["collectives", "all"] and ring["compared"] == "bound"
+    assert {c["compared"] for c in manifest["cases"]} >= {"bound", "equal", "bits", "error ShapeError"}
+    assert main(["conformance", "--manifest", str(tmp_path / "no" / "folder.json")]) == 2
+
+
 def test_an_unknown_profile():
     with pytest.raises(ArgumentError, match="is not a profile"):
         find_profile("fast")

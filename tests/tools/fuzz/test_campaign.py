@@ -76,10 +76,10 @@ def test_a_reference_that_fails_is_counted(error, monkeypatch):
 def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, monkeypatch):
     real = oracle.examine
 
-    def dies(program, engines, seed=0):
+    def dies(program, engines, seed=0, targets=()):
         if "exp" in program.source:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(program, engines, seed)
+        return real(program, engines, seed, targets)
 
     monkeypatch.setattr(campaign, "examine", dies)
     monkeypatch.setattr(workers, "examine", dies)
@@ -88,6 +88,22 @@ def test_a_process_that_ends_is_a_failure_and_the_campaign_goes_on(tmp_path, mon
     (failure,) = [f for f, _ in summary.failures.values()]
     assert failure.detail == "the process ended with SIGKILL"
     assert "exp" in next(tmp_path.glob("*.py")).read_text() and summary.programs > 10
+
+
+def test_a_program_that_hangs_is_a_failure_and_the_campaign_goes_on(monkeypatch):
+    """The record of the program before must not end the next process."""
+    real = oracle.examine
+
+    def hangs(program, engines, seed=0, targets=()):
+        while "exp" in program.source:
+            pass
+        return real(program, engines, seed, targets)
+
+    monkeypatch.setattr(campaign, "examine", hangs)
+    monkeypatch.setattr(workers, "HANG_SECONDS", 0.5)
+    summary = run_workers(CampaignRequest(("interp",), ("graph",), programs=30), 1)
+    assert [f.key for f, _ in summary.failures.values()] == ["process: hangs"]
+    assert 5 <= summary.programs <= 30  # the counts that a process had not yet sent are lost
 
 
 def test_a_corpus_is_kept_and_read(tmp_path):

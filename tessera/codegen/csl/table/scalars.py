@@ -100,10 +100,9 @@ def format_literal(value: Any, dtype: DType) -> str:
     if not dtype.is_float:
         return str(int(value))
     number = float(np.asarray(value, np.float64).astype(dtype.numpy))
-    if math.isnan(number):
-        return "@bitcast(f32, @as(u32, 0x7FC00000))"
-    if math.isinf(number):
-        return f"@bitcast(f32, @as(u32, {INFINITY_BITS[number]}))"
+    if not math.isfinite(number):  # unlike a number with digits, these bits have a type
+        bits = "0x7FC00000" if math.isnan(number) else INFINITY_BITS[number]
+        return NARROWING_CASTS.get(dtype, "{0}").format(f"@bitcast(f32, @as(u32, {bits}))")
     digits = repr(number)
     mantissa, mark, exponent = digits.partition("e")
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"

@@ -1,0 +1,1 @@
+"""Conformance cases: graph level, collectives."""

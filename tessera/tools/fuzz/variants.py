@@ -1,0 +1,279 @@
+"""Variants of a random program that must not change its results (metamorphic relations).
+
+Of a function: its passes in a random selection and order, other tile sizes, a batch of it, symbolic sizes, calls
+through `ts.jit` with donated arguments, and its derivatives in forward and in reverse mode. Of a kernel: other blocks,
+swizzles, paddings and pipeline stages. Of both: other machines of a target (vectors, architectures, meshes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tessera.codegen.contract import get_backend, get_capable_backend, load_interpreter
+from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
+from tessera.core.schedule import Schedule
+from tessera.frontend.jit.tracing import Jit
+from tessera.interp.bound import compare_with_bound
+from tessera.interp.tile import interpreter as tile_interpreter
+from tessera.ir.core import Module
+from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
+from tessera.ir.tensor import Tensor
+from tessera.ir.verify import verify
+from tessera.lower.lowering_plan import LoweringPlan
+from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
+from tessera.lower.pipeline import list_steps
+from tessera.runtime import driver
+from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
+from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
+
+# Passes that may be left out, repeated and reordered before the lowering to Schedule.
+OPTIONAL = (canonicalise, eliminate_common_subexpressions, eliminate_dead_code, sink_widening)
+Variant = tuple[str, Callable[[], list[np.ndarray]]]
+
+
+# For each target the options of other machines, and the fields of their lowering plan.
+MACHINES: dict[str, tuple[Mapping[str, Sequence[Any]], Mapping[str, Sequence[Any]]]] = {
+    "llvm": ({"vector_bytes": (16, 32, 64), "pair_products": (False,), "byte_products": (1,)}, {}),
+    "ptx": ({"arch": ("sm_80", "sm_90a")}, {}),
+    "csl": (
+        {"arch": ("wse2", "wse3"), "optimize": (False, True)},
+        {"mesh": ((1, 1), (1, 3), (2, 2), (3, 1), (2, 5)), "mesh_product": ("summa", "cannon")},
+    ),
+}
+
+
+class NotComparableError(Exception):
+    """A variant that a program does not have: a transform refuses one of its ops, by a typed error."""
+
+
+class RelationError(Exception):
+    """Two ways to compute the same have different results."""
+
+
+def list_variants(
+    program: RandomProgram, prepared: PreparedProgram, random: Random, targets: Sequence[str] = ()
+) -> list[Variant]:
+    """Variants of a program whose results must be those of the program: of a function, one drawn at random."""
+    machines = [t for t in targets if t in MACHINES]
+    machine = random.choice(machines) if machines else ""
+    place = random.randrange(1 << 30)
+    others: list[Variant] = [("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place)))]
+    if program.is_kernel:
+        stages: list[Variant] = [("other stages", lambda: _run_other_stages(program, machine, Random(place)))]
+        drawn = random.choice([*others, *stages]) if machine else None
+        constants = [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
+        return [*constants, *([drawn] if drawn else [])]
+    module = prepared.levels["graph"]
+    arrays = list(prepared.arrays)
+    # The lowering relies on `canonicalise` to fold reductions of empty axes: it is always one of them.
+    passes = [*(random.choice(OPTIONAL) for _ in range(random.randint(0, 4))), canonicalise]
+    tiles = _draw_plan(random)
+    planned = random.random() < 0.5
+    target = random.choice(("interp", *targets))
+    number = random.randrange(1 << 30)
+    found: list[Variant] = [
+        ("random passes", lambda: _run_with_passes(module, passes, planned, arrays)),
+        ("other tiles", lambda: _run_with_plan(module, tiles, arrays)),
+        ("batch", lambda: _run_batch(program)),
+        ("symbolic sizes", lambda: _run_with_symbolic_sizes(program, target, Random(number))),
+        ("later sizes", lambda: _run_at_later_sizes(program, target, Random(number))),
+        ("donated arguments", lambda: _run_donated(program, target)),
+        ("forward mode", lambda: _compare_modes(program, Random(number))),
+        *(others if machine else []),
+    ]
+    return [random.choice(found)]
+
+
+def _draw_plan(random: Random) -> LoweringPlan:
+    return LoweringPlan(
+        m=random.choice((1, 8, 128)), n=random.choice((2, 16, 128)), k=random.choice((3, 32, 512)),
+        whole_k=random.choice((4, 64, 512)), multiple=random.choice((1, 4, 16)), rows=random.choice((1, 64, 8192)),
+        row_limit=random.choice((4, 64, 8192)), pointwise=random.choice((4, 64, 8192)), lanes=random.choice((1, 8, 64)),
+        result_lanes=random.choice((None, 4, 256)), collapse=random.random() < 0.5, peel=random.random() < 0.5,
+        stack_views=random.random() < 0.5, vector_products=random.choice((0, 1, 4)), own_row=random.choice((0, 4096)),
+        serial_scans=random.random() < 0.5, parallel=random.choice((None, 528)),
+    )  # fmt: skip
+
+
+def _run_with_passes(module: Module, passes: Sequence[Any], plan_memory: bool, arrays: list[Any]) -> list[np.ndarray]:
+    """Lower with other passes of the Graph level, and without the memory plan if `plan_memory` is false."""
+    own = {"simplify", "common subexpressions", "dead code", "sink casts", *(() if plan_memory else ("memory plan",))}
+    for name, step in list_steps(LoweringPlan()):
+        if name == "simplify":
+            for rewrite in passes:
+                module = verify(module.replace(rewrite(module.main), *module.functions[1:]))
+        if name not in own:
+            module = verify(step(module))
+    return tile_interpreter.run(module, arrays)
+
+
+def _run_with_plan(module: Module, plan: LoweringPlan, arrays: list[Any]) -> list[np.ndarray]:
+    for _, step in list_steps(plan):
+        module = verify(step(module))
+    return tile_interpreter.run(module, arrays)
+
+
+def _run_on_other_machine(prepared: PreparedProgram, target: str, random: Random) -> list[np.ndarray]:
+    """The program for a machine of a target that is not the default one: checked, or in the emulator of its text."""
+    options, fields = ({name: random.choice(values) for name, values in each.items()} for each in MACHINES[target])
+    graph = prepared.levels.get("graph")
+    levels = driver.lower(graph.main, target, fields) if graph else prepared.lower_for_target(target)
+    artifact = prepared.emit(target, options, levels["tile"])
+    generator = get_backend(target)
+    guarded = getattr(generator, "guarded", None)
+    function = guarded(artifact) if guarded else load_interpreter(get_capable_backend(target, "interpreter"), artifact)
+    return ExecutableProgram(prepared, function)()
+
+
+def _run_other_stages(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """A kernel with another number of pipeline stages and warps."""
+    schedule = Schedule(stages=random.choice((1, 2, 3, 4)), warps=random.choice((1, 2, 4, 8)))
+    entry = program.load().with_schedule(schedule)
+    made = prepare(entry, program.arguments(), "interp", program.grid, program.group)
+    return _run_on_other_machine(made, target, random)
+
+
+def _run_batch(program: RandomProgram) -> list[np.ndarray]:
+    """The program under vmap on two lanes of different values: the results of the second."""
+    entry = Jit(TESSERA.vmap(program.load().function))
+    arguments = {i.name: np.stack([replace(i, seed=i.seed + 1).make(), i.make()]) for i in program.inputs}
+    return [r[1] for r in prepare(entry, arguments).run("graph")]
+
+
+def _run_with_symbolic_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """The program with names for a random selection of its inputs' sizes; equal sizes have one name or several.
+
+    Raises:
+        NotComparableError: an op needs a size as a number.
+    """
+    shared = random.random() < 0.5
+    dynamic = {
+        i.name: {
+            axis: f"N{size}" if shared else f"{i.name}_{axis}"
+            for axis, size in enumerate(i.shape) if size > 1 and random.random() < 0.6
+        }
+        for i in program.inputs
+    }  # fmt: skip
+    dynamic = {name: axes for name, axes in dynamic.items() if axes}
+    if not dynamic:
+        raise NotComparableError
+    try:
+        made = prepare(program.load(), program.arguments(), target, dynamic=dynamic)
+    except TesseraError as error:
+        raise NotComparableError from error
+    return made.run("tile" if target == "interp" else "device", target)
+
+
+def _run_at_later_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
+    """Calls with other sizes: the function is compiled with symbols for the second, which serves the third.
+
+    Raises:
+        NotComparableError: the program does not exist at these sizes.
+        RelationError: its results there are not those of a program of these sizes, or it refuses them.
+    """
+    function = Jit(program.load().function, target=target)
+    first = _list_arrays(function(**program.arguments()))
+    for _ in range(2):
+        other = {
+            n: random.choice((n + 1, n + 2, 2 * n, n - 1, n - 1)) for i in program.inputs for n in i.shape if n > 1
+        }
+        inputs = tuple(replace(i, shape=tuple(other.get(n, n) for n in i.shape)) for i in program.inputs)
+        changed = replace(program, inputs=inputs)
+        try:
+            bounds = prepare(changed.load(), changed.arguments(), lower=False).bounds()
+        except TesseraError as error:  # a size is written in the program
+            raise NotComparableError from error
+        for number, (result, bound) in enumerate(zip(_call_later(function, changed), bounds, strict=True)):
+            agreement = compare_with_bound(result, bound)
+            if not agreement.ok:
+                raise RelationError(f"of {[i.shape for i in inputs]} output {number} {agreement}")
+    return first
+
+
+def _call_later(function: Jit, changed: RandomProgram) -> list[np.ndarray]:
+    try:
+        return _list_arrays(function(**changed.arguments()))
+    except (UnsupportedOpError, ResourceError):
+        raise
+    except TesseraError as error:
+        raise RelationError(f"{[i.shape for i in changed.inputs]} are refused: {error}") from error
+
+
+def _run_donated(program: RandomProgram, target: str) -> list[np.ndarray]:
+    """Calls through `ts.jit`: with arguments that are kept, which must not change, and then with donated ones.
+
+    Raises:
+        RelationError: a call changed an argument, or its results change with the arguments.
+    """
+    function, arguments = program.load().function, program.arguments()
+    kept = {name: x.copy() for name, x in arguments.items()}
+    first = _list_arrays(Jit(function, target=target)(**arguments))
+    changed = [name for name, x in kept.items() if x.tobytes() != arguments[name].tobytes()]
+    if changed:
+        raise RelationError(f"the call changes its argument {changed[0]}")
+    before = [x.tobytes() for x in first]
+    for x in arguments.values():
+        x[...] = np.zeros((), x.dtype)
+    if [x.tobytes() for x in first] != before:
+        raise RelationError("a result shares the memory of an argument")
+    donating = Jit(function, target=target, donate=tuple(kept))
+    for _ in range(2):  # compiled, and known
+        found = donating(**{name: Tensor(x.copy()) for name, x in kept.items()})
+    return _list_arrays(found)
+
+
+def _list_arrays(results: Any) -> list[np.ndarray]:
+    return [r.numpy() for r in (results if isinstance(results, tuple) else (results,))]
+
+
+def _compare_modes(program: RandomProgram, random: Random) -> list[np.ndarray]:
+    """One element of a gradient, in reverse and in forward mode; the results are those of the program.
+
+    Raises:
+        NotComparableError: the program has no derivative.
+        RelationError: the derivatives differ by more than their bounds.
+    """
+    inputs = [i for i in program.inputs if i.dtype in ("f32", "f64") and np.prod(i.shape) > 0]
+    if not inputs:
+        raise NotComparableError
+    chosen = random.choice(inputs)
+    direction = np.zeros(chosen.shape, chosen.make().dtype)
+    direction.reshape(-1)[random.randrange(direction.size)] = 1.0
+    try:
+        reverse, forward = _bound_modes(program, chosen, direction)
+    except TesseraError as error:
+        raise NotComparableError from error
+    distance = np.abs(reverse.value - forward.value)
+    if np.any(distance > (reverse.radius + forward.radius) * 1.01):
+        raise RelationError(f"the derivatives are {reverse} in reverse and {forward} in forward mode")
+    return prepare(program.load(), program.arguments()).run("graph")
+
+
+def _bound_modes(program: RandomProgram, chosen: Input, direction: np.ndarray) -> tuple[Any, Any]:
+    """The derivative of the sum of a program's float results along a direction, in both modes, with bounds."""
+    function = program.load().function
+    rest = {name: Tensor(x) for name, x in program.arguments().items() if name != chosen.name}
+
+    def total(x: Any) -> Any:
+        found = function(**{**rest, chosen.name: x})
+        floats = [r for r in (found if isinstance(found, tuple) else (found,)) if r.dtype.is_float]
+        return sum((TESSERA.sum(TESSERA.cast(r, dtype=TESSERA.f64)) for r in floats), TESSERA.zeros((), TESSERA.f64))
+
+    def both(x: Any, v: Any) -> Any:
+        reverse = TESSERA.cast(TESSERA.sum(TESSERA.grad(total)(x) * v), dtype=TESSERA.f64)
+        return reverse, TESSERA.cast(TESSERA.jvp(total, (x,), (v,))[1], dtype=TESSERA.f64)
+
+    reverse, forward = prepare(Jit(both), (chosen.make(), direction), lower=False).bounds()
+    return reverse, forward
+
+
+def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarray]:
+    grid, constants = changed
+    other = replace(program, grid=grid, constants={**program.constants, **constants})
+    return prepare(other.load(), other.arguments(), "interp", other.grid, other.group).run("tile")

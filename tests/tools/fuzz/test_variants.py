@@ -1,0 +1,121 @@
+"""Variants of random programs: right programs agree with them, and each finds the fault that it is for."""
+
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera.runtime import driver
+from tessera.runtime.program import prepare
+from tessera.tools.fuzz import variants
+from tessera.tools.fuzz.oracle import list_fuzz_engines
+from tessera.tools.fuzz.programs import Input, RandomProgram
+
+SOURCE = """def program(x0, x1):
+    v0 = ts.cumsum(ts.tanh(x0) * x1, axis=0)
+    return v0, ts.max(v0, axis=1)
+"""
+PROGRAM = RandomProgram(SOURCE, (Input("x0", (5, 3), "f32", "uniform", 1), Input("x1", (3,), "f32", "uniform", 2)))
+NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "later sizes", "donated arguments", "forward mode",
+         "other machine"}  # fmt: skip
+
+
+def run_all(program=PROGRAM):
+    """The results of every variant that is drawn in 90 draws."""
+    prepared, targets = prepare(program.load(), program.arguments()), ("llvm", "csl")
+    drawn = [v for seed in range(90) for v in variants.list_variants(program, prepared, Random(seed), targets)]
+    found = {}
+    for name, run in drawn:
+        with suppress(variants.NotComparableError):
+            found[name] = run()
+    return found
+
+
+def test_every_variant_is_drawn_and_agrees():
+    found = run_all()
+    assert set(found) == NAMES
+    want = prepare(PROGRAM.load(), PROGRAM.arguments()).run("graph")
+    for name, results in found.items():
+        for result, reference in zip(results, want, strict=True):
+            np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_batch_that_takes_values_of_the_other_lane_is_found(monkeypatch):
+    def first_lane_twice(function):
+        return lambda x0, x1: tuple(ts.stack([r, r]) for r in function(x0[0], x1[0]))
+
+    monkeypatch.setattr(ts, "vmap", first_lane_twice)
+    right = prepare(PROGRAM.load(), PROGRAM.arguments()).run("graph")
+    assert not np.allclose(variants._run_batch(PROGRAM)[0], right[0])
+
+
+def test_a_wrong_gradient_is_found(monkeypatch):
+    smooth = replace(PROGRAM, source=SOURCE.replace("ts.max(v0, axis=1)", "ts.exp(x0)"))
+    real = ts.grad
+    monkeypatch.setattr(ts, "grad", lambda f: lambda x: real(f)(x) * 1.001)
+    with pytest.raises(variants.RelationError, match="in reverse and"):
+        for seed in range(5):  # some elements have a derivative of 0
+            variants._compare_modes(smooth, Random(seed))
+
+
+def test_a_call_that_writes_its_argument_is_found(monkeypatch):
+    real = variants.Jit.__call__
+
+    def call(self, *args, **named):
+        found = real(self, *args, **named)
+        if not isinstance(named["x1"], ts.Tensor):
+            named["x1"][0] = 7.0
+        return found
+
+    monkeypatch.setattr(variants.Jit, "__call__", call)
+    with pytest.raises(variants.RelationError, match="the call changes its argument x1"):
+        variants._run_donated(PROGRAM, "interp")
+
+
+def test_a_result_that_shows_an_argument_is_found(monkeypatch):
+    monkeypatch.setattr(driver, "_copy_views", lambda results, arguments: list(results))
+    turned = replace(PROGRAM, source=SOURCE.replace("return v0", "return x0.T"))
+    with pytest.raises(variants.RelationError, match="shares the memory of an argument"):
+        variants._run_donated(turned, "interp")
+
+
+def test_a_program_without_such_a_variant_is_not_comparable():
+    whole = RandomProgram("def program(x0):\n    return x0 + 1\n", (Input("x0", (1,), "int32"),))
+    for run in (lambda: variants._compare_modes(whole, Random(0)),
+                lambda: variants._run_with_symbolic_sizes(whole, "interp", Random(0))):  # fmt: skip
+        with pytest.raises(variants.NotComparableError):
+            run()
+
+
+def test_the_engines_with_guard_bytes_give_their_target():
+    assert [e.target for e in list_fuzz_engines(("llvm",)) if e.level == "device"] == ["llvm"]
+
+
+KERNEL = """@ts.kernel
+def program(x, out, B: ts.constexpr):
+    at = tile.program_id(0) * B
+    tile.store(out[at : at + B], tile.load(x[at : at + B], other=0.0) * 2.0, edge="clip")
+"""
+
+
+def test_a_kernel_is_drawn_with_other_blocks_stages_and_machines():
+    blocks = [((1,), {"B": 16}), ((9,), {"B": 1})]
+    inputs = (Input("x", (9,), "f32", "uniform", 1), Input("out", (9,), "f32", "zeros"))
+    kernel = RandomProgram(KERNEL, inputs, (2,), None, {"B": 8}, tuple(blocks))
+    found = run_all(kernel)
+    assert set(found) == {"other constants", "other stages", "other machine"}
+    for results in found.values():
+        np.testing.assert_array_equal(results[0], inputs[0].make() * 2)
+
+
+@pytest.mark.parametrize("target", variants.MACHINES)
+def test_each_machine_of_a_target_exists(target):
+    """An option that a generator does not have, or a value that it refuses, would count as a failure of programs."""
+    prepared = prepare(PROGRAM.load(), PROGRAM.arguments())
+    want = prepared.run("graph")
+    for seed in range(8):
+        for result, reference in zip(variants._run_on_other_machine(prepared, target, Random(seed)), want, strict=True):
+            np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
