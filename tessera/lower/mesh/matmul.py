@@ -61,7 +61,7 @@ def _(lowering, node, a, b):
         cannon = lowering.mesh.product == CANNON and lowering.mesh.rows == lowering.mesh.columns and not batch
         value = (_emit_cannon if cannon else _emit_summa)(lowering, left, right, cuts, wide)
     if value.type.dtype != node.attrs["dtype"]:
-        value = lowering.add(basic.cast, value, dtype=node.attrs["dtype"])
+        value = lowering.add(basic.cast, value, dtype=node.out.type.policy or node.attrs["dtype"])
     return lowering.hold(node, (*batch, cuts.m, cuts.n), value)
 
 

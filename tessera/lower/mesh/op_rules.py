@@ -148,7 +148,7 @@ def _(lowering, node, x):
     value = lowering.add(node.op, value, axis=node.attrs["axis"], keepdims=node.attrs["keepdims"])
     value = emit_all_reduce(lowering, value, [split[a] for a in axes], kind)
     if value.type.dtype != node.out.type.dtype:
-        value = lowering.add(basic.cast, value, dtype=node.out.type.dtype)
+        value = lowering.add(basic.cast, value, dtype=node.out.type.policy or node.out.type.dtype)
     left = [CONSTANT if a in axes else s for a, s in enumerate(split) if a not in axes or node.attrs["keepdims"]]
     return lowering.hold(node, tuple(left), value)
 
