@@ -42,18 +42,16 @@ def _carry_in_block(block: Block, uses: UseDef, threads: int) -> Block:
 def _carry_in_loop(loop: Node, uses: UseDef, threads: int) -> list[Node]:
     """A loop as it is, or with blocks in place of their sums, between what fills the blocks and what sums them up."""
     (body,) = loop.regions
-    if count_rounds(uses, loop) < 2:
-        return [loop]
     before, after, dropped = list[Node](), list[Node](), set[Node]()
     args, params, results, outs = list(loop.args), list(body.params), list(body.results), list(loop.results)
-    added: list[Node] = []
+    added, several = list[Node](), count_rounds(uses, loop) > 1
     for i, out in enumerate(loop.results):
-        found = _find_sum(body, params[1 + i], results[i], uses, threads)
+        found = _find_sum(body, params[1 + i], results[i], uses, threads, several)
         if found is None:
             continue
         (total, join), initial = found, args[3 + i]
         x, attrs_of_total = _find_summed_block(total, uses)
-        if (folded := _fold(x, total, threads)) is not None:
+        if (folded := _fold(x, total, threads) if several else None) is not None:
             added += folded
             x, attrs_of_total = folded[-1].out, Attrs({**total.attrs, "axis": (-1,)})
         filled, held, joined, last, summed = (Value(v.type) for v in (x, x, x, x, total.out))
@@ -84,16 +82,26 @@ def _find_summed_block(total: Node, uses: UseDef) -> tuple[Value, Attrs]:
 
 def _fold(x: Value, total: Node, threads: int) -> list[Node] | None:
     """The nodes that add up parts of a large row, of which a thread holds the same places; None for other blocks."""
-    (*rows, columns), length = static_shape(x), FOLDED * threads
-    if math.prod(rows) != 1 or columns <= MAX_HELD * threads or columns % length or static_shape(total.out):
+    sizes, length = static_shape(x), FOLDED * threads
+    columns = math.prod(sizes)
+    if (
+        not sizes
+        or columns != sizes[-1]
+        or columns <= MAX_HELD * threads
+        or columns % length
+        or static_shape(total.out)
+    ):
         return None
     parts, folded = (Value(x.type.with_shape(s)) for s in ((columns // length, length), (length,)))  # type: ignore[union-attr]
     view = Node(shape.reshape, (x,), Attrs({"shape": static_shape(parts)}), (parts,), (), total.loc)
     return [view, Node(total.op, (parts,), Attrs({**total.attrs, "axis": (0,)}), (folded,), (), total.loc)]
 
 
-def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: int) -> tuple[Node, Node] | None:
-    """The sum of a block that a loop adds to a carried value, and the addition, if nothing else reads either."""
+def _find_sum(
+    body: Block, param: Value, result: Value, uses: UseDef, threads: int, several: bool
+) -> tuple[Node, Node] | None:
+    """The sum of a block that a loop, of `several` rounds, adds to a carried value, and the addition, if nothing else
+    reads either."""
     join = uses.find(result, *COMBINERS.values())
     if join is None or join not in body.nodes or param not in join.args or uses.count_uses(param) != 1:
         return None
@@ -108,7 +116,7 @@ def _find_sum(body: Block, param: Value, result: Value, uses: UseDef, threads: i
     if total.op is reduce.sum and x.accumulate != x.dtype:  # type: ignore[union-attr]  # each sum is rounded once
         return None
     block, _ = _find_summed_block(total, uses)
-    if _fold(block, total, threads) is not None:
+    if several and _fold(block, total, threads) is not None:
         return total, join
     held, sums = (math.prod(1 << (n - 1).bit_length() for n in static_shape(v)) for v in (block, total.out))
     return (total, join) if held <= MAX_HELD * threads and sums < MAX_VECTOR * threads else None
