@@ -86,3 +86,14 @@ def test_teams_grow_with_the_cache():
         )
         found.append(next(iter(artifact.manifest["plan"]["entries"].values()))["threads"])
     assert found == [512, 1024]
+
+
+@pytest.mark.parametrize(("arch", "size"), [("sm_90a", 51_200), ("sm_80", 34_816)])
+def test_the_longest_rows_fit_beside_what_threads_exchange(arch, size):
+    x = np.zeros((300, size), "f4")
+    assert size * 4 == row_caching.MOST_BYTES[arch]
+    module = driver.lower(ts.jit(lambda x: (ts.softmax(x, axis=-1) * 2, x.max(axis=-1))).trace(x).function, "ptx")[
+        "tile"
+    ]
+    entries = BACKEND.emit(module, {"arch": arch}).manifest["plan"]["entries"].values()
+    assert max(e["shared"] for e in entries) > row_caching.MOST_BYTES[arch]

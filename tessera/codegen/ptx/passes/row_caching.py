@@ -22,7 +22,7 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic
 
 LOADS = (tile.load, tile.gather)
-MOST_BYTES = {"sm_80": 152 << 10, "sm_90a": 216 << 10}  # beside what reductions exchange
+MOST_BYTES = {"sm_80": 136 << 10, "sm_90a": 200 << 10}  # beside what threads exchange
 LEAST_BYTES = 32 << 10  # of a row: the caches hold less for all programs under way
 Key = tuple[object, ...]
 
