@@ -70,16 +70,22 @@ def _(rewriter: Rewriter, node: Node, args: list[Value]) -> Value | None:
     found = [
         _narrow_axis(rewriter, x, x.type.rank + axis, UNIFORM_DEPTH) for x, axis in zip(args, (-2, -1), strict=True)
     ]
-    if found == [None, None]:
+    if found == [None, None] or _rounds_apart(node.out):
         return None
     operands = [x if one is None else one for x, one in zip(args, found, strict=True)]
     product = rewriter.add(contractions.dot, *operands, **node.attrs)
     return rewriter.add(basic.broadcast_to, product, shape=node.out.type.shape)
 
 
+def _rounds_apart(value: Value) -> bool:
+    """Whether equal numbers become different elements of a value, which draws how it rounds each."""
+    policy = get_tensor_type(value).policy
+    return policy is not None and policy.rounding == "stochastic"
+
+
 def _narrow_axis(rewriter: Rewriter, value: Value, axis: int, depth: int) -> Value | None:
     """A value with one element along an axis of several, where all of them are equal; else None."""
-    if value.type.shape[axis] == 1 or depth == 0:
+    if value.type.shape[axis] == 1 or depth == 0 or _rounds_apart(value):
         return None
     node = rewriter.find_producer(value, basic.full, basic.broadcast_to, shape.permute, basic.cast, *POINTWISE)
     if node is None:

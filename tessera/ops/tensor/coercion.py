@@ -39,7 +39,7 @@ def _keep_weak(out: Any, operands: Sequence[Any]) -> Any:
 
 
 def _is_strong(x: Any) -> bool:
-    return x.__class__ is not WeakTensor and x.__class__ not in PYTHON_NUMBERS
+    return not isinstance(x, (WeakTensor, *PYTHON_NUMBERS))
 
 
 # What arithmetic on bools means, as in NumPy; ops without an entry refuse bools. elementwise.py fills it.

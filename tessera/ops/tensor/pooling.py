@@ -129,11 +129,11 @@ class _Pool:
 
     def counted_elements(self, x: Tensor, with_padding: bool) -> Tensor:
         """The number of elements of each window that are in the input, or in it and its padding."""
-        rank, total = len(self.kernel), 1  # type: int, Any
+        total: Any = 1
         for i, (n, k, s, p) in enumerate(zip(x.shape[2:], self.kernel, self.stride, self.padding, strict=True)):
             first, more = iota(shape=(self.counts[i],)) * s - p, p if with_padding else 0
             inside = minimum(first + k, n + more) - maximum(first, -more)
-            total = total * along_axis(inside, i, rank)
+            total = total * along_axis(inside, i, len(self.kernel))
         return cast(total, dtype=x.dtype)
 
 

@@ -135,3 +135,21 @@ def test_windows_that_are_rounded_otherwise_stay():
         module = dict(driver.iterate_passes(traced, driver.find_plan("ptx")))["early rounding"]
         casts = [n for n in module.main.body.walk() if n.op.name == "ts.cast" and n.out.type.dtype == ts.fp8_e4m3]
         assert [n.out.type.shape for n in casts] == [shape], between
+
+
+def round_operand(x, rounded):
+    rows = ts.cast(ts.broadcast_to(x[:1] * 1.0, (8, 64)), dtype=rounded)
+    return ts.cast(rows, dtype=ts.f32) @ ts.ones((64, 4))
+
+
+def round_result(x, rounded):
+    return ts.cast(ts.broadcast_to(x[:1], (8, 64)), dtype=rounded) @ ts.cast(ts.ones((64, 4)) * 0.3, dtype=rounded)
+
+
+@pytest.mark.parametrize("target", ["llvm", "ptx"])
+@pytest.mark.parametrize("function", [round_operand, round_result])
+def test_equal_rows_that_are_rounded_stochastically_are_not_equal(function, target):
+    x, rounded = np.full((3, 64), 1.003, "f4"), ts.bf16 @ ts.stochastic_round
+    found, want = (ts.jit(lambda x: function(x, rounded), target=t)(x).to(ts.f32).numpy() for t in (target, "interp"))
+    assert len(set(found[:, 0])) > 1
+    np.testing.assert_allclose(found, want, rtol=1e-6)
