@@ -21,7 +21,7 @@ os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where
 settings.register_profile("tessera", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tessera")
 # The compilers make many objects that live for one test: collected less often, most of them are gone by then.
-gc.set_threshold(20_000, 20, 20)
+gc.set_threshold(100_000, 20, 20)
 atexit.register(gc.unfreeze)  # at exit libraries look for leaks, and everything is garbage
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together
