@@ -622,9 +622,8 @@ def _(arranger, node, out):
     blocks = [v for v in (node.args[1], *node.args[2 : 2 + rank]) if isinstance(v.type, TensorType)]
     wide = max(blocks, key=lambda v: (v.type.rank, static_shape(v)))
     shape_ = _broadcast_shape([static_shape(v) for v in blocks])
-    layout = (
-        arranger.inference.find_layout(wide) if static_shape(wide) == shape_ else arranger.inference.plain_shape(shape_)
-    )
+    inference = arranger.inference
+    layout = inference.find_layout(wide) if static_shape(wide) == shape_ else inference.plain_shape(shape_)
     return broadcast_operand_layouts(arranger, node, layout)
 
 
