@@ -248,6 +248,7 @@ ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, wh
 MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
 WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
 PREFERRED_THREADS = 256
+REALIGNED_THREADS = 768  # of a multiprocessor whose programs walk misaligned rows
 SM_REGISTERS = 1 << 16  # registers of a multiprocessor
 MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
 SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
@@ -263,7 +264,7 @@ def map_threads(function: Function) -> Function:
     if get_fact(function, "kernel") == WARP_SPECIALISED:
         return _map_warp_groups(function)
     threads = 1 if int(function.attrs.get("group", 1)) > 1 else choose_team_size(function)
-    resident = choose_resident_blocks(function) if get_fact(function, "kernel") == UNIFORM else 0
+    resident = choose_resident_blocks(function, threads) if get_fact(function, "kernel") == UNIFORM else 0
     return set_facts(function, threads=threads, teams=1, vector=choose_vector_width(function), resident=resident)
 
 
@@ -304,12 +305,15 @@ def _round_team(threads: int, most: int) -> int:
     return min(max(1 << max(threads - 1, 0).bit_length(), 4 * WARP_THREADS), most)
 
 
-def choose_resident_blocks(function: Function) -> int:
-    """The blocks that a multiprocessor should hold at once where one product takes another's result; 0: any.
+def choose_resident_blocks(function: Function, threads: int) -> int:
+    """The blocks that a multiprocessor should hold at once where one product takes another's result, or where the end
+    of a misaligned row is gathered; 0: any.
 
-    Without a limit the assembler keeps more registers alive than pays. With it a thread has four registers for each
-    element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
+    Without a limit the assembler keeps more registers alive than pays. With it a thread of products has four registers
+    for each element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
     """
+    if get_fact(function, "realigned", False) and not get_fact(function, "cached", 0):
+        return REALIGNED_THREADS // threads
     if sum(uses_tensor_cores(node) for node in function.body.walk()) < 2:
         return 0
     most = max(_element_count(v) for node in function.body.walk() for v in node.results)
