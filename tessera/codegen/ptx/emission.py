@@ -255,6 +255,7 @@ SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
+NETWORK_STAGES, NETWORK_VECTOR = 4, 8  # stages of a sorting network, and neighbours that its threads hold
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
 
@@ -324,9 +325,12 @@ def choose_vector_width(function: Function) -> int:
     """The neighbours that a thread holds: 16 bytes of the narrowest elements that are loaded or stored.
 
     Where accesses cannot move so many at once, since rows begin at any element, fewer may cost less: the threads of a
-    warp then access neighbours.
+    warp then access neighbours. Where a sorting network compares pairs, a thread holds as many neighbours as it can.
     """
     accesses = (tile.load, tile.store, prefetched_load)
+    if sum(_reduces_pairs(n) for n in function.body.walk()) >= NETWORK_STAGES:
+        largest = max(_element_count(v) for node in function.body.walk() for v in node.results)
+        return max(1, min(NETWORK_VECTOR, largest // choose_team_size(function)))
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
@@ -347,6 +351,13 @@ def choose_vector_width(function: Function) -> int:
         return sum(each.elements * each.cost(width) for each in found) + shuffles
 
     return min(widths, key=cost)
+
+
+def _reduces_pairs(node: Node) -> bool:
+    """Whether an op reduces pairs of elements, as each stage of a sorting network does."""
+    if node.op not in (reduce.sum, reduce.max, reduce.min):
+        return False
+    return [static_shape(node.args[0])[a] for a in reduction_axes(node)] == [2]
 
 
 def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:

@@ -266,7 +266,7 @@ PORTABLE, MAPPED = 1, 2  # CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
 
 
 class DeviceAllocation:
-    """Memory on the GPU; `int` gives its address."""
+    """Memory on the GPU; `int` gives its address. Without a `gpu` it stays allocated until `free`."""
 
     def __init__(self, allocation: Any, gpu: GPU | None = None) -> None:
         self._allocation, self._gpu = allocation, gpu
@@ -363,10 +363,15 @@ class GPU:
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
         atexit.register(self._leave)
 
-    def allocate(self, size: int) -> DeviceAllocation:
-        """Memory from the pool, which it returns to when nothing refers to it."""
+    def allocate(self, size: int, collected: bool = True) -> DeviceAllocation:
+        """Memory from the pool, which it returns to when nothing refers to it.
+
+        Memory that a finaliser keeps for others is not `collected`: garbage collection calls all finalisers of a cycle,
+        and so also that of memory which another one of them has saved.
+        """
         # In whole words: an atomic update of a smaller element accesses the word that contains it.
-        memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT), self)
+        part = self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT)
+        memory = DeviceAllocation(part, self if collected else None)
         self.keep(memory)
         return memory
 
