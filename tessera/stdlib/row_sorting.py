@@ -65,7 +65,7 @@ def make_keys(x, index, descending):
 
 
 def exchange(keys, reach):
-    """One stage of a bitonic network: of two keys that are `reach` apart the smaller comes first; `keys` is a vector."""
+    """One stage of a bitonic network on a vector: of two keys that are `reach` apart the smaller comes first."""
     pairs = tile.reshape(keys, (keys.shape[0] // (2 * reach), 2, reach))
     first = tile.reshape(tile.arange(0, 2), (1, 2, 1)) == 0
     if reach <= MAX_NEAR:

@@ -229,17 +229,19 @@ def _has_bulk_copies(function: Function) -> bool:
 def _choose_stages(ready: Function, cluster: ThreadBlockCluster | None, finish: Sequence[Rewrite]) -> int | None:
     """The stages that a Schedule asks for, or the most that fit in shared memory; None where not even two do.
 
-    The emission itself is measured, since it alone knows what an epilogue exchanges through shared memory. A cluster
-    that a Schedule asks for keeps the fewest stages even where they do not fit: emission then says so.
+    There are at least as many as a consumer holds at once: with fewer it would wait for ever. The emission itself is
+    measured, since it alone knows that, and what an epilogue exchanges through shared memory. A cluster that a Schedule
+    asks for keeps the fewest stages even where they do not fit: emission then says so.
     """
-    asked = ready.attrs.get("stages")
+    asked, laid_out = ready.attrs.get("stages"), _apply(finish, ready)
     if asked is not None:
-        return int(asked)
+        return max(int(asked), emit_function(set_facts(laid_out, stages=int(asked)), None).held_stages)
     limit, size = SHARED_LIMIT[LaunchFacts.of(ready).arch], ring_stage_bytes(ready)
-    laid_out = _apply(finish, ready)
     for stages in RING_STAGES:
-        if stages * size <= limit and emit_function(set_facts(laid_out, stages=stages), None).shared <= limit:
-            return stages
+        if stages * size <= limit:
+            made = emit_function(set_facts(laid_out, stages=stages), None)
+            if made.shared <= limit and made.held_stages <= stages:
+                return stages
     return RING_STAGES[-1] if cluster is not None else None
 
 
