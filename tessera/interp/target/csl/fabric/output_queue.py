@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MIN_AHEAD = 4  # words from which sending them at once pays off
-SHARED_BURST = 16  # words sent at once where an operation that begins later may share the data path
+SHARED_BURST = 4  # words sent at once where an operation that begins later may share the data path
 
 
 class OutputQueue:
@@ -259,20 +259,10 @@ class OutputQueue:
         self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:
-        words = self.words
-        waiting = len(words)
-        if self.paced and waiting:
-            slots = self._count_slots()
-            if slots < waiting:
-                waiting = slots
+        words, node, delay = self.words, self.node, self._delay
+        waiting = self._count_sendable(channel)
         if not waiting:
             return
-        node, delay = self.node, self._delay
-        if node.path is not None:
-            if not node.path.is_idle(self.events.now):
-                self._send_between(channel)
-                return
-            waiting = min(waiting, SHARED_BURST)
         free = self.depth - channel.inputs[RAMP].count
         clear = channel.count_accepted(RAMP, waiting) if 0 < free < waiting else 0
         if clear > free:
@@ -296,14 +286,29 @@ class OutputQueue:
         elif words and not self.paced:
             self.wake(node.ramp)  # the rest of a longer burst
 
+    def _count_sendable(self, channel: RouterChannel) -> int:
+        """The number of waiting words that have slots."""
+        waiting = len(self.words)
+        if self.paced and waiting:
+            waiting = min(waiting, self._count_slots())
+        return self._share_path(channel, waiting) if waiting and self.node.path is not None else waiting
+
+    def _share_path(self, channel: RouterChannel, waiting: int) -> int:
+        """How many of the waiting words to send at once; beside operations that receive, one word is sent here."""
+        if self.node.path.is_idle(self.events.now):  # type: ignore[union-attr]
+            return min(waiting, SHARED_BURST)
+        self._send_between(channel)
+        return 0
+
     def _send_between(self, channel: RouterChannel) -> None:
         """Send one word if no operation of the PE receives one in this cycle, and try again in the next."""
         node, now = self.node, self.events.now
         if channel.inputs[RAMP].count >= self.depth:
             channel.inputs[RAMP].feeder = self
             return
-        if node.ramp > now or node.path.is_taken(now):  # type: ignore[union-attr]
-            self.wake(max(node.ramp, now + 1))
+        free = max(node.ramp, node.path.find_free(now))  # type: ignore[union-attr]
+        if free > now:
+            self.wake(free)
             return
         node.ramp, arrival = now + 1, now + 1 + self._delay
         if self.paced:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import (
     ADVANCE_FLAG,
     CONTROL_FLAG,
@@ -29,7 +30,7 @@ from tessera.interp.target.csl.pe.dsd_operations import (
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.pe_state import PeState, WaitCondition
 from tessera.interp.target.csl.pe.scheduler import activate, notify
-from tessera.interp.target.csl.pe.stream_reading import StoreElements, read_in_turn, read_stream
+from tessera.interp.target.csl.pe.stream_reading import StoreElements, read_stream
 from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -288,8 +289,8 @@ def _stream_in_steps(
     store = _make_store(pe, op, dest, sources, count)
     done, width = 0, op.width[pe.wide]
     stream = _find_stream(pe, dest, sources, options)
-    if stream is not None and pe.fabric.node.path is not None:
-        return (yield from read_in_turn(stream, store, count, width, pe.fabric.node.path))
+    if stream is not None:
+        return (yield from read_stream(stream, store, count, width, 0 if sync else COSTS.receive_end))
     sender = _open_sender(pe, op, dest, count, options)
     while done < count:
         step = count - done
@@ -299,10 +300,7 @@ def _stream_in_steps(
                 continue
             if _is_stopped(s, options, sync, count - done):
                 return type(s.operand) is not Fifo
-            if s is not stream or s.queue.controls:
-                yield s.wait(count - done)
-            elif (yield from read_stream(stream, store, done, count, width)):
-                return True
+            yield s.wait(count - done)
             break
         if step:
             words, end = store(done, step), pe.events.now + -(-step // width)
