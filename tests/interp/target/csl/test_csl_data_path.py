@@ -1,10 +1,15 @@
 """The data path that the microthreads of a PE of WSE-2 share: senders use the cycles in which no word arrives."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from tessera.interp.target.csl.compiler import compile_program
 from tessera.interp.target.csl.fabric.router_grid import Fabric
+from tessera.interp.target.csl.pe.microthreads import open_source
 from tessera.interp.target.csl.pe.pe_state import EventQueue
+from tessera.interp.target.csl.sema.values import Fabin
 from tessera.interp.target.csl.simulation import Simulation
 
 LAYOUT = """
@@ -125,3 +130,17 @@ def test_senders_use_the_cycles_without_a_word():
     assert path.find_free(14) == 15
     reader.ended = 19
     assert (path.is_idle(19), path.is_idle(20), path.find_free(20)) == (False, True, 20)
+
+
+@pytest.mark.parametrize(("in_pairs", "ready"), [(False, [2, 4, 6, 7]), (True, [0, 4, 4, 7])])
+def test_simd_64_reads_two_wavelets_at_a_time(in_pairs, ready):
+    fabric = Fabric(EventQueue(), 1, 1, {}, arch="wse3")
+    pe = SimpleNamespace(fabric=fabric.view(0, 0), events=fabric.events)
+    queue = fabric.nodes[0, 0].get_input(3)
+    source = open_source(pe, Fabin(3, 7, 2, lanes=2, in_pairs=in_pairs), np.dtype(np.float16), 7)
+    queue.extend(0, [(1, [1, 2, 3, 4])], 4)
+    found = []
+    for now in (1, 2, 3, 4):
+        fabric.events.now = now
+        found.append(source.ready(7))
+    assert found == ready

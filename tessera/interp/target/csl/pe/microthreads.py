@@ -148,8 +148,10 @@ class PackedFabricSource(FabricSource):
         self.left = np.zeros(0, self.dtype)
 
     def ready(self, count: int) -> int:
-        """The number of arrived elements."""
-        return min(count, len(self.left) + 2 * self.queue.count(self.events.now))
+        """The number of arrived elements; of two wavelets each with `in_pairs`, except the rest."""
+        found = len(self.left) + 2 * self.queue.count(self.events.now)
+        pairs = self.operand.in_pairs and found < count and not self.queue.controls
+        return min(count, found - found % 4 if pairs else found)
 
     def wait(self, count: int) -> WaitCondition:
         """Request a notification at the words of `count` elements."""
