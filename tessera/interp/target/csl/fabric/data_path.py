@@ -50,6 +50,13 @@ class DataPath:
                 free = max(free, _find_gap(r.queue, now))
         return free
 
+    def is_contended(self, now: int) -> bool:
+        """Whether several readers are active: the words of one wait on the ramp for those of another."""
+        readers = self.readers
+        if len(readers) < 2:
+            return False
+        return sum([r.since < now and (r.ended is None or r.ended >= now) for r in readers]) > 1
+
     def is_idle(self, now: int) -> bool:
         """Whether no reader is active."""
         readers = self.readers

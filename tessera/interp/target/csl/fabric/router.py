@@ -349,6 +349,9 @@ class RouterChannel:
         """The number of words that every output direction accepts, up to `wanted`."""
         for direction in tx:
             if direction == RAMP:
+                path = self.node.path
+                if path is not None and path.is_contended(self.events.now):
+                    return 0
                 queue = self.node.get_input(self.ramp_color)
                 # Words that an operation awaits: equal however it removes them, unlike the room of the queue.
                 wanted = min(wanted, queue.words.limit - queue.depth - queue.words.count)
