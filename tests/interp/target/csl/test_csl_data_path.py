@@ -128,6 +128,9 @@ def test_senders_use_the_cycles_without_a_word():
     queue.take(14, 3)
     path.used = 14  # the words are gone, the cycle is not free
     assert path.find_free(14) == 15
+    other = path.open(fabric.nodes[0, 0].get_input(4), 14)
+    assert (path.is_contended(14), path.is_contended(15)) == (False, True)  # from the next cycle on
+    other.ended = 15
     reader.ended = 19
     assert (path.is_idle(19), path.is_idle(20), path.find_free(20)) == (False, True, 20)
 
