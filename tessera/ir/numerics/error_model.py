@@ -192,7 +192,10 @@ class ErrorSite:
         same = (low == high) | (np.isnan(low) & np.isnan(high) & ~(np.abs(value) < radius))
         unknown = np.isinf(radius) | (np.isnan(value) & ~same)
         if surely:
-            value = np.where(same & ~unknown, low, value)
+            rounded = np.where(
+                low == 0, np.copysign(low, value), low
+            )  # the ends of an interval around 0 differ in sign
+            value = np.where(same & ~unknown, rounded, value)
             return make_interval(value, np.where(unknown, np.inf, np.where(same, 0.0, apart)))
         if self.storage.dtype in FINITE_ONLY:  # stored a NaN is 0, kept as computed it is NaN
             unknown |= np.isnan(value)
