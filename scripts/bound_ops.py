@@ -39,6 +39,7 @@ from tessera.interp.graph import control_flow_rules  # noqa: E402
 from tessera.ir.builder import evaluate_block  # noqa: E402
 from tessera.ir.core import Attrs, Block, Function, Node, Value  # noqa: E402
 from tessera.ir.numerics.conversion import convert  # noqa: E402
+from tessera.ir.numerics.error_model import OUTWARD_FACTOR  # noqa: E402
 from tessera.ir.numerics.interval_arithmetic import IntervalArray, absolute_distance  # noqa: E402
 from tessera.ir.rewrite import expand_composites  # noqa: E402
 from tessera.ir.rules import Op, error, lower  # noqa: E402
@@ -138,7 +139,7 @@ def retype(use: Use, dtype: DType) -> TypedUse | None:
 def _type_operands(use: Use, dtype: DType, points: int) -> OpUse:
     types = []
     for type, varied in zip(use.types, use.varied, strict=True):
-        policy = replace(type.policy, storage=dtype) if type.policy is not None and varied else None
+        policy = replace(type.policy, storage=dtype) if type.policy is not None and dtype.is_float else None
         shape = (points,) if points and type.shape else type.shape
         types.append(TensorType(shape, dtype, policy) if varied else replace(type, shape=shape))
     attrs = use.attrs
@@ -210,7 +211,8 @@ def make_operand(rng: np.random.Generator, x: np.ndarray, type: TensorType, unce
     with np.errstate(all="ignore"):
         ends = (convert(value + side * reach, type.dtype).astype(np.float64) for side in (-1, 1))
         apart = np.maximum(*(absolute_distance(end, value) for end in ends))
-    return Operand(x, IntervalArray(value, np.where(reach > 0, np.maximum(reach, apart), 0.0)), reach, type)
+    radius = np.where(reach > 0, np.maximum(reach, apart) * OUTWARD_FACTOR, 0.0)
+    return Operand(x, IntervalArray(value, radius), reach, type)
 
 
 HUGE = 1e300  # an interval of larger numbers has no ends

@@ -133,9 +133,10 @@ class ErrorSite:
 
     @property
     def compute(self) -> RoundingModel:
-        """The error of one rounding in the compute format."""
+        """The error of one rounding in the compute format; ops on storage take no compute type from a policy."""
         first = self.types[0]
-        wide = first.accumulate if self.op.numerics == "accumulate" else first.compute
+        own = TensorType((), first.dtype) if self.op.numerics == "storage" else first
+        wide = own.accumulate if self.op.numerics == "accumulate" else own.compute
         policy = first.policy  # results are flushed, but no numbers on the way to them
         kept = replace(policy, denormals="preserve") if policy is not None and policy.denormals == "flush" else policy
         return find_rounding_model(wide, kept)
