@@ -258,6 +258,7 @@ GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
 NETWORK_STAGES, NETWORK_VECTOR = 4, 8  # stages of a sorting network, and neighbours that its threads hold
+NETWORK_THREADS = 512  # of a multiprocessor that executes it
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
 
@@ -309,14 +310,16 @@ def _round_team(threads: int, most: int) -> int:
 
 
 def choose_resident_blocks(function: Function, threads: int) -> int:
-    """The blocks that a multiprocessor should hold at once where one product takes another's result, or where the end
-    of a misaligned row is gathered; 0: any.
+    """The blocks that a multiprocessor should hold at once where one product takes another's result, where the end of
+    a misaligned row is gathered, and where keys are sorted; 0: any.
 
     Without a limit the assembler keeps more registers alive than pays. With it a thread of products has four registers
     for each element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
     """
     if get_fact(function, "realigned", False) and not get_fact(function, "cached", 0):
         return REALIGNED_THREADS // threads
+    if _is_sorting_network(function):
+        return min(NETWORK_THREADS // threads, MAX_RESIDENT_BLOCKS)
     if sum(uses_tensor_cores(node) for node in function.body.walk()) < 2:
         return 0
     most = max(_element_count(v) for node in function.body.walk() for v in node.results)
@@ -330,7 +333,7 @@ def choose_vector_width(function: Function) -> int:
     warp then access neighbours. Where a sorting network compares pairs, a thread holds as many neighbours as it can.
     """
     accesses = (tile.load, tile.store, prefetched_load)
-    if sum(_reduces_pairs(n) for n in function.body.walk()) >= NETWORK_STAGES:
+    if _is_sorting_network(function):
         largest = max(_element_count(v) for node in function.body.walk() for v in node.results)
         return max(1, min(NETWORK_VECTOR, largest // choose_team_size(function)))
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
@@ -355,11 +358,11 @@ def choose_vector_width(function: Function) -> int:
     return min(widths, key=cost)
 
 
-def _reduces_pairs(node: Node) -> bool:
-    """Whether an op reduces pairs of elements, as each stage of a sorting network does."""
-    if node.op not in (reduce.sum, reduce.max, reduce.min):
-        return False
-    return [static_shape(node.args[0])[a] for a in reduction_axes(node)] == [2]
+def _is_sorting_network(function: Function) -> bool:
+    """Whether pairs of elements are reduced again and again, as the stages of a sorting network do."""
+    reductions = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    pairs = sum([static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2] for n in reductions)
+    return pairs >= NETWORK_STAGES
 
 
 def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:
