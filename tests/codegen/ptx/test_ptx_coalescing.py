@@ -64,7 +64,8 @@ def test_threads_of_a_sorting_network_hold_neighbours():
     x = np.zeros((64, 3000), "f4")
     assert 8 in widths(lambda x: ts.argsort(x, axis=-1), x)
     module = driver.lower(ts.jit(lambda x: ts.argsort(x, axis=-1)).trace(x).function, "ptx")["tile"]
-    assert ".reqntid 256, 1, 1 .minnctapersm 2" in BACKEND.emit(module, {"arch": "sm_90a"}).text(TEXT_FILE)
+    text = emit_artifact(get_backend("ptx"), module, {"arch": "sm_90a"}).text(TEXT_FILE)
+    assert ".reqntid 256, 1, 1 .minnctapersm 2" in text
 
 
 def test_costs_of_accesses():
