@@ -257,7 +257,7 @@ SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
-NETWORK_STAGES, NETWORK_VECTOR = 4, 8  # stages of a sorting network, and neighbours that its threads hold
+NETWORK_STAGES, NETWORK_VECTOR = 4, 8  # extremes of pairs in a sorting network, and neighbours that its threads hold
 NETWORK_THREADS = 512  # of a multiprocessor that executes it
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
@@ -359,8 +359,8 @@ def choose_vector_width(function: Function) -> int:
 
 
 def _is_sorting_network(function: Function) -> bool:
-    """Whether pairs of elements are reduced again and again, as the stages of a sorting network do."""
-    reductions = [n for n in function.body.walk() if n.op in (reduce.sum, reduce.max, reduce.min)]
+    """Whether pairs of elements are compared again and again, as the near stages of a sorting network do."""
+    reductions = [n for n in function.body.walk() if n.op in (reduce.max, reduce.min)]
     pairs = sum([static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2] for n in reductions)
     return pairs >= NETWORK_STAGES
 

@@ -7,6 +7,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
+from tessera.codegen.ptx.runtime import device_memory, driver_api
 from tessera.codegen.ptx.runtime.device_memory import GpuMemory
 from tessera.codegen.ptx.runtime.driver_api import GPU
 
@@ -17,10 +18,10 @@ class Pool:
     """A pool that counts what it has given away."""
 
     def __init__(self):
-        self.taken = {}
+        self.taken, self.end = {}, 0
 
     def allocate(self, size):
-        address = 4096 * (len(self.taken) + 1)
+        self.end = address = self.end + 4096
         self.taken[address] = size
         return Part(self, address)
 
@@ -40,7 +41,9 @@ def gpu(monkeypatch):
     made = object.__new__(GPU)
     errors = SimpleNamespace(MemoryError=MemoryError, LaunchError=OSError, Error=OSError)
     made.driver, made.here, made._pool, made._held = errors, SimpleNamespace(active=True), Pool(), WeakSet()
-    monkeypatch.setattr("tessera.codegen.ptx.runtime.device_memory.call_driver", lambda *_: 0)
+    made._retired, made.calls = [], []
+    for module in (device_memory, driver_api):
+        monkeypatch.setattr(module, "call_driver", lambda *words: made.calls.append(words))
     return made
 
 
@@ -66,12 +69,14 @@ def test_a_block_of_a_collected_cycle_stays_allocated(gpu):
     assert memory.empty((4,), F32, 0).address == address != memory.empty((4,), F32, 0).address
 
 
-def test_memory_that_nothing_keeps_returns_to_the_pool(gpu):
-    workspace = gpu.allocate(100)
-    kept = gpu.allocate(100, collected=False)
-    address = int(kept)
+def test_memory_that_nothing_keeps_returns_to_the_pool_after_what_is_queued(gpu):
+    workspace, kept = gpu.allocate(100), gpu.allocate(100, collected=False)
+    addresses = int(workspace), int(kept)
     del workspace, kept
-    assert list(gpu._pool.taken) == [address]
+    assert tuple(gpu._pool.taken) == addresses and not gpu.calls
+    gpu.allocate(8, collected=False)
+    assert addresses[0] not in gpu._pool.taken and addresses[1] in gpu._pool.taken
+    assert gpu.calls == [("cuCtxSynchronize",)]
 
 
 def test_free_blocks_return_to_the_pool_where_memory_is_short(gpu):
