@@ -81,7 +81,7 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_by
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
 from tessera.core.types import GLOBAL, TensorType
-from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
+from tessera.ir.core import Block, Function, Module, Node, Op, Value, find_size_names
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
@@ -257,7 +257,7 @@ SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
-NETWORK_STAGES, NETWORK_VECTOR = 4, 8  # extremes of pairs in a sorting network, and neighbours that its threads hold
+NETWORK_STAGES, NETWORK_VECTOR = 3, 8  # near stages of a sorting network, and neighbours that its threads hold
 NETWORK_THREADS = 512  # of a multiprocessor that executes it
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
@@ -359,10 +359,13 @@ def choose_vector_width(function: Function) -> int:
 
 
 def _is_sorting_network(function: Function) -> bool:
-    """Whether pairs of elements are compared again and again, as the near stages of a sorting network do."""
-    reductions = [n for n in function.body.walk() if n.op in (reduce.max, reduce.min)]
-    pairs = sum([static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2] for n in reductions)
-    return pairs >= NETWORK_STAGES
+    """Whether of pairs of elements both extremes are found again and again, as near stages of a sorting network do."""
+
+    def list_pairs(op: Op) -> set[Value]:
+        found = (n for n in function.body.walk() if n.op is op)
+        return {n.args[0] for n in found if [static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2]}
+
+    return len(list_pairs(reduce.max) & list_pairs(reduce.min)) >= NETWORK_STAGES
 
 
 def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:
