@@ -122,7 +122,9 @@ def load_libraries() -> None:
 # Recording.
 
 
-def record_coverage(path: Path, seconds: float, folder: str, part: str, tests: Sequence[str]) -> None:
+def record_coverage(
+    path: Path, seconds: float, folder: str, part: str, tests: Sequence[str], groups: Sequence[str]
+) -> None:
     """Record into a file: cases in random order for some seconds in each group of engines, then tests of folders."""
     files = sorted({p for c in COMPONENTS for p in list_component_files(c)})
     starts, total = number_blocks(files)
@@ -131,7 +133,7 @@ def record_coverage(path: Path, seconds: float, folder: str, part: str, tests: S
     _record_imports(coverage, code, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(coverage))
-    parts = {"cases": partial(_list_case_work, seconds), "tests": partial(_list_test_work, seconds / 50, tests)}
+    parts = {"cases": partial(_list_case_work, seconds, groups), "tests": partial(_list_test_work, seconds / 50, tests)}
     for work in (w for name, make in parts.items() if part in (name, "all") for w in make()):
         if outcome := work(partial(_record_child, code, total, folder)):
             coverage.checks |= {c: (s, base64.b64decode(e)) for c, failed, s, e in outcome.ended if not failed}
@@ -158,12 +160,12 @@ def _record_imports(coverage: Coverage, code: dict[str, CodeType], folder: str) 
     coverage.modules, coverage.imported = tuple(names), base64.b64decode(outcome.ended[0][3])
 
 
-def _list_case_work(seconds: float) -> Iterator[Any]:
+def _list_case_work(seconds: float, groups: Sequence[str]) -> Iterator[Any]:
     found = run_child(lambda checks: [checks.say("end", c.name, "", 0.0, "") for c in list_cases()], 60, "")
     names = [e[0] for e in found.ended]
     order = sorted(names, key=lambda n: (n.startswith("graph/sweep") * 0.6 + random.Random(n).random(), n))
-    for group, share in GROUP_SHARES.items():
-        left = [seconds * share]
+    for group in groups:
+        left = [seconds * GROUP_SHARES[group]]
         for first in range(0, len(order), CASES_OF_CHILD):
             chosen = [(group, n) for n in order[first : first + CASES_OF_CHILD]]
             yield partial(_record_cases, chosen, left)
@@ -216,8 +218,8 @@ class Judge:
         facts = {"cases": len(cases), "tests": len(tests)}
         stages = (
             ("suite", partial(self.find_failure, mutant, cases, run_cases, self.seconds)),
-            ("tests", partial(self.find_failure, mutant, tests, run_tests, self.seconds * 1.5)),
             ("fuzzing", partial(self._fuzz, mutant) if self.fuzz_seconds else str),
+            ("tests", partial(self.find_failure, mutant, tests, run_tests, self.seconds * 1.5)),
         )
         killed = ((name, found) for name, stage in stages if (found := stage()))
         return {"killed": ": ".join(next(killed, ())), **facts}
@@ -342,7 +344,7 @@ def list_planted(word: str = "") -> list[tuple[str, Mutant]]:
 # The score.
 
 
-FATES = ("suite", "tests", "fuzzing", "added", "survives", "equivalent")
+FATES = ("suite", "fuzzing", "tests", "added", "survives", "equivalent")
 
 
 def describe_score(rows: list[dict[str, Any]]) -> list[str]:
@@ -383,6 +385,7 @@ def main() -> int:
     options.add_argument("--record", type=Path, help="only record coverage, into this file")
     options.add_argument("--part", choices=("cases", "tests", "all", "imports"), default="all", help="what is recorded")
     options.add_argument("--tests", action="append", default=[], choices=TEST_FOLDERS, help="the folders of --record")
+    options.add_argument("--group", action="append", default=[], choices=GROUP_SHARES, help="the engines of --record")
     options.add_argument("--score", action="store_true", help="only print the tables of docs/mutation.md")
     options.add_argument("--coverage", type=Path, nargs="+", default=[ROOT / "build" / "mutation.coverage"])
     options.add_argument("--count", type=int, default=20, help="mutants for each component")
@@ -403,7 +406,14 @@ def main() -> int:
     load_libraries()
     with tempfile.TemporaryDirectory() as folder:
         if given.record:
-            record_coverage(given.record, given.seconds, folder, given.part, given.tests or TEST_FOLDERS)
+            record_coverage(
+                given.record,
+                given.seconds,
+                folder,
+                given.part,
+                given.tests or TEST_FOLDERS,
+                given.group or tuple(GROUP_SHARES),
+            )
         else:
             _judge_all(given, rows, folder)
     return 0

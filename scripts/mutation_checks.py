@@ -28,9 +28,11 @@ class Component:
     groups: tuple[str, ...]
 
 
-# The engines that run together: interpreters of levels, the runtime with guard bytes, emulators of text.
+# The engines that run together: interpreters of levels, what must not change a result, the runtime with guard bytes,
+# emulators of text.
 GROUPS = {
     "levels": ("graph", "schedule", "tile"),
+    "variants": (),  # those of `conformance.variants`
     "llvm": ("llvm guarded",),
     "llvm text": ("llvm text",),
     "ptx": ("ptx text",),
@@ -39,6 +41,7 @@ GROUPS = {
 }
 GROUP_SHARES = {
     "levels": 1.0,
+    "variants": 1.0,
     "ptx": 1.0,
     "ptx checked": 0.5,
     "csl": 1.0,
@@ -47,17 +50,18 @@ GROUP_SHARES = {
 }  # of the seconds of a recording
 COMPONENTS: dict[str, Component] = {
     "simplify": Component(
-        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"), ("levels",)
+        ("tessera/lower/passes/canonicalisation.py", "tessera/ir/rewrite.py", "tessera/ir/analysis.py"),
+        ("levels", "variants"),
     ),
-    "passes": Component(("tessera/lower/passes/*.py",), ("levels", "llvm", "ptx")),
+    "passes": Component(("tessera/lower/passes/*.py",), ("levels", "variants", "llvm", "ptx")),
     "lowering": Component(
         ("tessera/lower/graph_to_schedule/*.py", "tessera/lower/schedule_to_tile/*.py",
-         "tessera/lower/scalar_functions/*.py", "tessera/lower/*.py"), ("levels", "llvm", "ptx"),
+         "tessera/lower/scalar_functions/*.py", "tessera/lower/*.py"), ("levels", "variants", "llvm", "ptx"),
     ),
     "mesh": Component(("tessera/lower/mesh/*.py",), ("csl",)),
     "memory plan": Component(
         ("tessera/lower/passes/memory_planning.py", "tessera/codegen/donation.py", "tessera/codegen/host_plan.py"),
-        ("levels", "llvm", "ptx", "csl"),
+        ("levels", "variants", "llvm", "ptx", "csl"),
     ),
     "llvm": Component(("tessera/codegen/llvm/*/*.py", "tessera/codegen/grouped/*.py"), ("llvm", "llvm text")),
     "ptx": Component(
@@ -67,7 +71,7 @@ COMPONENTS: dict[str, Component] = {
     "csl": Component(
         ("tessera/codegen/csl/*.py", "tessera/codegen/csl/table/*.py", "tessera/codegen/csl/text/*.py"), ("csl",)
     ),
-    "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels",)),
+    "bounds": Component(("tessera/ir/numerics/*.py", "tessera/interp/bound.py"), ("levels", "variants")),
     "runtime": Component(
         ("tessera/runtime/launch/*.py", "tessera/runtime/storage/*.py", "tessera/codegen/contract.py",
          "tessera/codegen/contract.py", "tessera/codegen/llvm/runtime/g*.py", "tessera/codegen/llvm/runtime/p*.py",
@@ -77,18 +81,18 @@ COMPONENTS: dict[str, Component] = {
         ("tessera/transforms/autodiff/*.py", "tessera/transforms/flow/*deriv*.py",
          "tessera/transforms/flow/control_flow_rules.py",
          "tessera/transforms/flow/implicit_differentiation.py", "tessera/transforms/flow/launch_tangents.py"),
-        ("levels",),
+        ("levels", "variants"),
     ),
     "batching": Component(
-        ("tessera/transforms/batching.py", "tessera/transforms/flow/*batching*.py"), ("levels",)
+        ("tessera/transforms/batching.py", "tessera/transforms/flow/*batching*.py"), ("levels", "variants")
     ),
-    "interpreters": Component(("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("levels",)),
+    "interpreters": Component(("tessera/interp/*.py", "tessera/interp/tile/*.py"), ("levels", "variants")),
     "ptx emulator": Component(("tessera/interp/target/ptx/**/*.py",), ("ptx", "ptx checked")),
     "csl emulator": Component(
         tuple(f"tessera/interp/target/csl/{part}*.py" for part in ("", "fabric/", "pe/", "sema/", "text/")), ("csl",)
     ),
     "sanitizers": Component(("tessera/interp/sanitizer/*.py",), ("levels",)),
-    "ops": Component(("tessera/ops/tensor/*.py",), ("levels",)),
+    "ops": Component(("tessera/ops/tensor/*.py",), ("levels", "variants")),
     "plan execution": Component(
         ("tessera/codegen/p*.py", "tessera/codegen/ptx/runtime/*_program.py",
          "tessera/codegen/llvm/generator.py", "tessera/runtime/program.py", "tessera/runtime/planning.py",
@@ -248,7 +252,10 @@ def list_cases() -> tuple[Any, ...]:
 def find_engines(group: str) -> tuple[Any, ...]:
     """The engines of a group."""
     from conformance.run import INTERPRETED, find_checked_engines, list_engines
+    from conformance.variants import list_variant_engines
 
+    if group == "variants":
+        return tuple(list_variant_engines())
     found = []
     for name in GROUPS[group]:
         target, _, kind = name.partition(" ")

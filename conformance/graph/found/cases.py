@@ -156,10 +156,27 @@ def _policies() -> Iterator[Case]:
     x = edge_values("extreme", 4, (5, 4), "fp8_e5m2")
     for name, policy in (("toward-zero", ts.bf16 @ ts.toward_zero), ("saturated", ts.fp8_e5m2 @ ts.saturate)):
         yield Case(f"graph/found/product-{name}", lambda p=policy: (Jit(product_by_policy(p)), (x,)))  # type: ignore[misc]
+    small_quotients = np.array([-1.95, -0.5, 1.2, -0.0], np.float32)
+    yield Case("graph/found/sign-of-a-floor-toward-zero", lambda: (Jit(sign_of_a_floor), (small_quotients,)))
+    for wide in ("f32", "f64"):
+        x = tensor("computed-narrow", (4, 5), wide)
+        yield Case(f"graph/found/computed-narrow-{wide}", lambda x=x: (Jit(computed_narrow), (x,)))  # type: ignore[misc]
     divisors = np.array([[1.5e-5, 1.0], [-1.5e-5, 2.0]]).astype(ts.fp8_e5m2.numpy)
     yield Case("graph/found/parts-of-two-policies", lambda: (Jit(parts_of_two_policies), (divisors,)), exact=True)
     small = edge_values("ramp", 4, (4, 8), "fp8_e4m3")
     yield Case("graph/found/compared-without-memory", lambda: (Jit(compared_without_memory), (small,)), exact=True)
+
+
+def sign_of_a_floor(x: Any) -> Any:
+    """A quotient that is rounded down to 0: rounding an interval around it toward zero keeps its sign."""
+    whole = ts.floor_divide(ts.cast(x, dtype=ts.bf16 @ ts.toward_zero), -2.0)
+    return whole, ts.atan2(whole, whole)
+
+
+def computed_narrow(x: Any) -> Any:
+    """A composite in a compute type that is narrower than its storage: the operand is rounded to that type."""
+    y = ts.cast(x, dtype=ts.Policy(as_dtype(x.dtype), compute=ts.f16))
+    return ts.relu(y), ts.clip(y, -1, 1), y * 1.0
 
 
 def padded_by_infinity(x: Any) -> Any:

@@ -133,9 +133,10 @@ class ErrorSite:
 
     @property
     def compute(self) -> RoundingModel:
-        """The error of one rounding in the compute format."""
+        """The error of one rounding in the compute format; ops on storage take no compute type from a policy."""
         first = self.types[0]
-        wide = first.accumulate if self.op.numerics == "accumulate" else first.compute
+        own = TensorType((), first.dtype) if self.op.numerics == "storage" else first
+        wide = own.accumulate if self.op.numerics == "accumulate" else own.compute
         policy = first.policy  # results are flushed, but no numbers on the way to them
         kept = replace(policy, denormals="preserve") if policy is not None and policy.denormals == "flush" else policy
         return find_rounding_model(wide, kept)
@@ -192,7 +193,10 @@ class ErrorSite:
         same = (low == high) | (np.isnan(low) & np.isnan(high) & ~(np.abs(value) < radius))
         unknown = np.isinf(radius) | (np.isnan(value) & ~same)
         if surely:
-            value = np.where(same & ~unknown, low, value)
+            rounded = np.where(
+                low == 0, np.copysign(low, value), low
+            )  # the ends of an interval around 0 differ in sign
+            value = np.where(same & ~unknown, rounded, value)
             return make_interval(value, np.where(unknown, np.inf, np.where(same, 0.0, apart)))
         if self.storage.dtype in FINITE_ONLY:  # stored a NaN is 0, kept as computed it is NaN
             unknown |= np.isnan(value)

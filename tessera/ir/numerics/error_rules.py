@@ -84,9 +84,12 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
 
 
 def bound_whole_numbers(site: ErrorSite, x: IntervalArray) -> IntervalArray:
-    """For floor, ceil and round: as `selection`, and stored if the format ends between whole numbers (fp6_e2m3)."""
+    """For floor, ceil and round: as `selection`, then stored.
+
+    A narrow format lacks whole numbers that the compute type has: e5m2 has no 9, and fp6_e2m3 ends at 7.5.
+    """
     found = bound_selection(site, x)
-    return found if site.storage.top == np.floor(site.storage.top) else site.stored(found.value, found.radius)
+    return found if site.storage.dtype == site.compute.dtype else site.stored(found.value, found.radius)
 
 
 def bound_monotone(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> IntervalArray:

@@ -17,6 +17,7 @@ from conformance.manifest import make_manifest
 from conformance.passes import list_pass_engines
 from conformance.report import FORMATS
 from conformance.run import Engine, find_checked_engines, list_engines, rank_missing_ops, run_case, select_cases
+from conformance.variants import list_variant_engines
 from tessera.codegen.contract import get_backend
 from tessera.core.errors import ArgumentError
 from tessera.core.io import check_writable, write_file
@@ -65,12 +66,14 @@ def _list_cases(options: argparse.Namespace) -> Iterable[Case]:
 def _list_columns(options: argparse.Namespace) -> list[Engine]:
     """The selected engines; with foreign ones alone only those, with `--checked` those with guard bytes too.
 
-    With `--pass-by-pass` they are the passes on the way to each target.
+    With `--pass-by-pass` they are the passes on the way to each target, with `--variants` those of each function.
     """
     for target in options.target:
         get_backend(target)  # here, where an unknown name is an error of the command line
     if options.pass_by_pass:
         return [*list_pass_engines(options.target)]
+    if options.variants:
+        return [*list_variant_engines(options.target)]
     foreign = make_foreign_engines(options.engine)
     if foreign and not options.target and not options.level:
         return [*foreign]

@@ -267,6 +267,11 @@ def _conformance(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the module after every pass: the first that changes a value fails",
     )
+    command.add_argument(
+        "--variants",
+        action="store_true",
+        help="run what must not change a result: other passes and tiles, batches, sizes, donation, forward mode",
+    )
     command.add_argument("--engine", action="append", default=[], metavar="CMD", help="a foreign engine: a command")
     command.add_argument("--list", action="store_true", help="print the names of the selected cases, and run none")
     command.add_argument(

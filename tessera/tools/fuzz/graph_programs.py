@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -18,13 +19,22 @@ from conformance.inputs import KINDS
 from tessera.core.errors import TesseraError
 from tessera.core.types import as_dtype
 from tessera.ir.tensor import Tensor
-from tessera.tools.fuzz import graph_statements, index_statements, layer_statements, transform_statements
+from tessera.tools.fuzz import (
+    graph_statements,
+    index_statements,
+    launch_statements,
+    layer_statements,
+    transform_statements,
+)
 from tessera.tools.fuzz.choices import Choices
-from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram
+from tessera.tools.fuzz.launch_statements import KERNELS, list_kernel_sources
+from tessera.tools.fuzz.programs import TESSERA, Input, RandomProgram, execute_source
 from tessera.tools.fuzz.value_pool import LIMIT, RULES, ValuePool, is_float
 
 # The modules whose statements are drawn: importing one adds its rules to the table.
-STATEMENTS: tuple[ModuleType, ...] = (graph_statements, index_statements, layer_statements, transform_statements)
+STATEMENTS: tuple[ModuleType, ...] = (
+    graph_statements, index_statements, layer_statements, transform_statements, launch_statements,
+)  # fmt: skip
 SIZES = (1, 2, 3, 4, 5, 7, 8, 0, 16, 17, 33, 64, 65, 130)
 DTYPES = (
     "f32", "f32", "f32", "f32", "f64", "f64", "f16", "bf16", "int32", "int64", "int8", "uint8", "bool", "fp8_e4m3",
@@ -43,7 +53,15 @@ def make_program(choices: Choices, refused: Counter[str] | None = None) -> Rando
     leaves = [n for n in pool.samples if n not in pool.used and n.startswith("v")] or [list(pool.samples)[-1]]
     text = "".join(f"    {line}\n" for line in lines)
     returned = ", ".join(leaves[-4:])
-    return RandomProgram(f"def program({', '.join(i.name for i in inputs)}):\n{text}    return {returned}\n", inputs)
+    head = f"{list_kernel_sources(text)}def program({', '.join(i.name for i in inputs)}):\n"
+    return RandomProgram(f"{head}{text}    return {returned}\n", inputs)
+
+
+@cache
+def _load_kernels() -> dict[str, Any]:
+    """The kernels that statements may launch, for their sample data."""
+    scope = execute_source(list_kernel_sources("".join(f"({name}, " for name in KERNELS)), "<kernels>")
+    return {name: scope[name] for name in KERNELS}
 
 
 def _make_input(choices: Choices, number: int) -> Input:
@@ -63,7 +81,7 @@ def _make_statements(choices: Choices, pool: ValuePool, refused: Counter[str] | 
         if not text:
             continue
         try:
-            sample = eval(text, {"ts": TESSERA, **pool.samples})
+            sample = eval(text, {"ts": TESSERA, **_load_kernels(), **pool.samples})
         except TesseraError as error:
             if refused is not None:
                 refused[f"{text.split('(')[0]}: {type(error).__name__}"] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.inputs import KINDS
 from tessera.tools.fuzz.choices import Choices
-from tessera.tools.fuzz.programs import Input, RandomProgram
+from tessera.tools.fuzz.programs import Fault, Input, RandomProgram
 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32)
 FLOATS = ("f32", "f64", "f16", "bf16")
@@ -193,18 +193,20 @@ def _make_block_kernel(c: Choices) -> RandomProgram:
     inputs = (Input("x", (height, columns), dtype, c.pick(KINDS), c.draw(8)),
               Input("n", (max(columns, programs),), "int32", c.pick(KINDS[:4]), c.draw(4)))  # fmt: skip
     head = ["pid = tile.program_id(0)", "turns = n[pid]"]
-    return _finish([*head, *scope.lines], (*inputs, *outputs), (programs,), None, {}, dtype)
+    faults = [Fault("a store past the end", "out0[pid", "out0[pid + 1")] if outputs else []
+    return _finish([*head, *scope.lines], (*inputs, *outputs), (programs,), None, {}, dtype, (), faults)
 
 
 def _finish(
     lines: Sequence[str], inputs: Sequence[Input], grid: tuple[int, ...], group: int | None,
-    constants: dict[str, Any], dtype: str, variants: Any = (),
+    constants: dict[str, Any], dtype: str, variants: Any = (), faults: Sequence[Fault] = (),
 ) -> RandomProgram:  # fmt: skip
     names = ", ".join([*(i.name for i in inputs), *(f"{k}: ts.constexpr" for k in constants)])
     text = "".join(f"    {line}\n" for line in lines).replace("DTYPE", f"ts.{dtype}")
     return RandomProgram(
-        f"@ts.kernel\ndef program({names}):\n{text}", tuple(inputs), grid, group, constants, tuple(variants)
-    )
+        f"@ts.kernel\ndef program({names}):\n{text}", tuple(inputs), grid, group, constants, tuple(variants),
+        tuple(faults),
+    )  # fmt: skip
 
 
 def _make_flat_kernel(c: Choices) -> RandomProgram:
@@ -226,8 +228,14 @@ def _make_flat_kernel(c: Choices) -> RandomProgram:
     block = c.pick(blocks)
     variants = [((max(1, -(-size // b)),), {"B": b}) for b in blocks if b != block][:2]
     lines = ["at = tile.program_id(0) * B", *scope.lines, store]
-    out = Input("out", (size,), dtype, "zeros")
-    return _finish(lines, (*inputs, out), (max(1, -(-size // block)),), None, {"B": block}, dtype, variants)
+    out, grid = Input("out", (size,), dtype, "zeros"), (max(1, -(-size // block)),)
+    faults = []
+    if grid[0] * block > size:
+        limit = guard if masked else ", edge='clip'"
+        faults = [
+            Fault("a store without its limit", f"{store[: -len(limit) - 1]}{limit})", f"{store[: -len(limit) - 1]})")
+        ]
+    return _finish(lines, (*inputs, out), grid, None, {"B": block}, dtype, variants, faults)
 
 
 def _make_product_kernel(c: Choices) -> RandomProgram:
@@ -275,7 +283,22 @@ def _make_group_kernel(c: Choices) -> RandomProgram:
     constants = {"N": size, "SWIZZLE": c.pick((None, "xor")), "PAD": c.draw(3)}
     grid = (programs,)
     variants = [(grid, {"SWIZZLE": "xor", "PAD": 0}), (grid, {"SWIZZLE": None, "PAD": 1})]
-    return _finish(lines, inputs, grid, size, constants, dtype, variants)
+    return _finish(lines, inputs, grid, size, constants, dtype, variants, _list_group_faults(lines, size))
+
+
+def _list_group_faults(lines: Sequence[str], size: int) -> list[Fault]:
+    """What makes an exchange wrong: a barrier or a write that is missing, and a place past the end."""
+    faults = [Fault("a store past the end", "out[pid * N + me]", "out[pid * N + me + 1]")]
+    text = "".join(f"    {line}\n" for line in lines)
+    first = text.partition("other = ")[2].partition("\n")[0]
+    if f"    shared[0, me] = value\n    tile.barrier()\n    other = {first}" in text and size > 3:
+        faults.append(Fault("memory that is not written", "    shared[0, me] = value\n", ""))
+        if first in OTHERS:
+            faults.append(Fault("no barrier between a write and a read", "    tile.barrier()\n", ""))
+    return faults
+
+
+OTHERS = tuple(f"shared[0, {read}]" for read in ("N - 1 - me", "(me + 1) % N", "(me + 1) % N"))
 
 
 def _make_round(c: Choices, number: int) -> list[str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.run import Engine, find_guarded_engine, judge, list_engines
+from conformance.run import Engine, find_checked_engines, find_guarded_engine, judge, list_engines
 from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.debug import checked
-from tessera.tools.fuzz.programs import RandomProgram
+from tessera.tools.fuzz.programs import Fault, RandomProgram
 from tessera.tools.fuzz.variants import NotComparableError, list_variants
 
 UNDECIDED = "a decision rests on a value that rounding may change"
@@ -79,7 +79,23 @@ def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0, ta
             _try(verdict, program, engine.name, lambda e=engine: e.run(prepared), bounds)  # type: ignore[misc]
     for name, run in list_variants(program, prepared, Random(seed), targets):
         _try(verdict, program, name, run, bounds)
+    if program.faults:
+        _look_for_fault(verdict, program, Random(seed).choice(program.faults), targets)
     return verdict
+
+
+def _look_for_fault(verdict: Verdict, program: RandomProgram, fault: Fault, targets: Sequence[str]) -> None:
+    """A kernel with a fault must be refused, or reported by debug mode; so must its text by that of an emulator."""
+    broken = program.break_by(fault)
+    engines = [e for t in targets if t.startswith("ptx") for e in find_checked_engines(t)]
+    for name, run in [("debug mode", _run_checked), *((e.name, e.run) for e in engines)]:
+        try:
+            with np.errstate(all="ignore"):
+                run(prepare(broken.load(), broken.arguments(), "interp", broken.grid, broken.group))
+            verdict.failures.append(Failure(name, f"does not find {fault.what}:\n{broken.source}"))
+        except TesseraError as error:
+            found = not isinstance(error, (UnsupportedOpError, ResourceError))
+            verdict.outcomes[f"faults found by {name}"] += found
 
 
 def _run_checked(prepared: PreparedProgram) -> None:

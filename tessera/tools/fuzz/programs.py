@@ -6,7 +6,7 @@ import importlib
 import itertools
 import linecache
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,15 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A change of a kernel's text that makes it wrong: debug mode must report it."""
+
+    what: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class RandomProgram:
     """The source of a function named `program`, with its inputs; a kernel has a grid, a group and constants."""
 
@@ -53,6 +62,12 @@ class RandomProgram:
     group: int | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()  # other grids and constants: the same results
+    faults: tuple[Fault, ...] = ()
+
+    def break_by(self, fault: Fault) -> RandomProgram:
+        """The kernel with a fault at the first place where it fits."""
+        assert fault.old in self.source, fault
+        return replace(self, source=self.source.replace(fault.old, fault.new, 1), faults=())
 
     @property
     def is_kernel(self) -> bool:
@@ -61,10 +76,7 @@ class RandomProgram:
 
     def load(self) -> Any:
         """Execute the source: the function under `ts.jit`, or the kernel."""
-        name = f"{FOLDER}-{next(_FILES)}>"
-        linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
-        scope: dict[str, Any] = {"ts": TESSERA, "tile": TESSERA.tile, "np": np, "__name__": "fuzz"}
-        exec(compile(self.source, name, "exec"), scope)
+        scope = execute_source(self.source)
         return scope["program"] if self.is_kernel else Jit(scope["program"])
 
     def arguments(self) -> dict[str, Any]:
@@ -81,6 +93,15 @@ class RandomProgram:
             debug=self.is_kernel,
             unknown=True,
         )
+
+
+def execute_source(source: str, file: str = "") -> dict[str, Any]:
+    """Execute the source of a program as a file that tracebacks show: the names that it defines."""
+    name = file or f"{FOLDER}-{next(_FILES)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {"ts": TESSERA, "tile": TESSERA.tile, "np": np, "__name__": "fuzz"}
+    exec(compile(source, name, "exec"), scope)
+    return scope
 
 
 def forget_sources() -> None:

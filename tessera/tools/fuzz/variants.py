@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera.codegen.contract import get_backend, get_capable_backend, load_interpreter
 from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
+from tessera.core.pytree import flatten
 from tessera.core.schedule import Schedule
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp.bound import compare_with_bound
@@ -63,31 +64,25 @@ def list_variants(
     machines = [t for t in targets if t in MACHINES]
     machine = random.choice(machines) if machines else ""
     place = random.randrange(1 << 30)
-    others: list[Variant] = [("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place)))]
     if program.is_kernel:
+        others: list[Variant] = [("other machine", lambda: _run_on_other_machine(prepared, machine, Random(place)))]
         stages: list[Variant] = [("other stages", lambda: _run_other_stages(program, machine, Random(place)))]
         drawn = random.choice([*others, *stages]) if machine else None
         constants = [("other constants", partial(_run_other_constants, program, c)) for c in program.variants]
         return [*constants, *([drawn] if drawn else [])]
-    module = prepared.levels["graph"]
-    arrays = list(prepared.arrays)
+    name = random.choice([n for n in FUNCTION_VARIANTS if machine or n != "other machine"])
+    target = machine if name == "other machine" else random.choice(("interp", *targets))
+    return [(name, lambda: FUNCTION_VARIANTS[name](program, prepared, target, Random(place)))]
+
+
+def _run_random_passes(program: Any, prepared: PreparedProgram, target: str, random: Random) -> list[np.ndarray]:
     # The lowering relies on `canonicalise` to fold reductions of empty axes: it is always one of them.
     passes = [*(random.choice(OPTIONAL) for _ in range(random.randint(0, 4))), canonicalise]
-    tiles = _draw_plan(random)
-    planned = random.random() < 0.5
-    target = random.choice(("interp", *targets))
-    number = random.randrange(1 << 30)
-    found: list[Variant] = [
-        ("random passes", lambda: _run_with_passes(module, passes, planned, arrays)),
-        ("other tiles", lambda: _run_with_plan(module, tiles, arrays)),
-        ("batch", lambda: _run_batch(program)),
-        ("symbolic sizes", lambda: _run_with_symbolic_sizes(program, target, Random(number))),
-        ("later sizes", lambda: _run_at_later_sizes(program, target, Random(number))),
-        ("donated arguments", lambda: _run_donated(program, target)),
-        ("forward mode", lambda: _compare_modes(program, Random(number))),
-        *(others if machine else []),
-    ]
-    return [random.choice(found)]
+    return _run_with_passes(prepared.levels["graph"], passes, random.random() < 0.5, list(prepared.arrays))
+
+
+def _run_other_tiles(program: Any, prepared: PreparedProgram, target: str, random: Random) -> list[np.ndarray]:
+    return _run_with_plan(prepared.levels["graph"], _draw_plan(random), list(prepared.arrays))
 
 
 def _draw_plan(random: Random) -> LoweringPlan:
@@ -229,7 +224,7 @@ def _run_donated(program: RandomProgram, target: str) -> list[np.ndarray]:
 
 
 def _list_arrays(results: Any) -> list[np.ndarray]:
-    return [r.numpy() for r in (results if isinstance(results, tuple) else (results,))]
+    return [r.numpy() for _, r in flatten(results)[0]]
 
 
 def _compare_modes(program: RandomProgram, random: Random) -> list[np.ndarray]:
@@ -261,8 +256,8 @@ def _bound_modes(program: RandomProgram, chosen: Input, direction: np.ndarray) -
     rest = {name: Tensor(x) for name, x in program.arguments().items() if name != chosen.name}
 
     def total(x: Any) -> Any:
-        found = function(**{**rest, chosen.name: x})
-        floats = [r for r in (found if isinstance(found, tuple) else (found,)) if r.dtype.is_float]
+        found = function(*(x if i.name == chosen.name else rest[i.name] for i in program.inputs))
+        floats = [r for _, r in flatten(found)[0] if r.dtype.is_float]
         return sum((TESSERA.sum(TESSERA.cast(r, dtype=TESSERA.f64)) for r in floats), TESSERA.zeros((), TESSERA.f64))
 
     def both(x: Any, v: Any) -> Any:
@@ -277,3 +272,17 @@ def _run_other_constants(program: RandomProgram, changed: Any) -> list[np.ndarra
     grid, constants = changed
     other = replace(program, grid=grid, constants={**program.constants, **constants})
     return prepare(other.load(), other.arguments(), "interp", other.grid, other.group).run("tile")
+
+
+# The variants of a function: run(program, prepared, target, random) gives the results, which are those of the program.
+# A program has `load()`, `arguments()` and `inputs`, which can be replaced.
+FUNCTION_VARIANTS: dict[str, Callable[[Any, PreparedProgram, str, Random], list[np.ndarray]]] = {
+    "random passes": _run_random_passes,
+    "other tiles": _run_other_tiles,
+    "batch": lambda program, prepared, target, random: _run_batch(program),
+    "symbolic sizes": lambda program, prepared, target, random: _run_with_symbolic_sizes(program, target, random),
+    "later sizes": lambda program, prepared, target, random: _run_at_later_sizes(program, target, random),
+    "donated arguments": lambda program, prepared, target, random: _run_donated(program, target),
+    "forward mode": lambda program, prepared, target, random: _compare_modes(program, random),
+    "other machine": lambda program, prepared, target, random: _run_on_other_machine(prepared, target, random),
+}

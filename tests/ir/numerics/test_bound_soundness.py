@@ -17,7 +17,8 @@ from tessera.ir.rules import REGISTRY
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import bound_orders  # noqa: E402
-from bound_orders import combine_in_some_order, scan_in_some_order  # noqa: E402
+import legal_evaluations  # noqa: E402
+from legal_evaluations import combine_in_some_order, scan_in_some_order  # noqa: E402
 
 SHAPE = (4, 6)
 FLOATS = (f64, f32, f16, bf16)
@@ -220,5 +221,5 @@ def test_an_order_that_leaves_a_part_out_is_outside(monkeypatch):
     def forgetful(rng, parts, join):
         return combine_in_some_order(rng, parts[:-1], join)
 
-    monkeypatch.setattr(bound_orders, "combine_in_some_order", forgetful)
+    monkeypatch.setattr(legal_evaluations, "combine_in_some_order", forgetful)
     assert bound_orders.examine("sum", "f32", 2000, 1)["outside"] > 0

@@ -97,6 +97,11 @@ def test_living_buffers_never_meet(given_lives):
         for other in found[:i]:
             low, high = sorted((one, other), key=lambda life: offsets[life.buffer])
             assert not one.overlaps(other) or offsets[low.buffer] + low.size <= offsets[high.buffer]
+    placed = sorted(found, key=lambda life: (-life.size, life.first))
+    for i, one in enumerate(placed):  # each lies at the lowest place that is free beside the larger ones
+        beside = [(offsets[o.buffer], offsets[o.buffer] + o.size) for o in placed[:i] if o.overlaps(one)]
+        lower = [at for at in (0, *(end for _, end in beside)) if at < offsets[one.buffer]]
+        assert not any(all(at + one.size <= low or high <= at for low, high in beside) for at in lower)
 
 
 def test_memory_is_shared():

@@ -22,7 +22,8 @@ TEXTS = (
     "ts.exp( ts.add( ts.less( ts.remainder( ts.shift_left( ts.where( ts.logical_not( ts.cast( ts.accum( ts.sum( "
     "ts.cumsum( ts.softmax( [::-1 ts.reshape( ts.pad( ts.matmul( ts.take( [[-1, .at[ ts.embedding( ts.topk( ts.unbind( "
     "ts.masked_fill( ts.einsum( ts.conv1d( ts.max_pool1d( ts.mse_loss( ts.scaled_dot_product_attention( ts.cbrt( "
-    "ts.bitcast( ts.scan( ts.grad( ts.value_and_grad( ts.fold("
+    "ts.bitcast( ts.scan( ts.grad( ts.value_and_grad( ts.fold( "
+    "ts.launch("
 ).split()
 
 
@@ -32,7 +33,7 @@ def test_each_kind_of_statement_is_drawn(text, programs):
 
 
 def test_the_list_of_texts_has_one_of_each_rule():
-    assert len(TEXTS) == len(set(RULES)) and len(STATEMENTS) == 4
+    assert len(TEXTS) == len(set(RULES)) and len(STATEMENTS) == 5
 
 
 def test_an_op_that_fails_without_a_typed_error_stays_in_the_program(monkeypatch):

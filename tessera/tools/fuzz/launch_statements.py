@@ -1,0 +1,79 @@
+"""Statements of random Graph programs that launch kernels: grids of one to three axes, loops, products, two results."""
+
+from __future__ import annotations
+
+from tessera.tools.fuzz.choices import Choices
+from tessera.tools.fuzz.value_pool import ValuePool, is_float, rule
+
+# The kernels, by name: a program whose statements name one has its source above the function.
+KERNELS: dict[str, str] = {
+    "squared_blocks": """
+@ts.kernel
+def squared_blocks(x, out, *, BM: int = 4, BN: int = 4):
+    i, j = tile.program_id(0) * BM, tile.program_id(1) * BN
+    v = tile.load(x[i : i + BM, j : j + BN], edge="clip")
+    tile.store(out[i : i + BM, j : j + BN], tile.cast(v * v - v, out.dtype), edge="clip")
+""",
+    "turned_blocks": """
+@ts.kernel
+def turned_blocks(x, out, *, BM: int = 4, BN: int = 4):
+    i, j = tile.program_id(2) * BM, tile.program_id(1) * BN
+    v = tile.load(x[i : i + BM, j : j + BN], edge="clip")
+    tile.store(out[j : j + BN, i : i + BM], tile.transpose(v), edge="clip")
+""",
+    "row_totals": """
+@ts.kernel
+def row_totals(x, out, *, COUNT: int, BN: int = 4):
+    i = tile.program_id(0)
+    total = tile.load(x[i : i + 1, 0:BN], other=0.0)
+    for j in tile.range(1, COUNT):
+        total = total * 0.5 + tile.load(x[i : i + 1, j * BN : j * BN + BN], other=0.0)
+    tile.store(out[i : i + 1], tile.cast(tile.sum(total, axis=1), out.dtype))
+""",
+    "dot_blocks": """
+@ts.kernel
+def dot_blocks(x, y, out, *, COUNT: int, BM: int = 4, BN: int = 4):
+    i, j = tile.program_id(0) * BM, tile.program_id(1) * BN
+    total = tile.cast(tile.load(x[i : i + BM, 0:4], other=0.0), ts.f32) @ tile.cast(
+        tile.load(y[0:4, j : j + BN], other=0.0), ts.f32
+    )
+    for k in tile.range(1, COUNT):
+        total = total + tile.cast(tile.load(x[i : i + BM, k * 4 : k * 4 + 4], other=0.0), ts.f32) @ tile.cast(
+            tile.load(y[k * 4 : k * 4 + 4, j : j + BN], other=0.0), ts.f32
+        )
+    tile.store(out[i : i + BM, j : j + BN], tile.cast(total, out.dtype), edge="clip")
+""",
+    "parted": """
+@ts.kernel
+def parted(x, low, high, *, BM: int = 4, COLUMNS: int = 4):
+    i = tile.program_id(0) * BM
+    v = tile.load(x[i : i + BM, 0:COLUMNS], edge="clip")
+    tile.store(low[i : i + BM, 0:COLUMNS], tile.minimum(v, 0.5), edge="clip")
+    tile.store(high[i : i + BM, 0:COLUMNS], tile.where(v > 0.5, v * 2.0, 0.0), edge="clip")
+""",
+}
+
+
+def list_kernel_sources(text: str) -> str:
+    """The sources of the kernels that the text of a program names."""
+    return "".join(source.lstrip("\n") + "\n" for name, source in KERNELS.items() if f"({name}, " in text)
+
+
+@rule(lambda s: s.ndim == 2 and is_float(s) and s.type.policy is None and 0 < s.size <= 400, 8)
+def _launch(c: Choices, pool: ValuePool, name: str) -> str:
+    """A kernel on blocks of a matrix, which may reach beyond its edges."""
+    rows, columns = pool.samples[name].shape
+    high, wide = c.pick((4, 1, 2, 8)), c.pick((4, 1, 3, 16))
+    grid = (-(-rows // high), -(-columns // wide))
+    like, blocks = f"ts.like({name})", f"BM={high}, BN={wide}"
+    turned = f"ts.like(shape=({columns}, {rows}), dtype={name}.dtype)"
+    square = f"ts.like(shape=({rows}, {rows}), dtype={name}.dtype)"
+    column = f"ts.like(shape=({rows},), dtype={name}.dtype)"
+    return c.pick((
+        f"ts.launch(squared_blocks, {grid}, {name}, {like}, {blocks})",
+        f"ts.launch(turned_blocks, (1, {grid[1]}, {grid[0]}), {name}, {turned}, {blocks})",
+        f"ts.launch(row_totals, ({rows},), {name}, {column}, COUNT={grid[1]}, BN={wide})",
+        f"ts.launch(dot_blocks, {(grid[0], -(-rows // wide))}, {name}, ts.permute({name}, (1, 0)), {square}, "
+        f"COUNT={-(-columns // 4)}, {blocks})",
+        f"ts.launch(parted, ({grid[0]},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
+    ))  # fmt: skip

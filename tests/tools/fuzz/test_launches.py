@@ -1,0 +1,50 @@
+"""Launches in random programs: each kernel does what its NumPy twin does, in a batch and under derivatives too."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from tessera.runtime.program import prepare
+from tessera.tools.fuzz import variants
+from tessera.tools.fuzz.choices import Choices
+from tessera.tools.fuzz.graph_programs import make_program
+from tessera.tools.fuzz.launch_statements import KERNELS, list_kernel_sources
+from tessera.tools.fuzz.programs import Input, RandomProgram
+
+
+def totals(x):
+    parts = [x[:, :4], np.pad(x[:, 4:], ((0, 0), (0, 1)))]
+    return (parts[0] * 0.5 + parts[1]).sum(1)
+
+
+# For each kernel the statement, and its results in NumPy.
+LAUNCHES = {
+    "squared_blocks": ("(2, 2), x, ts.like(x), BM=4, BN=4", lambda x: x * x - x),
+    "turned_blocks": ("(1, 4, 3), x, ts.like(shape=(7, 5), dtype=ts.f32), BM=2, BN=2", lambda x: x.T),
+    "row_totals": ("(5,), x, ts.like(shape=(5,), dtype=ts.f32), COUNT=2, BN=4", totals),
+    "dot_blocks": (
+        "(3, 2), x, ts.permute(x, (1, 0)), ts.like(shape=(5, 5), dtype=ts.f32), COUNT=2, BM=2, BN=3",
+        lambda x: x @ x.T,
+    ),
+    "parted": ("(2,), x, ts.like(x), ts.like(x), BM=4, COLUMNS=7", lambda x: np.minimum(x, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name):
+    statement, twin = LAUNCHES[name]
+    text = f"    return ts.launch({name}, {statement}){'[0]' if name == 'parted' else ''}\n"
+    source = f"{list_kernel_sources(text)}def program(x):\n{text}"
+    program = RandomProgram(source, (Input("x", (5, 7), "f32", "uniform", 3),))
+    (x,) = program.arguments().values()
+    found = [prepare(program.load(), program.arguments()).run("tile"), variants._run_batch(program),
+             variants._compare_modes(program, Random(0))]  # fmt: skip
+    for (result,) in found:
+        np.testing.assert_allclose(result, twin(x), rtol=1e-5, atol=1e-6)
+
+
+def test_launches_are_drawn():
+    drawn = [make_program(Choices((), Random(seed))) for seed in range(60)]
+    assert sum("ts.launch" in p.source for p in drawn) >= 5
+    assert all(p.source.startswith(("@ts.kernel", "def program")) for p in drawn)
