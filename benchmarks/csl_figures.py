@@ -143,7 +143,7 @@ def _list_graph() -> Iterator[Figure]:
     )  # fmt: skip
     yield spike(
         "one wavelet through 4x4 PEs", "rotating_root_2d_spike", (4, 4), "WIDTH:4,HEIGHT:4,C_E_ID:8,C_S_ID:9",
-        "run.py --width 4 --height 4 --out-dir out", r"(?:fanout|spine|corner) .*: (\d+) cyc", (34, 34, 67), False,
+        "run.py --width 4 --height 4 --out-dir out", r"(?:fanout|spine|corner) .*: (\d+) cyc", (34, 34, 67),
     )  # fmt: skip
 
 
@@ -202,7 +202,6 @@ def _list_slides() -> Iterator[Figure]:
             yield Figure(
                 f"{folder} of {size} on {width} PEs", SLIDES, folder, f"layout.csl {flags}",
                 "run.py --name=out --cmaddr=", r"(?:Left|Middle|Right): +([\d.]+)", cycles,
-                rows is to_the_right or (width, size) == (8, 1),
             )  # fmt: skip
 
 

@@ -28,8 +28,10 @@ from tessera.core.types import bool_ as bool
 from tessera.errors import NumericalError, TesseraError
 from tessera.frontend.jit.tracing import Jit, jit
 from tessera.frontend.jit.tracing import jit as compile
-from tessera.frontend.kernel import KTile, Kernel, Tile, Tile3D, autotune, constexpr, kernel
 from tessera.ir.tensor import Tensor
+from tessera.ir.tensor import Tensor as KTile
+from tessera.ir.tensor import Tensor as Tile
+from tessera.ir.tensor import Tensor as Tile3D
 from tessera.lazy_exports import EXTRAS, HOMES, MODULES, RENAMED, SPELLINGS
 from tessera.ops.api.creation import (
     arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, ones, ones_like, tensor, zeros,
@@ -90,18 +92,6 @@ from tessera.ops.tensor.sorting import (
     argsort, index_add, masked_fill, nonzero, searchsorted, sort, take, topk, unique,
 )
 from tessera.stable import layernorm_safe, logsumexp_safe, rmsnorm_safe, softmax_safe
-from tessera.tools.example import example
-from tessera.transforms.autodiff import (
-    autodiff, checkpoint, checkpoint_here, custom_jvp, custom_vjp, grad, hessian, jacfwd, jacrev, jvp, straight_through,
-    value_and_grad, vjp,
-)
-from tessera.transforms.autodiff import checkpoint as remat
-from tessera.transforms.batching import vmap
-from tessera.transforms.policies import (
-    LossScaler, NumericalPolicy, PrecisionPolicy, adaptive_precision, autocast, dequantize, fake_quantize, grad_scale,
-    kahan_sum, mixed_precision, numerically_stable, numerics, precision, precision_policy, quantization,
-    quantization_aware, quantize, rounding, summation, unscale_grads,
-)
 # fmt: on
 # isort: on
 
@@ -127,6 +117,7 @@ if TYPE_CHECKING:
     import tessera.train as train
     import tessera.tree as tree
     from tessera.deploy import export_web, optimize
+    from tessera.frontend.kernel import Kernel, autotune, constexpr, kernel
     from tessera.frontend.kernel.autotuning import Autotuner, Evolutionary, Guided
     from tessera.frontend.kernel.graph_launch import launch, like
     from tessera.frontend.kernel.memory_spaces import memory, prefetch
@@ -202,7 +193,25 @@ if TYPE_CHECKING:
     from tessera.runtime.storage.async_copies import async_load, async_store
     from tessera.runtime.tensor_files import load, save
     from tessera.tools.check import check  # type: ignore[no-redef]
+    from tessera.tools.example import example
     from tessera.tools.performance import EmpiricalModel, PerformanceModel, RooflineModel, time
+    from tessera.transforms.autodiff import (
+        autodiff,
+        checkpoint,
+        checkpoint_here,
+        custom_jvp,
+        custom_vjp,
+        grad,
+        hessian,
+        jacfwd,
+        jacrev,
+        jvp,
+        straight_through,
+        value_and_grad,
+        vjp,
+    )
+    from tessera.transforms.autodiff import checkpoint as remat
+    from tessera.transforms.batching import vmap
     from tessera.transforms.determinism import deterministic, verify_determinism
     from tessera.transforms.flow import (
         accumulate_grad,
@@ -232,6 +241,28 @@ if TYPE_CHECKING:
         specialize_for,
     )
     from tessera.transforms.memoisation import memoize, persistent_cache
+    from tessera.transforms.policies import (
+        LossScaler,
+        NumericalPolicy,
+        PrecisionPolicy,
+        adaptive_precision,
+        autocast,
+        dequantize,
+        fake_quantize,
+        grad_scale,
+        kahan_sum,
+        mixed_precision,
+        numerically_stable,
+        numerics,
+        precision,
+        precision_policy,
+        quantization,
+        quantization_aware,
+        quantize,
+        rounding,
+        summation,
+        unscale_grads,
+    )
 
 
 def __getattr__(name: str) -> Any:

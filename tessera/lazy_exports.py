@@ -37,6 +37,17 @@ EXPORTS = {
     "tessera.research.privacy": "clip_grad_norm",
     "tessera.research.speculative": "sample speculative",
     "tessera.tools.check": "check",
+    "tessera.tools.example": "example",
+    "tessera.transforms.autodiff": (
+        "autodiff checkpoint checkpoint_here custom_jvp custom_vjp grad hessian jacfwd jacrev jvp remat "
+        "straight_through value_and_grad vjp"
+    ),
+    "tessera.transforms.batching": "vmap",
+    "tessera.transforms.policies": (
+        "LossScaler NumericalPolicy PrecisionPolicy adaptive_precision autocast dequantize fake_quantize grad_scale "
+        "kahan_sum mixed_precision numerically_stable numerics precision precision_policy quantization "
+        "quantization_aware quantize rounding summation unscale_grads"
+    ),
     "tessera.transforms.determinism": "deterministic verify_determinism",
     "tessera.transforms.flow": (
         "accumulate_grad cond diff_through_opt fold fori_loop gradient_accumulation implicit_diff map "
@@ -46,6 +57,7 @@ EXPORTS = {
         "Just Maybe Nothing compose current_device curry custom function maybe memoize persistent_cache pipe "
         "polymorphic specialize_for"
     ),
+    "tessera.frontend.kernel": "Kernel autotune constexpr kernel",
     "tessera.frontend.kernel.graph_launch": "launch like",
     "tessera.frontend.kernel.memory_spaces": "memory prefetch",
     "tessera.frontend.kernel.autotuning": "Autotuner Evolutionary Guided",
@@ -94,7 +106,7 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
 EXTRAS = ("onnx", "torch", "triton")  # modules that need another package: `from tessera import *` leaves them out
 HOMES = {name: module for module, names in EXPORTS.items() for name in names.split()}
 # What a module calls otherwise.
-RENAMED = {"i8": "int8", "map": "map_"}
+RENAMED = {"i8": "int8", "map": "map_", "remat": "checkpoint"}
 
 # Names of PyTorch, JAX and Triton, and what to write instead: for the error of a name that is not here.
 _NUMBER_TYPES = {

@@ -15,13 +15,18 @@ import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 os.environ.setdefault("TESSERA_TRACEBACK", "full")  # a failing test shows where in the package it failed
 # A loaded machine is slow: time fails no property. `@settings` of a test add to these.
 settings.register_profile("tessera", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tessera")
+# Hypothesis tries numbers that it reads in the source of all modules: 9 s for each worker of a fresh checkout, for tile
+# sizes and error codes, which no test needs. It has no setting for this.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 # The compilers make many objects that live for one test: collected less often, most of them are gone by then.
-gc.set_threshold(20_000, 20, 20)
+gc.set_threshold(100_000, 20, 20)
 atexit.register(gc.unfreeze)  # at exit libraries look for leaks, and everything is garbage
 ROOT = Path(__file__).parents[1]
 QUICK_SECONDS = 0.35  # the most that the tests of a quick file take together

@@ -6,6 +6,7 @@
 Each strategy starts from the same parameters and batches, and prints the loss of every step (`steps=20`: of 20).
 """
 
+import functools
 import sys
 from dataclasses import dataclass
 
@@ -312,9 +313,10 @@ def main(names, steps=5):
 
     ranks = next((int(os.environ[v]) for v in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if v in os.environ), 4)
     first = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))) == 0
+    train_alone = functools.cache(one)  # most strategies have the same model
     for name in names:
         config = make_config(name)
-        alone = one(config, steps)
+        alone = train_alone(config, steps)
         found = STRATEGIES[name](config, steps, ranks=ranks)
         if first:
             far = max(abs(a - b) for a, b in zip(alone, found, strict=True))

@@ -40,6 +40,9 @@ list_generators = Hook("tessera.codegen.contract:list_backends")
 find_device_memory = Hook("tessera.codegen.contract:find_device_memory")
 # ir, an op on tensors of a device -> runtime: a program of one op.
 run_device_op = Hook("tessera.runtime.launch.device_ops:run_device_op")
+# ir, frontend -> transforms: the gradient tape, which records ops on tensors that require gradients.
+record_on_tape = Hook("tessera.transforms.autodiff.tape:record_on_tape")
+backpropagate = Hook("tessera.transforms.autodiff.tape:backpropagate")
 # lower -> stdlib: the rules that lower an op to a kernel of the standard library.
 load_library_launches = Hook("tessera.stdlib.launches:load_library_launches")
 # frontend, a kernel -> frontend: a launch in a program that is being traced.

@@ -6,7 +6,6 @@ import io
 import math
 import os
 import sys
-import tempfile
 import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +129,8 @@ def write_file(path: str | Path, fill) -> None:  # type: ignore[no-untyped-def]
         target.write_bytes(held.getbuffer())
         return
     target = target.resolve()  # what a link names is replaced, not the link
+    import tempfile  # late: 3 ms of `import tessera`
+
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:

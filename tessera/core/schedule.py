@@ -21,7 +21,6 @@ as its `tile_shape`. `stages` is also how many blocks ahead a target fetches tha
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,6 +40,8 @@ SCHEMA = 1
 
 def write_json(path: str | Path, content: dict[str, Any]) -> Path:
     """Replace the file at `path` in one step: a reader sees the old file or the new one, never a part."""
+    import json  # late: 2 ms of `import tessera`
+
     target = Path(path).expanduser()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,8 @@ def read_json(path: str | Path, *keys: str) -> dict[str, Any]:
     Raises:
         FileError: the file is missing, no JSON, of another schema, or lacks a key.
     """
+    import json
+
     source = Path(path).expanduser()
     try:
         content = json.loads(source.read_text(encoding="utf-8"))
@@ -228,6 +231,8 @@ class Schedule:
     @property
     def digest(self) -> str:
         """A hash of the content: the same in every process and on every machine."""
+        import json
+
         return hash_text(json.dumps(self.given, sort_keys=True))
 
     def __hash__(self) -> int:

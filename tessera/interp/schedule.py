@@ -79,12 +79,12 @@ _REDUCTIONS: dict[str, Any] = {"sum": np.sum, "max": _make_extreme(np.maximum), 
 
 
 def contract_tile(a: np.ndarray, b: np.ndarray, dim: int) -> np.ndarray:
-    """Contract a and b along a dim; axes of size 1 stand for absent dims."""
+    """Contract a and b along a dim; axes of size 1 stand for absent dims. The sums begin at +0, as all do."""
     own = [[d for d, n in enumerate(x.shape) if n > 1 or (d == dim and x is a)] for x in (a, b)]
     kept = [d for d in range(a.ndim) if d != dim and (d in own[0] or d in own[1])]
     words = ["".join(EINSUM_LETTERS[d] for d in dims) for dims in (*own, kept)]
     left, right = (x.reshape([x.shape[d] for d in dims]) for x, dims in zip((a, b), own, strict=True))
-    out = np.einsum(f"{words[0]},{words[1]}->{words[2]}", left, right, optimize=True)
+    out = np.einsum(f"{words[0]},{words[1]}->{words[2]}", left, right, optimize=True) + 0  # of one product: -0
     return out.reshape([max(a.shape[d], b.shape[d]) if d in kept else 1 for d in range(a.ndim)])
 
 

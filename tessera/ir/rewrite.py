@@ -356,7 +356,8 @@ def _make_expression_key(node: Node) -> Hashable:
 def expand_composites(function: Function, keep: Callable[[Op], bool] = lambda op: False) -> Function:
     """Replace each op that has a lowering, and that `keep` does not hold for, by that lowering, to any depth."""
     patterns = RewritePatterns("expansion")
-    patterns(*(op for op in lower if not keep(op)))(_expand_node)
+    ops = tuple(lower)  # `keep` may import modules with more rules
+    patterns(*(op for op in ops if not keep(op)))(_expand_node)
     return rewrite_function(function, patterns, revisit=True)
 
 

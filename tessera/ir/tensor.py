@@ -13,7 +13,7 @@ from tessera.core.device import check_device
 from tessera.core.device_array import DeviceArray, Donated
 from tessera.core.effects import ALL_EFFECTS, perform_effects
 from tessera.core.errors import ArgumentError, DTypeError, ShapeError, TesseraError, TraceError, user_location
-from tessera.core.hooks import find_device_memory, run_device_op
+from tessera.core.hooks import find_device_memory, record_on_tape, run_device_op
 from tessera.core.shapes import as_size
 from tessera.core.symbolic_dim import Size
 from tessera.core.types import DType, Policy, TensorType, as_dtype, f32, find_number_dtype, find_policy, share_type
@@ -342,17 +342,13 @@ def bind_op(op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Any
         if builder is None:
             found = _run_op(op, operands, types, attrs)
             if any(t.requires_grad for t in operands):
-                TAPE_HOOK[0](op, operands, attrs, found)
+                record_on_tape(op, operands, attrs, found)
             return _unwrap_single(found)
         values = [t.data if t.is_traced else builder.capture(get_elements(t), t) for t in operands]
         node = builder.add(op, values, attrs)
     except TesseraError as error:
         raise error.at(user_location()) from None
     return _unwrap_single([Tensor(v) for v in node.results])
-
-
-# The gradient tape, which records ops on tensors that require gradients; tessera/transforms/autodiff/tape.py sets it.
-TAPE_HOOK: list[Any] = []
 
 
 def _run_op(op: Op, operands: Sequence[Tensor], types: tuple, attrs: Mapping[str, Any]) -> list[Tensor]:

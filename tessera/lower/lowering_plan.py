@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tessera.core.errors import UnknownNameError
 from tessera.core.hooks import load_library_launches
 from tessera.core.symbolic_dim import Size, round_up
 from tessera.ir.core import Attrs, Function, Module, Node, Value
-from tessera.ir.rewrite import UseDef
 from tessera.ir.rules import Op, Rules
+
+if TYPE_CHECKING:
+    from tessera.ir.rewrite import UseDef
 
 # The rates of products by blocks of `busy_n` columns relative to those of `n`, for long and for short contractions.
 SHORT_DEPTH, NARROW_RATE, SHORT_NARROW_RATE = 1024, 0.93, 1.05

@@ -34,6 +34,9 @@ MIN_BLOCK = 16  # the smallest rows and columns of a block
 DEEP_HEADS, DEEPEST_HEADS = {64, 128}, {256}  # features of heads whose blocks differ; the deepest have half the keys
 # Heads whose features are padded, and how much at most: short and long ones, by their positions.
 PADDED = ((1024, 2.0), (100, 1.8))
+WIDE_BLOCKS = (64, 64)  # queries and keys of the blocks of gradients in f32
+# The features of heads of f32, and the scores from which on they are not stored (measured; of 8 GB for want of memory).
+LEAST_WIDE_SCORES = ((32, 1 << 21), (64, 1 << 28), (MOST_FEATURES, 1 << 31))
 LEAST_WIDE = 64  # features of heads of f32 beyond which blocks have fewer keys
 
 
@@ -92,9 +95,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     """Attention with its gradients, whose weights are computed again: in 16 bits where a target has tensor cores, on
     processors where no cache holds the scores."""
     forward = node.op is attention_gradients.attention_with_sums
-    found = match_differentiable_attention(uses, node, **node.attrs)
+    found, wide = match_differentiable_attention(uses, node, **node.attrs), get_tensor_type(node.args[0]).dtype == f32
     if found is None or not (_suits_tensor_cores(found, node) if plan.tensor_cores else _streams_scores(found, plan)):
         return None
+    if plan.tensor_cores and wide:
+        found = replace(found, blocks=WIDE_BLOCKS)
     if not plan.tensor_cores:
         rows = (plan.flash_m, found.q[2], plan.flash_least, plan.flash_rows_cost)
         keys = (plan.flash_n, found.k[2], MIN_BLOCK, plan.flash_keys_cost)
@@ -109,7 +114,12 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 
 def _suits_tensor_cores(found: DifferentiableAttention, node: Node) -> bool:
-    return get_tensor_type(node.args[0]).dtype.bits == 16 and max(found.q[3], found.v[3]) <= MOST_FEATURES
+    """Whether tensor cores compute the products: of f32 in parts, where scores would take long to store and read."""
+    dtype, features = get_tensor_type(node.args[0]).dtype, max(found.q[3], found.v[3])
+    if dtype == f32:
+        least = next((n for most, n in LEAST_WIDE_SCORES if features <= most), None)
+        return least is not None and math.prod(found.q[:3]) * found.k[2] >= least
+    return dtype.bits == 16 and features <= MOST_FEATURES
 
 
 def _streams_scores(found: DifferentiableAttention, plan: LoweringPlan) -> bool:

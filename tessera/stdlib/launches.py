@@ -279,7 +279,6 @@ MAX_CHOSEN = 0.5  # of a row: a sort costs little more than to choose so many el
 MAX_WALKED = 1 << 16  # elements of a row, for each row, that one program of many walks digit by digit
 MAX_ROUND_ROW = 2048  # elements of a row from which on a program finds a bound of the first few (measured)
 MAX_ROUND_WORK = 1 << 15  # elements that all rounds of a minimum read of a longer row, in the time of that
-WIDE_CHUNK = 2048  # elements that such a program counts at once
 
 
 @library_lowerings(sorting.argsort)
@@ -306,15 +305,17 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     first, count = _get_places(node, axis)
     size, few = int(get_shape(source.args[0])[axis]), first == 0 and count <= row_sorting.MAX_SELECTED
     short = size < MAX_ROUND_ROW or count * size <= MAX_ROUND_WORK
-    in_rounds = few and (plan.parallel is not None or (short and _has_row_keys(source)))
-    chunks = (WIDE_CHUNK, WIDE_CHUNK) if plan.parallel is not None else (row_selection.CHUNK, row_selection.PACKED)
+    in_rounds = few and short and _has_row_keys(source)
 
     def select(rows: Tensor) -> Tensor:
+        if first > 0:
+            chunk = row_selection.CHUNK if plan.parallel is None else row_selection.find_wide_chunk(rows)
+            return row_selection.select_place(rows, first, descending, chunk)
+        if plan.parallel is not None:
+            return row_selection.select_in_parallel(rows, count, descending)
         if in_rounds:
             return row_sorting.select_places(rows, count, descending)
-        if first > 0:
-            return row_selection.select_place(rows, first, descending, chunks[0])
-        return row_selection.select_front(rows, count, descending, *chunks)
+        return row_selection.select_front(rows, count, descending)
 
     return LibraryLowering(source.args, lambda x: row_sorting.on_rows(x, axis, select))
 
@@ -503,4 +504,4 @@ def _is_selected(node: Node, uses: UseDef, plan: LoweringPlan) -> bool:
     if not _has_row_keys(source):
         return False
     walked = size <= MAX_WALKED * (math.prod(sizes) // size) and count <= min(row_sorting.MAX_CHUNK, size * MAX_CHOSEN)
-    return walked or (not first and count <= row_sorting.MAX_SELECTED)
+    return walked or (not first and (count <= row_sorting.MAX_SELECTED or row_selection.has_key_bound(size, count)))

@@ -28,6 +28,7 @@ INDEX_MASK = (1 << INDEX_BITS) - 1
 LAST_KEY, FIRST_KEY = (1 << 63) - 1, -(1 << 63)  # of no element: the first stays behind all, the second before all
 MAX_KEY_BITS = 32  # of the elements whose order fits above the index
 MAX_CHUNK = 4096  # keys that a program sorts
+MAX_NEAR = 4  # between two keys that a thread of a GPU holds: both are at hand
 FAR_STAGES = 3  # compare-exchange stages of a pass over memory
 
 
@@ -63,29 +64,38 @@ def make_keys(x, index, descending):
     return tile.cast(make_order(x, descending), "int64") * (INDEX_MASK + 1) + index
 
 
-def exchange(keys, reach, position, size):
-    """One stage of a bitonic network: each key is compared with the one `reach` away and keeps the smaller or larger.
-
-    `keys` and `position` are vectors; rising where bit `size` of a position is clear, else falling.
-    """
-    shape = (keys.shape[0] // (2 * reach), 2, reach)
-    pairs, number = tile.reshape(keys, shape), tile.reshape(position, shape)
+def exchange(keys, reach):
+    """One stage of a bitonic network on a vector: of two keys that are `reach` apart the smaller comes first."""
+    pairs = tile.reshape(keys, (keys.shape[0] // (2 * reach), 2, reach))
+    first = tile.reshape(tile.arange(0, 2), (1, 2, 1)) == 0
+    if reach <= MAX_NEAR:
+        least, most = tile.min(pairs, axis=1, keepdims=True), tile.max(pairs, axis=1, keepdims=True)
+        return tile.reshape(tile.where(first, least, most), keys.shape)
     # The sum of a pair, which may wrap, less one of them is the other: one exchange between threads, not two.
     other = tile.sum(pairs, axis=1, keepdims=True) - pairs
-    smaller = ((number & reach) == 0) == ((number & size) == 0)
-    return tile.reshape(tile.where((pairs < other) == smaller, pairs, other), keys.shape)
+    return tile.reshape(tile.where((pairs < other) == first, pairs, other), keys.shape)
+
+
+def turn_falling(keys, position, size):
+    """The keys with those complemented that lie in falling runs: where bit `size` of their position is set.
+
+    Complements have the opposite order, so that all stages of a phase rise; a second call gives the keys back.
+    """
+    return keys ^ tile.cast(0 - ((position >> size) & 1), "int64")
 
 
 def merge_phases(keys, position, first, last, chunk):
     """The phases of a bitonic sort from run length 2 ** (first + 1) to 2 ** last, as far as they stay in a chunk."""
     position = tile.cast(position, "int32")
     for phase in tile.range(first, last, 1):
-        size = tile.cast(1, "int32") << tile.cast(phase + 1, "int32")
+        size = tile.cast(phase + 1, "int32")
+        keys = turn_falling(keys, position, size)
         reach = chunk // 2
         while reach >= 1:
-            if 2 * reach <= size:
-                keys = exchange(keys, reach, position, size)
+            if 2 * reach <= tile.cast(1, "int32") << size:
+                keys = exchange(keys, reach)
             reach = reach // 2
+        keys = turn_falling(keys, position, size)
     return keys
 
 
@@ -118,14 +128,12 @@ def merge_far(keys, step, *, stages, block):
     index = tile.reshape(tile.arange(0, width * block), (width, block))
     place = first + index // block * last + index % block
     run = tile.reshape(keys[row, place], (width * block,))
-    # Whether the order falls is the same for all keys of the group: a bit above those of the positions.
-    falls = (group >> (phase - reach)) % 2
-    position = tile.cast(tile.arange(0, width * block) + falls * (2 * width * block), "int32")
-    distance = width * block // 2
+    falls = 0 - ((group >> (phase - reach)) & 1)  # the same for all keys of the group
+    run, distance = run ^ falls, width * block // 2
     while distance >= block:
-        run = exchange(run, distance, position, 2 * width * block)
+        run = exchange(run, distance)
         distance = distance // 2
-    keys[row, place] = tile.reshape(run, (width, block))
+    keys[row, place] = tile.reshape(run ^ falls, (width, block))
 
 
 @kernel

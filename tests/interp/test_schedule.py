@@ -103,3 +103,12 @@ def test_products_are_rounded_by_their_policy():
     np.testing.assert_array_equal(square(large, fp8_e5m2 @ ts.saturate), np.full((2, 2), 57344))
     x = np.float32([[1, 3], [1, 2.0**-9]])
     np.testing.assert_array_equal(square(x, bf16 @ ts.toward_zero), [[10, 1], [1, 1]])
+
+
+def test_sums_begin_at_positive_zero():
+    def signs(x):
+        return ts.signbit(x @ ts.ones((1, 2))), ts.signbit(ts.sum(x, axis=1))
+
+    x = np.full((2, 1), -0.0, np.float32)
+    levels = driver.lower(jit(signs).trace(x).function, "interp")
+    assert not any(np.any(y) for y in schedule.run(levels["schedule"], [x]))

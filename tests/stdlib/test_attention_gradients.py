@@ -5,6 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera.codegen.contract import get_backend
+from tessera.core.types import TensorType
 from tessera.runtime import driver
 from tessera.stdlib import attention_launches
 
@@ -43,6 +44,7 @@ def compute_exactly(operands, causal, window, scale=None):
     return [ds @ keys, *(x.reshape(2, groups, shared, *x.shape[2:]).sum(axis=2) for x in (dk, dv))]
 
 
+LIMITS = {ts.bf16: 5e-3, ts.f16: 6e-4, ts.f32: 1e-6}
 CASES = {
     "causal": ((2, 2, 128, 128, 64, 64, ts.bf16), True, None),
     "grouped": ((2, 1, 192, 192, 64, 64, ts.bf16), True, None),
@@ -54,18 +56,25 @@ CASES = {
 }
 
 
+WIDE_CASES = {
+    "f32": ((1, 1, 97, 97, 40, 24, ts.f32), True, None),
+    "f32 window": ((2, 1, 70, 100, 32, 32, ts.f32), False, 70),
+}
+
+
 @pytest.mark.in_turn("arch")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_agree_with_the_definition(name, arch):
-    sizes, causal, window = CASES[name]
+@pytest.mark.parametrize("name", CASES | WIDE_CASES)
+def test_gradients_agree_with_the_definition(name, arch, monkeypatch):
+    monkeypatch.setattr(attention_launches, "LEAST_WIDE_SCORES", ((128, 0),))
+    sizes, causal, window = (CASES | WIDE_CASES)[name]
     operands = draw(*sizes)
     levels = driver.lower(make_program(causal, window).trace(*operands).function, "ptx")
     launched = {n.attrs["kernel"] for n in levels["tile"].main.body.walk() if n.op.name == "host.launch"}
     assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
     artifact = BACKEND.emit(levels["tile"], {"arch": arch})
     found = BACKEND.interpreter(artifact)([x.numpy() for x in operands])
-    limit = 5e-3 if sizes[-1] == ts.bf16 else 6e-4
+    limit = LIMITS[sizes[-1]]
     for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
         assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
 
@@ -91,7 +100,7 @@ def test_gradients_on_a_processor(name, monkeypatch):
     launched, module = find_kernels(make_program(causal, window), operands)
     assert {"attend", "differentiate_keys", "differentiate_queries"} <= launched
     found = driver.compile_tile(module, "llvm")([x.numpy() for x in operands])
-    limit = {ts.bf16: 5e-3, ts.f16: 6e-4, ts.f32: 1e-6}[sizes[-1]]
+    limit = LIMITS[sizes[-1]]
     for ours, exact in zip(found, compute_exactly(operands, causal, window), strict=True):
         assert np.linalg.norm(ours.astype(np.float64) - exact) < limit * np.linalg.norm(exact)
 
@@ -111,6 +120,15 @@ def test_a_gpu_stores_the_weights_of_wide_heads(features, values):
     operands = draw(1, 1, 128, 128, features, values, ts.bf16)
     module = driver.lower(make_program(True, None).trace(*operands).function, "ptx")["tile"]
     assert "differentiate_keys" not in {f.name for f in module.functions}
+
+
+@pytest.mark.parametrize(
+    ("length", "features", "stored"), [(400, 32, True), (1100, 32, False), (1100, 64, True), (12000, 64, False)]
+)
+def test_a_gpu_stores_the_weights_of_few_scores_in_f32(length, features, stored):
+    operands = [TensorType((1, 2, length, features), ts.f32)] * 4
+    module = driver.lower(make_program(True, None).trace(*operands).function, "ptx")["tile"]
+    assert ("differentiate_keys" not in {f.name for f in module.functions}) == stored
 
 
 def test_keys_past_the_end_have_no_weight():

@@ -43,7 +43,7 @@ def test_selections_of_every_type(monkeypatch, dtype, descending):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_selections_on_every_target(monkeypatch, target):
-    monkeypatch.setattr(launches, "WIDE_CHUNK", 64)
+    monkeypatch.setattr(row_selection, "WIDE_CHUNK", 64)
     x = draw("f4", 3, 200)
     names, (place, first) = run(lambda x: (ts.argsort(x)[:, 100:101], ts.topk(x * 1.0, 70)[1]), x, *target)
     assert has(names, "find_places", "choose_first")
@@ -68,6 +68,44 @@ def test_candidates_up_to_a_bound(target, kind):
     x = {"equal": 0 * x, "rising": np.sort(x), "falling": -np.sort(-x), "unknown": x + np.nan}.get(kind, x)
     (ours,) = select_candidates(*target)([x])
     np.testing.assert_array_equal(ours, order(x, True)[:, :5])
+
+
+@pytest.fixture
+def few_lanes(monkeypatch):
+    for name, value in {"LEAST_LANES": 16, "KEY_CHUNK": 32, "MAX_ROUNDS": 0, "MAX_LITTLE": 0}.items():
+        monkeypatch.setattr(row_selection, name, value)
+
+
+@pytest.mark.parametrize("level", ["tile", "target"])
+@pytest.mark.parametrize("programs", [2, 1056])  # of two rows: one part of each, or several
+@pytest.mark.parametrize("kind", ["drawn", "equal", "rising", "falling", "unknown", "few"])
+def test_sorted_candidates(monkeypatch, few_lanes, kind, programs, level):
+    """Of equal elements there are more candidates than one network sorts, of falling ones more than the larger one."""
+    monkeypatch.setattr(row_selection, "PROGRAMS", programs)
+    x = np.random.default_rng(5).standard_normal((2, 700)).astype("f4")
+    few = np.where(np.arange(700) % 233 == 5, x, np.float32(-np.inf))
+    kinds = {"equal": 0 * x, "rising": np.sort(x), "falling": -np.sort(-x), "unknown": x + np.nan, "few": few}
+    x = kinds.get(kind, x)
+    names, (ours,) = run(lambda x: ts.topk(x, 6)[1], x, "ptx", level)
+    assert has(names, "collect_keys", "sort_candidates") and has(names, "sort_keys") == (programs > 2)
+    np.testing.assert_array_equal(ours, order(x, True)[:, :6])
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in ("f8", "i8")])
+def test_candidates_of_every_type(few_lanes, dtype):
+    x = draw(dtype, 2, 90)
+    names, (ours,) = run(lambda x: ts.argsort(x)[:, :7], x, "ptx", "tile")
+    assert has(names, "collect_keys")
+    np.testing.assert_array_equal(ours, sort_places(x, False)[:, :7])
+
+
+@pytest.mark.parametrize(("shape", "count", "name"), [
+    ((200, 5000), 8, "select_first"), ((2, 5000), 32, "select_first"), ((200, 5000), 9, "collect_keys"),
+    ((1, 500_000), 300, "collect_keys"), ((600, 200), 40, "select_first"), ((600, 1500), 600, "choose_first"),
+])  # fmt: skip
+def test_the_algorithm_that_is_the_fastest_is_chosen(shape, count, name):
+    function = ts.jit(lambda x: ts.topk(x, count)[1]).trace(np.zeros(shape, "f4")).function
+    assert has([f.name for f in driver.lower(function, "ptx")["tile"].functions], name)
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -105,6 +105,7 @@ def test_calls_keep_nothing():
     run = compile_function(lambda x, y: x + y, X, Y)
     run([X, Y])
     held = (None, False, True, OTHER)
+    gc.collect()  # what earlier tests left
     before = [sys.getrefcount(each) for each in held]
     for _ in range(5000):
         run([X, Y])

@@ -9,7 +9,8 @@ transformers = pytest.importorskip("transformers")
 
 import tessera as ts  # noqa: E402
 
-T = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+# One layer, except where the program is compiled: what a layer computes does not depend on how many there are.
+T = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
 ATTENTION = {"attn_implementation": "sdpa"}
 
 
@@ -39,13 +40,14 @@ def make_qwen2():
 
 def make_t5():
     config = transformers.T5Config(
-        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
+        d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, vocab_size=64, decoder_start_token_id=0
     )
     return transformers.T5ForConditionalGeneration(config), {"input_ids": ids(2, 7), "labels": ids(2, 5)}
 
 
 def make_vit():
-    config = transformers.ViTConfig(**{**T, "vocab_size": None}, image_size=16, patch_size=8, **ATTENTION)
+    sizes = {**T, "num_hidden_layers": 2, "vocab_size": None}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, **ATTENTION)
     return transformers.ViTForImageClassification(config), {
         "pixel_values": torch.randn(2, 3, 16, 16),
         "labels": ids(2) % 2,

@@ -268,6 +268,14 @@ class WarpgroupPipeline:
     # accumulator's registers, and the register with the MMA's stage.
     carried_targets: dict[Value, tuple[Value, str]] = field(default_factory=dict)
     emit_prefetched: Callable[[Node], None] | None = None  # emission of `prefetched_load`
+    most_held: int = 0  # the stages that a consumer holds at once: a ring of fewer would wait for ever
+
+    def wait_for_stage(self, held: int = 0) -> None:
+        """Wait for the next stage's copy, while products in flight, and so many others, hold stages before it."""
+        assert self.state is not None
+        held += sum(mma.stage != "" for mma in self.in_flight)
+        self.most_held = max(self.most_held, held + 1)
+        self.state.wait(self.state.ring.full)
 
 
 @dataclass
@@ -412,6 +420,7 @@ class KernelEntry:
     linear_grid: bool = False  # whether the launch has a linear grid
     odd_byte_params: Collection[int] = ()  # 8-bit parameters of odd length that 16-bit atomics access
     early_loads: bool = False  # whether it loads inputs of the program before the kernel ahead has ended
+    held_stages: int = 0  # the stages of its ring that a consumer holds at once
 
     def describe(self) -> dict[str, Any]:
         """The entry as manifest data."""
@@ -494,7 +503,7 @@ def finish_entry(ctx: EmissionContext, maps: Sequence[dict[str, Any]] = (), prog
     return KernelEntry(
         lines, ctx.team.block_threads, allocator.shared_bytes, tuple(maps), programs,
         grid.cluster.size if grid.cluster is not None else 1, entry.hidden.describe(), entry.isa_version,
-        bool(grid.linear), entry.odd_byte_params, entry.waits_in_body,
+        bool(grid.linear), entry.odd_byte_params, entry.waits_in_body, ctx.pipeline.most_held,
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ from tessera.codegen.ptx.text.builder import PtxBuilder, SourceFiles, element_by
 from tessera.core.errors import ResourceError
 from tessera.core.symbolic_dim import Size, find_size_bounds, find_size_divisor, proves_less
 from tessera.core.types import GLOBAL, TensorType
-from tessera.ir.core import Block, Function, Module, Node, Value, find_size_names
+from tessera.ir.core import Block, Function, Module, Node, Op, Value, find_size_names
 from tessera.ir.rewrite import UseDef
 from tessera.ops.dialects import control_flow as control_flow_ops
 from tessera.ops.dialects import host, tile
@@ -229,17 +229,19 @@ def _has_bulk_copies(function: Function) -> bool:
 def _choose_stages(ready: Function, cluster: ThreadBlockCluster | None, finish: Sequence[Rewrite]) -> int | None:
     """The stages that a Schedule asks for, or the most that fit in shared memory; None where not even two do.
 
-    The emission itself is measured, since it alone knows what an epilogue exchanges through shared memory. A cluster
-    that a Schedule asks for keeps the fewest stages even where they do not fit: emission then says so.
+    There are at least as many as a consumer holds at once: with fewer it would wait for ever. The emission itself is
+    measured, since it alone knows that, and what an epilogue exchanges through shared memory. A cluster that a Schedule
+    asks for keeps the fewest stages even where they do not fit: emission then says so.
     """
-    asked = ready.attrs.get("stages")
+    asked, laid_out = ready.attrs.get("stages"), _apply(finish, ready)
     if asked is not None:
-        return int(asked)
+        return max(int(asked), emit_function(set_facts(laid_out, stages=int(asked)), None).held_stages)
     limit, size = SHARED_LIMIT[LaunchFacts.of(ready).arch], ring_stage_bytes(ready)
-    laid_out = _apply(finish, ready)
     for stages in RING_STAGES:
-        if stages * size <= limit and emit_function(set_facts(laid_out, stages=stages), None).shared <= limit:
-            return stages
+        if stages * size <= limit:
+            made = emit_function(set_facts(laid_out, stages=stages), None)
+            if made.shared <= limit and made.held_stages <= stages:
+                return stages
     return RING_STAGES[-1] if cluster is not None else None
 
 
@@ -248,12 +250,15 @@ ELEMENTS_PER_THREAD = 8  # elements of the largest block that a thread holds, wh
 MMA_ELEMENTS_PER_THREAD = 128  # the same with tensor cores: what a warp reads serves 64 rows and columns
 WIDE_ELEMENTS_PER_THREAD = 32  # from so many on a team grows past PREFERRED_THREADS
 PREFERRED_THREADS = 256
+REALIGNED_THREADS = 768  # of a multiprocessor whose programs walk misaligned rows
 SM_REGISTERS = 1 << 16  # registers of a multiprocessor
 MAX_RESIDENT_BLOCKS = 8  # the most blocks that are asked to share its registers
 SECTOR_BYTES, LINE_BYTES = 32, 128  # of the caches
 GLOBAL_ACCESSES = (tile.load, tile.store, tile.gather, tile.scatter, tile.atomic, tile.compare_exchange)
 # Ops beside pointwise ones of a kernel whose threads share nothing.
 PLAIN_OPS = (tile.load, tile.store, tile.program_id, tile.grid_size, basic.full, basic.broadcast_to, shape_ops.iota)
+NETWORK_STAGES, NETWORK_VECTOR = 3, 8  # near stages of a sorting network, and neighbours that its threads hold
+NETWORK_THREADS = 512  # of a multiprocessor that executes it
 EPILOGUE_VECTOR = 8  # neighbours that a thread of a warp-specialised kernel holds
 MAX_WARPGROUPS = 2  # warp groups that multiply, in a kernel without ping-pong
 
@@ -263,7 +268,7 @@ def map_threads(function: Function) -> Function:
     if get_fact(function, "kernel") == WARP_SPECIALISED:
         return _map_warp_groups(function)
     threads = 1 if int(function.attrs.get("group", 1)) > 1 else choose_team_size(function)
-    resident = choose_resident_blocks(function) if get_fact(function, "kernel") == UNIFORM else 0
+    resident = choose_resident_blocks(function, threads) if get_fact(function, "kernel") == UNIFORM else 0
     return set_facts(function, threads=threads, teams=1, vector=choose_vector_width(function), resident=resident)
 
 
@@ -304,12 +309,17 @@ def _round_team(threads: int, most: int) -> int:
     return min(max(1 << max(threads - 1, 0).bit_length(), 4 * WARP_THREADS), most)
 
 
-def choose_resident_blocks(function: Function) -> int:
-    """The blocks that a multiprocessor should hold at once where one product takes another's result; 0: any.
+def choose_resident_blocks(function: Function, threads: int) -> int:
+    """The blocks that a multiprocessor should hold at once where one product takes another's result, where the end of
+    a misaligned row is gathered, and where keys are sorted; 0: any.
 
-    Without a limit the assembler keeps more registers alive than pays. With it a thread has four registers for each
-    element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
+    Without a limit the assembler keeps more registers alive than pays. With it a thread of products has four registers
+    for each element that it holds of the largest block: sums, the operands of the next instructions, and addresses.
     """
+    if get_fact(function, "realigned", False) and not get_fact(function, "cached", 0):
+        return REALIGNED_THREADS // threads
+    if _is_sorting_network(function):
+        return min(NETWORK_THREADS // threads, MAX_RESIDENT_BLOCKS)
     if sum(uses_tensor_cores(node) for node in function.body.walk()) < 2:
         return 0
     most = max(_element_count(v) for node in function.body.walk() for v in node.results)
@@ -320,9 +330,12 @@ def choose_vector_width(function: Function) -> int:
     """The neighbours that a thread holds: 16 bytes of the narrowest elements that are loaded or stored.
 
     Where accesses cannot move so many at once, since rows begin at any element, fewer may cost less: the threads of a
-    warp then access neighbours.
+    warp then access neighbours. Where a sorting network compares pairs, a thread holds as many neighbours as it can.
     """
     accesses = (tile.load, tile.store, prefetched_load)
+    if _is_sorting_network(function):
+        largest = max(_element_count(v) for node in function.body.walk() for v in node.results)
+        return max(1, min(NETWORK_VECTOR, largest // choose_team_size(function)))
     narrow = [n.args[0].type.dtype for n in function.body.walk() if n.op in accesses]
     most = max(1, min(8, 16 // min((element_bytes(d) for d in narrow), default=4)))
     if all(n.op.pointwise or n.op in (*PLAIN_OPS, control_flow_ops.if_) for n in function.body.walk()):
@@ -343,6 +356,16 @@ def choose_vector_width(function: Function) -> int:
         return sum(each.elements * each.cost(width) for each in found) + shuffles
 
     return min(widths, key=cost)
+
+
+def _is_sorting_network(function: Function) -> bool:
+    """Whether of pairs of elements both extremes are found again and again, as near stages of a sorting network do."""
+
+    def list_pairs(op: Op) -> set[Value]:
+        found = (n for n in function.body.walk() if n.op is op)
+        return {n.args[0] for n in found if [static_shape(n.args[0])[a] for a in reduction_axes(n)] == [2]}
+
+    return len(list_pairs(reduce.max) & list_pairs(reduce.min)) >= NETWORK_STAGES
 
 
 def _find_reduced_rows(function: Function) -> list[tuple[tuple[int, int], int]]:

@@ -7,12 +7,12 @@ had the same sizes in all calls share a symbol (duck shaping). A trace notes whi
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,20 +42,24 @@ from tessera.core.symbolic_dim import (
 from tessera.core.types import TensorType
 from tessera.ir.core import Function
 
+if TYPE_CHECKING:
+    import logging
+
 Shapes = tuple[tuple[Size, ...], ...]  # of the arguments of a call: numbers
 
-COMPILE_LOG = logging.getLogger("tessera.compile")
 MAX_SYMBOLIC_PROGRAMS = 8  # of one function and kinds of arguments; then calls are compiled for their own sizes
 
 
-def configure_log() -> None:
-    """Write compilations to standard error where the environment has `TESSERA_LOG=compile`."""
-    if "compile" in os.environ.get("TESSERA_LOG", "").split(",") and not COMPILE_LOG.handlers:
-        COMPILE_LOG.addHandler(logging.StreamHandler())
-        COMPILE_LOG.setLevel(logging.INFO)
+@cache
+def find_compile_log() -> logging.Logger:
+    """The log of compilations, which goes to standard error where the environment has `TESSERA_LOG=compile`."""
+    import logging  # late: it takes 4 ms of `import tessera`
 
-
-configure_log()
+    log = logging.getLogger("tessera.compile")
+    if "compile" in os.environ.get("TESSERA_LOG", "").split(",") and not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
+    return log
 
 
 @dataclass(frozen=True)

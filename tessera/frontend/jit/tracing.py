@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from tessera.core.errors import (
     hides_frames_of,
     user_location,
 )
-from tessera.core.hooks import compile_graph, compile_tuned_graph, takes_symbolic_sizes
+from tessera.core.hooks import compile_graph, compile_tuned_graph, record_on_tape, takes_symbolic_sizes
 from tessera.core.pytree import TreeDef, call_and_collect, call_and_warn, flatten, leaf_paths, store_updates
 from tessera.core.shapes import (
     bind_shapes,
@@ -42,13 +42,13 @@ from tessera.core.types import TensorType, as_dtype, int64
 from tessera.frontend.jit.call_keys import make_closure_key, make_hashable_key, walk_call
 from tessera.frontend.jit.donation import Donation
 from tessera.frontend.jit.dynamic_shapes import (
-    COMPILE_LOG,
     CallHistory,
     Shapes,
     SizeRules,
     SizeVariant,
     SymbolicProgram,
     check_tuning,
+    find_compile_log,
     has_symbols,
     make_patterns,
     name_axes,
@@ -62,7 +62,6 @@ from tessera.frontend.jit.line_marks import (
     strip_marks,
 )
 from tessera.frontend.jit.repeated_calls import OTHER, KnownCall, RepeatedCall, make_repeated_call, wrap_result
-from tessera.frontend.kernel.autotuning import Tuned
 from tessera.ir.array_interchange import is_on_device, shorten_repr
 from tessera.ir.builder import (
     CURRENT_BUILDER,
@@ -73,13 +72,16 @@ from tessera.ir.builder import (
     separate_regions,
 )
 from tessera.ir.core import Attrs, Function, Node, Value
-from tessera.ir.tensor import TAPE_HOOK, Tensor, WeakTensor, as_tensor, get_elements
+from tessera.ir.tensor import Tensor, WeakTensor, as_tensor, get_elements
 from tessera.lower.lowering_plan import make_extension_key, make_program_attributes
 from tessera.ops.dialects.control_flow import called
 from tessera.ops.tensor.argument_checks import check_function
 from tessera.ops.tensor.basic import full
 from tessera.ops.tensor.contractions import dot
 from tessera.ops.tensor.random import RANDOM_STATE_NAMES, TRACED_RANDOM_STATE, RandomState, RandomUse
+
+if TYPE_CHECKING:
+    from tessera.frontend.kernel.autotuning import Tuned
 
 # The device for which a program is being traced, or None.
 TRACE_DEVICE: ContextVar[str | None] = ContextVar("trace device", default=None)
@@ -383,7 +385,7 @@ class Jit:
                 compiled = replace(traced, tuned=tuned), run
             else:
                 compiled = traced, executable(traced.function, device, constants, donated)
-        COMPILE_LOG.info(
+        find_compile_log().info(
             "compiled %s(%s) for %s in %.0f ms", self.name, ", ".join(map(str, call.types)),
             device, 1e3 * (time.perf_counter() - start),
         )  # fmt: skip
@@ -426,7 +428,7 @@ class Jit:
         except Exception as error:  # also the user's own code, which may not take symbolic sizes
             if self.dynamic:
                 raise
-            COMPILE_LOG.info("%s needs the sizes of its arguments: %s", self.name, error)
+            find_compile_log().info("%s needs the sizes of its arguments: %s", self.name, error)
             history.gave_up = True
             return None
         found = SymbolicProgram(patterns, frozenset(noted), traced, run, rules)
@@ -685,7 +687,7 @@ def _record_call_on_tape(
     for place, tensor in traced.owners:
         closed[place] = tensor
     operands = [x if isinstance(x, Tensor) else Tensor(to_array(x)) for x in (*leaves, *closed)]
-    TAPE_HOOK[0](called, operands, {}, results, (strip_marks(traced.function.body),))
+    record_on_tape(called, operands, {}, results, (strip_marks(traced.function.body),))
 
 
 def leaf_type(value: Any) -> TensorType | None:

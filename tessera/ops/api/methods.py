@@ -12,11 +12,12 @@ import numpy as np
 
 from tessera.core.device_array import DeviceArray
 from tessera.core.errors import ArgumentError, TesseraError, user_location
+from tessera.core.hooks import backpropagate, record_on_tape
 from tessera.core.types import BY_NAME, DType, TensorType, Type, check_integer_fits, f32, tf32
 from tessera.ir.builder import CURRENT_BUILDER, CURRENT_NUMERICS
 from tessera.ir.numerics.conversion import convert
 from tessera.ir.rules import ATTRIBUTE_ALIASES, COMPUTE, EAGER_CALL_HOOK, REGISTRY, STORAGE, Op, round_results
-from tessera.ir.tensor import TAPE_HOOK, Tensor, get_elements, move, wrap_array
+from tessera.ir.tensor import Tensor, get_elements, move, wrap_array
 from tessera.ops.api.numpy_protocol import PROTOCOLS
 from tessera.ops.api.subscript import IndexUpdateHelper, subscript
 from tessera.ops.tensor import (
@@ -429,12 +430,29 @@ def _clone(self: Tensor) -> Tensor:
     else:
         out = Tensor(self.data) if self.is_traced else wrap_array(self.numpy().copy(), self.type)
     if self.requires_grad:  # gradients pass through a copy
-        TAPE_HOOK[0](cast, [self], {"dtype": self.dtype}, [out])
+        record_on_tape(cast, [self], {"dtype": self.dtype}, [out])
     return out
 
 
 def _divmod(self: Tensor, other: Any) -> tuple[Tensor, Tensor]:
     return e.floor_divide(self, other), e.remainder(self, other)
+
+
+def _backward(self: Tensor, gradient: Any = None) -> None:
+    """Add the gradient of this tensor to `grad` of each tensor made with `requires_grad=True`.
+
+    `gradient` is the cotangent of this tensor; a scalar needs none. Repeated calls accumulate.
+
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    Tensor([2., 4.], f32)
+
+    Raises:
+        ArgumentError: the tensor does not depend on a tensor with `requires_grad=True`.
+        ShapeError: it is not a scalar and there is no `gradient`, or one of another shape.
+    """
+    backpropagate(self, gradient)
 
 
 def _contiguous(self: Tensor) -> Tensor:
@@ -520,6 +538,7 @@ def attach_methods() -> None:
         "cpu": _cpu,
         "cuda": _cuda,
         "to_device": _to_device,
+        "backward": _backward,
         "contiguous": _contiguous,
         "detach": _detach,
         "clone": _clone,

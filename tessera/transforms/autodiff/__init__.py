@@ -9,13 +9,11 @@ from tessera.transforms.autodiff import attention
 from tessera.transforms.autodiff.call_primitives import checkpoint_here
 from tessera.transforms.autodiff.custom_rules import autodiff, checkpoint, custom_jvp, custom_vjp, straight_through
 from tessera.transforms.autodiff.gradients import grad, hessian, jacfwd, jacrev, jvp, value_and_grad, vjp
-from tessera.transforms.autodiff.tape import backward
 
 assert attention  # its rule is in the table
 
 __all__ = [
     "autodiff",
-    "backward",
     "checkpoint",
     "checkpoint_here",
     "custom_jvp",

@@ -10,7 +10,7 @@ from tessera.core.errors import ArgumentError, DTypeError, Location, ShapeError,
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.core import Attrs, Block, Node, Value
 from tessera.ir.rules import Op
-from tessera.ir.tensor import TAPE_HOOK, Tensor, as_tensor, wrap_array
+from tessera.ir.tensor import Tensor, as_tensor, wrap_array
 from tessera.ops.tensor.basic import splat
 from tessera.transforms.autodiff.linearisation import linearise
 
@@ -43,9 +43,6 @@ def record_on_tape(
                 tensor.requires_grad, tensor.history = True, (made, number)  # type: ignore[attr-defined]
 
 
-TAPE_HOOK.append(record_on_tape)
-
-
 def detach(tensor: Tensor) -> Tensor:
     """The same elements, without a record."""
     return wrap_array(tensor.data, tensor.type) if tensor.requires_grad else tensor
@@ -56,24 +53,12 @@ def find_tape_entry(tensor: Tensor) -> tuple[TapeEntry, int] | None:
     return getattr(tensor, "history", None)
 
 
-def backward(self: Tensor, gradient: Any = None) -> None:
-    """Add the gradient of this tensor to `grad` of each tensor made with `requires_grad=True`.
-
-    `gradient` is the cotangent of this tensor; a scalar needs none. Repeated calls accumulate.
-
-    >>> x = Tensor([1.0, 2.0], requires_grad=True)
-    >>> (x * x).sum().backward()
-    >>> x.grad
-    Tensor([2., 4.], f32)
-
-    Raises:
-        ArgumentError: the tensor does not depend on a tensor with `requires_grad=True`.
-        ShapeError: it is not a scalar and there is no `gradient`, or one of another shape.
-    """
-    g = _check_gradient(self, gradient)
-    start = find_tape_entry(self)
+def backpropagate(tensor: Tensor, gradient: Any = None) -> None:
+    """`Tensor.backward`: linearises what the tape has recorded, and pulls the gradient back to the leaves."""
+    g = _check_gradient(tensor, gradient)
+    start = find_tape_entry(tensor)
     if start is None:
-        _accumulate_gradient(self, g)
+        _accumulate_gradient(tensor, g)
         return
     order = list(_sort_topologically(start[0]))
     block, leaves, saved, values = _build_tape_block(order)
@@ -146,6 +131,3 @@ def _build_tape_block(order: Sequence[TapeEntry]) -> tuple[Block, list[Tensor], 
         saved.update(zip(results, made.results, strict=True))
         nodes.append(Node(made.op, tuple(args), made.attrs, results, made.regions, made.loc))
     return Block(tuple(leaves.values()), tuple(nodes), ()), list(leaves), saved, values
-
-
-Tensor.backward = backward  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ class FakeGpu:
         self._sources.append((text, PtxModule(text, "kernels.ptx")))
         return SimpleNamespace(handle=ctypes.c_void_p(len(self._sources)))
 
-    def allocate(self, size):
+    def allocate(self, size, collected=True):
         memory = np.zeros(max(size, 1) + 256, np.uint8)
         start = -memory.ctypes.data % 256
         held = memory[start : start + max(size, 1)]

@@ -216,7 +216,7 @@ def test_at_exit_queued_failures_are_examined_while_the_context_exists(monkeypat
     made, order = GPU.__new__(GPU), []
     context = types.SimpleNamespace(push=lambda: None)
     made.here, made.context, made._modules = types.SimpleNamespace(active=False), context, {}
-    made._held = [types.SimpleNamespace(free=lambda: order.append("free"))]
+    made._held, made._retired = [types.SimpleNamespace(free=lambda: order.append("free"))], []
     made._pool = types.SimpleNamespace(stop_holding=lambda: order.append("pool"))
     made.driver = types.SimpleNamespace(Context=types.SimpleNamespace(pop=lambda: order.append("pop")))
 

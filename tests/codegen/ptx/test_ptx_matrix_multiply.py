@@ -205,6 +205,34 @@ def test_graph_function_uses_wgmma():
     assert "wgmma" in text and text.count(".visible .entry") == 1
 
 
+@kernel
+def products_of_a_round(x, y, out, *, count: int, chained: bool):
+    """Products of one round that all read a block of their own."""
+    rows = tile.load(x[0:64, 0:64])
+    total = tile.zeros((64, 64), ts.f32)
+    for k in tile.range(0, 128, 64):
+        sums, i = total, 0
+        while i < count:
+            found = tile.dot(rows, tile.load(y[k : k + 64, 0:64]))
+            sums, i = (sums + found if chained else found + (total if i == 0 else sums)), i + 1
+        total = sums
+    tile.store(out[0:64, 0:64], total)
+
+
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_ring_has_the_stages_that_a_round_holds(count, chained, rng):
+    """A Schedule that asks for one stage gets more, where the kernel would wait for ever with fewer."""
+    x, y = (rng.standard_normal((n, 64)).astype(np.float32).astype(bf16.numpy) for n in (64, 128))
+    given = {"x": x, "y": y, "out": np.zeros((64, 64), np.float32), "count": count, "chained": chained}
+    program = prepare(products_of_a_round.with_schedule(ts.Schedule(stages=1)), given, "ptx", (1,))
+    artifact = BACKEND.emit(program.levels["tile"], {"arch": "sm_90a"})
+    assert "wgmma" in artifact.text(TEXT_FILE)
+    BACKEND.interpreter(artifact)([x, y, given["out"]])
+    want = count * (np.float32(x) @ (np.float32(y[:64]) + np.float32(y[64:])))
+    np.testing.assert_allclose(given["out"], want, rtol=1e-3, atol=1e-2)
+
+
 def test_schedule_sets_the_stages():
     def shared(kernel_, k=512):
         a = np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (128, k), (0, 0))

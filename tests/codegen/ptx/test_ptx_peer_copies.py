@@ -53,7 +53,7 @@ class PeerGpu(FakeGpu):
     def enter(self):
         pass
 
-    def allocate(self, size):
+    def allocate(self, size, collected=True):
         return Block(super().allocate(size))
 
     def _find(self, address):

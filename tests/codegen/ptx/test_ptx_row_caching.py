@@ -23,8 +23,8 @@ def _rows_of_any_size(monkeypatch):
     monkeypatch.setattr(row_caching, "LEAST_BYTES", 0)
 
 
-def lower(function, x):
-    return driver.lower(ts.jit(function).trace(x).function, "ptx", SHORT)["tile"]
+def lower(function, *args):
+    return driver.lower(ts.jit(function).trace(*args).function, "ptx", SHORT)["tile"]
 
 
 def run_pass(module):
@@ -54,6 +54,14 @@ def test_cached_rows_are_those_of_the_program(name, size, dtype, rng):
     for found in (interpreter.run(cached, [x]), BACKEND.sanitized(artifact)([x])):
         for ours, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(ours, "f8"), want.astype("f8"), rtol=2e-3, atol=2e-5)
+
+
+def test_a_scalar_beside_rows_is_no_row(rng):
+    x, scale = rng.standard_normal((5, 2061)).astype("f4"), np.asarray(0.5, "f4")
+    module = lower(lambda x, scale: ts.log_softmax(x * scale, axis=-1), x, scale)
+    cached, changed = run_pass(module)
+    assert changed
+    np.testing.assert_array_equal(interpreter.run(cached, [x, scale])[0], interpreter.run(module, [x, scale])[0])
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,14 @@ NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "padded size
 
 
 def run_all(program=PROGRAM):
-    """The results of every variant that is drawn in 90 draws."""
+    """The results of the first three variants of each name that are drawn in 90 draws."""
     prepared, targets = prepare(program.load(), program.arguments()), ("llvm", "csl")
     drawn = [v for seed in range(90) for v in variants.list_variants(program, prepared, Random(seed), targets)]
     found = {}
     for name, run in drawn:
-        with suppress(variants.NotComparableError):
-            found[name] = run()
+        if len(found.get(name, ())) < 3:
+            with suppress(variants.NotComparableError):
+                found.setdefault(name, []).append(run())
     return found
 
 
@@ -38,8 +39,8 @@ def test_every_variant_is_drawn_and_agrees():
     found = run_all()
     assert set(found) == NAMES
     want = prepare(PROGRAM.load(), PROGRAM.arguments()).run("graph")
-    for name, results in found.items():
-        for result, reference in zip(results, want, strict=True):
+    for name, runs in found.items():
+        for result, reference in ((r, w) for results in runs for r, w in zip(results, want, strict=True)):
             np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
@@ -107,7 +108,7 @@ def test_a_kernel_is_drawn_with_other_blocks_stages_and_machines():
     kernel = RandomProgram(KERNEL, inputs, (2,), None, {"B": 8}, tuple(blocks))
     found = run_all(kernel)
     assert set(found) == {"other constants", "other stages", "other machine"}
-    for results in found.values():
+    for results in (results for runs in found.values() for results in runs):
         np.testing.assert_array_equal(results[0], inputs[0].make() * 2)
 
 

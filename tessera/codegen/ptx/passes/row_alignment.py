@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.codegen.ptx.context import VECTOR_BYTES
-from tessera.codegen.ptx.ops import index_constant
-from tessera.core.types import RefType, TensorType, int64
+from tessera.codegen.ptx.ops import index_constant, set_facts
+from tessera.core.types import RefType, TensorType, int32, int64
 from tessera.ir.builder import Builder
 from tessera.ir.core import Attrs, Block, Function, Node, Value
 from tessera.ir.rewrite import UseDef
@@ -26,6 +26,7 @@ from tessera.ops.dialects import control_flow, tile
 from tessera.ops.tensor import basic, elementwise, reduce, shape
 
 ACCESSES = (tile.load, tile.store)
+MOST_COLUMNS = 1 << 30  # of a row, which are numbered in 32 bits
 LEAST_UNIT = 2  # elements of a vector, so few of which are loaded as fast one by one
 REDUCTIONS = (reduce.sum, reduce.max, reduce.min)
 SHAPED = (tile.load, basic.full, basic.broadcast_to, shape.reshape)  # ops whose attributes have the result's shape
@@ -34,7 +35,7 @@ SHAPED = (tile.load, basic.full, basic.broadcast_to, shape.reshape)  # ops whose
 def align_rows(function: Function) -> Function:
     """The function with whole vectors of its rows, where it walks misaligned ones in blocks."""
     rows = MisalignedRows.find(function)
-    return function if rows is None else rows.rewrite()
+    return function if rows is None else set_facts(rows.rewrite(), realigned=True)
 
 
 @dataclass
@@ -65,7 +66,14 @@ class MisalignedRows:
         sizes = {tuple(map(int, _get_ref(r).shape)) for r in refs}
         (*lead, size), unit = next(iter(sizes)), VECTOR_BYTES * 8 // min(_get_ref(r).dtype.bits for r in refs)
         blocks = sorted({_get_block(n)[-1] for n in accesses})
-        if len(sizes) > 1 or unit <= LEAST_UNIT or size % unit == 0 or not lead or len(blocks) != 2:
+        if (
+            len(sizes) > 1
+            or unit <= LEAST_UNIT
+            or size % unit == 0
+            or not lead
+            or len(blocks) != 2
+            or size > MOST_COLUMNS
+        ):
             return None
         rest, block = blocks
         found = MisalignedRows(function, size, block, rest, _get_starts(accesses[0])[:-1], tuple(lead), unit)
@@ -156,13 +164,15 @@ class MisalignedRows:
         return self.builder.add(tile.gather if node.op is tile.load else tile.scatter, args)
 
     def _list_columns(self, start: Value, sizes: Sequence[int]) -> Value:
-        """The columns from `start` on, modulo the size of the row."""
+        """The columns from `start` on, modulo the size of the row: 32-bit numbers, which threads keep between walks."""
         add = self.builder.add
-        places = add(shape.iota, [], {"shape": sizes, "axis": len(sizes) - 1, "dtype": int64}).out
-        column = add(elementwise.add, [places, self._spread(start, sizes)]).out
-        size = add(basic.full, [], {"shape": sizes, "value": self.size, "dtype": int64}).out
+        places = add(shape.iota, [], {"shape": sizes, "axis": len(sizes) - 1, "dtype": int32}).out
+        first = add(basic.cast, [start], {"dtype": int32}).out
+        column = add(elementwise.add, [places, self._spread(first, sizes)]).out
+        size = add(basic.full, [], {"shape": sizes, "value": self.size, "dtype": int32}).out
         inside = add(elementwise.less, [column, size]).out
-        return add(elementwise.where, [inside, column, add(elementwise.sub, [column, size]).out]).out
+        column = add(elementwise.where, [inside, column, add(elementwise.sub, [column, size]).out]).out
+        return add(basic.cast, [column], {"dtype": int64}).out
 
     def _spread(self, value: Value, sizes: Sequence[int]) -> Value:
         one = self.builder.add(shape.reshape, [value], {"shape": (1,) * len(sizes)}).out

@@ -81,7 +81,8 @@ def _is_block(node: Node, written: set[Value]) -> bool:
     assert isinstance(ref, RefType)
     known = all(isinstance(n, int) for n in (*sizes, *ref.shape)) and ref.policy is None and ref.dtype.bits >= 8
     whole = len(node.args) == 1 + len(ref.shape)  # no mask
-    return ref.space == GLOBAL and known and whole and sizes[-1] > 1 and math.prod(sizes[:-1]) == 1  # type: ignore[arg-type, operator]
+    row = bool(sizes) and known and sizes[-1] > 1 and math.prod(sizes[:-1]) == 1  # type: ignore[arg-type, operator]
+    return ref.space == GLOBAL and whole and row
 
 
 def _make_key(uses: UseDef, node: Node, names: Mapping[Value, str]) -> Key:

@@ -221,11 +221,11 @@ class GpuMemory(DeviceMemory):
     def _allocate(self, size: int) -> DeviceAllocation:
         try:
             with self.gpu.active():
-                return self.gpu.allocate(size)
+                return self.gpu.allocate(size, collected=False)
         except ResourceError:
             self.release()
             with self.gpu.active():
-                return self.gpu.allocate(size)
+                return self.gpu.allocate(size, collected=False)
 
     def release(self) -> None:
         """Give the free blocks back to the driver, after all that uses them."""

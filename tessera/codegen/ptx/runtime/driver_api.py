@@ -266,7 +266,7 @@ PORTABLE, MAPPED = 1, 2  # CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
 
 
 class DeviceAllocation:
-    """Memory on the GPU; `int` gives its address."""
+    """Memory on the GPU; `int` gives its address. Without a `gpu` it stays allocated until `free`."""
 
     def __init__(self, allocation: Any, gpu: GPU | None = None) -> None:
         self._allocation, self._gpu = allocation, gpu
@@ -283,8 +283,7 @@ class DeviceAllocation:
 
     def __del__(self) -> None:
         if self._allocation is not None and self._gpu is not None:
-            with self._gpu.borrowed():  # pycuda ends the process if the thread that frees memory has no context
-                self.free()
+            self._gpu.retire(self._allocation)
 
 
 class PageLockedMemory:
@@ -359,16 +358,36 @@ class GPU:
         self._modules: dict[str, LoadedModule] = {}
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mapped: PageLockedMemory | None = None
+        self._retired: list[Any] = []
         with self.active():
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
         atexit.register(self._leave)
 
-    def allocate(self, size: int) -> DeviceAllocation:
-        """Memory from the pool, which it returns to when nothing refers to it."""
+    def allocate(self, size: int, collected: bool = True) -> DeviceAllocation:
+        """Memory from the pool, which it returns to when nothing refers to it.
+
+        Memory that a finaliser keeps for others is not `collected`: garbage collection calls all finalisers of a cycle,
+        and so also that of memory which another one of them has saved.
+        """
+        self._free_retired()
         # In whole words: an atomic update of a smaller element accesses the word that contains it.
-        memory = DeviceAllocation(self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT), self)
+        part = self._pool.allocate(-(-max(size, 1) // ALLOCATION_UNIT) * ALLOCATION_UNIT)
+        memory = DeviceAllocation(part, self if collected else None)
         self.keep(memory)
         return memory
+
+    def retire(self, part: Any) -> None:
+        """Return memory to the pool before the next allocation: kernels that are queued on any stream may use it.
+
+        It is called by finalisers, in any thread and at any time, and so calls nothing of the driver.
+        """
+        self._retired.append(part)
+
+    def _free_retired(self) -> None:
+        if self._retired:
+            call_driver("cuCtxSynchronize")
+            while self._retired:
+                self._retired.pop().free()
 
     def allocate_mapped(self, size: int) -> MappedMemory:
         """Memory of the host that kernels access."""
@@ -390,8 +409,9 @@ class GPU:
         try:
             wait_and_examine()  # the context is gone when its own exit handler runs
         finally:
-            for each in list(self._held):
+            for each in [*self._held, *self._retired]:
                 each.free()
+            self._retired.clear()
             self._modules.clear()
             self._pool.stop_holding()
             self.driver.Context.pop()
@@ -415,18 +435,6 @@ class GPU:
         if threading.current_thread() is not threading.main_thread() and getattr(self.here, "active", False):
             self.driver.Context.pop()
             self.here.active = False
-
-    @contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """The context in this thread for a block alone: garbage is collected in any thread."""
-        if getattr(self.here, "active", False):
-            yield
-            return
-        self.context.push()
-        try:
-            yield
-        finally:
-            self.driver.Context.pop()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ class CostModel:
 
     task_start: tuple[int, int] = (3, 4)  # a task after the previous one: slides of vectors; a stencil in tiles
     overlapped_start: tuple[int, int] = (0, 0)  # directly after a synchronous operation on the fabric: a bridge
+    wavelet_start: tuple[int, int] = (0, 2)  # more for a data task on an idle PE: one wavelet through 8 PEs
     activation: int = 0  # more for a local task
     dsd_start: tuple[int, int] = (1, 2)  # an operation on loaded registers: a stencil of six operations of one element
     descriptor_load: int = 2  # a constant descriptor into a register: STREAM
@@ -34,6 +35,7 @@ class CostModel:
     fabric_register_load: int = 3  # of a fabric descriptor: allreduce
     task_call: int = 4  # `@activate`: slides of vectors
     task_block: tuple[int, int] = (2, 4)  # `@block`, `@unblock`: slides in both directions; the stencil in tiles
+    receive_end: int = 4  # from the last word that an asynchronous operation receives to its end: slides to the right
     launch: int = 0  # an asynchronous operation, beside its descriptors
     map_call: int = 1  # a call of `@map`: a product of a matrix and a vector on one PE
     local_change: int = 5  # `@increment_dsd_offset` and its relatives, of a local variable: products
@@ -47,7 +49,8 @@ class CostModel:
     fixed_assignment: int = 1  # to a variable or a constant index
     long_integer: int = 1  # more for 32-bit integers, and to store 32 bits
     declaration: int = 1
-    cast: int = 3
+    cast: int = 3  # between integers and floats
+    integer_cast: int = 1  # between integers: a wavelet that is sent on after a cast, over 4 x 4 PEs
     call: int = 0  # of a function: the vendor's compiler inlines
     argument: int = 0
     timestamp: int = 5  # `get_timestamp`: STREAM

@@ -15,7 +15,7 @@ import numpy as np
 from tessera.core.errors import ArgumentError
 from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.queues import HostSource, RouterEntrance
-from tessera.interp.target.csl.fabric.router_grid import BUFFER_DEPTH, Fabric
+from tessera.interp.target.csl.fabric.router_grid import Fabric
 from tessera.interp.target.csl.fabric.routing import HOST
 from tessera.interp.target.csl.pe.lockstep_execution import form_lockstep_groups
 from tessera.interp.target.csl.pe.pe_state import EventQueue, without_collection
@@ -199,7 +199,7 @@ class Simulation:
         self,
         layout: Any,
         seed: int | None = None,
-        depth: int = BUFFER_DEPTH,
+        depth: int | None = None,
         limit: int = CYCLE_LIMIT,
         lockstep: bool = True,
     ) -> None:

@@ -1,11 +1,14 @@
 """The cost model: its ends, its text form, and programs whose counts its parts were read off."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from csl_harness import simulate
 
 from tessera.core.errors import ArgumentError
 from tessera.interp.target.csl.cost_model import COSTS, RANGES, CostModel, load_costs
+from tessera.interp.target.csl.pe import microthreads, scheduler
 from tessera.interp.target.csl.pe.dsd_operations import count_bank_conflicts
 from tessera.interp.target.csl.sema.values import Mem1d
 
@@ -16,8 +19,8 @@ export fn main() void { time.get_timestamp(&t0); %s time.get_timestamp(&t1); }
 """
 
 
-def cycles(folder, statements: str, arch: str = "wse2") -> int:
-    pe = simulate(folder, TIMED % statements, arch)
+def cycles(folder, statements: str, arch: str = "wse2", declarations: str = "") -> int:
+    pe = simulate(folder, declarations + TIMED % statements, arch)
     first, last = (int(pe.get_variable(name)[0]) for name in ("t0", "t1"))
     return last - first
 
@@ -86,6 +89,71 @@ def test_an_operation_of_32_bits_takes_more_cycles(sign, tmp_path):
 
     short, long = (count(type_, 3) - count(type_, 2) for type_ in ("i16", "i32"))
     assert long == short + COSTS.long_integer
+
+
+HELD = {
+    "again": ("a[2] = a[1]; a[3] = a[1];", "a[2] = a[1]; a[3] = a[0];", 1),
+    "after a store": ("a[2] = 1.0; a[3] = a[2];", "a[2] = 1.0; a[3] = a[1];", 1),
+    "after a loop": ("a[2] = a[1]; for (@range(i16, 9)) |i| { n = i; } a[3] = a[1];",
+                     "a[2] = a[1]; for (@range(i16, 9)) |i| { n = i; } a[3] = a[0];", 0),
+    "after a store to a computed index": ("a[2] = a[1]; a[n] = 1.0; a[3] = a[1];",
+                                          "a[2] = a[1]; a[n] = 1.0; a[3] = a[0];", 0),
+    "after a branch that stores": ("a[2] = a[1]; if (n > 0) { a[n] = 1.0; } a[3] = a[1];",
+                                   "a[2] = a[1]; if (n > 0) { a[n] = 1.0; } a[3] = a[0];", 0),
+    "after a branch": ("a[2] = a[1]; if (n > 0) { n = 2; } a[3] = a[1];",
+                       "a[2] = a[1]; if (n > 0) { n = 2; } a[3] = a[0];", 1),
+    "after an operation": ("a[2] = a[1]; @fmovs(va, vo); a[3] = a[1];",
+                           "a[2] = a[1]; @fmovs(va, vo); a[3] = a[0];", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_an_element_at_a_constant_index_is_loaded_once(case, tmp_path):
+    again, other, less = HELD[case]
+    assert cycles(tmp_path, other) - cycles(tmp_path, again) == less
+
+
+def test_casts_between_integers_take_one_cycle(tmp_path):
+    assert (
+        cycles(tmp_path, "m = @as(u32, n);", declarations="var m: u32 = 0;")
+        == cycles(tmp_path, "m = 0;", declarations="var m: u32 = 0;") + COSTS.integer_cast
+    )
+
+
+RECEIVE = """
+const time = @import_module("<time>"); var t0: [3]u16; var t1: [3]u16;
+export fn main() void { time.get_timestamp(&t0); @fmovs(tx, va); @fmovs(vo, rx, .{ .async = true, .activate = t8 }); }
+task end() void { time.get_timestamp(&t1); }
+comptime { @bind_local_task(end, t8); %s }
+"""
+
+
+def test_an_asynchronous_operation_ends_after_its_last_word(tmp_path, monkeypatch):
+    counts = []
+    for lag in (0, 4):
+        monkeypatch.setattr(microthreads, "COSTS", replace(COSTS, receive_end=lag))
+        pe = simulate(tmp_path, RECEIVE % "")
+        counts.append(int(pe.get_variable("t1")[0]) - int(pe.get_variable("t0")[0]))
+    assert counts[1] - counts[0] == 4
+
+
+WAVELET = """
+const time = @import_module("<time>"); var t0: [3]u16; var t1: [3]u16;
+const one = @get_dsd(fabout_dsd, .{ .fabric_color = c, .extent = 1, .output_queue = oq });
+export fn main() void { time.get_timestamp(&t0); @fmovs(one, va, .{ .async = true }); }
+task take(x: f32) void { time.get_timestamp(&t1); }
+comptime { @bind_data_task(take, id); }
+"""
+
+
+@pytest.mark.parametrize(("arch", "later"), [("wse2", 0), ("wse3", 2)])
+def test_a_data_task_on_an_idle_pe_starts_later(arch, later, tmp_path, monkeypatch):
+    counts = []
+    for start in ((0, 0), COSTS.wavelet_start):
+        monkeypatch.setattr(scheduler, "COSTS", replace(COSTS, wavelet_start=start))
+        pe = simulate(tmp_path, WAVELET, arch)
+        counts.append(int(pe.get_variable("t1")[0]) - int(pe.get_variable("t0")[0]))
+    assert counts[1] - counts[0] == later
 
 
 def test_the_default_lies_within_every_range():

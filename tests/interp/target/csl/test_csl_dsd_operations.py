@@ -182,6 +182,24 @@ def test_sixteen_bit_operations_use_the_selected_format(name, want, tmp_path):
     assert run(tmp_path, text, fp16_format=name).get_variable("out").tolist() == [want, want]
 
 
+def test_products_of_16_bit_floats_are_rounded_with_their_sum(tmp_path):
+    """As a public probe on the vendor's simulator finds; 32-bit floats are rounded twice, as a public stencil needs."""
+    text = """var h: [2]f16; var s: [2]f32;
+      var a = [2]f16 { 1.0009765625, 3.0 }; var c = [2]f16 { -1.001953125, 0.5 };
+      var wa = [2]f32 { 1.00000011920928955078125, 3.0 }; var wc = [2]f32 { -1.0000002384185791015625, 0.5 };
+      const vh = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> h[i] });
+      const va = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> a[i] });
+      const vc = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> c[i] });
+      const vs = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> s[i] });
+      const vwa = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> wa[i] });
+      const vwc = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> wc[i] });
+      export fn main() void { @fmach(vh, vc, va, @as(f16, 1.0009765625));
+                              @fmacs(vs, vwc, vwa, @as(f32, 1.00000011920928955078125)); }"""
+    pe = run(tmp_path, text)
+    assert pe.get_variable("h").tolist() == [2.0**-20, 3.50390625]
+    assert pe.get_variable("s")[0] == 0.0
+
+
 def test_mov32_moves_bits(tmp_path):
     text = """export var out: [2]u32; var a = [4]f16 { 1.0, 2.0, 3.0, 4.0 };
       const d = @get_dsd(mem1d_dsd, .{ .tensor_access = |i|{2} -> out[i] });

@@ -86,6 +86,14 @@ def test_a_route_and_its_register():
     assert other.positions == route.positions and (other.ring, other.pop) == (True, "always_pop")
 
 
+def test_settings_of_input_queues_are_kept(tmp_path):
+    """An early program of the vendor raises the priority of a microthread through the register of its queue."""
+    text = """const cfg: u16 = 0x7F59 * 2; export var found = @zeros([2]u16);
+      export fn main() void {
+        @bitcast(*u16, cfg).* |= 0x100; found[0] = @bitcast(*u16, cfg).*; found[1] = @bitcast(*u16, cfg + 2).*; }"""
+    assert run(tmp_path, text, arch="wse2").get_variable("found").tolist() == [0x100, 0]
+
+
 def test_registers_through_their_addresses(tmp_path):
     text = """export fn main() void {
         var p = @bitcast(*u16, @as(u16, 2 * (0x7f40 + 1))); order[0] = @as(i16, p.*);

@@ -43,7 +43,7 @@ class FetchedBlockReader:
         held = [""] * self.layout.count
         along = 0 if self.turned else 1  # the axis of the contraction in memory
         for first in range(0, self.layout.shape[along], FETCHED_DEPTH):
-            state.wait(state.ring.full)
+            ctx.pipeline.wait_for_stage()
             start = self.text.let("add.u32", "b32", state.buffer(), self._thread_offset())
             addresses = {0: start}
             for number, place in enumerate(self.layout.offsets):

@@ -244,7 +244,7 @@ class MainloopConsumer:
         head, done = text.new_label("round"), text.new_label("summed")
         text.label(head)
         text.do(f"bra {done}", guard=text.let("setp.ge.s64", "pred", index, upper))
-        self.state.wait(self.ring.full)
+        self.ctx.pipeline.wait_for_stage(0 if self.partial_sums else 1)  # the previous one
         if self.partial_sums:
             self._emit_promoted_iteration(previous)
         else:
@@ -347,7 +347,7 @@ def _(ctx, node):
 @emission_rule(wait_copy)
 def _(ctx, node):
     # A separate wait loop keeps ptxas from moving the wait for MMAs above the work that overlaps them.
-    ctx.pipeline.state.wait(ctx.pipeline.state.ring.full)
+    ctx.pipeline.wait_for_stage()
 
 
 @emission_rule(wait_mma)
@@ -388,7 +388,7 @@ class AsyncMmaEmitter:
         text, node = self.text, self.node
         accumulate, sums = self._prepare_accumulator()
         if not node.attrs["shares"]:
-            self.state.wait(self.state.ring.full)
+            self.ctx.pipeline.wait_for_stage()
         text.do("wgmma.fence.sync.aligned")
         self._emit_mmas(sums, accumulate)
         text.do("wgmma.commit_group.sync.aligned")

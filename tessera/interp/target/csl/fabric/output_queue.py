@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 MIN_AHEAD = 4  # words from which sending them at once pays off
+SHARED_BURST = 4  # words sent at once where an operation that begins later may share the data path
 
 
 class OutputQueue:
@@ -75,6 +76,8 @@ class OutputQueue:
         channel, buffer, count, node = self.channel, self._entrance, len(words), self.node
         if channel is None or buffer is None or self._watched or self.emptied is not None:
             return False
+        if node.path is not None and not node.path.is_idle(self.events.now):
+            return False
         now, depth = self.events.now, self.depth
         if depth - buffer.count < count:
             return False
@@ -126,7 +129,7 @@ class OutputQueue:
             self._mark(None)
             self._schedule(self._leaving[0])
             return
-        if self.paced:
+        if self.paced and (self.node.path is None or self.node.path.is_idle(now)):
             if len(self.words) > MIN_AHEAD and self._send_ahead(now):
                 return
             if self._send_next(now):
@@ -256,15 +259,10 @@ class OutputQueue:
         self.node.pe.resume_senders(self.color)
 
     def _to_router(self, channel: RouterChannel) -> None:
-        words = self.words
-        waiting = len(words)
-        if self.paced and waiting:
-            slots = self._count_slots()
-            if slots < waiting:
-                waiting = slots
+        words, node, delay = self.words, self.node, self._delay
+        waiting = self._count_sendable(channel)
         if not waiting:
             return
-        node, delay = self.node, self._delay
         free = self.depth - channel.inputs[RAMP].count
         clear = channel.count_accepted(RAMP, waiting) if 0 < free < waiting else 0
         if clear > free:
@@ -285,6 +283,39 @@ class OutputQueue:
             self._inject(channel, first + delay, moved)
         if words and free < waiting:
             channel.inputs[RAMP].feeder = self
+        elif words and not self.paced:
+            self.wake(node.ramp)  # the rest of a longer burst
+
+    def _count_sendable(self, channel: RouterChannel) -> int:
+        """The number of waiting words that have slots."""
+        waiting = len(self.words)
+        if self.paced and waiting:
+            waiting = min(waiting, self._count_slots())
+        return self._share_path(channel, waiting) if waiting and self.node.path is not None else waiting
+
+    def _share_path(self, channel: RouterChannel, waiting: int) -> int:
+        """How many of the waiting words to send at once; beside operations that receive, one word is sent here."""
+        if self.node.path.is_idle(self.events.now):  # type: ignore[union-attr]
+            return min(waiting, SHARED_BURST)
+        self._send_between(channel)
+        return 0
+
+    def _send_between(self, channel: RouterChannel) -> None:
+        """Send one word if no operation of the PE receives one in this cycle, and try again in the next."""
+        node, now = self.node, self.events.now
+        if channel.inputs[RAMP].count >= self.depth:
+            channel.inputs[RAMP].feeder = self
+            return
+        free = max(node.ramp, node.path.find_free(now))  # type: ignore[union-attr]
+        if free > now:
+            self.wake(free)
+            return
+        node.ramp, arrival = now + 1, now + 1 + self._delay
+        if self.paced:
+            self._leaving.append(arrival)
+        self._inject(channel, arrival, [self.words.pop(0)])
+        if self.words:
+            self.wake(now + 1)
 
     def _count_slots(self) -> int:
         """The free slots of a paced queue; if it has none, it tries again when one becomes free."""

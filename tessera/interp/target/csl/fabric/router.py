@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tessera.interp.target.csl.fabric.data_path import DataPath
 from tessera.interp.target.csl.fabric.output_queue import OutputQueue
 from tessera.interp.target.csl.fabric.queues import HostSink, InputQueue
 from tessera.interp.target.csl.fabric.routing import (
@@ -36,7 +37,8 @@ class RouterNode:
     """The fabric's state at one PE."""
 
     __slots__ = (
-        "ahead", "channels", "fabric", "handlers", "inputs", "links", "outputs", "pe", "ramp", "traffic", "x", "y",
+        "ahead", "channels", "fabric", "handlers", "inputs", "links", "outputs", "path", "pe", "ramp", "traffic", "x",
+        "y",
     )  # fmt: skip
 
     def __init__(self, fabric: Fabric, x: int, y: int) -> None:
@@ -50,6 +52,7 @@ class RouterNode:
         self.handlers: dict[int, Callable[[], None]] = {}  # a library's teardown handlers, by color
         self.ramp = 0  # the last cycle in which the PE sent a word up the ramp
         self.ahead: OutputQueue | None = None  # the queue that sent words ahead of their time
+        self.path = DataPath(self) if fabric.arch == "wse2" else None  # that of WSE-3 is wide enough for all
 
     @property
     def name(self) -> str:
@@ -346,6 +349,9 @@ class RouterChannel:
         """The number of words that every output direction accepts, up to `wanted`."""
         for direction in tx:
             if direction == RAMP:
+                path = self.node.path
+                if path is not None and path.is_contended(self.events.now):
+                    return 0
                 queue = self.node.get_input(self.ramp_color)
                 # Words that an operation awaits: equal however it removes them, unlike the room of the queue.
                 wanted = min(wanted, queue.words.limit - queue.depth - queue.words.count)

@@ -209,7 +209,8 @@ class FabricView:
 # The grid of routers.
 
 
-BUFFER_DEPTH = 8  # words in a router buffer; stopped words of slides of vectors need one (docs/csl-cycles.md)
+BUFFER_DEPTH = 8  # words in a router buffer of WSE-3 (not documented)
+BUFFER_DEPTH_WSE2 = 2  # slides of vectors in both directions (docs/csl-cycles.md)
 QUEUE_DEPTH = 8  # words in a queue whose number the program does not name
 # Words in the queues of a PE, by queue number, as documented; a color without a queue has the fabric's depth.
 QUEUE_DEPTHS = {
@@ -234,7 +235,7 @@ class Fabric:
         width, height: PEs of the rectangle.
         colors: the color configurations of each PE from the layout.
         seed: randomises link delays (up to 2 cycles more per hop) to expose races; None: those of the cost model.
-        depth: capacity of each buffer and queue in words.
+        depth: capacity of each buffer in words; None: that of the machine.
         arch: "wse2" or "wse3".
 
     Raises:
@@ -248,9 +249,11 @@ class Fabric:
         height: int,
         colors: dict[tuple[int, int], dict[int, ColorConfig]],
         seed: int | None = None,
-        depth: int = BUFFER_DEPTH,
+        depth: int | None = None,
         arch: str = "",
     ) -> None:
+        if depth is None:
+            depth = BUFFER_DEPTH_WSE2 if arch == "wse2" else BUFFER_DEPTH
         self.arch, self.log = arch, TRAFFIC_LOG.get()
         self.injection = COSTS.injection[arch == "wse3"]  # cycles of a word between its operation and the router
         self.events, self.width, self.height, self.depth = events, width, height, depth

@@ -246,6 +246,8 @@ REGISTER_ADDRESSES = {
     "TIMESTAMP_COUNTER": 0x7FC0,
     "PERF_COUNTER_CONTROL": 0x7FC4,
 }
+# The settings of the input queues, which public programs change for the priority of a microthread (bits 8 and 9).
+QUEUE_REGISTERS = range(0x7F58, 0x7F60)
 TIMESTAMP_REGISTERS = range(REGISTER_ADDRESSES["TIMESTAMP_COUNTER"], REGISTER_ADDRESSES["TIMESTAMP_COUNTER"] + 3)
 POP_MODES = ("no_pop", "always_pop", "pop_on_advance", "pop_on_advance_nop")
 _REGISTER_DIRECTIONS = direction_numbers(DIRECTIONS)  # directions in the order of the register
@@ -290,11 +292,12 @@ def decode_switch(route: ColorRoute, bits: int) -> None:
 def is_simulated_register(address: int) -> bool:
     """Whether the register at a word's address is simulated.
 
-    >>> is_simulated_register(0x7f21), is_simulated_register(0x7e00)
-    (True, False)
+    >>> is_simulated_register(0x7f21), is_simulated_register(0x7f59), is_simulated_register(0x7e00)
+    (True, True, False)
     """
     return (
         address in TIMESTAMP_REGISTERS
+        or address in QUEUE_REGISTERS
         or address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]
         or ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS
         or SWITCH_REGISTERS <= address < SWITCH_REGISTERS + REGISTER_COLORS
@@ -309,6 +312,7 @@ class RouterRegisters:
     def __init__(self, pe: Any) -> None:
         self.pe = pe
         self.inputs: dict[int, int] = {}  # the last written switch register of each color
+        self.queues = dict.fromkeys(QUEUE_REGISTERS, 0)  # kept; receivers go first at every priority
         self.control = 0  # of the cycle counter
         self.started = 0  # the cycle at which the cycle counter was reset
 
@@ -321,6 +325,8 @@ class RouterRegisters:
             return (self.pe.clock - self.started) >> 16 * TIMESTAMP_REGISTERS.index(address) & 0xFFFF
         if address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]:
             return self.control
+        if address in self.queues:
+            return self.queues[address]
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
             return encode_route(self.pe.fabric.get_route(address - ROUTE_REGISTERS))
         color = self._switch(address)
@@ -334,6 +340,9 @@ class RouterRegisters:
             return
         if address == REGISTER_ADDRESSES["PERF_COUNTER_CONTROL"]:
             self.control = int(bits)
+            return
+        if address in self.queues:
+            self.queues[address] = int(bits)
             return
         if ROUTE_REGISTERS <= address < ROUTE_REGISTERS + REGISTER_COLORS:
             decode_route(self.pe.fabric.change_route(address - ROUTE_REGISTERS), int(bits))

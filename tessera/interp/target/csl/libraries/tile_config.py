@@ -153,7 +153,7 @@ def _make_priorities() -> dict[str, LibraryMembers]:
             "set_task_priority": _make_preloadable("set_task_priority", (None,), lambda pe, n: update(pe, n, 1)),
             "clear_task_priority": _make_preloadable("clear_task_priority", (None,), lambda pe, n: update(pe, n, 0)),
         },
-        # Microthreads do not compete for a PE in this simulator, so priorities have no effect.
+        # Operations in memory do not compete with microthreads in this simulator: the level has no effect.
         "main_thread_priority": {
             "level": ComptimeValue(t.TYPE, _MAIN_THREAD_LEVEL),
             "update_main_thread_priority": _make_preloadable(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 
-from tessera.interp.target.csl.fabric.queues import InputQueue
+from tessera.interp.target.csl.cost_model import COSTS
 from tessera.interp.target.csl.fabric.routing import (
     ADVANCE_FLAG,
     CONTROL_FLAG,
@@ -30,6 +30,7 @@ from tessera.interp.target.csl.pe.dsd_operations import (
 from tessera.interp.target.csl.pe.dsd_table import DsdOp
 from tessera.interp.target.csl.pe.pe_state import PeState, WaitCondition
 from tessera.interp.target.csl.pe.scheduler import activate, notify
+from tessera.interp.target.csl.pe.stream_reading import StoreElements, read_stream
 from tessera.interp.target.csl.sema.values import Circular, Fabin, Fabout, Fifo, Mem1d, Mem4d, Pointer
 from tessera.interp.target.csl.text.diagnostics import CslFault
 
@@ -147,8 +148,10 @@ class PackedFabricSource(FabricSource):
         self.left = np.zeros(0, self.dtype)
 
     def ready(self, count: int) -> int:
-        """The number of arrived elements."""
-        return min(count, len(self.left) + 2 * self.queue.count(self.events.now))
+        """The number of arrived elements; of two wavelets each with `in_pairs`, except the rest."""
+        found = len(self.left) + 2 * self.queue.count(self.events.now)
+        pairs = self.operand.in_pairs and found < count and not self.queue.controls
+        return min(count, found - found % 4 if pairs else found)
 
     def wait(self, count: int) -> WaitCondition:
         """Request a notification at the words of `count` elements."""
@@ -288,6 +291,8 @@ def _stream_in_steps(
     store = _make_store(pe, op, dest, sources, count)
     done, width = 0, op.width[pe.wide]
     stream = _find_stream(pe, dest, sources, options)
+    if stream is not None:
+        return (yield from read_stream(stream, store, count, width, 0 if sync else COSTS.receive_end))
     sender = _open_sender(pe, op, dest, count, options)
     while done < count:
         step = count - done
@@ -297,10 +302,7 @@ def _stream_in_steps(
                 continue
             if _is_stopped(s, options, sync, count - done):
                 return type(s.operand) is not Fifo
-            if s is not stream or s.queue.controls:
-                yield s.wait(count - done)
-            elif (yield from _read_stream(stream, store, done, count, width)):
-                return True
+            yield s.wait(count - done)
             break
         if step:
             words, end = store(done, step), pe.events.now + -(-step // width)
@@ -356,42 +358,6 @@ def _find_stream(pe: PeState, dest: Any, sources: list[DsdSource], options: dict
     return waiting[0] if local else None
 
 
-def _read_stream(
-    s: FabricSource, store: StoreElements, done: int, count: int, width: int
-) -> Generator[Any, None, bool]:
-    """Wait for the rest of a stream, and store it at once if all words have arrived; whether they have.
-
-    With the plain execution of `Simulation(lockstep=False)` the operation continues step by step.
-    """
-    whole = s.pe.fabric.node.fabric.streams
-    s.queue.await_stream(count - done, whole)
-    yield s.waiting
-    end = _find_stream_end(s.queue, count - done, width) if whole else None
-    if end is None:
-        return False
-    store(done, count - done)
-    yield end
-    return True
-
-
-def _find_stream_end(queue: InputQueue, count: int, width: int) -> int | None:
-    """The cycle at which an operation ends that removes the words of a queue in steps as they arrive.
-
-    None: they have not all arrived; the operation continues step by step.
-    """
-    if queue.count(queue.events.now) < count:
-        return None
-    arrivals, done, time = queue.list_arrivals(count), 0, 0
-    while done < count:
-        first = done
-        if arrivals[done] > time:  # it waits until the queue is full, or holds the rest
-            time = arrivals[min(done + queue.depth, count) - 1]
-        while done < count and arrivals[done] <= time:
-            done += 1
-        time += -(-(done - first) // width)
-    return time
-
-
 def _is_stopped(s: DsdSource, options: dict[str, Any], sync: bool, left: int) -> bool:
     """Whether a control wavelet ends an operation that waits, or a FIFO stops a synchronous one."""
     if sync and type(s.operand) is Fifo:
@@ -415,9 +381,6 @@ def _save_remaining_length(s: DsdSource, count: int) -> None:
         s.operand.write_length = min(s.operand.write_length, count)
     else:
         s.operand.read_length = min(s.operand.read_length, count)
-
-
-StoreElements = Callable[[int, int], Any]
 
 
 def _make_store(pe: PeState, op: DsdOp, dest: Any, sources: list[DsdSource], count: int) -> StoreElements:

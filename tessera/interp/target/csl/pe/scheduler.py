@@ -287,7 +287,10 @@ def _find_wavelet_task(pe: PeState, color: int, queue: InputQueue) -> ReadyTask 
 
 def _take_data_task(pe: PeState, found: tuple[InputQueue, BoundTask]) -> TaskCall:
     queue, task = found
-    word = queue.take_first(pe.events.now)
+    now = pe.events.now
+    word = queue.take_first(now)
+    if pe.clock < now:
+        pe.clock = now + COSTS.wavelet_start[pe.wide]
     return task.title, pe.space[task.name], unpack_arguments(task.params, word)
 
 

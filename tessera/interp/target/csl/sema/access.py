@@ -231,8 +231,10 @@ def _evaluate_subscript(f: AnalysisContext, node: s.SubscriptExpr) -> ExprValue:
     if not isinstance(base.type, t.CslArray):
         fail(node.loc, f"type '{base.type}' does not support indexing")
     indices = [evaluate_index(f, i) for i in node.indices]
-    f.cost += COSTS.fixed_element if all(o.known for o in indices) else COSTS.element
-    return access_element(f, base, indices, node.loc)
+    fixed = all(o.known for o in indices)
+    element = access_element(f, base, indices, node.loc)
+    f.cost += COSTS.fixed_element * f.hold(element) if fixed else COSTS.element
+    return element
 
 
 def access_element(f: AnalysisContext, base: ExprValue, indices: list[ExprValue], loc: Location) -> ExprValue:

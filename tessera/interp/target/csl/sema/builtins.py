@@ -161,7 +161,7 @@ def cast_value(f: AnalysisContext, to: t.CslType, o: ExprValue, loc: Location) -
         return coerce(f, o, to, loc)
     if o.known:
         return make_known(to, _cast_constant(to, o, loc), loc)
-    f.cost += COSTS.cast
+    f.cost += COSTS.integer_cast if t.is_integer(to) and t.is_integer(o.type) else COSTS.cast
     if isinstance(to, t.CslInt) and t.is_integer(o.type):
         span = find_span(o)
         if to.low <= span[0] and span[1] <= to.high:

@@ -195,6 +195,7 @@ class AnalysisContext:
         self.lines: list[GeneratedLine] = []
         self.depth = 1
         self.cost = 0
+        self.held: set[str] = set()  # elements whose values are in registers
         self.loops: list[LoopScope] = []
         self.cells: frozenset[str] = frozenset()
         self.section = ""  # "layout" or "comptime" in a top-level block
@@ -227,6 +228,12 @@ class AnalysisContext:
         if self.cost and not self.comptime:
             self.emit(f"pe.clock += {self.cost}", loc)
         self.cost = 0
+
+    def hold(self, element: ExprValue) -> bool:
+        """Hold an element at a constant index in a register; whether it has to be loaded first."""
+        new = element.known or element.code not in self.held
+        self.held.add(element.code)
+        return new
 
     def make_name(self, name: str) -> str:
         """A unique Python name."""

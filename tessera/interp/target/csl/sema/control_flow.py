@@ -78,6 +78,7 @@ def _emit_statements(f: AnalysisContext, nodes: tuple[s.SyntaxNode, ...]) -> Non
 def emit_loop(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], loc: Location, head: str) -> None:
     """Generate a Python loop around the lines that `write` generates, and the jumps that leave an outer loop."""
     f.flush(loc)
+    f.held.clear()
     f.loops.append(loop)
     with f.capture_lines() as lines:
         f.emit(head, loc)
@@ -85,6 +86,7 @@ def emit_loop(f: AnalysisContext, loop: LoopScope, write: Callable[[], None], lo
             write()
             f.flush(loc)
     f.loops.pop()
+    f.held.clear()
     if loop.flag:
         f.emit(f"{loop.flag} = 0", loc)
     f.lines.extend(lines)
@@ -176,7 +178,7 @@ def evaluate_branch(f: AnalysisContext, node: s.SyntaxNode) -> ExprValue:
 
 
 def _capture_branch(f: AnalysisContext, node: s.SyntaxNode) -> tuple[ExprValue, list[GeneratedLine], Location]:
-    cost, f.cost = f.cost, 0
+    cost, f.cost, held = f.cost, 0, set(f.held)
     with f.capture_lines() as lines, f.scope():
         f.depth += 1
         o = evaluate_branch(f, node)
@@ -185,7 +187,7 @@ def _capture_branch(f: AnalysisContext, node: s.SyntaxNode) -> tuple[ExprValue, 
             o = VOID
         f.flush(node.loc)
         f.depth -= 1
-    f.cost = cost
+    f.cost, f.held = cost, held if held <= f.held else set()  # a call or a store may have changed them
     return o, lines, node.loc
 
 

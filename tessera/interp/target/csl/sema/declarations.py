@@ -149,6 +149,8 @@ def assign_value(f: AnalysisContext, target: ExprValue, value: ExprValue, loc: L
     assert place is not None
     fixed = not place.array or place.index.isdigit()
     f.cost += COSTS.fixed_assignment if fixed else COSTS.assignment
+    if not fixed:
+        f.held.clear()
     f.cost += COSTS.long_integer if value.type.size == 4 and fixed else 0
     if place.take is not None and not place.array and not place.store:
         where = place.take()

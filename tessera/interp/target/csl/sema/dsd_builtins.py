@@ -158,6 +158,7 @@ def _evaluate_operation(f: AnalysisContext, node: s.BuiltinCall) -> ExprValue:
     for o, kind, type_, arg in zip(args[1:], form[1:], op.sources, node.args[1 : len(args)], strict=True):
         texts.append(render_code(f, o) if kind == "D" else _render_scalar(f, o, type_, op, arg.loc))
     _check_fabric_operands(f, node, args, options)
+    f.held.clear()
     f.cost += sum(_count_load_cycles(f, o) for o in args if o.type in t.DSDS)
     f.cost += COSTS.constant_operand * sum(o.known for o, kind in zip(args, form, strict=True) if kind == "S")
     f.flush(node.loc)

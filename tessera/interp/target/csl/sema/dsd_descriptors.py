@@ -283,16 +283,18 @@ _SIMD_MODES = ("simd_32", "simd_64", "simd_32_or_64", "simd_max")
 def _fabric_flags(fields: dict[str, ExprValue], kind: t.CslType, loc: Location) -> dict[str, int]:
     """The flags of a fabric DSD.
 
-    `simd_mode` packs two 16-bit elements into a wavelet. The modes differ only in when an operation continues, which
-    the simulator does not model.
+    `simd_mode` packs two 16-bit elements into a wavelet. An operation that receives with `simd_64` continues with two
+    wavelets, with the others with one.
     """
     flags: dict[str, int] = {
         "control": _read_flag(fields, "control"),
         "transform": _read_flag(fields, "control_transform"),
     }
     if "simd_mode" in fields:
-        _selected_name(fields["simd_mode"], _SIMD_MODES, "SIMD mode", loc)
+        mode = _selected_name(fields["simd_mode"], _SIMD_MODES, "SIMD mode", loc)
         flags["lanes"] = 2
+        if kind is t.FABIN:
+            flags["in_pairs"] = mode == "simd_64"
     if kind is t.FABOUT:
         flags |= {
             "indexed": _read_flag(fields, "wavelet_index_offset"),

@@ -102,6 +102,7 @@ def _evaluate_call_expr(f: AnalysisContext, node: s.CallExpr) -> ExprValue:
     args = [f.evaluate_operand(a) for a in node.args]
     if isinstance(target, NativeFunction):
         return call_native(f, target, callee.type, args, node.loc)
+    f.held.clear()
     f.cost += COSTS.call + COSTS.argument * len(args)
     if not callee.known:
         return _call_indirect(f, callee, args, node.loc)
@@ -215,6 +216,7 @@ def call_native(
         return VOID
     if f.comptime:
         fail(loc, f"function '{target.name}' can only be called at run time")
+    f.held.clear()
     f.cost += target.cycles
     f.flush(loc)
     types = [f.unit.add_constant(tuple(x.type for x in list_members(typed[-1]).values()))] if target.typed else []

@@ -104,7 +104,7 @@ class Fabin(NamedTuple):
     """A fabric input DSD: wavelets of a color.
 
     A wavelet holds `lanes` elements of 16 bits. With `transform`, control wavelets arrive as data with their upper two
-    bits marked.
+    bits marked. With `in_pairs`, wavelets are read two at a time.
     """
 
     color: int
@@ -113,6 +113,7 @@ class Fabin(NamedTuple):
     control: bool = False
     lanes: int = 1
     transform: bool = False
+    in_pairs: bool = False
 
 
 class Fabout(NamedTuple):
