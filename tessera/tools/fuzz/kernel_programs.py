@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.inputs import KINDS
 from tessera.tools.fuzz.choices import Choices
-from tessera.tools.fuzz.programs import Fault, Input, RandomProgram
+from tessera.tools.fuzz.programs import Input, PlantedFault, RandomProgram
 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32)
 FLOATS = ("f32", "f64", "f16", "bf16")
@@ -193,13 +193,13 @@ def _make_block_kernel(c: Choices) -> RandomProgram:
     inputs = (Input("x", (height, columns), dtype, c.pick(KINDS), c.draw(8)),
               Input("n", (max(columns, programs),), "int32", c.pick(KINDS[:4]), c.draw(4)))  # fmt: skip
     head = ["pid = tile.program_id(0)", "turns = n[pid]"]
-    faults = [Fault("a store past the end", "out0[pid", "out0[pid + 1")] if outputs else []
+    faults = [PlantedFault("a store past the end", "out0[pid", "out0[pid + 1")] if outputs else []
     return _finish([*head, *scope.lines], (*inputs, *outputs), (programs,), None, {}, dtype, (), faults)
 
 
 def _finish(
     lines: Sequence[str], inputs: Sequence[Input], grid: tuple[int, ...], group: int | None,
-    constants: dict[str, Any], dtype: str, variants: Any = (), faults: Sequence[Fault] = (),
+    constants: dict[str, Any], dtype: str, variants: Any = (), faults: Sequence[PlantedFault] = (),
 ) -> RandomProgram:  # fmt: skip
     names = ", ".join([*(i.name for i in inputs), *(f"{k}: ts.constexpr" for k in constants)])
     text = "".join(f"    {line}\n" for line in lines).replace("DTYPE", f"ts.{dtype}")
@@ -233,7 +233,9 @@ def _make_flat_kernel(c: Choices) -> RandomProgram:
     if grid[0] * block > size:
         limit = guard if masked else ", edge='clip'"
         faults = [
-            Fault("a store without its limit", f"{store[: -len(limit) - 1]}{limit})", f"{store[: -len(limit) - 1]})")
+            PlantedFault(
+                "a store without its limit", f"{store[: -len(limit) - 1]}{limit})", f"{store[: -len(limit) - 1]})"
+            )
         ]
     return _finish(lines, (*inputs, out), grid, None, {"B": block}, dtype, variants, faults)
 
@@ -286,15 +288,15 @@ def _make_group_kernel(c: Choices) -> RandomProgram:
     return _finish(lines, inputs, grid, size, constants, dtype, variants, _list_group_faults(lines, size))
 
 
-def _list_group_faults(lines: Sequence[str], size: int) -> list[Fault]:
+def _list_group_faults(lines: Sequence[str], size: int) -> list[PlantedFault]:
     """What makes an exchange wrong: a barrier or a write that is missing, and a place past the end."""
-    faults = [Fault("a store past the end", "out[pid * N + me]", "out[pid * N + me + 1]")]
+    faults = [PlantedFault("a store past the end", "out[pid * N + me]", "out[pid * N + me + 1]")]
     text = "".join(f"    {line}\n" for line in lines)
     first = text.partition("other = ")[2].partition("\n")[0]
     if f"    shared[0, me] = value\n    tile.barrier()\n    other = {first}" in text and size > 3:
-        faults.append(Fault("memory that is not written", "    shared[0, me] = value\n", ""))
+        faults.append(PlantedFault("memory that is not written", "    shared[0, me] = value\n", ""))
         if first in OTHERS:
-            faults.append(Fault("no barrier between a write and a read", "    tile.barrier()\n", ""))
+            faults.append(PlantedFault("no barrier between a write and a read", "    tile.barrier()\n", ""))
     return faults
 
 

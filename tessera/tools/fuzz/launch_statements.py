@@ -60,20 +60,21 @@ def list_kernel_sources(text: str) -> str:
 
 
 @rule(lambda s: s.ndim == 2 and is_float(s) and s.type.policy is None and 0 < s.size <= 400, 8)
-def _launch(c: Choices, pool: ValuePool, name: str) -> str:
+def _launch(c: Choices, _pool: ValuePool, name: str) -> str:
     """A kernel on blocks of a matrix, which may reach beyond its edges."""
-    rows, columns = pool.samples[name].shape
+    # By the shape: at other sizes the grid must reach every element, too.
+    rows, columns = f"{name}.shape[0]", f"{name}.shape[1]"
     high, wide = c.pick((4, 1, 2, 8)), c.pick((4, 1, 3, 16))
-    grid = (-(-rows // high), -(-columns // wide))
+    down, across = f"-(-{rows} // {high})", f"-(-{columns} // {wide})"
     like, blocks = f"ts.like({name})", f"BM={high}, BN={wide}"
     turned = f"ts.like(shape=({columns}, {rows}), dtype={name}.dtype)"
     square = f"ts.like(shape=({rows}, {rows}), dtype={name}.dtype)"
     column = f"ts.like(shape=({rows},), dtype={name}.dtype)"
     return c.pick((
-        f"ts.launch(squared_blocks, {grid}, {name}, {like}, {blocks})",
-        f"ts.launch(turned_blocks, (1, {grid[1]}, {grid[0]}), {name}, {turned}, {blocks})",
-        f"ts.launch(row_totals, ({rows},), {name}, {column}, COUNT={grid[1]}, BN={wide})",
-        f"ts.launch(dot_blocks, {(grid[0], -(-rows // wide))}, {name}, ts.permute({name}, (1, 0)), {square}, "
-        f"COUNT={-(-columns // 4)}, {blocks})",
-        f"ts.launch(parted, ({grid[0]},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
+        f"ts.launch(squared_blocks, ({down}, {across}), {name}, {like}, {blocks})",
+        f"ts.launch(turned_blocks, (1, {across}, {down}), {name}, {turned}, {blocks})",
+        f"ts.launch(row_totals, ({rows},), {name}, {column}, COUNT={across}, BN={wide})",
+        f"ts.launch(dot_blocks, ({down}, -(-{rows} // {wide})), {name}, ts.permute({name}, (1, 0)), {square}, "
+        f"COUNT=-(-{columns} // 4), {blocks})",
+        f"ts.launch(parted, ({down},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
     ))  # fmt: skip

@@ -16,7 +16,7 @@ from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.ir.core import Module
 from tessera.runtime.program import PreparedProgram, prepare
 from tessera.tools.debug import checked
-from tessera.tools.fuzz.programs import Fault, RandomProgram
+from tessera.tools.fuzz.programs import PlantedFault, RandomProgram
 from tessera.tools.fuzz.variants import NotComparableError, list_variants
 
 UNDECIDED = "a decision rests on a value that rounding may change"
@@ -84,7 +84,7 @@ def examine(program: RandomProgram, engines: Sequence[Engine], seed: int = 0, ta
     return verdict
 
 
-def _look_for_fault(verdict: Verdict, program: RandomProgram, fault: Fault, targets: Sequence[str]) -> None:
+def _look_for_fault(verdict: Verdict, program: RandomProgram, fault: PlantedFault, targets: Sequence[str]) -> None:
     """A kernel with a fault must be refused, or reported by debug mode; so must its text by that of an emulator."""
     broken = program.break_by(fault)
     engines = [e for t in targets if t.startswith("ptx") for e in find_checked_engines(t)]

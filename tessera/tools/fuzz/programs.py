@@ -44,7 +44,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """A change of a kernel's text that makes it wrong: debug mode must report it."""
 
     what: str
@@ -62,9 +62,9 @@ class RandomProgram:
     group: int | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()  # other grids and constants: the same results
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlantedFault, ...] = ()
 
-    def break_by(self, fault: Fault) -> RandomProgram:
+    def break_by(self, fault: PlantedFault) -> RandomProgram:
         """The kernel with a fault at the first place where it fits."""
         assert fault.old in self.source, fault
         return replace(self, source=self.source.replace(fault.old, fault.new, 1), faults=())
