@@ -11,7 +11,7 @@ from tessera.interp.target.csl.pe.pe_state import PeState, WaitCondition
 StoreElements = Callable[[int, int], Any]
 
 
-class Stream(Protocol):
+class StreamReceiver(Protocol):
     """The fabric source of an operation into memory that has no other."""
 
     pe: PeState
@@ -25,7 +25,7 @@ class Stream(Protocol):
         """The condition to wait for when none is ready."""
 
 
-def read_stream(s: Stream, store: StoreElements, count: int, width: int, lag: int) -> Generator[Any, None, bool]:
+def read_stream(s: StreamReceiver, store: StoreElements, count: int, width: int, lag: int) -> Generator[Any, None, bool]:
     """Read a stream; the operation ends `lag` cycles after it has read the last word."""
     events, path, done = s.pe.events, s.pe.fabric.node.path, 0
     reader = None if path is None else path.open(s.queue, events.now)
@@ -50,7 +50,7 @@ def read_stream(s: Stream, store: StoreElements, count: int, width: int, lag: in
     return True
 
 
-def _await_rest(s: Stream, count: int, width: int) -> Generator[Any, None, tuple[int, int]]:
+def _await_rest(s: StreamReceiver, count: int, width: int) -> Generator[Any, None, tuple[int, int]]:
     """Wait for the rest of a stream; its words and their end if all have arrived.
 
     With the plain execution of `Simulation(lockstep=False)` the operation continues step by step.
