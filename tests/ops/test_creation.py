@@ -133,3 +133,10 @@ def test_compiled_functions_take_pytorchs_narrow_floats(target):
     double = ts.jit(lambda x: x * 2, target=target)
     for _ in range(2):
         assert double(torch.ones(3, dtype=torch.bfloat16)).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("value", [-1.0, 255.9, 256.0, -0.5, 1e30, float("nan")])
+@pytest.mark.parametrize("dtype", ["uint8", "int4", "int32", "int64"])
+def test_a_fill_value_is_converted_as_a_cast_is(value, dtype):
+    want = ts.cast(ts.tensor(np.float64([value])), dtype=dtype).tolist()
+    assert ts.full((1,), value, dtype=dtype).tolist() == want

@@ -84,7 +84,10 @@ def _canonicalise_full(*, shape: Any, value: Any, dtype: Any) -> dict[str, Any]:
     element = as_dtype(dtype)
     value = check_integer_fits(value, element)
     try:
-        number: Any = np.asarray(value).astype(element.numpy).item() if not element.is_float else float(value)
+        number: Any = float(value) if element.is_float else np.asarray(value)
+        if not element.is_float:  # a float saturates, as in a cast
+            held = convert(number, element) if number.dtype.kind == "f" else number.astype(element.numpy)
+            number = held.item()
     except (TypeError, ValueError):
         raise ArgumentError("the fill value is not a number", expected="one number", received=repr(value)) from None
     return {"shape": parse_shape(shape, as_size), "value": number, "dtype": element}

@@ -25,7 +25,9 @@ class StreamReceiver(Protocol):
         """The condition to wait for when none is ready."""
 
 
-def read_stream(s: StreamReceiver, store: StoreElements, count: int, width: int, lag: int) -> Generator[Any, None, bool]:
+def read_stream(
+    s: StreamReceiver, store: StoreElements, count: int, width: int, lag: int
+) -> Generator[Any, None, bool]:
     """Read a stream; the operation ends `lag` cycles after it has read the last word."""
     events, path, done = s.pe.events, s.pe.fabric.node.path, 0
     reader = None if path is None else path.open(s.queue, events.now)
