@@ -87,6 +87,8 @@ fuzz: $(STAMP)
 clean:
 	rm -rf .venv build *.egg-info
 
-# The same conformance table on this machine's GPU (needs pycuda; any Python that has the package's requirements).
+# The same conformance table on this machine's GPU (needs pycuda; any Python that has the package's requirements), and random
+# programs: what the emulator does not have, such as the reuse of freed memory, fails here alone.
 gpu-test:
 	$(PYTHON) -m tessera.tools.cli conformance --target ptx --report benchmarks/results/gpu_conformance.json
+	$(PYTHON) -m tessera.tools.cli fuzz --target ptx --seconds 120 --jobs 8 -o build/fuzz-cases

@@ -154,9 +154,8 @@ SPREADING = ("ts.full", "ts.broadcast")  # in a pointwise expansion, of scalars
 KINDS = ("uniform", "domain", "domain", "domain", "wide", "ties", "special")
 
 
-def draw_operands(rng: np.random.Generator, use: Use, types: Sequence[TensorType]) -> tuple[list[Any], str]:
+def draw_operands(rng: np.random.Generator, use: Use, types: Sequence[TensorType], kind: str) -> list[Any]:
     """Exact operands: those of the case, numbers of the op's domain, or values that expose errors."""
-    kind = str(rng.choice(KINDS))
     drawn = []
     for type, varied, given in zip(types, use.varied, use.arrays, strict=True):
         if not varied:  # indices and conditions
@@ -167,7 +166,7 @@ def draw_operands(rng: np.random.Generator, use: Use, types: Sequence[TensorType
             named = "positive" if kind == "domain" or _divides(use.op, type) else kind
             values = edge_values(named, int(rng.integers(1 << 30)), type.shape, type.dtype)
             drawn.append(convert(values, type.dtype) if type.dtype is tf32 else values)
-    return drawn, kind
+    return drawn
 
 
 def _divides(op: Op, type: TensorType) -> bool:
@@ -247,8 +246,9 @@ class Tally:
 
 def examine_use(rng: np.random.Generator, each: TypedUse, tally: Tally, least: float) -> None:
     """Evaluate a use `ROUNDS` times on operands that are drawn, and tally the results."""
-    arrays, kind = draw_operands(rng, each.use, each.typed.types)
-    uncertain = each.function is None and rng.random() < 0.5
+    kind = str(rng.choice(KINDS)) if tally.relative else "domain"  # first what says how many bits are certain
+    arrays = draw_operands(rng, each.use, each.typed.types, kind)
+    uncertain = each.function is None and bool(tally.relative) and rng.random() < 0.5
     operands = [make_operand(rng, x, t, uncertain) for x, t in zip(arrays, each.typed.types, strict=True)]
     typed = replace(each.typed, final=bool(rng.random() < 0.5))
     if each.function is None:
@@ -291,6 +291,7 @@ def examine(op: Op, typed: Sequence[TypedUse], dtype: str, evaluations: int, see
         if tally.evaluations == before:
             return None
     shares, relative = (np.concatenate([*parts, np.zeros(0)]) for parts in (tally.shares, tally.relative))
+    relative = relative[~np.isnan(relative)]  # outside of the domain of the op results are NaN
     return {
         "op": op.name.removeprefix("ts."), "dtype": dtype, "evaluations": tally.evaluations, "outside": tally.outside,
         "largest": round(tally.largest, 4), "median": round(float(np.nanmedian(shares)), 4) if shares.size else 0.0,
@@ -326,7 +327,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for op in dict.fromkeys(r["op"] for r in rows):
         mine = {r["dtype"]: r for r in rows if r["op"] == op}
-        cells = (f"{mine[d]['median']:.2f} ({mine[d]['bits']})" if d in mine else "" for d in shown)
+        cells = (f"{mine[d]['median']:.2f} ({mine[d]['bits'] or '–'})" if d in mine else "" for d in shown)
         counts = (sum(r[name] for r in mine.values()) for name in ("evaluations", "outside"))
         facts = (len(mine), *counts, f"{max(r['largest'] for r in mine.values()):.2f}")
         lines.append(f"| {op} | {' | '.join(map(str, facts))} | {' | '.join(cells)} |")
@@ -358,7 +359,8 @@ def main() -> int:
         rows[row["op"], row["dtype"]] = row
         print(LINE.format(**row), flush=True)
         if given.report:
-            given.report.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1) + "\n")
+            lines = (json.dumps(rows[key]) for key in sorted(rows))
+            given.report.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     return 1 if any(r["outside"] for r in rows.values()) else 0
 
 

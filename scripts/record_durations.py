@@ -4,14 +4,14 @@
 
 A pytest plugin for runs in one process. Each line of the file is the processor time that a file's tests take together,
 that of the processes they start included, in seconds, and the file. Other programs on the machine do not change it.
-Files that did not run keep their line; files that are gone lose theirs.
+Files of which not all tests ran keep their line; files that are gone lose theirs.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "tests" / "durations.txt"
 SECONDS: Counter[str] = Counter()  # by file, as far as this run has come
+PARTLY: set[str] = set()  # files of which a run selects some tests alone
 
 
 def measure_processor_time() -> float:
@@ -32,7 +33,22 @@ def pytest_runtest_protocol(item: Any) -> Iterator[None]:
     """Count a test, with its fixtures, for its file."""
     start = measure_processor_time()
     yield
-    SECONDS[item.path.relative_to(ROOT).as_posix()] += measure_processor_time() - start
+    SECONDS[name_file(item.path)] += measure_processor_time() - start
+
+
+def name_file(path: Path) -> str:
+    """A test file as the list names it."""
+    return path.resolve().relative_to(ROOT).as_posix()
+
+
+def pytest_configure(config: Any) -> None:
+    """Note the files of which single tests are asked for."""
+    PARTLY.update(name_file(Path(each.partition("::")[0])) for each in config.args if "::" in each)
+
+
+def pytest_deselected(items: Iterable[Any]) -> None:
+    """Note the files of the tests that `-k` or `-m` leaves out."""
+    PARTLY.update(name_file(item.path) for item in items)
 
 
 def read_recorded() -> dict[str, float]:
@@ -50,5 +66,5 @@ def write_durations(seconds: dict[str, float]) -> None:
 
 def pytest_unconfigure() -> None:
     """Write the file when the tests have run."""
-    if SECONDS:
-        write_durations(dict(SECONDS))
+    if whole := {name: seconds for name, seconds in SECONDS.items() if name not in PARTLY}:
+        write_durations(whole)

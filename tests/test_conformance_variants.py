@@ -1,11 +1,16 @@
 """Variants of the suite's cases: right engines agree with them, and each column finds the fault that it is for."""
 
+from random import Random
+
+import numpy as np
 import pytest
 
 import tessera as ts
 from conformance.case import all_cases
 from conformance.run import run_case
-from conformance.variants import list_variant_engines
+from conformance.variants import SuiteInput, SuiteProgram, list_variant_engines
+from tessera.interp.bound import compare_with_bound
+from tessera.runtime.program import prepare
 from tessera.tools.fuzz import variants
 
 CASES = {c.name: c for c in all_cases()}
@@ -28,6 +33,37 @@ def test_what_has_no_variants():
     (kernel,) = [n for n in CASES if n.startswith("tile/stdlib")][:1]
     assert {o.status for o in run(kernel).values()} == {"unsupported"}
     assert [e.name for e in list_variant_engines(["llvm"])][-1] == "llvm other machine"
+
+
+SIZED = {
+    "batched product": lambda a, b: ts.matmul(a, b),
+    "product with a matrix": lambda a, b: ts.matmul(a, b[0]),
+    "einsum": lambda a, b: ts.einsum("nij,njk->nik", a, b) + 1.0,
+    "sums": lambda a, b: (ts.sum(a * 2.0, axis=1), ts.max(b, axis=-1), ts.mean(a)),
+    "scan": lambda a, b: ts.cumsum(a, axis=1) - ts.cummax(a, axis=2),
+    "softmax": lambda a, b: ts.softmax(a, axis=-1) @ b,
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_that_are_symbols_or_padded(name, rng):
+    """With a name for each size no program is refused, and the padding reaches no result."""
+    arrays = {"a": rng.normal(size=(2, 3, 4)).astype(np.float32), "b": rng.normal(size=(2, 4, 5)).astype(np.float32)}
+    program = SuiteProgram(SIZED[name], tuple(SuiteInput(n, x, x.shape) for n, x in arrays.items()))
+    want = prepare(program.load(), arrays, lower=False).bounds()
+    named = EveryName()
+    for found in (variants._run_padded(program, named), variants._run_with_symbolic_sizes(program, "interp", named)):
+        assert all(compare_with_bound(r, b).ok for r, b in zip(found, want, strict=True))
+
+
+class EveryName(Random):
+    """Draws a name for each size, which equal sizes share, and padding."""
+
+    def random(self):
+        return 0.0
+
+    def choice(self, options):
+        return options[-1]
 
 
 def test_a_wrong_batch_fails(monkeypatch):

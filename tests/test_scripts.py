@@ -6,7 +6,9 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +22,7 @@ import mutate  # noqa: E402
 import mutation_checks  # noqa: E402
 import mutation_coverage  # noqa: E402
 import mutation_operators  # noqa: E402
+import record_durations  # noqa: E402
 import run_csl_programs  # noqa: E402
 import soak  # noqa: E402
 
@@ -229,3 +232,16 @@ def test_a_full_disk_gives_a_typed_error_and_leaves_the_artifact_whole(tmp_path)
     assert soak.find_torn(tmp_path / "none", "a kill") == ["a kill: the artifact is gone"]
     (tmp_path / "torn").mkdir()
     assert soak.find_torn(tmp_path / "torn", "a kill")[0].startswith("a kill: ArtifactError")
+
+
+def test_durations_of_files_that_ran_in_part_are_kept(tmp_path, monkeypatch):
+    recorded = tmp_path / "durations.txt"
+    files = [f"tests/test_{name}.py" for name in ("docs", "imports", "scripts")]
+    recorded.write_text("".join(f"9.0 {file}\n" for file in (*files, "tests/gone.py")))
+    monkeypatch.setattr(record_durations, "OUTPUT", recorded)
+    monkeypatch.setattr(record_durations, "SECONDS", Counter(dict.fromkeys(files, 0.5)))
+    monkeypatch.setattr(record_durations, "PARTLY", set())
+    record_durations.pytest_configure(SimpleNamespace(args=["tests", f"{ROOT / files[0]}::test_one"]))
+    record_durations.pytest_deselected([SimpleNamespace(path=ROOT / files[1])])
+    record_durations.pytest_unconfigure()
+    assert recorded.read_text() == f"9.0 {files[0]}\n9.0 {files[1]}\n0.5 {files[2]}\n"

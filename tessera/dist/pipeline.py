@@ -129,9 +129,9 @@ class Pipeline:
                 f"{len(params)} parameters for {len(own)} stages of this rank", location=user_location(),
                 expected=f"those of the stages {own}",
             )  # fmt: skip
-        return _Run(self, own, params, self._cut(x), self._cut(targets)).run()
+        return _Run(self, own, params, self._split_microbatches(x), self._split_microbatches(targets)).run()
 
-    def _cut(self, value: Any) -> list[Tensor]:
+    def _split_microbatches(self, value: Any) -> list[Tensor]:
         x = as_tensor(value)
         if not x.ndim or x.shape[0] % self.microbatches:
             raise ShapeError(

@@ -201,8 +201,16 @@ def _make_casts() -> Iterator[Case]:
     for source, to, kind in itertools.product(TYPES, TYPES, ("special", "extreme")):
         if source != to:
             yield _case("cast", f"{source}-{to}-{kind}", _convert(to), [(kind, (5, 13), source)])
+    narrow = [t for t in (*TYPES, "fp6_e2m3") if t not in ("f32", "f64") and as_dtype(t).is_float]
+    for source, to, kind in itertools.product(("f32", "f64"), narrow, ("special", "extreme")):
+        yield _case("cast", f"rounded-{source}-{to}-{kind}", _round(source, to), [(kind, (5, 13), source)])
     for chain in itertools.permutations(("f16", "bf16", "fp8_e4m3", "int8"), 3):
         yield _case("cast", "chain-" + "-".join(chain), _chain(chain), [("uniform", (7, 9), "f32")])
+
+
+def _round(source: str, to: str) -> Callable[[Any], Any]:
+    """To a narrow type and back, which a target may do without the code of that type."""
+    return lambda x: ts.cast(ts.cast(x, dtype=as_dtype(to)), dtype=as_dtype(source)) * 1.5
 
 
 def _chain(names: tuple[str, ...]) -> Callable[[Any], Any]:

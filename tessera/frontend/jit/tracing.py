@@ -1,5 +1,4 @@
-"""Tracing (@jit): turns a Python function over tensors into a Graph function, cached by argument types and closed-
-over values."""
+"""Tracing (@jit): turns a Python function over tensors into a Graph function, cached by types and captured values."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ from tessera.ops.tensor.random import RANDOM_STATE_NAMES, TRACED_RANDOM_STATE, R
 if TYPE_CHECKING:
     from tessera.frontend.kernel.autotuning import Tuned
 
-# The device for which a program is being traced, or None.
-TRACE_DEVICE: ContextVar[str | None] = ContextVar("trace device", default=None)
+TRACE_DEVICE: ContextVar[str | None] = ContextVar("trace device", default=None)  # for which a program is being traced
 
 # Traced functions: what a Python function says of itself, and what a trace of it gives.
 

@@ -60,7 +60,7 @@ class InstanceAccess:
         name = self.memory.name
         return f"{name}{', element ' if ' ' in name else ''}[{', '.join(map(str, index))}]"
 
-    def held(self, places: np.ndarray) -> np.ndarray:
+    def read_values(self, places: np.ndarray) -> np.ndarray:
         """The values that the memory holds at some lanes."""
         index = tuple(np.broadcast_to(i, self.shape).reshape(-1)[places] for i in self.indices)
         return self.memory.array[index] if index else np.broadcast_to(self.memory.array, places.shape)
@@ -136,7 +136,9 @@ def _report_out_of_bounds(
         f"index {index} is outside axis {axis - memory.lead} of {memory.name}, whose size is {size}: "
         f"{monitor.name(who)}, element {lane[machine.rank :]} of its block"
     )
-    monitor.found(Finding("bounds", message, access.node.loc, None, EDGE_ADVICE, monitor.instance(who)), last=True)
+    monitor.report_finding(
+        Finding("bounds", message, access.node.loc, None, EDGE_ADVICE, monitor.instance(who)), last=True
+    )
 
 
 def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAccess) -> None:
@@ -159,7 +161,7 @@ def check_alignment(monitor: Monitor, machine: TileMachine, access: InstanceAcce
             f"multiple of {width}: {monitor.name(who)}"
         )
         suggestion = "begin each row at a multiple of the width (pad it), or load without load_vector"
-        monitor.found(Finding("alignment", message, access.node.loc, None, suggestion, monitor.instance(who)))
+        monitor.report_finding(Finding("alignment", message, access.node.loc, None, suggestion, monitor.instance(who)))
 
 
 def check_access(
@@ -185,7 +187,9 @@ def _drop_benign_races(
     if not writes:
         return met
     place = lanes.place[met.lanes]
-    return met.part(~((met.node == monitor.number(access.node)) & equal_or_nan(access.held(place), value[place])))
+    return met.part(
+        ~((met.node == monitor.number(access.node)) & equal_or_nan(access.read_values(place), value[place]))
+    )
 
 
 def equal_or_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -201,7 +205,7 @@ def check_write_conflicts(
         for met in domain.of(WRITE, region.size).met(lanes):
             places = lanes.place[met.lanes]
             bad = met.part(
-                (met.node == monitor.number(access.node)) & ~equal_or_nan(access.held(places), value[places])
+                (met.node == monitor.number(access.node)) & ~equal_or_nan(access.read_values(places), value[places])
             )
             if bad.lanes.size:
                 _report_race(monitor, access, domain, WRITE, lanes, bad, WRITE)
@@ -241,7 +245,7 @@ def _report_race(
         f"a data race on {access.element(place)}: {monitor.name(me)} {ACCESS_VERBS[kind]} it, "
         f"{monitor.name(other)} {ACCESS_VERBS[opposed]} it, {lacks}"
     )
-    monitor.found(Finding(domain.kind, message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
+    monitor.report_finding(Finding(domain.kind, message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
 
 
 def _report_early_access(
@@ -253,13 +257,13 @@ def _report_early_access(
     suggestion = "wait first for the end of the phase, of the mbarrier, that counts the copy: its stage and its parity"
     if me == other:
         message = f"{who} {verb} {element} while an asynchronous copy that {does} it is under way"
-        monitor.found(Finding("async", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
+        monitor.report_finding(Finding("async", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
         return
     message = (
         f"a data race on {element}: {who} {verb} it, a copy that {monitor.name(other)} began {does} it, and no wait at "
         "the mbarrier that counts the copy orders them"
     )
-    monitor.found(Finding("unordered", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
+    monitor.report_finding(Finding("unordered", message, access.node.loc, node.loc, suggestion, monitor.instance(me)))
 
 
 def _check_initialised(monitor: Monitor, access: InstanceAccess, region: ShadowRegion, lanes: AccessLanes) -> None:
@@ -271,7 +275,9 @@ def _check_initialised(monitor: Monitor, access: InstanceAccess, region: ShadowR
             f"{access.element(int(lanes.place[bad[0]]))} is read before anything is written there: {monitor.name(who)}"
         )
         suggestion = "write it first, or mask what is not written"
-        monitor.found(Finding("uninitialized", message, access.node.loc, None, suggestion, monitor.instance(who)))
+        monitor.report_finding(
+            Finding("uninitialized", message, access.node.loc, None, suggestion, monitor.instance(who))
+        )
 
 
 def _check_copies(
@@ -292,4 +298,4 @@ def _check_copies(
         )
         began = monitor.nodes[region.copy[lanes.cells[bad[0]]]].loc
         suggestion = "wait for the copy first: tile.cp_wait_group(...)"
-        monitor.found(Finding("async", message, access.node.loc, began, suggestion, monitor.instance(who)))
+        monitor.report_finding(Finding("async", message, access.node.loc, began, suggestion, monitor.instance(who)))

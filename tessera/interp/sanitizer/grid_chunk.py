@@ -60,7 +60,7 @@ class GridChunk:
         self.regions: list[ShadowRegion] = []
         self.clocks = VectorClocks(self.who, machine.group) if clocked else None
         self.inner = tuple(BarrierCounts(w, self.who // w * EPOCHS_PER_PROGRAM) for w in widths)
-        self.told()
+        self.use_own_clocks()
 
     @cached_property
     def who(self) -> np.ndarray:
@@ -86,12 +86,12 @@ class GridChunk:
         """Each instance's groups of copies, without `committed`."""
         return np.zeros(self.count, np.int32) if self.apart is None else self.apart
 
-    def told(self) -> None:
+    def use_own_clocks(self) -> None:
         """Use the instances' own clocks as their epochs, in a new table: recorded accesses keep theirs."""
         if self.clocks is not None:
             self.divergent_epochs = self.clocks.own.reshape(self.count).astype(np.int64) - self.turn
 
-    def passed(self, machine: TileMachine, width: int) -> None:
+    def record_barrier(self, machine: TileMachine, width: int) -> None:
         """Record a barrier of the active partitions of `width` tiles (by default the group)."""
         whole = self.whole(machine)
         if self.clocks is not None:
@@ -102,7 +102,7 @@ class GridChunk:
         if whole and width == self.group:
             self.turn += 1
         elif self.clocks is not None:
-            self.told()
+            self.use_own_clocks()
         elif width == self.group:
             self.divergent_epochs = self.epoch.copy()
             self.view(self.divergent_epochs, machine)[...] += 1 if machine.active is None else machine.active

@@ -98,7 +98,7 @@ class MaskTracker:
             )))  # fmt: skip
             message = f"{what} element {lane[machine.rank :]} that the mask of a load left out: {who}"
             suggestion = "give the load `other=`, the value that does no harm here, or mask this too"
-            self.monitor.found(Finding("outside mask", message, node.loc, marks.load.loc, suggestion))
+            self.monitor.report_finding(Finding("outside mask", message, node.loc, marks.load.loc, suggestion))
 
 
 @masked_value_rules(shape.reshape, shape.permute, basic.broadcast_to)

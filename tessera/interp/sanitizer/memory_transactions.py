@@ -151,9 +151,9 @@ class TransactionLint:
             make = _report_bank_conflicts if space == SHARED else _report_uncoalesced
             finding = make(node, self.names[node, space], traffic)
             if finding is not None:
-                monitor.found(replace(finding, location=node.loc))
+                monitor.report_finding(replace(finding, location=node.loc))
         if advice := describe_partial_warp(monitor.group):
-            monitor.found(Finding("partial warp", advice[0], monitor.place, suggestion=advice[1]))
+            monitor.report_finding(Finding("partial warp", advice[0], monitor.place, suggestion=advice[1]))
         self.__init__()  # type: ignore[misc]
 
 

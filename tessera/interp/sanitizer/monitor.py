@@ -65,7 +65,7 @@ class Monitor:
         if not self.checking:
             return
         for finding in find_wide_masks(started.function, self.grid):
-            self.found(finding)
+            self.report_finding(finding)
         spans = sorted((*array_span(a), i) for i, a in enumerate(args) if isinstance(a, np.ndarray) and a.size)
         clusters: list[tuple[int, int, list[int]]] = []
         for low, high, i in spans:
@@ -75,7 +75,7 @@ class Monitor:
             else:
                 clusters.append((low, high, [i]))
         for low, high, _ in clusters:  # all of them before any view: overlapping ranges are merged
-            if not self._given(low, high):
+            if not self._belongs_to_argument(low, high):
                 self.written.cover(low, high)
         found = [self._region(low, high, [args[i] for i in m], bool(written & set(m))) for low, high, m in clusters]
         self.regions = [r for r in found if r.domains or r.ready is not None]
@@ -89,7 +89,7 @@ class Monitor:
         domains = [RaceDomain("program race", self.group, True)] if written else []
         if written and (self.group > 1 or self.clocked):
             domains += self._within_group(None)
-        ready = None if self._given(low, high) else self.written.view(low, high, unit)
+        ready = None if self._belongs_to_argument(low, high) else self.written.view(low, high, unit)
         return ShadowRegion(low, high, unit, domains, ready, arrays)
 
     def _within_group(self, clocks: VectorClocks | None) -> list[RaceDomain]:
@@ -101,13 +101,13 @@ class Monitor:
             for part, level in zip(parts, levels, strict=True)
         ]
 
-    def _given(self, low: int, high: int) -> bool:
+    def _belongs_to_argument(self, low: int, high: int) -> bool:
         """Whether a range of memory belongs to an argument: it is initialised."""
         return any(low < end and start < high for start, end in self.inputs)
 
     def leave(self) -> None:
         """End a launch."""
-        self._unwaited()
+        self._report_unwaited_copies()
         for region in self.regions:
             if region.ready is not None:
                 self.written.spread(region.low, region.high, region.unit)
@@ -123,22 +123,22 @@ class Monitor:
 
     def begin(self, machine: TileMachine) -> GridChunk:
         """Begin a chunk of the grid."""
-        self._unwaited()
+        self._report_unwaited_copies()
         self.chunk = GridChunk(machine, bool(self.clocked), self.widths)
         if self.clocked:  # only tiles of one program are ordered: those of the last chunk have ended
             for domain in (d for r in self.regions for d in r.domains if not d.timeless):
                 domain.clocks, domain.slots = self.chunk.clocks, {}
         return self.chunk
 
-    def _unwaited(self) -> None:
+    def _report_unwaited_copies(self) -> None:
         """Report a copy of the ending chunk that no wait covers; for global memory the end of the launch is a wait."""
         for node, who in async_copies.find_unwaited(self, self.chunk) if self.chunk is not None else ():
             message = f"an asynchronous copy is never waited for: {self.name(who)} began it"
             suggestion = "wait before the kernel ends: tile.cp_wait_group(0)"
-            self.found(Finding("async", message, node.loc, None, suggestion, self.instance(who)))
+            self.report_finding(Finding("async", message, node.loc, None, suggestion, self.instance(who)))
         self.chunk = None
 
-    def made(self, memory: InstanceMemory, shared: bool, swizzle: str = "") -> None:
+    def record_allocation(self, memory: InstanceMemory, shared: bool, swizzle: str = "") -> None:
         """Record newly allocated memory: it is uninitialised."""
         assert self.chunk is not None
         array = memory.array
@@ -181,12 +181,12 @@ class Monitor:
         program = tuple(int(i) for i in np.unravel_index(who // self.group, self.grid))
         return (*program, who % self.group) if self.group > 1 else program
 
-    def found(self, finding: Finding, last: bool = False) -> None:
+    def report_finding(self, finding: Finding, last: bool = False) -> None:
         """Record a finding once for each pair of lines; `last` ends a collecting run."""
         key = (finding.kind, finding.location, finding.other)
         if key not in self.seen:
             self.seen.add(key)
-            self.checks.found(finding)
+            self.checks.report_finding(finding)
         if last:
             raise SanitizerStopped(finding.message, location=finding.location)
 

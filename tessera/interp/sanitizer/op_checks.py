@@ -201,7 +201,7 @@ def _(monitor, machine, node, args, go):
 @checked_rules(tile.alloc)
 def _(monitor, machine, node, args, go):
     results = go()
-    monitor.made(results[0], node.attrs["space"] == SHARED, node.attrs["swizzle"])
+    monitor.record_allocation(results[0], node.attrs["space"] == SHARED, node.attrs["swizzle"])
     return results
 
 
@@ -253,7 +253,7 @@ def _copied_values(source: InstanceAccess) -> np.ndarray:
     sizes = source.memory.array.shape
     places = [np.clip(i, 0, n - 1) for i, n in zip(source.indices, sizes, strict=True)]
     safe = InstanceAccess(source.node, source.memory, places, source.shape, None)
-    flat = safe.held(np.arange(int(np.prod(source.shape))))
+    flat = safe.read_values(np.arange(int(np.prod(source.shape))))
     if source.keep is None:
         return flat
     return np.where(np.broadcast_to(source.keep, source.shape).reshape(-1), flat, np.zeros((), flat.dtype))
@@ -274,5 +274,5 @@ def _(monitor, machine, node, args, go):
 @checked_rules(tile.barrier)
 def _(monitor, machine, node, args, go):
     debug_sync.check_convergence(monitor, machine, node, machine.group, "a barrier")
-    monitor.chunk.passed(machine, machine.group)
+    monitor.chunk.record_barrier(machine, machine.group)
     return go()

@@ -122,7 +122,7 @@ class Checks:
     lint: bool = False
     report: Report = field(default_factory=Report)
 
-    def found(self, finding: Finding) -> None:
+    def report_finding(self, finding: Finding) -> None:
         """Record a finding; raise it unless the checks collect. Advice is never raised."""
         self.report.findings.append(finding)
         if not self.collect and not finding.is_advice:

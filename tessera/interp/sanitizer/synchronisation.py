@@ -33,8 +33,8 @@ def _(monitor, machine, node, args, go):
     here = find_present_instances(machine)
     if not here.all():
         error = describe_divergence(machine, here)
-        monitor.found(Finding("grid barrier", error.message, node.loc, suggestion=error.suggestion), last=True)
-    monitor.chunk.passed(machine, machine.group)
+        monitor.report_finding(Finding("grid barrier", error.message, node.loc, suggestion=error.suggestion), last=True)
+    monitor.chunk.record_barrier(machine, machine.group)
     _reset_shadow(monitor)
     return go()
 
@@ -77,7 +77,7 @@ def _(monitor, machine, node, args, go):
     check_convergence(monitor, machine, node, width, f"a meeting of {width} tiles")
     results = go()
     if machine.group > 1:
-        monitor.chunk.passed(machine, width)
+        monitor.chunk.record_barrier(machine, width)
     return results
 
 
@@ -104,7 +104,7 @@ def check_convergence(monitor: Monitor, machine: TileMachine, node: Node, width:
     program = monitor.name(who).partition(", tile")[0]
     message = f"{what} is reached by tiles {named} of {program}, {len(tiles)} of {width}"
     suggestion = "move it out of the `if` or loop whose condition differs between tiles"
-    monitor.found(Finding("barrier", message, node.loc, None, suggestion, monitor.instance(who)), last=True)
+    monitor.report_finding(Finding("barrier", message, node.loc, None, suggestion, monitor.instance(who)), last=True)
 
 
 @sync_rules(mbarrier.mbarrier_init)
@@ -119,7 +119,7 @@ def _(monitor, machine, node, args, go):
     here = _find_mbarrier_tiles(monitor, machine, args)
     results = go()
     here.clocks.arrive(here.phases, here.instance, here.slot, _find_arrival_phases(here, node.attrs["count"]))
-    monitor.chunk.told()
+    monitor.chunk.use_own_clocks()
     return results
 
 
@@ -150,7 +150,7 @@ def _(monitor, machine, node, args, go):
         results = go()
     except DeadlockError as error:
         message = f"{error.message}: {error.received}"
-        monitor.found(Finding("deadlock", message, node.loc, suggestion=error.suggestion), last=True)
+        monitor.report_finding(Finding("deadlock", message, node.loc, suggestion=error.suggestion), last=True)
         raise  # reported in another branch already
     here = _find_mbarrier_tiles(monitor, machine, args)
     parity = np.broadcast_to(require_exact(machine.arrays(args)[2]), machine.count)[find_active_tiles(machine)]

@@ -34,7 +34,7 @@ def check_non_finite(
             f"{node.op.name} makes {held} of finite operands: "
             f"{monitor.name(who)}, element {lane[machine.rank :]} of its result"
         )
-        monitor.found(Finding("non-finite", message, node.loc, instance=monitor.instance(who)))
+        monitor.report_finding(Finding("non-finite", message, node.loc, instance=monitor.instance(who)))
 
 
 def check_graph_values(meaning: NodeSemantics, checks: Checks) -> NodeSemantics:
@@ -45,7 +45,7 @@ def check_graph_values(meaning: NodeSemantics, checks: Checks) -> NodeSemantics:
         results = meaning(node, args, walk)
         for lane, held in _find_non_finite(machine, node, [np.asarray(a) for a in args], results):
             message = f"{node.op.name} makes {held} of finite operands: element {lane} of its result"
-            checks.found(Finding("non-finite", message, node.loc))
+            checks.report_finding(Finding("non-finite", message, node.loc))
         return results
 
     return mean
@@ -61,7 +61,7 @@ def check_eager_values(op: Op, operands: Sequence[Tensor], results: Sequence[Ten
         if wrong.any():
             lane = tuple(int(i) for i in np.argwhere(wrong)[0])
             message = f"{op.name} makes {float(result.numpy()[lane])} of finite operands: element {lane} of its result"
-            checks.found(Finding("non-finite", message, user_location()))
+            checks.report_finding(Finding("non-finite", message, user_location()))
 
 
 def _find_non_finite(
@@ -241,4 +241,4 @@ def _report_overflow(
     element = f", element {lane[machine.rank :]}" if len(lane) > machine.rank else ""
     message = f"an index does not fit {node.out.type}: {held} in {monitor.name(who)}{element}"  # type: ignore[str-bytes-safe]
     suggestion = "compute indices in int64: tile.cast(n, ts.int64) before the product"
-    monitor.found(Finding("overflow", message, node.loc, None, suggestion, monitor.instance(who)))
+    monitor.report_finding(Finding("overflow", message, node.loc, None, suggestion, monitor.instance(who)))

@@ -86,7 +86,7 @@ class BlockEmitter:
         for node in nodes:
             dead = [f"{self.name(v)} = None" for v in last[node] if v not in self.constants]
             self._line("; ".join([f" {self._within(block, node)}", *dead]), node.loc)
-        self._line(f" return [{self._listed(block.results)}]")
+        self._line(f" return [{self._join_names(block.results)}]")
         return name
 
     def _line(self, line: str, location: Location | None = None) -> None:
@@ -109,27 +109,27 @@ class BlockEmitter:
             )
         rule = op_rules.affine_rules.get(node.op)
         if rule is not None:
-            return self._ruled(node, rule, self._listed(node.args))
+            return self._emit_rule_call(node, rule, self._join_names(node.args))
         rule = op_rules.array_rules.get(node.op)
         if rule is not None and node.op not in op_rules.operand_rules:
-            return self._ruled(node, rule, ", ".join(map(self._array, node.args)))
+            return self._emit_rule_call(node, rule, ", ".join(map(self._array, node.args)))
         return self._pure(node)
 
-    def _ruled(self, node: Node, rule: Callable[..., Any], args: str) -> str:
+    def _emit_rule_call(self, node: Node, rule: Callable[..., Any], args: str) -> str:
         """Emit a node that has a rule."""
         call = f"{self.object(rule)}(machine, {self.object(node)}, [{args}], run)"
-        return f"[{self._listed(node.results)}] = {call}" if node.results else call
+        return f"[{self._join_names(node.results)}] = {call}" if node.results else call
 
     def _pure(self, node: Node) -> str:
         """Emit a pure op; index scalars stay affine where possible, else they become arrays."""
         if len(node.results) > 1:
             calculate = self.object(partial(node.op.compute, node.types, node.result_types, node.keywords))
-            return f"[{self._listed(node.results)}] = {calculate}([{', '.join(map(self._array, node.args))}])"
+            return f"[{self._join_names(node.results)}] = {calculate}([{', '.join(map(self._array, node.args))}])"
         out = self.name(node.out)
         if any(v.type == tile.INDEX_TYPE for v in node.args):
-            return f"{out} = {self.object(_make_index_function(node))}(machine, [{self._listed(node.args)}])"
+            return f"{out} = {self.object(_make_index_function(node))}(machine, [{self._join_names(node.args)}])"
         if node.op in op_rules.operand_rules:
-            return f"{out} = {self.object(_make_pure_function(node))}([{self._listed(node.args)}])"
+            return f"{out} = {self.object(_make_pure_function(node))}([{self._join_names(node.args)}])"
         return f"{out} = {self._direct(node)}"
 
     def _direct(self, node: Node) -> str:
@@ -148,7 +148,7 @@ class BlockEmitter:
         name = self.name(value)
         return f"arrayed({name}, count)" if value.type == tile.INDEX_TYPE else name
 
-    def _listed(self, values: Sequence[Value]) -> str:
+    def _join_names(self, values: Sequence[Value]) -> str:
         return ", ".join(map(self.name, values))
 
 

@@ -111,7 +111,7 @@ class BodyBuilder:
     def index(self, expr: IndexExpr) -> Value:
         """An index as a value."""
         if expr not in self._indices:
-            parts = [self._scaled(a, c) for a, c in expr.terms]
+            parts = [self._scale_index(a, c) for a, c in expr.terms]
             if expr.constant or not parts:
                 parts.append(self.number(expr.constant))
             total = parts[0]
@@ -120,7 +120,7 @@ class BodyBuilder:
             self._indices[expr] = total
         return self._indices[expr]
 
-    def _scaled(self, of: IndexDigit | OpaqueIndex, by: Size) -> Value:
+    def _scale_index(self, of: IndexDigit | OpaqueIndex, by: Size) -> Value:
         value = self._digit(of) if isinstance(of, IndexDigit) else self._opaque(of)
         return value if by == 1 else self.add(e.mul, [value, self.number(by)])
 

@@ -73,7 +73,7 @@ class _ScanLowering:
     stacks: list[tuple[ShardedTensor, Sharding, Value]]
     fixed: list[tuple[ShardedTensor, Sharding, Value]]
 
-    def given(self, number: Value, values: Sequence[Value], splits: Sequence[Sharding]) -> list[ShardedTensor]:
+    def make_arguments(self, number: Value, values: Sequence[Value], splits: Sequence[Sharding]) -> list[ShardedTensor]:
         """The arguments of the region in one step."""
         held = [self.lowering.lying(t, s, v) for t, s, v in zip(self.carried, splits, values, strict=True)]
         held += [_emit_slice(self.lowering, x, s, v, number, self.length) for x, s, v in self.stacks]
@@ -84,7 +84,7 @@ class _ScanLowering:
         splits = _resolve_shardings(self.lowering, operands)
         values = [x.at(s) for x, s in zip(operands, splits, strict=True)]
         with self.lowering.builder.region():
-            given = self.given(self.lowering.index(0), values, splits)
+            given = self.make_arguments(self.lowering.index(0), values, splits)
             return _infer_result_shardings(self.lowering, self.run, self.region, given)
 
 
@@ -103,7 +103,7 @@ def _(lowering, node, run, operands):
 
     def step(number: Value, *held: Value) -> list[Value]:
         place = lowering.add(e.sub, lowering.index(length - 1), number) if known["reverse"] else number
-        found = _emit_region(lowering, run, region, scan.given(place, held[:count], splits), natural)
+        found = _emit_region(lowering, run, region, scan.make_arguments(place, held[:count], splits), natural)
         pairs = zip(held[count:], found[count:], strict=True)
         return found[:count] + [_emit_put(lowering, stack, value, place) for stack, value in pairs]
 
@@ -163,7 +163,7 @@ def _(lowering, node, run, operands):
     splits = _resolve_shardings(lowering, operands[:first])
     carried = [_get_type(x) for x in operands[:first]]
 
-    def given(
+    def make_arguments(
         values: Sequence[Value], constants: Sequence[tuple[ShardedTensor, Sharding, Value]]
     ) -> list[ShardedTensor]:
         held = [lowering.lying(t, s, v) for t, s, v in zip(carried, splits, values, strict=True)]
@@ -177,7 +177,7 @@ def _(lowering, node, run, operands):
     ):
         params = tuple(Value(v.type) for v in values)
         with lowering.builder.region() as nodes:
-            results = _emit_region(lowering, run, region, given(params, constants), ends)
+            results = _emit_region(lowering, run, region, make_arguments(params, constants), ends)
         blocks.append(Block(params, tuple(nodes), tuple(results)))
     types = tuple(v.type for v in values)
     made = lowering.builder.add(control_flow.while_, values, types=types, regions=tuple(blocks)).results

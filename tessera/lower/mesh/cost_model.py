@@ -101,9 +101,9 @@ def estimate_peak_memory(block: Block) -> int:
     places = _BufferLiveness(block)
     live = most = 0
     for number, node in enumerate(block.nodes):
-        live += places.made(number, node)
+        live += places.count_new_bytes(number, node)
         most = max(most, live + max(map(estimate_peak_memory, node.regions), default=0))
-        live -= places.ended(number, node)
+        live -= places.count_dead_bytes(number, node)
     return most
 
 
@@ -129,7 +129,7 @@ class _BufferLiveness:
         at = self.place.get(value, value)
         self.last[at] = max(self.last.get(at, 0), number)
 
-    def made(self, number: int, node: Node) -> int:
+    def count_new_bytes(self, number: int, node: Node) -> int:
         """The bytes of new buffers for a node's results."""
         if (
             node.op is mesh.write
@@ -158,7 +158,7 @@ class _BufferLiveness:
             if place is value:
                 self.place[each] = at
 
-    def ended(self, number: int, node: Node) -> int:
+    def count_dead_bytes(self, number: int, node: Node) -> int:
         """The bytes of buffers that are dead after a node."""
         used = {*node.args, *node.results, *(v for r in node.regions for v in r.free)}
         gone = {at for v in used if self.last.get(at := self.place.get(v, v)) == number}

@@ -313,7 +313,7 @@ class PhaseSum:
         """The sum, phase by phase."""
         numbers = itertools.product(*(range(a.step) for a in self.axes))
         found = interleave_phases({phase: self._add_up(rewriter, phase) for phase in numbers}, 0)
-        return _cut(found, (0,) * found.ndim, tuple(a.size for a in self.axes)).data
+        return _slice_block(found, (0,) * found.ndim, tuple(a.size for a in self.axes)).data
 
     def _add_up(self, rewriter: Rewriter, phase: tuple[int, ...]) -> Tensor:
         listed = [a.list_windows(n) for a, n in zip(self.axes, phase, strict=True)]
@@ -337,7 +337,7 @@ class PhaseSum:
             return self._read_elements(rewriter, term.value, phase)
         found = self._read_windows(rewriter, term.value)
         start = tuple(n + a.find_margins()[0] for a, n in zip(self.axes, windows, strict=True))
-        return _cut(found, start, tuple(a.count for a in self.axes))
+        return _slice_block(found, start, tuple(a.count for a in self.axes))
 
     def _read_windows(self, rewriter: Rewriter, value: Value) -> Tensor:
         """A value of windows, and zeros for those before the first and behind the last, so that rows have no guards."""
@@ -368,7 +368,7 @@ class PhaseSum:
         return shape.slice_(x, start=tuple(start), stop=tuple(ends), step=tuple(a.step for a in self.axes))
 
 
-def _cut(x: Tensor, start: Sequence[int], sizes: Sequence[int]) -> Tensor:
+def _slice_block(x: Tensor, start: Sequence[int], sizes: Sequence[int]) -> Tensor:
     if x.shape == sizes:
         return x
     stop = tuple(n + size for n, size in zip(start, sizes, strict=True))

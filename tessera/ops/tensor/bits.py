@@ -110,7 +110,7 @@ def _decode(bits: Tensor, to: DType) -> Tensor:
     return cast(bitcast_elements(sign | where(less(size, 0x400), small, wide), dtype=f32), dtype=to)
 
 
-def _unsigned(x: Tensor) -> Tensor:
+def _view_unsigned(x: Tensor) -> Tensor:
     """The bits of integers as whole numbers of 0 or more; those of int4, which has no unsigned type, in uint8."""
     if not x.dtype.is_integer:
         raise DTypeError("the elements are not integers", location=user_location(), received=str(x.type))
@@ -128,7 +128,7 @@ def population_count(x: Any) -> Tensor:
     Tensor([ 0,  3, 64], int64)
     """
     x = as_tensor(x)
-    bits, width = _unsigned(x), x.dtype.bits
+    bits, width = _view_unsigned(x), x.dtype.bits
     ones = 2**width - 1
     # Sums of neighbouring fields of 1, 2, 4, ... bits, each within twice the width (Warren, Hacker's Delight).
     field = 1
@@ -147,7 +147,7 @@ def count_leading_zeros(x: Any) -> Tensor:
     Tensor([8, 7, 0], int8)
     """
     x = as_tensor(x)
-    bits, width = _unsigned(x), x.dtype.bits
+    bits, width = _view_unsigned(x), x.dtype.bits
     step = 1
     while step < width:  # set all bits below the highest one
         bits = bits | shift_right(bits, step)

@@ -238,7 +238,7 @@ class LaunchOrder:
         known = self.known[new.stream]
         met = next((t for t in self.touched if self._meet(t, new, known)), None)
         if met is not None:
-            checks.found(_stream_race_finding(met, new))
+            checks.report_finding(_stream_race_finding(met, new))
         if new.stream != HOST_STREAM:  # a launch of the host has ended when it returns
             self.touched.append(new)
 

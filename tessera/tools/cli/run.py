@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
         if file is not None:
             check_writable(file)
     if Path(options.entry).is_dir() and (Path(options.entry) / "manifest.json").exists():
-        return _run_artifact(_loaded(options), options)
+        return _run_artifact(_load_artifact(options), options)
     if is_bundle_path(options.entry):
         return _run_bundle(options)
     if is_program(options.entry):
@@ -152,7 +152,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _loaded(options: argparse.Namespace) -> LoadedArtifact:
+def _load_artifact(options: argparse.Namespace) -> LoadedArtifact:
     """Load the named artifact; refuse options that artifacts do not have."""
     _refuse_options(options)
     return load(options.entry)

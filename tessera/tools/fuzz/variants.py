@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 
 from tessera.codegen.contract import get_backend, get_capable_backend, load_interpreter
+from tessera.codegen.padded_sizes import PaddedSizes
 from tessera.core.errors import ResourceError, TesseraError, UnsupportedOpError
 from tessera.core.pytree import flatten
 from tessera.core.schedule import Schedule
+from tessera.core.shapes import use_size_constraints
+from tessera.core.symbolic_dim import Dim, find_size_limit
 from tessera.frontend.jit.tracing import Jit
 from tessera.interp.bound import compare_with_bound
+from tessera.interp.graph import bind_sizes
 from tessera.interp.tile import interpreter as tile_interpreter
 from tessera.ir.core import Module
 from tessera.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
@@ -28,6 +32,7 @@ from tessera.ir.tensor import Tensor
 from tessera.ir.verify import verify
 from tessera.lower.lowering_plan import LoweringPlan
 from tessera.lower.passes.canonicalisation import canonicalise, sink_widening
+from tessera.lower.passes.size_padding import pad_sizes
 from tessera.lower.pipeline import list_steps
 from tessera.runtime import driver
 from tessera.runtime.program import ExecutableProgram, PreparedProgram, prepare
@@ -147,22 +152,57 @@ def _run_with_symbolic_sizes(program: RandomProgram, target: str, random: Random
     Raises:
         NotComparableError: an op needs a size as a number.
     """
-    shared = random.random() < 0.5
-    dynamic = {
-        i.name: {
-            axis: f"N{size}" if shared else f"{i.name}_{axis}"
-            for axis, size in enumerate(i.shape) if size > 1 and random.random() < 0.6
-        }
-        for i in program.inputs
-    }  # fmt: skip
-    dynamic = {name: axes for name, axes in dynamic.items() if axes}
-    if not dynamic:
-        raise NotComparableError
+    dynamic = _name_sizes(program, random)
     try:
         made = prepare(program.load(), program.arguments(), target, dynamic=dynamic)
     except TesseraError as error:
         raise NotComparableError from error
     return made.run("tile" if target == "interp" else "device", target)
+
+
+def _name_sizes(program: RandomProgram, random: Random) -> dict[str, dict[int, str]]:
+    """Names for some sizes of a program's inputs.
+
+    Raises:
+        NotComparableError: none has a name.
+    """
+    # Mostly equal sizes have one name, and all have one: other programs compare sizes that may differ, and are refused.
+    shared, every = random.random() < 0.75, random.random() < 0.6
+    named = {
+        i.name: {
+            axis: f"N{size}" if shared else f"{i.name}_{axis}"
+            for axis, size in enumerate(i.shape) if size > 1 and (every or random.random() < 0.6)
+        }
+        for i in program.inputs
+    }  # fmt: skip
+    named = {name: axes for name, axes in named.items() if axes}
+    if not named:
+        raise NotComparableError
+    return named
+
+
+def _run_padded(program: RandomProgram, random: Random) -> list[np.ndarray]:
+    """The program of upper bounds of its sizes, as for a target of known sizes, on padded arrays.
+
+    Raises:
+        NotComparableError: an op needs a size as a number, or has no rule for padding.
+    """
+    try:
+        traced = program.load().trace_dynamic((), program.arguments(), _name_sizes(program, random))
+        function, constraints = traced.function, (*traced.rules.constraints, *traced.rules.guards)
+        arrays = [*program.arguments().values(), *traced.captures]
+        sizes = bind_sizes(function, arrays)
+        with use_size_constraints(constraints):
+            limits = {name: find_size_limit(Dim.of(name)) for name in sizes}
+        upper = {name: int(min(size + random.choice((0, 1, 3, 6)), limits[name])) for name, size in sizes.items()}
+        padded = pad_sizes(function, upper)
+        graph = driver.lower(padded.function, "interp")
+    except TesseraError as error:
+        raise NotComparableError from error
+    patterns = tuple(tuple(p.type.shape) for p in function.params)
+    names = tuple(p.hint for p in function.params)
+    padding = PaddedSizes({n: upper[n] for n in padded.names}, names, patterns, padded.results, constraints)
+    return padding.cut(tile_interpreter.run(graph["tile"], padding.pad(arrays, sizes)), sizes)
 
 
 def _run_at_later_sizes(program: RandomProgram, target: str, random: Random) -> list[np.ndarray]:
@@ -281,6 +321,7 @@ FUNCTION_VARIANTS: dict[str, Callable[[Any, PreparedProgram, str, Random], list[
     "other tiles": _run_other_tiles,
     "batch": lambda program, prepared, target, random: _run_batch(program),
     "symbolic sizes": lambda program, prepared, target, random: _run_with_symbolic_sizes(program, target, random),
+    "padded sizes": lambda program, prepared, target, random: _run_padded(program, random),
     "later sizes": lambda program, prepared, target, random: _run_at_later_sizes(program, target, random),
     "donated arguments": lambda program, prepared, target, random: _run_donated(program, target),
     "forward mode": lambda program, prepared, target, random: _compare_modes(program, random),

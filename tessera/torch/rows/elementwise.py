@@ -120,7 +120,7 @@ def _(x):
 # Arithmetic of two operands.
 
 
-def _scaled(function: Callable[..., Any], x: Any, y: Any, alpha: Any) -> Any:
+def _apply_with_alpha(function: Callable[..., Any], x: Any, y: Any, alpha: Any) -> Any:
     x, y = unify(x, y)
     if not isinstance(alpha, Tensor) and alpha == 1:
         return round_once(function, (x, y))
@@ -131,17 +131,17 @@ def _scaled(function: Callable[..., Any], x: Any, y: Any, alpha: Any) -> Any:
 def _(x, y, alpha=1):
     if promote(x, y).kind == "bool":
         return e.bitwise_or(*(_as_bool(v) for v in (x, y))) if alpha else _as_bool(x)
-    return _scaled(e.add, x, y, alpha)
+    return _apply_with_alpha(e.add, x, y, alpha)
 
 
 @aten("sub.Tensor", "sub.Scalar")
 def _(x, y, alpha=1):
-    return _scaled(e.sub, x, y, alpha)
+    return _apply_with_alpha(e.sub, x, y, alpha)
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
 def _(x, y, alpha=1):
-    return _scaled(lambda a, b: e.sub(b, a), *unify(x, y), 1) if alpha == 1 else _subtract_scaled(x, y, alpha)
+    return _apply_with_alpha(lambda a, b: e.sub(b, a), *unify(x, y), 1) if alpha == 1 else _subtract_scaled(x, y, alpha)
 
 
 def _subtract_scaled(x: Any, y: Any, alpha: Any) -> Any:

@@ -227,3 +227,15 @@ def test_both_ends_count(side):
     for final in (True, False):
         (found,) = apply_with_bounds(REGISTRY["ts.cast"], types, results, {"dtype": f16}, [uncertain], final=final)
         assert found.radius[0] == pytest.approx(2.0**-10)
+
+
+def test_sums_of_products_of_eight_bits_are_not_exact():
+    """Matrix units add them with fewer bits than the accumulator has; whole numbers of 16 bits have exact sums."""
+    found = {}
+    for dtype in (bf16, fp8_e4m3):
+        types = (TensorType((2, 6), dtype), TensorType((6, 3), dtype))
+        operands = [np.ones(t.shape, dtype.numpy) * 2 for t in types]
+        op = REGISTRY["ts.dot"]
+        results = op.result_types(types, {"dtype": f32})
+        found[dtype] = apply_with_bounds(op, types, results, {"dtype": f32}, operands)[0].radius
+    assert not found[bf16].any() and (found[fp8_e4m3] > 0).all()

@@ -34,7 +34,7 @@ def few(monkeypatch):
 
 def rows(uses, ops, dtypes, monkeypatch, seed=0):
     monkeypatch.setattr(bound_ops, "harvest", lambda cases: {op: uses[op] for op in ops if op in uses})
-    given = argparse.Namespace(op=[], dtype=dtypes, evaluations=len(dtypes), seed=seed)
+    given = argparse.Namespace(op=[], dtype=dtypes, evaluations=1000 * len(dtypes), seed=seed)
     return list(bound_ops.list_rows(given))
 
 

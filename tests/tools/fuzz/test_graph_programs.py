@@ -21,7 +21,7 @@ def programs():
 TEXTS = (
     "ts.exp( ts.add( ts.less( ts.remainder( ts.shift_left( ts.where( ts.logical_not( ts.cast( ts.accum( ts.sum( "
     "ts.cumsum( ts.softmax( [::-1 ts.reshape( ts.pad( ts.matmul( ts.take( [[-1, .at[ ts.embedding( ts.topk( ts.unbind( "
-    "ts.masked_fill( ts.einsum( ts.conv1d( ts.max_pool1d( ts.mse_loss( ts.scaled_dot_product_attention( ts.cbrt( "
+    "ts.masked_fill( ts.einsum( ts.conv1d( ts.max_pool1d( ts.layer_norm( ts.scaled_dot_product_attention( ts.cbrt( "
     "ts.bitcast( ts.scan( ts.grad( ts.value_and_grad( ts.fold( "
     "ts.launch("
 ).split()

@@ -19,8 +19,8 @@ SOURCE = """def program(x0, x1):
     return v0, ts.max(v0, axis=1)
 """
 PROGRAM = RandomProgram(SOURCE, (Input("x0", (5, 3), "f32", "uniform", 1), Input("x1", (3,), "f32", "uniform", 2)))
-NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "later sizes", "donated arguments", "forward mode",
-         "other machine"}  # fmt: skip
+NAMES = {"random passes", "other tiles", "batch", "symbolic sizes", "padded sizes", "later sizes", "donated arguments",
+         "forward mode", "other machine"}  # fmt: skip
 
 
 def run_all(program=PROGRAM):

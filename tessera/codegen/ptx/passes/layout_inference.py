@@ -96,13 +96,13 @@ class LayoutInference:
         """The blocked layout of blocks of a shape."""
         return make_blocked_layout(shape, self.threads, self.vector)
 
-    def loaded(self, v: Value) -> DistributedLayout:
+    def find_load_layout(self, v: Value) -> DistributedLayout:
         """The layout of a block from memory: the blocked one, or one for what is reduced along its columns."""
         if v not in self.reduced:
             return self.plain(v)
         return make_reduction_layout(static_shape(v), self.threads, self.vector, self.reduced[v])
 
-    def held(self, v: Value) -> DistributedLayout:
+    def find_layout(self, v: Value) -> DistributedLayout:
         """A value's own layout, or the blocked one."""
         return self.of[v] or self.plain(v)
 
@@ -180,7 +180,7 @@ def _(inference, node):
 
 @natural_layout_rules(tile.load, prefetched_load)
 def _(inference, node):
-    return [inference.given.get(node.out) or inference.loaded(node.out)]
+    return [inference.given.get(node.out) or inference.find_load_layout(node.out)]
 
 
 @natural_layout_rules(tile.gather, tile.atomic, tile.compare_exchange)
@@ -191,7 +191,7 @@ def _(inference, node):
 
 @natural_layout_rules(reduce.sum, reduce.max, reduce.min, reduce.argmax, reduce.argmin)
 def _(inference, node):
-    return [inference.held(node.args[0]).reduced(reduction_axes(node), node.attrs["keepdims"])]
+    return [inference.find_layout(node.args[0]).reduced(reduction_axes(node), node.attrs["keepdims"])]
 
 
 @natural_layout_rules(contractions.dot, matmul_accumulate)
@@ -552,7 +552,7 @@ def _(arranger, node, out):
 
 
 def _natural_operand_layouts(arranger: LayoutAssigner, node: Node, out: DistributedLayout | None) -> WantedLayouts:
-    return [None if isinstance(v.type, RefType) else arranger.inference.held(v) for v in node.args]
+    return [None if isinstance(v.type, RefType) else arranger.inference.find_layout(v) for v in node.args]
 
 
 operand_layout_rules(
@@ -567,7 +567,7 @@ def _(arranger, node, out):
 
 def _dot_operand_layouts(arranger: LayoutAssigner, node: Node) -> WantedLayouts:
     inference = arranger.inference
-    return choose_dot_operand_layouts(node, inference.held, node in inference.direct, inference.threads)
+    return choose_dot_operand_layouts(node, inference.find_layout, node in inference.direct, inference.threads)
 
 
 @operand_layout_rules(matmul_accumulate)
@@ -610,7 +610,7 @@ operand_layout_rules(release_operand, wait_mma)(_natural_operand_layouts)
 @operand_layout_rules(tile.store)
 def _(arranger, node, out):
     inference, producers = arranger.inference, arranger.producers
-    layout = inference.held(node.args[1])
+    layout = inference.find_layout(node.args[1])
     if any(made.op is shape.permute for made in producers.values()):
         layout = choose_store_layout(node, layout, inference.threads, inference.of, producers)
     return broadcast_operand_layouts(arranger, node, layout)
@@ -622,7 +622,8 @@ def _(arranger, node, out):
     blocks = [v for v in (node.args[1], *node.args[2 : 2 + rank]) if isinstance(v.type, TensorType)]
     wide = max(blocks, key=lambda v: (v.type.rank, static_shape(v)))
     shape_ = _broadcast_shape([static_shape(v) for v in blocks])
-    layout = arranger.inference.held(wide) if static_shape(wide) == shape_ else arranger.inference.plain_shape(shape_)
+    inference = arranger.inference
+    layout = inference.find_layout(wide) if static_shape(wide) == shape_ else inference.plain_shape(shape_)
     return broadcast_operand_layouts(arranger, node, layout)
 
 

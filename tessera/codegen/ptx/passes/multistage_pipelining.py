@@ -85,7 +85,7 @@ def find_loop_fetches(function: Function, apart: bool, aligned: Sequence[int]) -
     found: dict[Node, LoopFetches] = {}
     for node in function.body.walk():
         if node.op is control_flow.for_ and _has_constant_step(uses, node):
-            fetches = _FetchFinder(uses, node, apart, align).found()
+            fetches = _FetchFinder(uses, node, apart, align).find_fetches()
             found.update(
                 {node: fetches} if fetches.loads and not any(map(_orders_memory, node.regions[0].walk())) else {}
             )
@@ -121,7 +121,7 @@ class _FetchFinder:
         if not apart and any(v.type.space == GLOBAL for v in self.written):  # type: ignore[union-attr]
             self.written |= set(align)
 
-    def found(self) -> LoopFetches:
+    def find_fetches(self) -> LoopFetches:
         """The loads that can be prefetched, with the nodes that compute their starts."""
         operands = [v for n in self.body.nodes if n.op in PRODUCT_OPS for v in n.args[-2:]]
         loads = [n for v in operands if (n := self._load(v)) is not None and self._fits(n)]

@@ -456,11 +456,11 @@ class GPU:
                 suggestion="smaller inputs",
             ) from None
         except drv.LaunchError as error:
-            raise self._failed(error) from None
+            raise self._make_kernel_error(error) from None
         except drv.Error as error:
             raise ExecutionError(f"a driver call failed on {self.name}: {error}") from None
 
-    def _failed(self, error: Exception) -> ExecutionError:
+    def _make_kernel_error(self, error: Exception) -> ExecutionError:
         """The error of a failed kernel; its suggestion depends on whether the context is still usable."""
         try:
             self.driver.Context.synchronize()

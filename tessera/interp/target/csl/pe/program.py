@@ -57,7 +57,7 @@ def above(index: int) -> int:
     return index if index >= 0 else below(index)
 
 
-def bounded(index: int, count: int) -> int:
+def check_index(index: int, count: int) -> int:
     """An index of one dimension."""
     if 0 <= index < count:
         return index
@@ -117,7 +117,7 @@ def recast(p: Pointer, dtype: Any) -> Pointer:
     )
 
 
-def shifted(p: Pointer, count: int) -> Pointer:
+def offset_pointer(p: Pointer, count: int) -> Pointer:
     """A pointer moved by elements."""
     return Pointer(p[0], p[1] + count)
 
@@ -125,7 +125,7 @@ def shifted(p: Pointer, count: int) -> Pointer:
 NAMES: dict[str, Any] = {
     f.__name__: f
     for f in (
-        *(wrap, below, above, bounded, window, put, full, unreachable, valueless, invoke, recast, shifted),
+        *(wrap, below, above, check_index, window, put, full, unreachable, valueless, invoke, recast, offset_pointer),
         *(bits, idiv, irem, compute, Pointer, Mem1d, Mem4d, Circular, Fabin, Fabout),
     )
 } | {"zeros": np.zeros, "fmod": np.fmod, **DSD_UPDATES}

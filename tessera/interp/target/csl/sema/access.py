@@ -253,7 +253,7 @@ def access_element(f: AnalysisContext, base: ExprValue, indices: list[ExprValue]
     assert base.place is not None
     index = _render_flat_index(f, indices, type_.dims)
     if base.place.index != "0":
-        index = f"{base.place.index} + bounded({index}, {type_.count})"
+        index = f"{base.place.index} + check_index({index}, {type_.count})"
     return read_lvalue(type_.element, LValue(base.place.mutable, base.place.array, index)).at(loc)
 
 
@@ -285,8 +285,8 @@ def _render_flat_index(f: AnalysisContext, indices: list[ExprValue], dims: tuple
     text = render_code(f, indices[0])
     for o, n in zip(indices[1:], dims[1:], strict=True):
         f.cost += 2
-        text = f"({text}) * {n} + bounded({render_code(f, o)}, {n})"
-    return f"bounded({text}, {int(np.prod(dims))})"
+        text = f"({text}) * {n} + check_index({render_code(f, o)}, {n})"
+    return f"check_index({text}, {int(np.prod(dims))})"
 
 
 def _index_pointer(f: AnalysisContext, base: ExprValue, index: ExprValue, loc: Location) -> ExprValue:

@@ -194,7 +194,7 @@ def _strided_access(f: AnalysisContext, fields: dict[str, ExprValue], base: Expr
 
 
 def _shift_base(f: AnalysisContext, base: ExprValue, offset: ExprValue) -> ExprValue:
-    text = f"shifted({render_code(f, base)}, {render_code(f, offset)})"
+    text = f"offset_pointer({render_code(f, base)}, {render_code(f, offset)})"
     return make_runtime(base.type, text, base.loc)
 
 
