@@ -114,7 +114,7 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-class SameObject:
+class ObjectKey:
     """A key of one object, which it keeps: no other object takes its place in memory."""
 
     __slots__ = ("held",)
@@ -123,7 +123,7 @@ class SameObject:
         self.held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameObject) and self.held is other.held
+        return isinstance(other, ObjectKey) and self.held is other.held
 
     def __hash__(self) -> int:
         return id(self.held)
@@ -132,7 +132,7 @@ class SameObject:
 def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
     """Make a hashable key of a value: by value where hashable, else by identity."""
     if isinstance(value, (np.ndarray, Tensor)):
-        return SameObject(value)
+        return ObjectKey(value)
     if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
         return (type(value).__name__, repr(value))
     if value.__class__ in REGISTERED:  # captured as its tensors are
@@ -150,7 +150,7 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
             return type(value), tuple(make_hashable_key(each, seen) for each in fields)
         leaves, tree = flatten(value)
         if tree.kind is None:
-            return SameObject(value)
+            return ObjectKey(value)
         return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
 
 
