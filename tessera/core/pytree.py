@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -184,6 +184,22 @@ class TreeDef:
 LEAF, FIXED_LEAF, RENEWED_LEAF = TreeDef(), TreeDef(fixed=True), TreeDef(renewed=True)
 
 
+def sort_keys(names: Iterable[Any]) -> tuple[Any, ...]:
+    """The keys of a dict in the order of its leaves.
+
+    Raises:
+        ArgumentError: they have no order, as a string and a number have none.
+    """
+    keys = tuple(names)
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        raise ArgumentError(
+            "the keys of a dict have no order", location=user_location(), expected="keys of one type, such as strings",
+            received=", ".join(sorted({type(key).__name__ for key in keys})),
+        ) from None  # fmt: skip
+
+
 def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple[str, Any]], TreeDef]:
     """The leaves, each with its path ("layers.0.weight"), and the tree that holds them.
 
@@ -196,7 +212,7 @@ def flatten(value: Any, path: str = "", empty: bool = False) -> tuple[list[tuple
     if value is None and empty:
         return [], TreeDef(type(None))
     if isinstance(value, Mapping):
-        keys = tuple(sorted(value))
+        keys = sort_keys(value)
         items = [(k, value[k]) for k in keys]
         kind: Any = dict
     elif isinstance(value, (list, tuple)):

@@ -28,6 +28,7 @@ FORMAT_TYPES: dict[str, DType] = {
 }  # fmt: skip
 _STORED = frozenset(FORMAT_TYPES.values())
 METADATA = "tessera"  # the key of what a file holds besides its tensors
+RESERVED = "__metadata__"  # the entry of the header that is no tensor
 # Endings by which a reader takes a file for something else than a safetensors file.
 FOREIGN_ENDINGS = {
     ".bundle": "a compiled program, as ts.bundle and ts.optimize make", ".npy": "an array of NumPy",
@@ -81,6 +82,11 @@ def save(tree: Any, path: str | Path, metadata: Mapping[str, Any] | None = None,
     constants: dict[str, Any] = {}
     types: dict[str, str] = {}
     for name, leaf in flatten(tree)[0]:
+        if name == RESERVED:
+            raise ArgumentError(
+                f"a leaf has the path {name!r}, which safetensors keeps for itself", location=user_location(),
+                suggestion="rename it",
+            )  # fmt: skip
         if name in arrays or name in constants:
             raise ArgumentError(f"two leaves have the path {name!r}", location=user_location(), suggestion="rename one")
         if isinstance(leaf, CONSTANTS) and not isinstance(leaf, np.generic):
@@ -140,7 +146,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     try:
         found = package.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header.get("__metadata__", {}).get(METADATA, "null"))
+        about = json.loads(header.get(RESERVED, {}).get(METADATA, "null"))
         types = (about or {}).get("types", {})
         return {n: _decode(n, entry, types.get(n, "")) for n, entry in found}, about
     except (package.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

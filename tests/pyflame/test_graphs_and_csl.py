@@ -78,6 +78,12 @@ def test_options_reach_the_generator(tmp_path):
     np.testing.assert_allclose(result.run(), x.numpy(), rtol=1e-6)
 
 
+def test_an_option_that_does_not_exist():
+    options = pf.CodeGenOptions()
+    with pytest.raises(AttributeError, match="tagret"):
+        options.tagret = "wse3"
+
+
 def test_the_generator_takes_graphs(tmp_path):
     x = pf.full([3], 2.0)
     options = pf.CodeGenOptions(output_dir=str(tmp_path / "out"))

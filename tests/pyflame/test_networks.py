@@ -1,5 +1,6 @@
 """Layers, optimizers and schedulers of PyFlame: PyTorch's results, gradients, training steps and learning rates."""
 
+import inspect
 import math
 
 import numpy as np
@@ -346,3 +347,9 @@ def test_a_class_out_of_range_names_the_line():
     loss = pf.nn.CrossEntropyLoss()(pf.zeros([2, 3]), pf.tensor([0, 3], dtype=pf.int32))  # here
     with pytest.raises(ts.errors.OutOfBoundsError, match="here"):
         loss.eval()
+
+
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "MultiheadAttention", "KLDivLoss"])
+def test_layers_show_the_arguments_that_they_take(name):
+    assert inspect.signature(getattr(pf.nn, name)) == inspect.signature(getattr(ts.nn, name))
+    assert "args" not in inspect.signature(getattr(pf.nn, name)).parameters

@@ -73,6 +73,25 @@ def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tmp_path):
         ts.save({}, tmp_path / "no" / "folder.safetensors")
 
 
+def test_a_name_that_the_format_keeps_is_refused(tmp_path):
+    """safetensors writes such a file, and reads it no more."""
+    path = ts.save({"x": ts.ones((2,))}, tmp_path / "x.safetensors")
+    with pytest.raises(ArgumentError, match="a leaf has the path '__metadata__'"):
+        ts.save({"__metadata__": ts.ones((2,))}, path)
+    assert ts.load(path)["x"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda tree: ts.tree.map(abs, tree), ts.jit(lambda tree: tree["a"]), lambda tree: ts.save(tree, "x.safetensors")],
+)
+def test_keys_without_an_order_are_a_typed_error(use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match="the keys of a dict have no order") as error:
+        use({"a": ts.ones((2,)), 3: ts.ones((2,))})
+    assert error.value.received == "int, str" and error.value.location.file == __file__
+
+
 def test_files_of_other_formats_say_what_reads_them(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(3))
     np.savez(tmp_path / "a.npz", np.ones(3))

@@ -421,7 +421,7 @@ def _uses_bfloat(function: Function) -> bool:
 AUTOMATIC = (1, 2, 4, 8, 16, 32)
 
 
-@dataclass
+@dataclass(slots=True)  # an option that does not exist is an error
 class CodeGenOptions:
     """Options of the code generation.
 

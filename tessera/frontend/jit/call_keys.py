@@ -5,6 +5,7 @@ A key has the types of tensors and arrays, the structure of containers, and the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import FunctionType
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.device_array import DeviceArray
-from tessera.core.pytree import REGISTERED, flatten
+from tessera.core.pytree import REGISTERED, flatten, sort_keys
 from tessera.core.types import Policy, as_dtype
 from tessera.ir.array_interchange import READERS
 from tessera.ir.frozen_tree import FrozenDict
@@ -113,10 +114,25 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
+class ObjectKey:
+    """A key of one object, which it keeps: no other object takes its place in memory."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
 def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
     """Make a hashable key of a value: by value where hashable, else by identity."""
     if isinstance(value, (np.ndarray, Tensor)):
-        return ("object", id(value))
+        return ObjectKey(value)
     if isinstance(value, (bool, int, float, str, bytes, Policy, type(None))):
         return (type(value).__name__, repr(value))
     if value.__class__ in REGISTERED:  # captured as its tensors are
@@ -129,9 +145,12 @@ def make_hashable_key(value: Any, seen: tuple[int, ...] = ()) -> Hashable:
         hash(value)
         return value  # type: ignore[no-any-return]
     except TypeError:
+        if dataclasses.is_dataclass(value):  # unhashable, so that it may change in place
+            fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            return type(value), tuple(make_hashable_key(each, seen) for each in fields)
         leaves, tree = flatten(value)
         if tree.kind is None:
-            return ("object", id(value))
+            return ObjectKey(value)
         return tree, tuple(make_hashable_key(leaf, seen) for _, leaf in leaves)
 
 
@@ -212,7 +231,7 @@ def _add(x: Any, kinds: list[Hashable], leaves: list[Any]) -> bool:
 
 
 def _note_dict(names: tuple[Any, ...]) -> tuple[Hashable, Callable[[Any], Sequence[Any]]]:
-    keys = tuple(sorted(names))
+    keys = sort_keys(names)
     get = itemgetter(*keys) if len(keys) > 1 else lambda x: [x[k] for k in keys]
     if len(_DICTS) >= _MAX_DICTS:
         _DICTS.clear()

@@ -6,6 +6,7 @@ that node: they are computed with the backward that follows, or when they are ne
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -144,8 +145,19 @@ def make_layer(kind: type) -> type:
     """The layer of PyFlame for a class of `tessera.nn`."""
     if kind not in LAYERS:
         doc = f"`tessera.nn.{kind.__name__}` on lazy tensors."
-        LAYERS[kind] = type(kind.__name__, (Layer, kind), {"__doc__": doc, "__module__": "tessera.pyflame.nn"})
+        own = {"__doc__": doc, "__module__": "tessera.pyflame.nn", "__init__": _make_init(kind)}
+        LAYERS[kind] = type(kind.__name__, (Layer, kind), own)
     return LAYERS[kind]
+
+
+def _make_init(kind: Any) -> Any:
+    """A layer's `__init__` that shows the arguments of its class in `tessera.nn`."""
+
+    @functools.wraps(kind.__init__)
+    def make(self: Layer, *args: Any, **named: Any) -> None:
+        Layer.__init__(self, *args, **named)
+
+    return make
 
 
 class LazyEmbedding(make_layer(linear.Embedding)):  # type: ignore[misc]

@@ -1,5 +1,7 @@
 """Call keys of dicts: by names and values, in whatever order the names were given."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,24 @@ def test_a_dict_with_what_needs_gradients_takes_the_general_way():
     out = f({"b": learned, "a": A})
     out.backward()
     np.testing.assert_array_equal(learned.grad.numpy(), [1.0])
+
+
+@dataclass
+class Scale:
+    factor: object
+
+
+def test_a_dataclass_that_changes_in_place_is_another_value():
+    scale, run = Scale(2.0), ts.jit(lambda scale, x: x * scale.factor)
+    found = [run(scale, ts.ones(1)).item()]
+    scale.factor = 5.0
+    found.append(run(scale, ts.ones(1)).item())
+    scale.factor = ts.full((1,), 7.0)
+    found.append(run(scale, ts.ones(1)).item())
+    assert found == [2.0, 5.0, 7.0]
+
+
+def test_objects_that_take_the_memory_of_others_are_other_values():
+    """Each instance ends with its call, so that the next one often has its address."""
+    run = ts.jit(lambda scale: scale.factor * 2.0)
+    assert [run(Scale(ts.full((1,), float(i)))).item() for i in range(20)] == [2.0 * i for i in range(20)]
