@@ -53,13 +53,15 @@ def register_class(
 class StaticFields:
     """Named values that are no tensors: equal by value, hashable even where a value is not.
 
-    `immutable` says that none of the values can change in place.
+    `immutable` says that none of the values can change in place. Of lists, dicts and sets the elements of this moment
+    are compared: who changes one in place has another value.
     """
 
-    __slots__ = ("_hash", "immutable", "values")
+    __slots__ = ("_hash", "_held", "immutable", "values")
 
     def __init__(self, values: Mapping[str, Any], immutable: bool = False) -> None:
         self.values, self.immutable = dict(values), immutable
+        self._held = self.values if immutable else {name: _copy_containers(x) for name, x in self.values.items()}
         self._hash = hash(tuple((name, _hash_value(value)) for name, value in self.values.items()))
 
     def __hash__(self) -> int:
@@ -70,10 +72,21 @@ class StaticFields:
             return True
         if not isinstance(other, StaticFields) or self._hash != other._hash or [*self.values] != [*other.values]:
             return False
-        return all(_is_same(a, other.values[name]) for name, a in self.values.items())
+        return all(_is_same(a, other._held[name]) for name, a in self._held.items())
 
     def __repr__(self) -> str:
         return f"StaticFields({self.values})"
+
+
+def _copy_containers(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Lists, dicts, sets and tuples of Python with their elements, and what else they hold itself."""
+    kind = type(value)
+    if kind not in (dict, list, tuple, set) or id(value) in outer:
+        return value
+    outer = (*outer, id(value))
+    if kind is dict:
+        return {key: _copy_containers(x, outer) for key, x in value.items()}
+    return kind(_copy_containers(x, outer) for x in value)
 
 
 def _hash_value(value: Any) -> int:
