@@ -125,7 +125,8 @@ class KVCache(Cache):
         """Add k and v [B, S, heads, head_size] after what is there, of sequence b the first count[b]. Returns itself.
 
         Raises:
-            ShapeError, DTypeError: k and v do not fit.
+            ShapeError, DTypeError: k, v or the counts do not fit.
+            ArgumentError: a count is below 0 or above S.
             KernelAssertionError: a sequence would be longer than the cache.
         """
         k, v = as_tensor(k), as_tensor(v)
@@ -135,13 +136,28 @@ class KVCache(Cache):
                 expected=f"[{self.batch}, up to {self.step}, {self.heads}, {self.head_size}]",
                 suggestion="make the cache with a larger step" if self.window is not None else None,
             )  # fmt: skip
-        count = (
-            full(shape=(self.batch,), value=k.shape[1], dtype=int32) if count is None else as_tensor(count).to(int32)
-        )
+        rows = k.shape[1]
+        count = full(shape=(self.batch,), value=rows, dtype=int32) if count is None else self._check_count(count, rows)
         ring = self.window is not None
         self.keys, self.values = append_pages(self.keys, self.values, k, v, self.table, self.lengths, count, ring=ring)
         self.lengths, self.added = self.lengths + count, count
         return self
+
+    def _check_count(self, count: Any, rows: Any) -> Tensor:
+        """The rows to append of each sequence (int32), checked where the host knows them."""
+        count = as_tensor(count).to(int32)
+        if count.shape not in ((), (self.batch,)):
+            raise ShapeError(
+                "count does not fit the cache", location=user_location(), expected=f"[{self.batch}]",
+                received=str(count.type),
+            )  # fmt: skip
+        known = isinstance(count.data, np.ndarray) and isinstance(rows, int)
+        if known and np.any((count.data < 0) | (count.data > rows)):
+            raise ArgumentError(
+                "so many rows cannot be appended", location=user_location(), received=str(count.tolist()),
+                expected=f"0 to {rows} for each sequence",
+            )  # fmt: skip
+        return count
 
     def attend(self, q: Any, scale: float | None = None) -> Tensor:
         """Attention of the queries of the last positions added, [B, S, H, head_size], to the cache (causal).

@@ -171,3 +171,14 @@ def test_misfits_are_errors():
     ):  # fmt: skip
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("count", [[3, 1], [1, -2]])
+def test_a_count_of_rows_that_do_not_exist(count):
+    cache = ts.KVCache(2, 1, 16, 8)
+    rows = ts.ones((2, 2, 1, 8))
+    with pytest.raises(ArgumentError, match="so many rows"):
+        cache.append(rows, rows, count)
+    assert cache.append(rows, rows, [2, 0]).lengths.tolist() == [2, 0]
+    with pytest.raises(ShapeError, match="count does not fit"):
+        cache.append(rows, rows, [1, 1, 1])
