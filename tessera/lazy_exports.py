@@ -87,6 +87,7 @@ MODULES = {name: f"tessera.{name}" for name in NAMESPACES} | {
     "federated": "tessera.research.federated",
     "llm": "tessera.llm",
     "meta": "tessera.research.meta",
+    "models": "tessera.nn.models",
     "nas": "tessera.research.nas",
     "onnx": "tessera.onnx",
     "privacy": "tessera.research.privacy",

@@ -57,6 +57,14 @@ def doubled_rows(x, out, *, TILE_M: int = 2, WARPS: int = 4):
     out[i : i + TILE_M, :] = x[i : i + TILE_M, :] * 2.0
 
 
+def test_1_3_everything_just_works_and_control_of_what_matters():
+    sizes = {"vocabulary": 50, "context": 8, "width": 8, "layers": 1, "heads": 2}  # not those of the published model
+    input = np.arange(12).reshape(2, 6)
+    assert tessera.models.GPT2(**sizes)(input).shape == (2, 6, 50)
+    model = tessera.models.GPT2(precision="mixed", attention="flash2", compile_mode="optimize", **sizes)
+    assert model(input).shape == (2, 6, 50)
+
+
 def test_1_3_control_of_everything():
     seen = []
     doubled_rows.before(lambda launch: seen.append((launch.constants, launch.group)))
