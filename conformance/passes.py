@@ -13,6 +13,7 @@ from conformance.case import Case, Outcome
 from conformance.run import Engine
 from tessera.codegen.contract import PassPipeline, get_backend
 from tessera.core.errors import Location, ResourceError, UnsupportedOpError
+from tessera.core.symbolic_dim import UnknownSizeError
 from tessera.ir.core import Module
 from tessera.ir.rewrite import UseDef
 from tessera.lower.lowering_plan import check_values
@@ -28,6 +29,7 @@ ROUNDING_PASSES = frozenset({
     "partial sums",
 })  # fmt: skip
 ARCHITECTURES = {"ptx": ("sm_80", "sm_90a")}
+REFUSALS = (UnsupportedOpError, ResourceError, UnknownSizeError)  # a pass of a mesh needs every size as a number
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class PassEngine(Engine):
         share, useless, before = 0.0, False, None
         for verdict in judge_passes(program, self.target, self.options, bounds):
             wrong = _describe_fault(verdict, before, case)
-            if isinstance(verdict.error, (UnsupportedOpError, ResourceError)):
+            if isinstance(verdict.error, REFUSALS):
                 return Outcome(case.name, self.name, "unsupported", detail=str(verdict.error))
             if wrong is not None:
                 detail = f"{verdict.step} is the first pass that changes a value: {wrong}"

@@ -98,6 +98,7 @@ def test_nothing_is_kept_and_nothing_lost(added):
     _, (x, y), call = added
     held = (None, False, x, y, x.data, x.type, ts.Tensor, repeated_calls.OTHER)
     call(x, y)
+    gc.collect()  # of earlier tests
     before = [sys.getrefcount(each) for each in held]
     for _ in range(10000):
         call(x, y)
