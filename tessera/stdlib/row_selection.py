@@ -43,6 +43,7 @@ ROWS_OF_LANES = 8  # elements of a lane from which on a bound saves more than it
 LEAST_LANES = 256  # of the kernels that sort candidates
 KEY_CHUNK = 512  # elements that such a program counts at once
 MAX_KEYED = 512  # elements that are chosen so: their networks sort 1024 candidates, and then 4096
+MAX_KEYS = 1 << 29  # elements whose keys take 4 GB, as all of them do where none exceeds the bound
 MAX_ROUNDS = 8  # so many rounds of a minimum are as fast (measured on an H200)
 MAX_LITTLE, MAX_LITTLE_ROUNDS = 1 << 18, 32  # elements of all rows up to which rounds wait more than they compute
 WIDE_CHUNK, MANY_ROWS_CHUNK = 2048, 512  # elements that a program counts at once, of few rows and of many
@@ -303,7 +304,7 @@ def select_in_parallel(x: Tensor, count: int, descending: bool) -> Tensor:
     """
     rows, size = (int(n) for n in x.shape)
     little = rows * size <= MAX_LITTLE and count <= MAX_LITTLE_ROUNDS
-    bounded = has_key_bound(size, count)
+    bounded = has_key_bound(size, count) and rows * size <= MAX_KEYS
     if count <= MAX_ROUNDS or little or (count <= MAX_SELECTED and not bounded):
         return select_places(x, count, descending)
     if bounded:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
+from tessera.core.types import TensorType
 from tessera.runtime import driver
 from tessera.stdlib import launches, row_selection
 from tests.stdlib.test_row_sorting import draw, has, order, run
@@ -101,10 +102,11 @@ def test_candidates_of_every_type(few_lanes, dtype):
 
 @pytest.mark.parametrize(("shape", "count", "name"), [
     ((200, 5000), 8, "select_first"), ((2, 5000), 32, "select_first"), ((200, 5000), 9, "collect_keys"),
-    ((1, 500_000), 300, "collect_keys"), ((600, 200), 40, "select_first"), ((600, 1500), 600, "choose_first"),
+    ((1, 500_000), 300, "collect_keys"), ((600, 200), 40, "select_first"),
+    ((8192, 80_000), 64, "select_first"), ((600, 1500), 600, "choose_first"),
 ])  # fmt: skip
 def test_the_algorithm_that_is_the_fastest_is_chosen(shape, count, name):
-    function = ts.jit(lambda x: ts.topk(x, count)[1]).trace(np.zeros(shape, "f4")).function
+    function = ts.jit(lambda x: ts.topk(x, count)[1]).trace(TensorType(shape, ts.f32)).function
     assert has([f.name for f in driver.lower(function, "ptx")["tile"].functions], name)
 
 
