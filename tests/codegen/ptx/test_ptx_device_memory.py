@@ -1,6 +1,7 @@
 """The memory of a GPU: blocks of arrays that nothing refers to, with a pool in place of the driver's."""
 
 import gc
+from collections import deque
 from types import SimpleNamespace
 from weakref import WeakSet
 
@@ -41,7 +42,7 @@ def gpu(monkeypatch):
     made = object.__new__(GPU)
     errors = SimpleNamespace(MemoryError=MemoryError, LaunchError=OSError, Error=OSError)
     made.driver, made.here, made._pool, made._held = errors, SimpleNamespace(active=True), Pool(), WeakSet()
-    made._retired, made.calls = [], []
+    made._retired, made.calls = deque(), []
     for module in (device_memory, driver_api):
         monkeypatch.setattr(module, "call_driver", lambda *words: made.calls.append(words))
     return made

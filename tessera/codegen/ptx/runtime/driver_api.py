@@ -11,8 +11,9 @@ import math
 import re
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -358,7 +359,7 @@ class GPU:
         self._modules: dict[str, LoadedModule] = {}
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mapped: PageLockedMemory | None = None
-        self._retired: list[Any] = []
+        self._retired: deque[Any] = deque()
         with self.active():
             self._pool = importlib.import_module("pycuda.tools").DeviceMemoryPool()
         atexit.register(self._leave)
@@ -384,10 +385,12 @@ class GPU:
         self._retired.append(part)
 
     def _free_retired(self) -> None:
-        if self._retired:
+        count = len(self._retired)  # what is retired from now on is not waited for
+        if count:
             call_driver("cuCtxSynchronize")
-            while self._retired:
-                self._retired.pop().free()
+            with suppress(IndexError):  # another thread was here, too
+                for _ in range(count):
+                    self._retired.popleft().free()
 
     def allocate_mapped(self, size: int) -> MappedMemory:
         """Memory of the host that kernels access."""
