@@ -29,7 +29,7 @@ from tessera.stdlib.row_sorting import (
     make_order,
     merge_phases,
     select_places,
-)  # fmt: skip
+)
 from tessera.stdlib.running_sums import scan_up_to
 
 # mypy: disable-error-code="operator, attr-defined, index"
@@ -223,9 +223,8 @@ def store_first(keys, best, row, first, size, slot, *, count, capacity):
     """Sort the `size` keys from `first` of a row, at most `capacity`, and store the first `count` of them."""
     place = tile.arange(0, capacity)
     block = tile.load(keys[row, first : first + capacity], edge="clip")
-    block = merge_phases(
-        tile.where(place < size, block, LAST_KEY), place, 0, capacity.bit_length() - 1, capacity
-    )  # fmt: skip
+    block = tile.where(place < size, block, LAST_KEY)
+    block = merge_phases(block, place, 0, capacity.bit_length() - 1, capacity)
     tile.store(best[row, slot + place], block, mask=place < count)
 
 
