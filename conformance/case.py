@@ -27,8 +27,9 @@ AREAS = (
 class Case:
     """A program with inputs: it must agree with its bound on every engine, or be refused.
 
-    `entry()` returns (jit function or kernel, arguments). `rejects` is the error that it must raise instead, whose
-    text must contain each of `says`. `exact` requires equality with the reference, not only agreement within the bound.
+    `entry()` returns (jit function or kernel, arguments). `rejects` is the error that it must raise instead, when it is
+    made or by a run on every engine; its text must contain each of `says`. `exact` requires equality with the
+    reference, not only agreement within the bound.
     `alike` requires the bits of the interpreter of the highest level, as for stochastic rounding. With `debug` the Tile
     interpreter also runs it in debug mode, which must raise the error, or report nothing. `lines` are the lines that it
     prints. `dynamic` names symbolic sizes, as in `tessera.build`. With `unknown` an

@@ -129,8 +129,7 @@ def list_engines(targets: Sequence[str] = (), levels: Sequence[str] = ()) -> lis
 def run_case(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
     """One case on every engine."""
     if case.rejects is not None:
-        outcome = _run_rejected(case)
-        yield from (Outcome(case.name, e.name, *outcome) for e in columns[:1])
+        yield from _run_rejected(case, columns)
         return
     try:
         entry, arguments = case.entry()
@@ -238,19 +237,40 @@ def _enable_debug_mode(case: Case) -> AbstractContextManager[Any]:
     return checked() if case.debug else nullcontext()
 
 
-def _run_rejected(case: Case) -> tuple[str, float, str]:
-    """Run a case that must be refused, and check its error."""
+def _run_rejected(case: Case, columns: Sequence[Engine]) -> Iterator[Outcome]:
+    """Run a case that must be refused: when it is made or debugged, for which one engine stands, or on each engine."""
     try:
         entry, arguments = case.entry()
         program = prepare(entry, arguments, "interp", case.grid, case.group, dynamic=case.dynamic)
-        with _enable_debug_mode(case):
-            program.run(program.top)
+        if case.debug:
+            with _enable_debug_mode(case):
+                program.run(program.top)
     except TesseraError as error:
-        wrong = [w for w in case.says if w not in str(error)]
-        if isinstance(error, case.rejects or ()) and not wrong:
-            return "pass", 0.0, ""
-        return "fail", 0.0, f"the error does not match (without {wrong}):\n{error}"
-    return "fail", 0.0, f"no {case.rejects.__name__ if case.rejects else 'error'} was raised"
+        yield from (_judge_error(case, e, error) for e in columns[:1])
+        return
+    # A kernel's accesses are checked by interpreters alone: on a target one that lies outside has no meaning.
+    levels = (*program.levels, *(("target", "device") if program.top == "graph" else ()))
+    for engine in columns[:1] if case.debug else columns:
+        if not isinstance(engine, ValidatingEngine) and engine.level in levels:
+            yield _run_refused(case, engine, program)
+
+
+def _run_refused(case: Case, engine: Engine, program: PreparedProgram) -> Outcome:
+    try:
+        if not case.debug:
+            engine.run(program)
+    except (UnsupportedOpError, ResourceError) as error:
+        return Outcome(case.name, engine.name, "unsupported", detail=str(error))
+    except TesseraError as error:
+        return _judge_error(case, engine, error)
+    return Outcome(case.name, engine.name, "fail", detail=f"no {case.rejects.__name__} was raised")  # type: ignore[union-attr]
+
+
+def _judge_error(case: Case, engine: Engine, error: TesseraError) -> Outcome:
+    wrong = [w for w in case.says if w not in str(error)]
+    if isinstance(error, case.rejects or ()) and not wrong:
+        return Outcome(case.name, engine.name, "pass")
+    return Outcome(case.name, engine.name, "fail", detail=f"the error does not match (without {wrong}):\n{error}")
 
 
 _WORDS: dict[type, Callable[[Iterable[bool]], bool]] = {ast.And: all, ast.Or: any}

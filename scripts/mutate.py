@@ -21,6 +21,7 @@ import ast  # noqa: E402
 import base64  # noqa: E402
 import hashlib  # noqa: E402
 import importlib  # noqa: E402
+import itertools  # noqa: E402
 import json  # noqa: E402
 import pickle  # noqa: E402
 import random  # noqa: E402
@@ -250,9 +251,18 @@ class Judge:
 
     def _fuzz(self, mutant: Mutant) -> str:
         target = FUZZ_TARGETS.get(mutant.component, "interp")
-        return _find_failed(
-            self._run(mutant, lambda checks: checks.run_programs(target, self.fuzz_seconds), self.fuzz_seconds)
-        )
+        while True:
+            numbers = (n for n in itertools.count() if f"fuzz|{target} {n}" not in self.unsound)
+            run = partial(run_programs, target, numbers, self.fuzz_seconds)
+            failed = _find_failed(self._run(mutant, run, self.fuzz_seconds))
+            check = failed.partition(": ")[0]
+            if not check.startswith("fuzz|") or check in self.sound:
+                return failed
+            number = int(check.rpartition(" ")[2])
+            if not _find_failed(self._run(None, partial(run_programs, target, (number,), 0.0), self.fuzz_seconds)):
+                self.sound.add(check)
+                return failed
+            self.unsound.add(check)  # it is slow, or fails by itself
 
     def _run(self, mutant: Mutant | None, work: Any, seconds: float) -> Outcome:
         folder = self.folder
@@ -269,6 +279,10 @@ class Judge:
 
 def run_cases(chosen: list[str], checks: Checks) -> None:
     checks.run_cases([tuple(c.split("|", 1)) for c in chosen])  # type: ignore[misc]
+
+
+def run_programs(target: str, numbers: Iterable[int], seconds: float, checks: Checks) -> None:
+    checks.run_programs(target, numbers, seconds)
 
 
 def run_tests(chosen: list[str], checks: Checks) -> None:

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -112,8 +112,9 @@ FUZZ_TARGETS = {
     "ptx emulator": "ptx", "csl": "csl", "mesh": "csl", "csl emulator": "csl",
 }  # fmt: skip
 TEST_FOLDERS = (
-    "tests/lower", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug", "tests/tools/check",
-    "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl", "tests/codegen/ptx",
+    "tests/lower", "tests/compiler", "tests/ir", "tests/transforms", "tests/runtime", "tests/tools/debug",
+    "tests/tools/check", "tests/codegen/llvm", "tests/codegen/grouped", "tests/codegen", "tests/codegen/csl",
+    "tests/codegen/ptx",
     "tests/interp", "tests/interp/target", "tests/stdlib", "tests/frontend/kernel", "tests/frontend/jit", "tests/ops",
     "tests/nn", "tests/optim", "tests/train", "tests/torch", "tests/dist", "tests/llm",
 )  # fmt: skip
@@ -172,21 +173,19 @@ class Checks:
             if failed and not seconds:
                 return
 
-    def run_programs(self, target: str, seconds: float) -> None:
+    def run_programs(self, target: str, numbers: Iterable[int], seconds: float = 0.0) -> None:
         """Run random programs until one fails or the time is over."""
         from tessera.tools.fuzz import campaign
 
         campaign.SHRINK_SECONDS = 0.0
-        begin, number = time.process_time(), 0
-        while time.process_time() - begin < seconds:
-            check, kind = f"fuzz|{target} {number}", tuple(campaign.GENERATORS)[number % len(campaign.GENERATORS)]
+        begin, kinds = time.process_time(), tuple(campaign.GENERATORS)
+        for number in numbers:
+            check, kind = f"fuzz|{target} {number}", kinds[number % len(kinds)]
             self.start(check)
-            found = campaign.run_campaign(
-                campaign.CampaignRequest((target,), (kind,), programs=1, seconds=600.0, seed=number)
-            )
-            number += 1
-            self.end(check, next(iter(found.failures), ""))
-            if found.failures:
+            request = campaign.CampaignRequest((target,), (kind,), programs=1, seconds=600.0, seed=number)
+            failed = next(iter(campaign.run_campaign(request).failures), "")
+            self.end(check, failed)
+            if failed or (seconds and time.process_time() - begin > seconds):
                 return
 
     def run_tests(self, wanted: list[str], files: list[str], seconds: float = 0.0) -> None:

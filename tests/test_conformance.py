@@ -34,7 +34,7 @@ MESH = list_engines(["csl:2x3"], ["target"])
 SMALL_MESH = list_engines(["csl:1x2"], ["target"])
 TRANSFORMED = tuple(f"graph/launches/{name}/" for name in ("grad", "vmap", "scan", "checkpoint"))
 # No case of these fits on a mesh of elements, which is one rank.
-WITHOUT_MESH = ("graph.errors", "graph.host", "graph.flow", "graph.collectives")
+WITHOUT_MESH = ("graph.host", "graph.flow", "graph.collectives")
 GUARDED = {"graph.found", "tile.found", "tile.memory"}  # also run with guard bytes around every buffer
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import tessera as ts
 from tessera import optim, tile
-from tessera.codegen.donation import find_reusable
+from tessera.codegen.donation import _EntryUses, _find_pairs, find_reusable
 from tessera.ops.dialects import host
 from tessera.runtime.program import prepare
 
@@ -62,6 +62,17 @@ def test_a_later_store_needs_what_is_overwritten(target):
         a, b = run(ts.tensor(x, device=device), ts.tensor(y, device=device))
         np.testing.assert_array_equal(a.numpy(), x * 2)
         np.testing.assert_array_equal(b.numpy(), x + y)
+
+
+def test_an_argument_that_some_launch_writes_is_not_given_away():
+    """No Graph function writes its arguments: the uses of its launches are changed."""
+    arrays = [np.ones((8, 8), np.float32)] * 2
+    module = prepare(ts.jit(lambda x, y: (ts.softmax(x) @ y, y)), arrays, "llvm").levels["tile"]
+    uses = _EntryUses(module)
+    assert len(uses.steps) > 1 and _find_pairs(uses, [0]) == {2: 0}
+    node, read, written = uses.steps[0]
+    uses.steps[0] = (node, read, {*written, 0})
+    assert _find_pairs(uses, [0]) == {}
 
 
 @pytest.mark.parametrize("read_beside", [False, True])

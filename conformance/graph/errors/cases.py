@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+import tessera as ts
 from conformance.case import Case
 from conformance.inputs import tensor
 from tessera.core.errors import ArgumentError, DTypeError, OutOfBoundsError, ShapeError, TesseraError, TraceError
@@ -34,8 +38,34 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[TesseraError]
 }
 
 
+# Indices that a program finds outside when it runs: each check of several reports itself, on every engine.
+SOURCES = tuple(tensor(f"source{n}", (n, 3)) for n in (8, 5, 3, 6))
+PLACES = np.array([0, 2, 1, 0], np.int32)
+CHECKED: dict[str, Callable[..., Any]] = {
+    "take": lambda x, i: ts.take(x, i, axis=0),
+    "add": lambda x, i: x.at[i].add(1.0)[:4],
+    "set": lambda x, i: x.at[i].set(0.5)[:4],
+}
+
+
+def _look_up(op: str) -> Callable[..., Any]:
+    def program(*given: Any) -> Any:
+        return [CHECKED[op](x, i)[:3] for x, i in zip(given[:4], given[4:], strict=True)]
+
+    return program
+
+
+def _list_lookups() -> Iterator[Case]:
+    for op, wrong in itertools.product(CHECKED, range(len(SOURCES))):
+        size = len(SOURCES[wrong])
+        places = [PLACES + (size - PLACES[2]) * (n == wrong) * (np.arange(4) == 2) for n in range(len(SOURCES))]
+        arguments = (*SOURCES, *(p.astype(np.int32) for p in places))
+        yield _make(f"run-{op}-{wrong}", _look_up(op), arguments, OutOfBoundsError, (f"outside axis 0 of size {size}",))
+
+
 def cases() -> Iterator[Case]:
-    """The programs of the table, and annotations that the arguments violate."""
+    """The programs of the table, annotations that the arguments violate, and indices that lie outside."""
+    yield from _list_lookups()
     for name, (program, arguments, error, says) in REFUSED.items():
         yield _make(name, program, arguments, error, says)
     yield _make_annotated("rank", (X[0],), ShapeError, ("rank 2 expected, rank 1 received",))

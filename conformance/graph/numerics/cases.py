@@ -27,8 +27,25 @@ POLICIES = {
 }
 
 
+# Policies on values at the edges: what a format does not hold, or holds as infinity, in each place of a computation.
+EDGE_POLICIES: dict[str, dict[str, Any]] = {
+    "tf32": {"compute": ts.tf32},
+    "tf32-saturate": {"compute": ts.tf32, "saturate": True},
+    "f16": {"compute": ts.f16},
+    "f16-saturate": {"compute": ts.f16, "saturate": True},
+    "saturate": {"saturate": True},
+    "saturate-f16": {"saturate": True, "store": ts.f16},
+    "saturate-bf16": {"saturate": True, "store": ts.bf16},
+    "toward-zero": {"rounding": "toward_zero"},
+    "toward-zero-f16": {"rounding": "toward_zero", "store": ts.f16},
+    "flush": {"denormals": "flush"},
+    "flush-f16": {"denormals": "flush", "store": ts.f16},
+    "compensated": {"compensated": True},
+}
+
+
 def cases() -> Iterator[Case]:
-    """Each narrow type through an op, a sum and a product; each policy over a small network."""
+    """Each narrow type through an op, a sum and a product; each policy over a small network, and on edge values."""
     for dtype in NARROW:
         x, y = (tensor(f"{dtype}-{i}", (9, 33), dtype) for i in range(2))
         total = ts.int32 if dtype == "int4" else ts.f32
@@ -50,6 +67,11 @@ def cases() -> Iterator[Case]:
         most = 0.1 if name == "fp8" else 0.5  # larger ones have bounds that say nothing
         x, w = (tensor(n, s, "f32", -most, most) for n, s in (("x", (6, 20)), ("w", (20, 8))))
         yield _make_case(f"policy-{name}", _saturated if name == "saturate" else _under(clauses), x, w)
+    for name, clauses in EDGE_POLICIES.items():
+        for kind in ("special", "extreme", "subnormal"):
+            x, w = edge_values(kind, 1, (5, 16), "f32"), edge_values(kind, 2, (16, 3), "f32")
+            program = Jit(_use_edges(clauses))
+            yield Case(f"graph/numerics/edges-{name}-{kind}", lambda p=program, a=(x, w): (p, a), unknown=True)  # type: ignore[misc]
 
 
 def _make_case(name: str, program: Callable[..., Any], *operands: Any) -> Case:
@@ -73,6 +95,15 @@ def _saturated(x: Any, w: Any) -> Any:
     """A constant beyond the largest number of the type, 57344, and products beyond it, of either sign."""
     with ts.numerics(**POLICIES["saturate"]):
         return x * 2.0**18, (w * 49152.0) * 4.0
+
+
+def _use_edges(clauses: dict[str, Any]) -> Callable[..., Any]:
+    def program(x: Any, w: Any) -> Any:
+        with ts.numerics(**clauses):
+            pointwise = (x * 1.5, x + x, x - x[:, ::-1], ts.exp(x), ts.maximum(x, 0.0), -x)
+            return *pointwise, ts.sum(x, axis=1), ts.cumsum(x, axis=0), ts.mean(x * 2.0), ts.max(x, axis=0), x @ w
+
+    return program
 
 
 def _multiply(clauses: dict[str, Any]) -> Callable[..., Any]:

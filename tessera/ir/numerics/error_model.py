@@ -75,7 +75,8 @@ def find_rounding_model(dtype: DType, policy: Policy | None = None) -> RoundingM
         tiny = float(info.smallest_normal)
     saturates = dtype in (fp6, fp6_e2m3, fp4) or bool(policy and policy.saturate)
     infinite = bool(np.isinf(np.asarray(np.inf).astype(dtype.numpy).astype(np.float64)))
-    return RoundingModel(dtype, float(info.eps) * wider * step, tiny, float(info.max), saturates, infinite)
+    top = float(info.max) if dtype is not tf32 else 2.0**128 - 2.0**117
+    return RoundingModel(dtype, float(info.eps) * wider * step, tiny, top, saturates, infinite)
 
 
 def gamma(count: int, unit: float) -> float:
@@ -178,15 +179,16 @@ class ErrorSite:
         Rounding is monotone: what an interval is rounded to lies between the roundings of its ends. `reach` is how far
         the value may lie off before it is correctly rounded to the compute format; only then does it overflow.
         """
+        unknown = np.isinf(radius)  # NaN, too
         value, radius = _apply_overflow(np.asarray(value), np.asarray(radius), self.compute, reach)
         surely = self.final or self._rounds_by_policy()
-        if self.storage.dtype == self.compute.dtype and not surely:
+        if self.storage.dtype == self.compute.dtype and not surely and not self.storage.saturates:
             return make_interval(value, radius * OUTWARD_FACTOR)
         radius = np.broadcast_to(radius * OUTWARD_FACTOR, value.shape)
         low, high = self._round_ends(value, radius)
         if self.storage.saturates:
             value = np.clip(value, -self.storage.top, self.storage.top)
-            radius = np.minimum(radius, 2 * self.storage.top) if surely else radius
+            radius = np.where(unknown, np.inf, np.minimum(radius, 2 * self.storage.top)) if surely else radius
         apart = np.maximum(absolute_distance(low, value), absolute_distance(high, value)) * OUTWARD_FACTOR
         if self.storage.dtype == self.compute.dtype and not self._rounds_by_policy():  # it is rounded already
             apart = np.minimum(apart, radius)
@@ -257,6 +259,8 @@ def _apply_overflow(
 
 def narrow_operand(x: IntervalArray, type: TensorType, wide: RoundingModel) -> IntervalArray:
     """An operand as the op sees it, where its compute type is narrower than its storage."""
-    if x.dtype.kind != "f" or wide.unit <= find_rounding_model(type.dtype).unit:
+    held = find_rounding_model(type.dtype)
+    if x.dtype.kind != "f" or (wide.unit <= held.unit and wide.tiny <= held.tiny and wide.top >= held.top):
         return x
-    return make_interval(x.value, x.radius + wide.rounding(np.abs(x.value) + x.radius))
+    rounded = x.radius + wide.rounding(finite_magnitude(x.value) + x.radius)
+    return make_interval(*_apply_overflow(x.value, rounded, wide, x.radius))

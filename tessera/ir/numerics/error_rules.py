@@ -80,7 +80,10 @@ def bound_selection(site: ErrorSite, *operands: IntervalArray, **attrs: Any) -> 
     Their extremes over a box of operands lie at its corners.
     """
     value = site.reference(*operands, **attrs)
-    return make_interval(value, _corner_spread(site, value, operands, attrs))
+    spread, policy = _corner_spread(site, value, operands, attrs), site.results[0].policy
+    if policy is not None and policy.saturate:  # an infinity that a narrow compute type made
+        return site.stored(value, spread)
+    return make_interval(value, spread)
 
 
 def bound_whole_numbers(site: ErrorSite, x: IntervalArray) -> IntervalArray:

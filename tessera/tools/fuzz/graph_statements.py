@@ -24,7 +24,8 @@ INTEGER_BINARY = "add sub mul maximum minimum bitwise_and bitwise_or bitwise_xor
 REDUCTIONS = "sum max min mean prod var argmax argmin std logsumexp any all".split()
 POLICIES = (
     "ts.bf16 @ ts.accum(ts.f32)", "ts.f32 @ ts.toward_zero", "ts.fp8_e5m2 @ ts.saturate", "ts.f16 @ ts.compute(ts.f16)",
-    "ts.f32 @ ts.flush_denormals", "ts.bf16 @ ts.toward_zero",
+    "ts.f32 @ ts.flush_denormals", "ts.bf16 @ ts.toward_zero", "ts.f32 @ ts.compute(ts.tf32)", "ts.f32 @ ts.saturate",
+    "ts.f32 @ ts.compute(ts.f16)", "ts.f32 @ ts.compute(ts.tf32) @ ts.saturate", "ts.f16 @ ts.saturate",
 )  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from tessera.core.device import array_span
+from tessera.interp.sanitizer.monitor import Monitor
+from tessera.interp.sanitizer.report import Checks
 from tessera.interp.sanitizer.shadow_memory import InitialisedBytes
 
 
@@ -26,3 +29,15 @@ def test_against_a_set_of_bytes(rng):
                 want |= {low + c * unit + b for c in range(view.size) for b in range(unit) if low + c * unit in want}
             found = written.view(low, high, 1)
             assert [low + i in want for i in range(high - low)] == found.tolist()
+
+
+def test_the_next_launch_may_read_smaller_elements(rng):
+    """What a launch wrote as f32 holds a value for one that reads bytes."""
+    x = rng.random(8, np.float32)
+    monitor = Monitor(Checks(), ())
+    region = monitor._region(*array_span(x), [x], True)
+    region.ready[2:5] = True
+    monitor.regions = [region]
+    monitor.leave()
+    after = monitor._region(*array_span(x), [x.view(np.uint8)], False)
+    assert np.flatnonzero(after.ready).tolist() == list(range(8, 20))

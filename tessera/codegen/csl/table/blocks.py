@@ -15,6 +15,7 @@ from tessera.codegen.csl.table.scalars import (
     format_literal,
     format_narrowing,
     format_widening,
+    narrows_operands,
 )
 from tessera.codegen.csl.table.scalars import pointwise_rows as scalar_rows
 from tessera.codegen.csl.text.context import CslContext
@@ -146,6 +147,8 @@ def _needs_loop(node: Node) -> bool:
 def _find_builtin(node: Node) -> str | None:
     """The DSD operation of a pointwise node, or None."""
     types = tuple(t.dtype for t in (*node.types, node.out.type))
+    if narrows_operands(node):
+        return None
     if node.op is basic.cast:
         return DSD_CONVERSIONS.get(types)  # type: ignore[arg-type]
     return DSD_BUILTINS.get((node.op, types[0])) if len(set(types)) == 1 else None

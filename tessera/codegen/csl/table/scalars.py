@@ -118,12 +118,27 @@ def format_expression(element: CslContext, node: Node, operands: list[str], inde
         raise make_refusal_error("csl", node, REFUSED)
     wide = [format_widening(element, t.dtype, text) for t, text in zip(node.types, operands, strict=True)]  # type: ignore[union-attr]
     element.uses_index_type = index
+    if narrows_operands(node):
+        wide = [_round_to_f16(x) if t.dtype is f32 else x for t, x in zip(node.types, wide, strict=True)]  # type: ignore[union-attr]
     text = row(element, node, *wide)
+    if narrows_operands(node) and node.out.type.dtype is f32:  # type: ignore[union-attr]
+        text = _round_to_f16(text)
     result = node.out.type
     assert isinstance(result, TensorType)
     if index and not result.dtype.is_float:
         return text.replace("i64", element.index_type)
     return format_narrowing(element, result.dtype, text)
+
+
+def narrows_operands(node: Node) -> bool:
+    """Whether a node computes with f32 in f16, whose range is smaller: what is beyond it is infinite."""
+    return node.op.numerics == "compute" and any(
+        isinstance(t, TensorType) and t.dtype is f32 and t.compute is f16 for t in node.types
+    )
+
+
+def _round_to_f16(text: str) -> str:
+    return f"@as(f32, @as(f16, {text}))"
 
 
 # What is computed in wider types than it is held in.
