@@ -56,6 +56,12 @@ def test_composite_lies_within_the_bound_of_its_parts(program, dtype, scale):
         assert agreement.ok and not agreement.useless and not agreement.ambiguous_share, agreement
 
 
+def test_a_rough_cast_may_lose_all_that_lies_below_the_least_normal():
+    x = np.array([1.0, 0.99, 0.75, 0.5, 2.0**-20, -0.99, -(2.0**-23)], np.float32) * np.float32(2.0**-126)
+    (limit,) = bound.run(Jit(lambda x: attention.rough_cast(x, dtype=bf16)).trace(x).function, [x])
+    assert ((limit.value - limit.radius <= 0) & (limit.value + limit.radius >= 0)).tolist() == [False] + 6 * [True]
+
+
 @pytest.mark.parametrize("storage", [bf16, f16], ids=str)
 def test_stochastic_rounding_goes_to_either_neighbour_in_storage(storage):
     """The sum has a number between two of storage: in the type of the computation it is exact."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import tessera as ts
 from conformance.case import Case
+from conformance.graph.numerics.cases import EDGE_POLICIES
 from conformance.inputs import edge_values
 from tessera.core.types import as_dtype
 from tessera.frontend.jit.tracing import Jit
@@ -49,6 +50,7 @@ def cases() -> Iterator[Case]:
     yield from _make_products()
     yield from _make_casts()
     yield from _make_gradients()
+    yield from _make_policies()
 
 
 def _case(area: str, name: str, program: Callable[..., Any], inputs: list[tuple[str, tuple[int, ...], str]]) -> Case:
@@ -238,3 +240,22 @@ def _gradient(op: Op) -> Callable[..., Any]:
     if len(both) == 1:
         return ts.grad(lambda x: ts.sum(op(x)))
     return ts.grad(lambda x, y: ts.sum(op(x, y)), argnums=both)
+
+
+def _make_policies() -> Iterator[Case]:
+    """Each pointwise op of floats under each policy, with one kind of values: the kinds take turns."""
+    ops = [op for op, dtypes in list_pointwise() if "f32" in dtypes]
+    for (a, op), (b, (name, clauses)) in itertools.product(enumerate(ops), enumerate(EDGE_POLICIES.items())):
+        kind = ("special", "extreme", "subnormal", "uniform")[(a + b) % 4]
+        inputs = [(kind, (3, 37), "f32"), ("positive" if a % 2 else kind, (3, 37), "f32")][: len(op.operands)]
+        yield _case("policy", f"{op.__name__}-{name}-{kind}", _under(clauses, op), inputs)
+
+
+def _under(clauses: dict[str, Any], op: Op) -> Callable[..., Any]:
+    call = _call(op)
+
+    def program(*operands: Any) -> Any:
+        with ts.numerics(**clauses):
+            return call(*operands)
+
+    return program

@@ -43,6 +43,17 @@ def dot_blocks(x, y, out, *, COUNT: int, BM: int = 4, BN: int = 4):
         )
     tile.store(out[i : i + BM, j : j + BN], tile.cast(total, out.dtype), edge="clip")
 """,
+    "copied_rows": """
+@ts.kernel
+def copied_rows(x, out, *, COLUMNS: int = 4):
+    i = tile.program_id(0)
+    held = tile.alloc_shared((1, COLUMNS), x.dtype)
+    tile.async_copy(x[i : i + 1, 0:COLUMNS], held)
+    tile.wait_async()
+    tile.barrier()
+    v = held[0:1, 0:COLUMNS]
+    tile.store(out[i : i + 1, 0:COLUMNS], v * v)
+""",
     "parted": """
 @ts.kernel
 def parted(x, low, high, *, BM: int = 4, COLUMNS: int = 4):
@@ -76,5 +87,6 @@ def _launch(c: Choices, _pool: ValuePool, name: str) -> str:
         f"ts.launch(row_totals, ({rows},), {name}, {column}, COUNT={across}, BN={wide})",
         f"ts.launch(dot_blocks, ({down}, -(-{rows} // {wide})), {name}, ts.permute({name}, (1, 0)), {square}, "
         f"COUNT=-(-{columns} // 4), {blocks})",
+        f"ts.launch(copied_rows, ({rows},), {name}, {like}, COLUMNS={columns})",
         f"ts.launch(parted, ({down},), {name}, {like}, {like}, BM={high}, COLUMNS={columns})[{c.draw(2)}]",
     ))  # fmt: skip

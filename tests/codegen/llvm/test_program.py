@@ -1,7 +1,10 @@
 """Compiled programs: threads, the object cache, arguments of every kind, workspace, and the emulator."""
 
+import ctypes
+import itertools
 import re
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from test_reductions import reduced
 
 from tessera.codegen.llvm import BACKEND
 from tessera.codegen.llvm.runtime import jit
+from tessera.codegen.llvm.runtime.cooperative_launches import CooperativeLaunches
 from tessera.codegen.llvm.runtime.thread_pool import choose_thread_count
 from tessera.core.errors import (
     ArgumentError,
@@ -213,3 +217,21 @@ def test_a_program_of_a_kernel_without_a_grid_has_a_linear_number():
     for run in (BACKEND.runtime(artifact).run, BACKEND.interpreter(artifact)):
         with pytest.raises(ExecutionError, match=re.escape("program (2,)")):
             run([x])
+
+
+def test_runs_of_launches_have_each_once():
+    """A cooperative launch is a run of its own, wherever it stands."""
+    for cooperative in itertools.product((False, True), repeat=4):
+        launches = [{"kernel": f"k{i}"} for i in range(4)]
+        names = [e["kernel"] for e, c in zip(launches, cooperative, strict=True) if c]
+        plan = {"launches": launches, "meeting": names, "scratch": dict.fromkeys(names, 64)}
+        code = SimpleNamespace(variable=lambda _: ctypes.addressof(WORD))
+        found = CooperativeLaunches(plan, code, None)
+        for first, last in itertools.combinations(range(5), 2):
+            runs = list(found.split(first, last))
+            assert [r for a, b, _ in runs for r in range(a, b)] == list(range(first, last))
+            assert all(c == cooperative[a] and (b == a + 1 or not c) for a, b, c in runs)
+            assert not any(cooperative[a:b] != (False,) * (b - a) for a, b, c in runs if not c)
+
+
+WORD = ctypes.c_int64(0)

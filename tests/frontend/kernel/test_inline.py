@@ -75,6 +75,14 @@ def test_narrow_floats_come_as_f32_and_round_once(rng):
         np.testing.assert_array_equal(out, (x.astype("f4") / np.float32(3)).astype(x.dtype))
 
 
+def test_the_bound_is_that_many_units_in_the_last_place(rng):
+    x = rng.uniform(1.1, 1.9, 8).astype(ts.bf16.numpy)
+    (found,) = prepare(halved, {"x": x, "out": np.zeros_like(x)}, grid=(1,)).bounds()
+    value = (x.astype("f4") / np.float32(3)).astype(x.dtype).astype("f8")
+    unit = 2.0 ** (np.floor(np.log2(value)) - 7)
+    assert np.all(found.radius >= unit) and np.all(found.radius <= 2.01 * unit)  # relative to the value, of up to 2
+
+
 def test_text_holds_the_emulation_by_name():
     x = np.ones(4, "f4")
     module = prepare(three_ways, {"x": x, "y": x, "out": x, "bits": x.view("i4"), "N": 4}, grid=(1,)).levels["tile"]

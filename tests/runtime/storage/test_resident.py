@@ -64,3 +64,10 @@ def test_what_does_not_fit(gpu):
         there.fill(np.ones(3, "f4"))
     with pytest.raises(ArgumentError, match="no memory of its own"):
         memory_spaces.Resident.empty((2,), ts.f32, "cpu")
+
+
+def test_other_libraries_see_it_in_place():
+    """Version 3 of the interface; bf16, which NumPy has no letter for, as its bits."""
+    for dtype, letter in ((ts.f32, "<f4"), (ts.int8, "|i1"), (ts.bf16, "|u2")):
+        found = memory_spaces.Resident(4096, (2, 3), dtype, "cuda:0").__cuda_array_interface__
+        assert found == {"shape": (2, 3), "typestr": letter, "data": (4096, False), "version": 3}

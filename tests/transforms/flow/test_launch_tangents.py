@@ -51,6 +51,18 @@ def shared(x, out, *, BM: int = 4):
     tile.atomic_add(out[0], tile.sum(tile.load(held[0:BM]) * x[i : i + BM], axis=0))
 
 
+@ts.kernel
+def copied(x, out, *, BM: int = 4):
+    """Memory that is copied beside the program, and read after the wait."""
+    i = tile.program_id(0) * BM
+    held = tile.alloc_shared((BM,), x.dtype)
+    tile.async_copy(x[i : i + BM], held)
+    tile.wait_async()
+    tile.barrier()
+    v = held[0:BM]
+    tile.store(out[i : i + BM], tile.sin(v) * x[i : i + BM])
+
+
 def z(*shape):
     return ts.like(shape=shape, dtype=ts.f64)
 
@@ -63,6 +75,7 @@ FORWARD = {
     "smooth": (lambda x, w: ts.launch(smooth, (3,), x, w, z(10)), (r(10), r(2))),
     "loop and branch": (lambda x, w: ts.launch(looped, (3,), x, w, z(12)), (r(12), r(4))),
     "while and memory read back": (lambda x: ts.launch(counted, (3,), x, z(3)), (r(3),)),
+    "asynchronous copies": (lambda x: ts.launch(copied, (3,), x, z(12)), (r(12),)),
     "shared memory and atomics": (lambda x: ts.launch(shared, (3,), x, ts.zeros(1, dtype=ts.f64)), (r(12),)),
 }
 TWICE = [name for name in FORWARD if name in ("smooth", "loop and branch")]
