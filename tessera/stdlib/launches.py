@@ -45,7 +45,7 @@ from tessera.stdlib.deterministic_reductions import (
     is_unsorted,
     update_in_place,
 )
-from tessera.stdlib.digit_sorting import sort_by_digits
+from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
 from tessera.stdlib.exact_sums import MAX_WIDTH, add_exactly, is_exact
 from tessera.stdlib.exclusive_scans import ExclusiveScan, is_flip, match_preceded, match_shifted
@@ -290,8 +290,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     if _is_only_selected(node, uses, plan):
         return None
     axis, descending = node.attrs["axis"], node.attrs["descending"]
-    long = get_shape(node.args[0])[axis] > row_sorting.MAX_CHUNK
-    sort = sort_by_digits if plan.parallel is not None and long else row_sorting.sort_places
+    by_digits = plan.parallel is not None and are_digits_faster(get_tensor_type(node.args[0]), axis)
+    sort = sort_by_digits if by_digits else row_sorting.sort_places
     return LibraryLowering(node.args, lambda x: row_sorting.on_rows(x, axis, lambda rows: sort(rows, descending)))
 
 

@@ -35,7 +35,9 @@ def test_small_and_uneven_blocks_are_multiplied_and_added(block):
     assert "mma" not in check(f32, 40, 20, 40, block)
 
 
-@pytest.mark.parametrize(("window", "splits"), [((2, 1, 2), False), ((2, 2, 2), False), ((1, 3, 3), True), ((4, 3, 3), True)])
+@pytest.mark.parametrize(
+    ("window", "splits"), [((2, 1, 2), False), ((2, 2, 2), False), ((1, 3, 3), True), ((4, 3, 3), True)]
+)
 def test_short_contractions_are_multiplied_and_added(window, splits):
     """Two roundings bound a sum of two products, and parts of tf32 have a larger error."""
     x, w = np.ones((8, window[0], 32, 40), "f4"), np.ones((16, *window), "f4")
