@@ -40,7 +40,7 @@ from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import (
     PlaceCheck,
-    add_unsorted,
+    update_unsorted,
     combine_sorted,
     is_unsorted,
     update_in_place,
@@ -166,11 +166,11 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     x, places, _ = node.args
     sizes, at = get_shape(x), node.attrs["axis"] + len(get_shape(x))
     count = math.prod(get_shape(places))
-    lead, rest = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
+    rest = math.prod(sizes[at + 1 :])
     serial, dtype = plan.parallel is None, get_tensor_type(x).dtype
     if not _has_many_pairs(node, serial) or dtype.bits < 8 or dtype == bool_:
         return None
-    folded = tuple(map(int, (lead, sizes[at], rest))) if not serial else (0, 0, 0)
+    folded = _fold_sizes(node) if not serial else (0, 0, 0)
     if serial or is_unsorted(folded, int(count)):
         return _lower_in_place(node, uses, "add", serial)
     if int(sizes[at]) <= MAX_SUMMED_ROWS and int(rest) > MAX_WIDTH:
@@ -181,6 +181,13 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
         return add_exactly(x, places, updates) if exact else combine_sorted(x, places, updates, "add")
 
     return _lower_folded(node, add)
+
+
+def _fold_sizes(scatter: Node) -> tuple[int, int, int]:
+    """The sizes [L, N, R] of the operand of a scatter along N, which are static."""
+    sizes = tuple(map(int, get_shape(scatter.args[0])))
+    at = scatter.attrs["axis"] + len(sizes)
+    return math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
 
 
 def _lower_folded(node: Node, function: Callable[..., Tensor]) -> LibraryLowering:
@@ -195,7 +202,7 @@ def _lower_in_place(node: Node, uses: UseDef, mode: str, serial: bool = True) ->
     known = uses.find(places, shape.check_index)
     attrs = known.attrs if known is not None else {"size": get_shape(x)[along], "along": along}
     check = PlaceCheck(Attrs(shape.check_index.complete(attrs)), node.loc if known is None else known.loc)
-    way = partial(_update_serially, mode=mode, check=check) if serial else partial(add_unsorted, check=check)
+    way = partial(_update_serially if serial else update_unsorted, mode=mode, check=check)
     operands = (x, known.args[0] if known is not None else places, updates)
     return LibraryLowering(operands, lambda *operands: _on_folded(way, node, False, *operands))
 
@@ -232,6 +239,8 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
     dtype, mode, serial = get_tensor_type(node.args[0]).dtype, node.attrs["mode"], plan.parallel is None
     if not _has_many_pairs(node, serial) or (dtype.bits < 8 and dtype != bool_):
         return None
+    if mode == "set" and not serial and is_unsorted(_fold_sizes(node), math.prod(map(int, get_shape(node.args[1])))):
+        return _lower_in_place(node, uses, mode, serial)
     ways = {"set": _replace_last, "multiply": _multiply_sorted, "min": _take_least, "max": _take_largest}
     return _lower_in_place(node, uses, mode) if serial else _lower_folded(node, ways[mode])
 
