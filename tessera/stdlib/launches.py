@@ -40,10 +40,10 @@ from tessera.stdlib.column_extremes import find_extreme_places, find_outer_axis
 from tessera.stdlib.convolution import match_windows
 from tessera.stdlib.deterministic_reductions import (
     PlaceCheck,
-    update_unsorted,
     combine_sorted,
     is_unsorted,
     update_in_place,
+    update_unsorted,
 )
 from tessera.stdlib.digit_sorting import are_digits_faster, sort_by_digits
 from tessera.stdlib.direct_convolution import match_direct
@@ -65,6 +65,7 @@ from tessera.stdlib.small_matrices import (
     fits_lanes,
     fits_orthogonal_lanes,
     is_small,
+    orthogonalise_batch,
     orthogonalise_columns,
     orthogonalise_lanes,
     solve_batch,
@@ -418,11 +419,14 @@ def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
 
 @library_lowerings(decompositions.qr)
 def _(node: Node, uses: UseDef, plan: LoweringPlan) -> LibraryLowering | None:
-    """On a processor a batch of the smallest matrices, one in each lane; else the host's LAPACK."""
+    """Small matrices, some in each program, where a target has many programs to run; on a processor a batch of the
+    smallest, one in each lane; else the host's LAPACK."""
     type = get_tensor_type(node.args[0])
-    plain = type.policy is None and not symbol_names(type.shape) and 0 not in type.shape
-    if plan.parallel is not None or not plain:
+    if type.policy is not None or symbol_names(type.shape) or 0 in type.shape:
         return None
+    if plan.parallel is not None:
+        small = type.dtype == f32 and is_small(type.dtype, *(int(n) for n in type.shape[-2:]))
+        return LibraryLowering(node.args, orthogonalise_batch) if small else None
     if fits_orthogonal_lanes(type, plan.matrix_steps):
         return LibraryLowering(node.args, orthogonalise_lanes)
     *outer, rows, columns = (int(n) for n in type.shape)
