@@ -25,7 +25,7 @@ from tessera.ir.core import Block, Node, Value
 from tessera.ir.rules import COMPUTE
 from tessera.ops.dialects import control_flow
 from tessera.ops.dialects.inline_asm import inline
-from tessera.ops.tensor import basic, shape
+from tessera.ops.tensor import basic, elementwise, shape
 
 LARGE_BLOCK = 64  # registers of a block from which on a chain of ops is emitted element by element
 
@@ -66,12 +66,22 @@ def _emit_element(ctx: EmissionContext, node: Node, rule: Callable[..., str], op
     xs = [convert(text, v.type.dtype, wide, x) for v, wide, x in zip(node.args, types, operands, strict=True)]
     out = node.out.type
     assert isinstance(out, TensorType)
-    result = rule(ScalarContext(text, types[-1], out.dtype, out.policy), *xs)
+    result = rule(ScalarContext(text, types[-1], out.dtype, out.policy, _find_least_bits(ctx, node)), *xs)
     if node.op.numerics != COMPUTE:
         return result
     if types[-1] in NARROW_FLOATS and out.dtype.is_float:  # a policy computes in it; the registers are of f32
         result = round_to_narrow(text, types[-1], result)
     return convert_for_storage(text, types[-1], out, result)
+
+
+def _find_least_bits(ctx: EmissionContext, node: Node) -> int:
+    """See `ScalarContext.least_bits`."""
+    if node.op not in (elementwise.floor_divide, elementwise.remainder) or not node.out.type.dtype.is_integer:  # type: ignore[union-attr]
+        return 0
+    (low, high), (least, most) = (ctx.analyses.ranges.of(v) for v in node.args)
+    if low < 0 or least <= 0:
+        return 0
+    return 32 if max(high, most) < 1 << 32 else 64
 
 
 def _compute_type(node: Node, v: Value) -> DType:

@@ -383,9 +383,11 @@ def floor_divide_integers(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
     """The quotient of integers rounded down, and what it leaves."""
     if _log2_immediate(s, y) >= 0:
         return s.do(f"shr.{s.word}", x, _log2_immediate(s, y)), s.do(f"and.{register_class(s.dtype)}", x, int(y) - 1)
-    quotient = s.do(f"div.{s.word}", x, y)
+    if s.least_bits and s.least_bits < s.dtype.bits:
+        return _divide_narrow(s, x, y)
+    quotient = s.do(f"div.{s.word.replace('s', 'u') if s.least_bits else s.word}", x, y)
     rest = s.do(f"sub.{s.word}", x, s.do(f"mul.lo.{s.word}", quotient, y))
-    if s.kind == "u":
+    if s.kind == "u" or s.least_bits:
         return quotient, rest
     cls = register_class(s.dtype)
     apart = s.text.let(f"setp.lt.{s.word}", "pred", s.do(f"xor.{cls}", rest, y), 0)
@@ -395,6 +397,15 @@ def floor_divide_integers(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
         s.do(f"selp.{cls}", s.do(f"sub.{s.word}", quotient, 1), quotient, fix),
         s.do(f"selp.{cls}", s.do(f"add.{s.word}", rest, y), rest, fix),
     )
+
+
+def _divide_narrow(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
+    """The same of 64-bit integers of which no number has more than 32 bits."""
+    narrow = [y if is_immediate(y) else s.text.let("cvt.u32.u64", "b32", y)]
+    low = s.text.let("cvt.u32.u64", "b32", x)
+    quotient = s.text.let("div.u32", "b32", low, *narrow)
+    rest = s.text.let("sub.u32", "b32", low, s.text.let("mul.lo.u32", "b32", quotient, *narrow))
+    return s.do("cvt.u64.u32", quotient), s.do("cvt.u64.u32", rest)
 
 
 # The division of floats and integers that rounds down.
