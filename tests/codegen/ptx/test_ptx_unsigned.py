@@ -118,3 +118,32 @@ def test_indices_of_32_bits_are_widened_by_the_multiplication():
     (_, _), (_, _), (out, _) = run_both(module, [x, places, out], "sm_90a")
     np.testing.assert_array_equal(out, x[places])
     assert "mad.wide.s32" in text
+
+
+@ts.kernel
+def combine_indices(out, less, near, *, low: int, by: int):
+    row = tile.program_id(0)
+    number = row * 8 + tile.arange(0, 8)
+    tile.store(out[row, 0:8], tile.maximum(number * by + low, number - 3))
+    tile.store(less[row, 0:8], number * by < low)
+    tile.store(near[row, 0:8], tile.cast(number * by, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("low", "by"), [(9, 1 << 27), (9, 1 << 28), ((1 << 32) - 20, 1), (-9, 5), (0, -5), (0, 1 << 50)]
+)
+def test_indices_of_64_bits_are_computed_in_32(low, by):
+    """Where no operand or result of an op on a block is negative or has more bits; other ops of the block stay.
+
+    Comparisons of indices that are far apart are not relative to a thread's own in 32 bits.
+    """
+    arrays = [np.zeros((4, 8), dtype) for dtype in (np.int64, bool, np.float32)]
+    arguments = dict(zip(("out", "less", "near"), arrays, strict=True)) | {"low": low, "by": by}
+    module = prepare(combine_indices, arguments, "ptx", (4,)).levels["tile"]
+    text = emit_checked(module, "sm_90a").files["kernels.ptx"]
+    assert ("cvt.rn.f32.u32" in text) == (0 <= 31 * by < 1 << 32)
+    numbers = np.arange(32).reshape(4, 8)
+    wanted = np.maximum(numbers * by + low, numbers - 3), numbers * by < low, (numbers * by).astype("f4")
+    for (found, interpreted), want in zip(run_both(module, arrays, "sm_90a"), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(interpreted, want)

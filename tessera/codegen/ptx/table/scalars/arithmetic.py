@@ -165,7 +165,7 @@ def _integer_to_integer(text: PtxBuilder, source: DType, to: DType, x: str) -> s
     if to.bits == 64:
         return text.let(f"cvt.s64.{ptx_type(source)}", "b64", x)
     if source.bits == 64:
-        return wrap_integer(text, to, text.let("cvt.u32.u64", "b32", x))
+        return wrap_integer(text, to, narrow_register(text, x))
     return x if to.bits > source.bits and source.kind != to.kind != "uint" else wrap_integer(text, to, x)
 
 
@@ -233,6 +233,18 @@ def select_register(text: PtxBuilder, dtype: DType, condition: str, x: str, y: s
     yes = text.let("and.pred", "pred", x, condition)
     no = text.let("and.pred", "pred", y, text.let("not.pred", "pred", condition))
     return text.let("or.pred", "pred", yes, no)
+
+
+def narrow_register(text: PtxBuilder, x: str) -> str:
+    """The low 32 bits of a 64-bit number, or of an immediate of no more bits."""
+    return x if is_immediate(x) else text.low_words.get(x) or text.let("cvt.u32.u64", "b32", x)
+
+
+def widen_register(text: PtxBuilder, x: str) -> str:
+    """A 32-bit number that is 0 or more in 64 bits."""
+    wide = text.let("cvt.u64.u32", "b64", x)
+    text.low_words[wide] = x
+    return wide
 
 
 def materialise_operand(text: PtxBuilder, kind: str, x: str) -> str:
@@ -383,11 +395,9 @@ def floor_divide_integers(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
     """The quotient of integers rounded down, and what it leaves."""
     if _log2_immediate(s, y) >= 0:
         return s.do(f"shr.{s.word}", x, _log2_immediate(s, y)), s.do(f"and.{register_class(s.dtype)}", x, int(y) - 1)
-    if s.least_bits and s.least_bits < s.dtype.bits:
-        return _divide_narrow(s, x, y)
-    quotient = s.do(f"div.{s.word.replace('s', 'u') if s.least_bits else s.word}", x, y)
+    quotient = s.do(f"div.{s.word}", x, y)
     rest = s.do(f"sub.{s.word}", x, s.do(f"mul.lo.{s.word}", quotient, y))
-    if s.kind == "u" or s.least_bits:
+    if s.kind == "u":
         return quotient, rest
     cls = register_class(s.dtype)
     apart = s.text.let(f"setp.lt.{s.word}", "pred", s.do(f"xor.{cls}", rest, y), 0)
@@ -397,15 +407,6 @@ def floor_divide_integers(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
         s.do(f"selp.{cls}", s.do(f"sub.{s.word}", quotient, 1), quotient, fix),
         s.do(f"selp.{cls}", s.do(f"add.{s.word}", rest, y), rest, fix),
     )
-
-
-def _divide_narrow(s: ScalarContext, x: str, y: str) -> tuple[str, str]:
-    """The same of 64-bit integers of which no number has more than 32 bits."""
-    narrow = [y if is_immediate(y) else s.text.let("cvt.u32.u64", "b32", y)]
-    low = s.text.let("cvt.u32.u64", "b32", x)
-    quotient = s.text.let("div.u32", "b32", low, *narrow)
-    rest = s.text.let("sub.u32", "b32", low, s.text.let("mul.lo.u32", "b32", quotient, *narrow))
-    return s.do("cvt.u64.u32", quotient), s.do("cvt.u64.u32", rest)
 
 
 # The division of floats and integers that rounds down.

@@ -36,17 +36,12 @@ INTEGER_LIMITS = {int4: (-8, 7), int8: (-128, 127), int16: (-32768, 32767), uint
 @dataclass(frozen=True)
 class ScalarContext:
     """What a row needs besides operands: where lines go, the type they are computed in, and the result's, which may
-    have a policy.
-
-    `least_bits`: 32 or 64 where the operands of a division are proven to be unsigned numbers of so many bits and the
-    divisor is not 0; else 0.
-    """
+    have a policy."""
 
     text: PtxBuilder
     dtype: DType
     out: DType
     policy: Policy | None = None
-    least_bits: int = 0
 
     @property
     def word(self) -> str:
