@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tessera.core.errors import (
+    CURRENT_SCOPE,
     ArgumentError,
     DTypeError,
     TesseraError,
@@ -14,7 +15,7 @@ from tessera.core.errors import (
     hides_internal_frames,
     user_location,
 )
-from tessera.core.pytree import Parts, StaticFields, register_class
+from tessera.core.pytree import CallScope, Parts, StaticFields, register_class
 from tessera.frontend.jit.tracing import Jit
 from tessera.ir.builder import CURRENT_BUILDER
 from tessera.ir.tensor import Tensor, as_tensor, wrap_array
@@ -187,6 +188,8 @@ class Module:
     @hides_internal_frames
     def __call__(self, *args: Any, **named: Any) -> Any:
         before, after = self.__dict__["_hooks"]
+        scope = CallScope(self, CURRENT_SCOPE.get())
+        token = CURRENT_SCOPE.set(scope)
         try:
             for hook in before:
                 changed = hook(self, args)
@@ -197,8 +200,14 @@ class Module:
                 found = found if changed is None else changed
             return found
         except TesseraError as error:
-            _name_module(error, self)
+            error.scope = error.scope or str(scope)
             raise
+        finally:
+            CURRENT_SCOPE.reset(token)
+
+    def __parts__(self) -> list[tuple[str, Any]]:
+        """What errors may name by its path: the parts, and the state objects among the settings."""
+        return [*self._modules.items(), *((n, v) for n, v in self.__dict__.items() if n not in _PRIVATE)]
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> Callable[[], None]:
         """Call `hook(module, args, result)` after each forward; what it returns, unless None, is the result.
@@ -459,20 +468,6 @@ def _iterate_tensors(module: Module, store: str) -> Iterator[tuple[str, Tensor]]
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield (f"{path}.{name}" if path else name), tensor
-
-
-def _name_module(error: TesseraError, module: Module) -> None:
-    """Add the path of the module that failed to an error, as it leaves one module after the other."""
-    known = getattr(error, "module_path", None)
-    if known is None:
-        first, inner, path = error.message, module, ""
-    else:
-        first, inner, below, last = known
-        name = next((n for n, m in module.named_modules() if m is last and n), "")
-        path = ".".join(part for part in (name, below) if part)
-    error.module_path = (first, inner, path, module)  # type: ignore[attr-defined]
-    error.message = f"{first} (in {path}: {type(inner).__name__})" if path else f"{first} (in {type(inner).__name__})"
-    error.args = (error.message,)
 
 
 # The pytree of a module: one node whose children are all its tensors, by path. A tied tensor is one child.

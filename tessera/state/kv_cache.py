@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.errors import ArgumentError, ShapeError, user_location
+from tessera.core.errors import ArgumentError, OutOfBoundsError, ShapeError, trace_location, user_location
 from tessera.core.types import DType, as_dtype, f32, int32
 from tessera.ir.tensor import Tensor, as_tensor
 from tessera.ops.api.creation import zeros
@@ -73,10 +73,10 @@ class KVCacheType:
 class KVCache(Cache):
     """The keys and values of a batch of sequences, with grouped queries and a sliding window if wanted.
 
-    `KVCache(batch, heads, longest, head_size)` holds up to `longest` positions of each sequence. With a `window`, only
-    so many earlier positions are seen, and memory holds them alone, in a ring: sequences may be of any length.
-    `lengths` [batch] counts the positions so far. A step adds up to `step` positions to a ring; without a window as
-    many as there is room.
+    `KVCache(batch, heads, longest, head_size)` holds up to `longest` positions of each sequence, in whole pages. With a
+    `window`, only so many earlier positions are seen, and memory holds them alone, in a ring: sequences may be of any
+    length. `lengths` [batch] counts the positions so far. A step adds up to `step` positions to a ring; without a
+    window as many as there is room.
 
     >>> cache = KVCache(1, 2, 16, 4)
     >>> one = np.ones((1, 1, 2, 4), np.float32)
@@ -127,7 +127,8 @@ class KVCache(Cache):
         Raises:
             ShapeError, DTypeError: k, v or the counts do not fit.
             ArgumentError: a count is below 0 or above S.
-            KernelAssertionError: a sequence would be longer than the cache.
+            OutOfBoundsError: a sequence would be longer than the cache, and the lengths are known.
+            ExecutionError: it would be, in a compiled program.
         """
         k, v = as_tensor(k), as_tensor(v)
         if k.ndim != 4 or k.shape[0] != self.batch or (self.window is not None and k.shape[1] > self.step):
@@ -139,6 +140,8 @@ class KVCache(Cache):
         rows = k.shape[1]
         count = full(shape=(self.batch,), value=rows, dtype=int32) if count is None else self._check_count(count, rows)
         ring = self.window is not None
+        if not ring:
+            self._check_room(count)
         self.keys, self.values = append_pages(self.keys, self.values, k, v, self.table, self.lengths, count, ring=ring)
         self.lengths, self.added = self.lengths + count, count
         return self
@@ -158,6 +161,21 @@ class KVCache(Cache):
                 expected=f"0 to {rows} for each sequence",
             )  # fmt: skip
         return count
+
+    def _check_room(self, count: Tensor) -> None:
+        """Refuse rows past the end, where the host knows the lengths and counts; a program checks its own."""
+        held, new = self.lengths.data, count.data
+        if not isinstance(held, np.ndarray) or not isinstance(new, np.ndarray):
+            return
+        full = np.broadcast_to(held + new > self.step, held.shape)
+        if full.any():
+            b = int(full.argmax())
+            more = int(np.broadcast_to(new, held.shape)[b])
+            raise OutOfBoundsError(
+                f"sequence {b} is written past the end of its cache", location=trace_location(),
+                expected=f"up to {self.step} positions", received=f"{int(held[b])} and {more} more",
+                suggestion="make the cache longer, or a ring of the last positions: KVCache(..., window=...)",
+            )  # fmt: skip
 
     def attend(self, q: Any, scale: float | None = None) -> Tensor:
         """Attention of the queries of the last positions added, [B, S, H, head_size], to the cache (causal).

@@ -363,3 +363,64 @@ def test_a_configuration_set_after_a_call_is_seen_by_the_next():
     model.eval()
     _, kept = step(model, np.ones((64, 2), np.float32))
     assert len(np.unique(drawn.numpy()[:, 0])) > 1 and len(np.unique(kept.numpy()[:, 0])) == 1
+
+
+class TokenModel(nn.Module):
+    def __init__(self, count=1):
+        self.tables = [nn.Embedding(10, 4) for _ in range(count)]
+
+    def forward(self, *tokens):
+        return [table(x) @ ts.ones((4, 4)) for table, x in zip(self.tables, tokens, strict=True)]
+
+
+class Nested(nn.Module):
+    def __init__(self, **parts):
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *tokens):
+        return next(iter(self.children()))(*tokens)
+
+
+GOOD, BAD = np.array([1, 2, 3]), np.array([1, 2, 13])
+TOKEN_CALLS = {
+    "eager": lambda m, x: m(x),
+    "gradient": lambda m, x: ts.grad(lambda m, x: m(x)[0].sum())(m, x),
+    **{f"module on {t}": lambda m, x, t=t: ts.jit(m, target=t)(x) for t in ("interp", "cpu", "ptx")},
+    "argument": lambda m, x: ts.jit(lambda m, x: m(x), target="cpu")(m, x),
+    "compiled gradient": lambda m, x: ts.jit(ts.grad(lambda m, x: m(x)[0].sum()), target="cpu")(m, x),
+    "batch": lambda m, x: ts.jit(ts.vmap(lambda x: m(x)), target="cpu")(x[None]),
+}
+
+
+@pytest.mark.parametrize("call", TOKEN_CALLS.values(), ids=TOKEN_CALLS.keys())
+def test_a_token_out_of_vocabulary_names_its_module(call):
+    for name in ("first", "second"):  # programs of equal lines have their own names
+        with pytest.raises(ts.errors.OutOfBoundsError, match=rf"\(in {name}\.tables\.0: Embedding\)") as found:
+            call(Nested(**{name: TokenModel()}), BAD)
+        error = found.value
+        assert error.message == "token 13 is outside axis 0 of size 10" and error.expected == "from 0 to 9"
+        assert "more rows" in error.suggestion and "table(x)" in str(error) and "^^^^" in str(error)
+
+
+def test_a_kernel_of_several_modules_names_each():
+    model = ts.jit(TokenModel(4), target="cpu")
+    names = r"tables\.0: Embedding or tables\.1: Embedding or another"
+    with pytest.raises(ts.errors.OutOfBoundsError, match=names):
+        model(GOOD, GOOD, GOOD, BAD)
+    two = ts.jit(TokenModel(2), target="interp")
+    with pytest.raises(ts.errors.OutOfBoundsError, match=r"\(in tables\.1: Embedding\)"):
+        two(GOOD, BAD)
+
+
+def test_a_compiled_part_of_a_module_keeps_its_own_name():
+    class Outer(nn.Module):
+        def __init__(self):
+            self.inner = TokenModel()
+            self.compiled = ts.jit(lambda m, x: m(x), target="cpu")
+
+        def forward(self, x):
+            return self.compiled(self.inner, x)
+
+    with pytest.raises(ts.errors.OutOfBoundsError, match=r"\(in tables\.0: Embedding\)"):
+        Outer()(BAD)

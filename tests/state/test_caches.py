@@ -150,7 +150,7 @@ def test_a_cache_is_not_written_past_its_end(target):
     append = ts.with_state(lambda c, x: c.append(x, x).lengths)
     append = append if target is None else ts.jit(append, target=target)
     append(cache, one)
-    with pytest.raises(TesseraError, match="written past its end"):
+    with pytest.raises(TesseraError, match="past (its end|the end of its cache)"):
         append(cache, one)
 
 
@@ -182,3 +182,44 @@ def test_a_count_of_rows_that_do_not_exist(count):
     assert cache.append(rows, rows, [2, 0]).lengths.tolist() == [2, 0]
     with pytest.raises(ShapeError, match="count does not fit"):
         cache.append(rows, rows, [1, 1, 1])
+
+
+class Layers(ts.Stateful):
+    def __init__(self):
+        self.caches = {"self": ts.KVCache(2, 1, 4, 4, page_size=4)}
+
+    @ts.stateful
+    def step(self, x):
+        return self.caches["self"].append(x, x).lengths
+
+
+@pytest.mark.parametrize("target", [None, "interp", "cpu", "ptx"])
+def test_a_cache_written_past_its_end_is_named(target):
+    """By its path in the state, at the user's line."""
+    layers, x = Layers(), np.ones((2, 3, 1, 4), np.float32)
+    step = layers.step if target is None else ts.jit(layers.step, target=target)
+    step(x)
+    with pytest.raises(TesseraError, match=r"\(in caches\.self: KVCache\)") as found:
+        step(x)
+    error = found.value
+    assert 'self.caches["self"].append(x, x)' in str(error) and "^^^" in str(error) and "longer" in str(error)
+    if target is None:
+        assert isinstance(error, ts.errors.OutOfBoundsError) and error.expected == "up to 4 positions"
+        assert error.received == "3 and 3 more"
+
+
+@pytest.mark.parametrize("wrap", [ts.jit, lambda f: ts.jit(ts.with_state(f))])
+def test_a_cache_that_is_an_argument_has_its_name(wrap):
+    append = wrap(lambda memory, x: memory.append(x, x).lengths)
+    cache, x = ts.KVCache(2, 1, 4, 4, page_size=4), np.ones((2, 5, 1, 4), np.float32)
+    with pytest.raises(TesseraError, match=r"\(in memory: KVCache\)"):
+        append(cache, x)
+
+
+def test_only_the_sequences_that_have_no_room_are_refused():
+    cache, x = ts.KVCache(2, 1, 4, 4, page_size=4), np.ones((2, 4, 1, 4), np.float32)
+    cache.append(x, x, [4, 2])
+    with pytest.raises(ts.errors.OutOfBoundsError, match="sequence 1 is") as found:
+        cache.append(x, x, [0, 3])
+    assert found.value.received == "2 and 3 more"
+    assert cache.append(x, x, [0, 2]).lengths.tolist() == [4, 4]
