@@ -167,6 +167,11 @@ class LazyEmbedding(make_layer(linear.Embedding)):  # type: ignore[misc]
         super().__init__(num_embeddings, embedding_dim, padding_idx)
 
 
+for each in (LazyModuleList, LazyModuleDict, LazyEmbedding):  # as users read and import them
+    each.__name__ = each.__qualname__ = each.__name__.removeprefix("Lazy")
+    each.__module__ = "tessera.pyflame.nn"
+
+
 def make_lazy(module: core.Module) -> None:
     """Make the tensors of a module and its parts lazy ones, and its parts layers."""
     known: dict[int, tuple[Any, Tensor]] = {}
